@@ -1,0 +1,72 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both set up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Extra arguments for pip, e.g. the index of PyTorch's CPU wheels.
+PIP_ARGS ?=
+RANKS ?= 1 2 3 4 5
+MPIEXEC := $(BIN)/mpiexec
+SOURCES := $(shell find kernels -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: demo test test-unit test-mpi lint bench build cuda clean format check-tools
+
+demo: $(VENV)/.installed
+	$(BIN)/hybridcomp demo
+
+test: test-unit test-mpi
+
+test-unit: $(VENV)/.installed
+	$(BIN)/python -m pytest tests --ignore=tests/mpi
+
+# Once with each rank count; three and five are no powers of two.
+test-mpi: $(VENV)/.installed
+	set -e; for n in $(RANKS); do \
+	  echo "== tests/mpi on $$n ranks"; \
+	  OMP_NUM_THREADS=1 timeout -k 10 600 $(MPIEXEC) -n $$n $(BIN)/python -m pytest tests/mpi --with-mpi -q -p no:cacheprovider; \
+	done
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(SOURCES)
+
+# The all-reduce benchmark on four lab hosts at 1 Gb/s, and through shared memory.
+bench: $(VENV)/.installed
+	$(BIN)/hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/allreduce.py --codec int8,int4 --size 64K:64M:8
+	$(MPIEXEC) -n 4 $(BIN)/python benchmarks/allreduce.py --codec int8,int4 --size 64K:64M:8
+
+# Compile every CUDA source for the architectures we support; needs nvcc, no GPU.
+cuda:
+	.ci/compile_cuda.sh
+
+# Rebuild the C++ kernels after a change of theirs.
+build: $(VENV)/.tools
+	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
+
+$(VENV)/.installed: $(VENV)/.tools CMakeLists.txt $(SOURCES) kernels/CMakeLists.txt
+	$(BIN)/pip install -q $(PIP_ARGS) --no-build-isolation -c constraints.txt -e '.[mpich,train,dev]'
+	touch $@
+
+$(VENV)/.tools: pyproject.toml constraints.txt
+	$(MAKE) --no-print-directory check-tools
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q $(PIP_ARGS) -c constraints.txt scikit-build-core nanobind cmake ninja
+	touch $@
+
+check-tools:
+	@command -v $(PYTHON) >/dev/null || { echo "missing: python3 (Debian, Ubuntu: apt-get install python3 python3-venv python3-dev)"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); hybridcomp needs Python 3.11 to 3.13 (make PYTHON=python3.12 ...)"; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "missing: Python's venv (Debian, Ubuntu: apt-get install python3-venv)"; exit 2; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || { echo "missing: Python's headers (Debian, Ubuntu: apt-get install python3-dev)"; exit 2; }
+	@command -v $${CXX:-c++} >/dev/null || { echo "missing: a C++20 compiler (Debian, Ubuntu: apt-get install g++)"; exit 2; }
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find hybridcomp tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
