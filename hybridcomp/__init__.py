@@ -1,0 +1,64 @@
+"""hybridcomp: compressed collectives for distributed training.
+
+>>> import numpy as np, hybridcomp as hc
+>>> codec = hc.get_codec("int8:block=128")
+>>> msg = codec.encode(np.linspace(-1, 1, 1000, dtype=np.float32))
+>>> hc.decode(msg).shape
+(1000,)
+
+Importing it loads neither torch nor CuPy and does not initialise MPI; ``hc.Communicator`` loads mpi4py on
+first use, ``hybridcomp.torch`` is the PyTorch side.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hybridcomp.codecs import ErrorFeedback, decode, decode_add, get_codec
+from hybridcomp.errors import (
+    CodecMismatchError,
+    CollectiveTimeoutError,
+    ConfigError,
+    CudaUnavailableError,
+    HybridcompError,
+    MismatchError,
+    NativeUnavailableError,
+    PolicyError,
+    UnknownCodecError,
+    WireError,
+)
+from hybridcomp.policy import Message, Policy, load_policy
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives import Communicator
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "get_codec",
+    "decode",
+    "decode_add",
+    "ErrorFeedback",
+    "Communicator",
+    "Message",
+    "Policy",
+    "load_policy",
+    "HybridcompError",
+    "WireError",
+    "UnknownCodecError",
+    "CodecMismatchError",
+    "PolicyError",
+    "ConfigError",
+    "MismatchError",
+    "CollectiveTimeoutError",
+    "NativeUnavailableError",
+    "CudaUnavailableError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Communicator":
+        return importlib.import_module("hybridcomp.collectives").Communicator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,201 @@
+"""One view of NumPy arrays, torch tensors and buffers: flat storage and a wire dtype.
+
+Codecs and collectives work on a :class:`Flat`: a one-dimensional C-contiguous NumPy array over the
+caller's memory and a :class:`DType`. bfloat16, which NumPy lacks, is stored as uint16. torch is never
+imported here; a tensor is recognised by its class and only if its owner has already loaded torch.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp.errors import CodecMismatchError, CudaUnavailableError
+
+ByteArray = npt.NDArray[np.uint8]
+
+
+class DType(enum.IntEnum):
+    """Element types, by their code in a message's header."""
+
+    FLOAT32 = 1
+    FLOAT64 = 2
+    FLOAT16 = 3
+    BFLOAT16 = 4
+    UINT8 = 5
+    INT8 = 6
+    INT16 = 7
+    INT32 = 8
+    INT64 = 9
+    BOOL = 10
+    UINT16 = 11
+    UINT32 = 12
+    UINT64 = 13
+    COMPLEX64 = 14
+    COMPLEX128 = 15
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.storage.itemsize
+
+    @property
+    def storage(self) -> np.dtype[Any]:
+        """The NumPy dtype that holds it (uint16 for bfloat16)."""
+        return _STORAGE[self]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether lossy codecs accept it: the four real floating-point types."""
+        return self <= DType.BFLOAT16
+
+    @property
+    def accumulator(self) -> DType:
+        """The type that sums are kept in: float64 for float64, float32 for the other floats."""
+        if self.is_float:
+            return DType.FLOAT64 if self is DType.FLOAT64 else DType.FLOAT32
+        return self
+
+    @property
+    def label(self) -> str:
+        """The usual spelling: ``float32``."""
+        return self.name.lower()
+
+
+_STORAGE: dict[DType, np.dtype[Any]] = {
+    d: np.dtype("uint16" if d is DType.BFLOAT16 else "bool" if d is DType.BOOL else d.name.lower())
+    for d in DType
+}
+_BY_NUMPY: dict[np.dtype[Any], DType] = {s: d for d, s in _STORAGE.items() if d is not DType.BFLOAT16}
+_BY_NAME: dict[str, DType] = {d.label: d for d in DType}
+
+DTypeLike = DType | str | npt.DTypeLike
+
+
+def as_dtype(dtype: Any) -> DType:
+    """Return the :class:`DType` for a DType, a name, a NumPy dtype or a torch dtype.
+
+    Raises:
+        CodecMismatchError: no message can carry it.
+    """
+    if isinstance(dtype, DType):
+        return dtype
+    name = str(dtype).removeprefix("torch.")
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    try:
+        key = np.dtype(dtype)
+    except TypeError:
+        key = np.dtype("O")
+    if key.name in _BY_NAME:  # includes ml_dtypes' bfloat16
+        return _BY_NAME[key.name]
+    allowed = ", ".join(_BY_NAME)
+    raise CodecMismatchError(f"dtype {dtype} cannot be carried in a message; allowed: {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A caller's array as flat storage.
+
+    Attributes:
+        data: one-dimensional C-contiguous array of ``dtype.storage``.
+        dtype: the element type.
+        shape: the caller's shape.
+        shares: whether ``data`` is the caller's memory (False: a contiguous copy of it).
+        is_torch: whether the caller gave a torch tensor.
+    """
+
+    data: npt.NDArray[Any]
+    dtype: DType
+    shape: tuple[int, ...]
+    shares: bool
+    is_torch: bool
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(self.data.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return int(self.data.nbytes)
+
+
+def is_torch(x: object) -> bool:
+    """Whether ``x`` is a torch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def flatten(x: Any, *, writable: bool = False) -> Flat:
+    """View ``x`` as a :class:`Flat`; copies only when ``x`` is not contiguous.
+
+    Args:
+        x: NumPy array (or anything ``np.asarray`` takes), or torch CPU tensor; any shape.
+        writable: require that writing to the result writes to ``x``.
+
+    Raises:
+        CodecMismatchError: unsupported dtype, or ``writable`` and ``x`` is read-only or not contiguous.
+        CudaUnavailableError: ``x`` is on a device.
+    """
+    if is_torch(x):
+        return _flatten_torch(x, writable)
+    if hasattr(x, "__cuda_array_interface__"):
+        raise CudaUnavailableError("this is a CUDA array; the CPU codecs take NumPy arrays and CPU tensors")
+    array = np.asarray(x)
+    dtype = as_dtype(array.dtype)
+    flags = array.flags
+    if writable and not (flags.writeable and flags.c_contiguous and array is x):
+        raise CodecMismatchError("the output must be a writable, C-contiguous array")
+    shares = flags.c_contiguous
+    contiguous = array if shares else np.ascontiguousarray(array)
+    return Flat(contiguous.reshape(-1).view(dtype.storage), dtype, array.shape, shares, False)
+
+
+def _flatten_torch(x: Any, writable: bool) -> Flat:
+    torch = sys.modules["torch"]
+    if x.device.type != "cpu":
+        raise CudaUnavailableError(f"tensor on {x.device}; the CPU codecs take NumPy arrays and CPU tensors")
+    dtype = as_dtype(x.dtype)
+    shares = x.is_contiguous() and not x.is_conj() and not x.is_neg()
+    if writable and not shares:
+        raise CodecMismatchError("the output must be a contiguous tensor")
+    t = x.detach()
+    flat = (t if shares else t.resolve_conj().resolve_neg().contiguous()).view(-1)
+    data = flat.view(torch.uint8).numpy().view(dtype.storage) if flat.numel() else np.empty(0, dtype.storage)
+    return Flat(data, dtype, tuple(x.shape), shares, True)
+
+
+def byte_view(array: npt.NDArray[Any]) -> ByteArray:
+    """The bytes of a C-contiguous array, without a copy."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def like(data: npt.NDArray[Any], source: Flat) -> Any:
+    """Give ``data`` (uint8 or plain numeric storage) back in the library that ``source`` came from."""
+    if source.is_torch:
+        return sys.modules["torch"].from_numpy(data)
+    return data
+
+
+def empty_like_dtype(n: int, dtype: DType, *, torch_out: bool) -> Any:
+    """A new uninitialised array of ``n`` elements that a caller may keep: torch tensor or NumPy array.
+
+    bfloat16 without torch comes as ``ml_dtypes.bfloat16`` when that is installed, else as its uint16 bits.
+    """
+    if torch_out:
+        torch = sys.modules["torch"]
+        return torch.empty(n, dtype=getattr(torch, dtype.label))
+    if dtype is DType.BFLOAT16:
+        try:
+            import ml_dtypes  # noqa: PLC0415  (optional: only who has such arrays has it)
+        except ImportError:
+            return np.empty(n, np.uint16)
+        return np.empty(n, ml_dtypes.bfloat16)
+    return np.empty(n, dtype.storage)

@@ -1,0 +1,31 @@
+"""Codecs: one file each, the contract in :mod:`.base`, names and wire ids in :mod:`.registry`."""
+
+from __future__ import annotations
+
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.cast import BFloat16Codec, Float16Codec
+from hybridcomp.codecs.feedback import ErrorFeedback
+from hybridcomp.codecs.none import NoneCodec
+from hybridcomp.codecs.powersgd import PowerSGDCodec
+from hybridcomp.codecs.quantize import Int4Codec, Int8Codec
+from hybridcomp.codecs.registry import codec_for, decode, decode_add, get_codec, names, parse_spec, register
+from hybridcomp.codecs.topk import TopKCodec
+
+__all__ = [
+    "Codec",
+    "ErrorFeedback",
+    "get_codec",
+    "decode",
+    "decode_add",
+    "names",
+    "register",
+    "codec_for",
+    "parse_spec",
+    "NoneCodec",
+    "Float16Codec",
+    "BFloat16Codec",
+    "Int8Codec",
+    "Int4Codec",
+    "TopKCodec",
+    "PowerSGDCodec",
+]

@@ -1,0 +1,198 @@
+"""The contract of a codec.
+
+A codec is a stateless, immutable function from an array to a message and back.
+
+*   ``encode(x)`` makes a message: a 1-D uint8 array, header and payload (:mod:`hybridcomp.wire`), that
+    decodes without any other knowledge. ``encode_into`` writes it to the caller's buffer and allocates
+    nothing of the size of the data.
+*   ``decode(msg)`` gives the values back as a 1-D array; ``decode_add(msg, acc)`` adds them to an fp32
+    accumulator (fp64 for fp64).
+*   ``bound(n, dtype)`` is the largest message, header included, that ``n`` elements can make. It is exact
+    where ``fixed_size`` is true.
+*   A codec's parameters are its public read-only attributes, in ``params``; they are its config, its
+    spec string, its equality and its hash.
+*   Any element count from 0 up, any alignment. Non-finite values decode to non-finite values.
+*   Decoders are handed hostile bytes: they check before they read, and raise
+    :class:`~hybridcomp.errors.WireError`.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hybridcomp import arrays, wire
+from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.errors import CodecMismatchError, WireError
+
+
+class Codec(abc.ABC):
+    """Base class. A subclass gives ``name``, ``wire_id`` and the abstract methods.
+
+    Attributes:
+        name: what a spec string calls it.
+        wire_id: the header's codec byte; also selects the decoder.
+        fixed_size: every message of n elements is exactly ``bound(n, dtype)`` bytes.
+        lossless: decode(encode(x)) == x bit for bit.
+        linear: messages of the same parameters may be summed as numbers (see :mod:`.powersgd`).
+    """
+
+    name: ClassVar[str]
+    wire_id: ClassVar[int]
+    fixed_size: ClassVar[bool] = True
+    lossless: ClassVar[bool] = False
+    linear: ClassVar[bool] = False
+
+    # -- what a subclass implements ------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def params(self) -> dict[str, Any]:
+        """Parameters by name, in the order of the spec string, defaults included."""
+
+    @abc.abstractmethod
+    def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
+        """Largest message of ``n`` elements in bytes, header included."""
+
+    @abc.abstractmethod
+    def encode_flat(self, src: Flat, out: ByteArray) -> int:
+        """Write the message of ``src`` into ``out`` (at least ``bound`` bytes); return its bytes."""
+
+    @classmethod
+    @abc.abstractmethod
+    def decode_flat(
+        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
+    ) -> None:
+        """Write the values of a message to ``out``: ``header.count`` elements of ``dtype.storage``."""
+
+    @classmethod
+    @abc.abstractmethod
+    def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
+        """Add the values of a message to ``acc``: ``header.count`` float32 (float64 if the message is)."""
+
+    @classmethod
+    @abc.abstractmethod
+    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
+        """Raise WireError unless the payload's lengths fit the header's count.
+
+        Called before memory for a message's values is allocated; the decoders check for themselves.
+        """
+
+    def can_carry(self, dtype: DType, shape: tuple[int, ...]) -> str | None:
+        """None if this codec can carry such an array, else the reason why not."""
+        if not (dtype.is_float or self.lossless):
+            return f"{dtype.label} is not floating-point"
+        return None
+
+    def refuses(self, src: Flat) -> str | None:
+        """None if :meth:`encode` takes this array, else the reason. Policies ask :meth:`can_carry`."""
+        return self.can_carry(src.dtype, src.shape)
+
+    # -- what it gets from that ----------------------------------------------------------------------
+
+    def encode(self, x: Any, out: Any = None) -> Any:
+        """Encode ``x``: any shape; fp32, fp64, fp16 or bf16; NumPy array or torch tensor.
+
+        Args:
+            x: the values, flattened in C order.
+            out: optional 1-D uint8 buffer of at least ``bound(x.size, x.dtype)`` bytes.
+
+        Returns:
+            The message: 1-D uint8, a view of ``out`` when given, of the same library as ``x``.
+
+        Raises:
+            CodecMismatchError: this codec cannot carry ``x``.
+            ValueError: ``out`` is too small.
+        """
+        src = arrays.flatten(x)
+        reason = self.refuses(src)
+        if reason is not None:
+            raise CodecMismatchError(f"codec {self.spec!r} cannot carry this array: {reason}")
+        need = self.bound(src.size, src.dtype)
+        if out is None:
+            buf: ByteArray = np.empty(need, np.uint8)
+        else:
+            flat = arrays.flatten(out, writable=True)
+            if flat.dtype is not DType.UINT8 or flat.size < need:
+                raise ValueError(
+                    f"out must be uint8 of at least {need} bytes, not {flat.dtype.label}[{flat.size}]"
+                )
+            buf = flat.data
+        n = self.encode_flat(src, buf)
+        return arrays.like(buf[:n], src)
+
+    def decode(self, msg: Any, out: Any = None) -> Any:
+        """Decode a message of this codec; see :func:`hybridcomp.decode`."""
+        raw, header = wire.open_message(msg)
+        self._check_mine(header)
+        return decode_message(type(self), raw, header, out, torch_out=arrays.is_torch(msg))
+
+    def decode_add(self, msg: Any, acc: Any) -> None:
+        """Add the decoded values to ``acc``: contiguous float32 (float64 for a float64 message)."""
+        raw, header = wire.open_message(msg)
+        self._check_mine(header)
+        add_message(type(self), raw, header, acc)
+
+    def ratio(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> float:
+        """Uncompressed bytes over message bytes for ``n`` elements (a lower bound unless ``fixed_size``)."""
+        return n * arrays.as_dtype(dtype).itemsize / self.bound(n, dtype)
+
+    @property
+    def spec(self) -> str:
+        """The spec string that makes this codec, with every parameter: ``int8:block=128``."""
+        words = [self.name]
+        for key, value in self.params.items():
+            text = str(value)
+            words.append(f"{key}=({text})" if ":" in text or "," in text else f"{key}={text}")
+        return ":".join(words)
+
+    @property
+    def params_hash(self) -> int:
+        """CRC-32C of :attr:`spec`: the header's parameter hash."""
+        return wire.params_hash(self.spec)
+
+    def _check_mine(self, header: wire.Header) -> None:
+        if header.codec != self.wire_id or header.params != self.params_hash:
+            raise WireError(
+                f"message of codec id {header.codec} with parameter hash {header.params:#010x} is not "
+                f"{self.spec!r} (id {self.wire_id}, hash {self.params_hash:#010x})"
+            )
+
+    def __repr__(self) -> str:
+        args = ", ".join(f"{k}={v!r}" for k, v in self.params.items())
+        return f"{type(self).__name__}({args})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, Codec) and other.params == self.params
+
+    def __hash__(self) -> int:
+        return hash(self.spec)
+
+
+def decode_message(
+    cls: type[Codec], raw: ByteArray, header: wire.Header, out: Any, *, torch_out: bool
+) -> Any:
+    """Decode an opened message with ``cls`` into ``out``, or into a new array of the message's own dtype."""
+    if out is None:
+        cls.check_payload(raw, header)
+        out = arrays.empty_like_dtype(header.count, header.dtype, torch_out=torch_out)
+    dst = arrays.flatten(out, writable=True)
+    if dst.size != header.count:
+        raise ValueError(f"out has {dst.size} elements, the message {header.count}")
+    if dst.dtype is not header.dtype and not (dst.dtype.is_float and header.dtype.is_float):
+        raise CodecMismatchError(f"a {header.dtype.label} message cannot be decoded into {dst.dtype.label}")
+    cls.decode_flat(raw, header, dst.data, dst.dtype)
+    return out
+
+
+def add_message(cls: type[Codec], raw: ByteArray, header: wire.Header, acc: Any) -> None:
+    """Add an opened message to an accumulator, checking its dtype and count."""
+    dst = arrays.flatten(acc, writable=True)
+    if dst.size != header.count:
+        raise ValueError(f"acc has {dst.size} elements, the message {header.count}")
+    if not header.dtype.is_float or dst.dtype is not header.dtype.accumulator:
+        want = header.dtype.accumulator.label
+        raise CodecMismatchError(f"a {header.dtype.label} message adds to {want}, not {dst.dtype.label}")
+    cls.decode_add_flat(raw, header, dst.data)

@@ -1,0 +1,36 @@
+"""Checks that the codecs share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridcomp import native, wire
+from hybridcomp.errors import WireError
+
+
+def status(code: int, codec: str) -> None:
+    """Raise WireError if a native decoder found something wrong (``code`` is not 0)."""
+    if code:
+        raise WireError(f"malformed {codec} payload: {native.kernels().status_text(code)}")
+
+
+def payload_bytes(header: wire.Header, expected: int, codec: str) -> None:
+    """Raise WireError unless the payload has the bytes that the element count makes."""
+    if header.payload != expected:
+        raise WireError(
+            f"malformed {codec} payload: {header.payload} bytes for {header.count} elements, not {expected}"
+        )
+
+
+def floating(header: wire.Header, codec: str) -> None:
+    """Raise WireError unless the encoded array was of a floating-point type."""
+    if not header.dtype.is_float:
+        raise WireError(f"malformed {codec} message: dtype {header.dtype.label} is not floating-point")
+
+
+def integer(name: str, value: Any, low: int, high: int, step: int = 1) -> int:
+    """Return ``value``; ValueError unless an int from ``low`` to ``high`` and a multiple of ``step``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high or value % step:
+        multiple = f"a multiple of {step} " if step > 1 else "an integer "
+        raise ValueError(f"{name} must be {multiple}from {low} to {high}, not {value!r}")
+    return value

@@ -1,0 +1,315 @@
+"""``powersgd``: a matrix as the product of two thin ones, found by one power iteration.
+
+Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization"
+(arXiv:1905.13727), algorithm 1. For a matrix M of r x c and a start Q of c x rank::
+
+    P = M Q;  orthonormalize P's columns;  Q = M^T P;  M is about P Q^T
+
+Both products are linear in M: ranks sum their P, orthonormalize the sum, sum their Q, and have the
+approximation of the sum of their matrices. :func:`start`, :func:`orthogonalize`, :func:`finish` and
+:func:`reconstruct` are those steps; a Q kept from the step before makes a better start than a random one.
+
+All arithmetic is float32 in an order that does not depend on the instruction set (orthogonalization keeps its
+sums in float64), so ranks on different machines that begin with the same bits end with the same bits.
+
+Payload: uint64 rows, uint64 columns, uint64 rank, P (row-major, rows x rank), Q (row-major, columns x rank),
+both float32.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp import arrays, native, wire
+from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.codecs import checks
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.registry import register
+from hybridcomp.errors import WireError
+from hybridcomp.wire import HEADER_BYTES
+
+Matrix = npt.NDArray[np.float32]
+
+_PREFIX = struct.Struct("<QQQ")
+MAX_RANK = 4096
+
+
+# -- the linear steps ----------------------------------------------------------------------------------------
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of the matrix that an array of ``shape`` is taken for.
+
+    Two and more dimensions: the first by all the rest. Fewer: near-square, the last row filled with zeros.
+    """
+    if len(shape) >= 2:
+        return shape[0], math.prod(shape[1:])
+    n = math.prod(shape)
+    if n == 0:
+        return 0, 0
+    cols = math.isqrt(n - 1) + 1
+    return -(-n // cols), cols
+
+
+def effective_rank(shape: tuple[int, ...], rank: int) -> int:
+    """``rank``, or less where a matrix of that shape cannot have so many independent columns."""
+    return min(rank, *matrix_shape(shape))
+
+
+def worthwhile(shape: tuple[int, ...], rank: int) -> bool:
+    """Whether P and Q have less than half the elements of an array of ``shape``."""
+    rows, cols = matrix_shape(shape)
+    return 2 * (rows + cols) * effective_rank(shape, rank) < math.prod(shape)
+
+
+def initial_q(cols: int, rank: int, seed: int) -> Matrix:
+    """A random start: float32 of (cols, rank), mean 0, variance 1, the same on every machine.
+
+    Each element is the sum of four uniform 16-bit numbers, which is near enough to Gaussian and exact; they
+    come from the splitmix64 hash of its index (Steele, Lea, Flood: "Fast splittable pseudorandom number
+    generators", 2014) offset by the seed.
+    """
+    step = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        start_at = _splitmix64(np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64) * step + step)
+        bits = _splitmix64(start_at + (np.arange(cols * rank, dtype=np.uint64) + np.uint64(1)) * step)
+    total = sum((bits >> np.uint64(16 * i)) & np.uint64(0xFFFF) for i in range(4))
+    centred = np.asarray(total).astype(np.float64) - 2 * 65535
+    deviation = math.sqrt(4 * (65536.0**2 - 1) / 12)
+    return (centred / deviation).astype(np.float32).reshape(cols, rank)
+
+
+def start(matrix: Matrix, q: Matrix) -> Matrix:
+    """P = M Q.
+
+    Args:
+        matrix: float32 of (rows, cols), C-contiguous.
+        q: float32 of (cols, rank).
+
+    Returns:
+        float32 of (rows, rank).
+    """
+    return _project(matrix, matrix.shape, q)
+
+
+def orthogonalize(p: Matrix) -> None:
+    """Make the columns of ``p`` orthonormal in place, from left to right (Gram-Schmidt, each column twice).
+
+    A column that depends on those before it becomes zero. Non-finite values spread to all columns after them.
+
+    Args:
+        p: float32 of (rows, rank), C-contiguous.
+    """
+    _expect(p, "p")
+    columns = np.ascontiguousarray(p.T)
+    native.kernels().lowrank_orthogonalize(columns, *p.shape)
+    p[...] = columns.T
+
+
+def finish(matrix: Matrix, p: Matrix) -> Matrix:
+    """Q = M^T P.
+
+    Args:
+        matrix: float32 of (rows, cols), C-contiguous.
+        p: float32 of (rows, rank), C-contiguous.
+
+    Returns:
+        float32 of (cols, rank), C-contiguous.
+    """
+    return _project_back(matrix, matrix.shape, p)
+
+
+def reconstruct(p: Matrix, q: Matrix, out: Matrix, *, add: bool = False) -> None:
+    """Write P Q^T to ``out``, or add it.
+
+    Args:
+        p: float32 of (rows, rank).
+        q: float32 of (cols, rank).
+        out: float32 of (rows, cols) or of at most rows * cols elements, C-contiguous.
+        add: add to what ``out`` holds.
+    """
+    _expect(out, "out")
+    columns = np.ascontiguousarray(q.T, np.float32)
+    native.kernels().lowrank_reconstruct(
+        np.ascontiguousarray(p, np.float32), columns, p.shape[0], q.shape[0], p.shape[1], out, add
+    )
+
+
+def _project(matrix: Matrix, shape: tuple[int, ...], q: Matrix) -> Matrix:
+    _expect(matrix, "matrix")
+    rows, cols = shape
+    if q.ndim != 2 or q.shape[0] != cols:
+        raise ValueError(f"q must have the shape ({cols}, rank), not {q.shape}")
+    p = np.empty((rows, q.shape[1]), np.float32)
+    columns = np.ascontiguousarray(q.T, np.float32)
+    native.kernels().lowrank_project(matrix, rows, cols, q.shape[1], columns, p, False)
+    return p
+
+
+def _project_back(matrix: Matrix, shape: tuple[int, ...], p: Matrix) -> Matrix:
+    _expect(matrix, "matrix")
+    rows, cols = shape
+    if p.ndim != 2 or p.shape[0] != rows:
+        raise ValueError(f"p must have the shape ({rows}, rank), not {p.shape}")
+    columns = np.empty((p.shape[1], cols), np.float32)
+    contiguous = np.ascontiguousarray(p, np.float32)
+    native.kernels().lowrank_project(matrix, rows, cols, p.shape[1], columns, contiguous, True)
+    return np.ascontiguousarray(columns.T)
+
+
+def _expect(array: Matrix, name: str) -> None:
+    if array.dtype != np.float32 or not array.flags.c_contiguous:
+        raise ValueError(
+            f"{name} must be float32 and C-contiguous, not {array.dtype} of strides {array.strides}"
+        )
+
+
+def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+# -- the codec -----------------------------------------------------------------------------------------------
+
+
+@register
+class PowerSGDCodec(Codec):
+    """A matrix by its ``rank`` strongest directions, about.
+
+    Made for gradients with error feedback; float32 inside, whatever the dtype: float64 loses precision, and
+    magnitudes near the end of float32's range overflow to NaN. A NaN or an infinity makes all of the array
+    NaN.
+
+    As a message it is meant for arrays whose shape is known. Flat arrays encode (as a near-square matrix),
+    but :meth:`can_carry` refuses them, so that a policy goes on to its next codec: a flattened bucket has no
+    low-rank structure to find.
+
+    Args:
+        rank: columns of P and Q, from 1 to 4096; less where the matrix is smaller.
+        seed: of the random start, from 0 to 2^63 - 1.
+    """
+
+    name = "powersgd"
+    wire_id = 32
+    fixed_size = False
+    linear = True
+
+    def __init__(self, rank: int = 4, seed: int = 0) -> None:
+        self._rank = checks.integer("rank", rank, 1, MAX_RANK)
+        self._seed = checks.integer("seed", seed, 0, 2**63 - 1)
+
+    @property
+    def rank(self) -> int:
+        """Columns of P and Q."""
+        return self._rank
+
+    @property
+    def seed(self) -> int:
+        """Seed of the random start."""
+        return self._seed
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return {"rank": self._rank, "seed": self._seed}
+
+    def can_carry(self, dtype: DType, shape: tuple[int, ...]) -> str | None:
+        reason = super().can_carry(dtype, shape)
+        if reason is None and len(shape) < 2:
+            return "it has no matrix shape"
+        return reason
+
+    def refuses(self, src: Flat) -> str | None:
+        return super().can_carry(src.dtype, src.shape)
+
+    def message_bytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of the message of an array of ``shape``."""
+        rows, cols = matrix_shape(shape)
+        return HEADER_BYTES + _PREFIX.size + 4 * (rows + cols) * effective_rank(shape, self._rank)
+
+    def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
+        # Over all shapes: P and Q are largest, n + rank^2 elements, where a side is no longer than the rank.
+        # Padding a flat array to a rectangle adds less than a row.
+        return HEADER_BYTES + _PREFIX.size + 4 * (n + self._rank * self._rank + self._rank)
+
+    def encode_flat(self, src: Flat, out: ByteArray) -> int:
+        rows, cols = matrix_shape(src.shape)
+        rank = effective_rank(src.shape, self._rank)
+        matrix = _as_float32(src)
+        p = _project(matrix, (rows, cols), initial_q(cols, rank, self._seed))
+        orthogonalize(p)
+        q = _project_back(matrix, (rows, cols), p)
+        _PREFIX.pack_into(out.data, HEADER_BYTES, rows, cols, rank)
+        at = HEADER_BYTES + _PREFIX.size
+        for factor in (p, q):
+            out[at : at + factor.nbytes] = arrays.byte_view(factor)
+            at += factor.nbytes
+        return wire.seal(
+            out, self.wire_id, self.params_hash, dtype=src.dtype, count=src.size, payload=at - HEADER_BYTES
+        )
+
+    @classmethod
+    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
+        _open(msg, header)
+
+    @classmethod
+    def decode_flat(
+        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
+    ) -> None:
+        p, q = _open(msg, header)
+        if dtype is DType.FLOAT32 and out.flags.aligned:
+            reconstruct(p, q, out)
+        else:
+            values = np.empty(header.count, np.float32)
+            reconstruct(p, q, values)
+            native.kernels().convert(values, DType.FLOAT32, out, dtype, False)
+
+    @classmethod
+    def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
+        p, q = _open(msg, header)
+        if header.dtype.accumulator is DType.FLOAT32 and acc.flags.aligned:
+            reconstruct(p, q, acc, add=True)
+        else:
+            values = np.empty(header.count, np.float32)
+            reconstruct(p, q, values)
+            native.kernels().convert(values, DType.FLOAT32, acc, header.dtype.accumulator, True)
+
+
+def _as_float32(src: Flat) -> Matrix:
+    """The elements as aligned float32: the caller's memory where it is that already."""
+    if src.dtype is DType.FLOAT32 and src.data.flags.aligned:
+        return src.data
+    values = np.empty(src.size, np.float32)
+    native.kernels().convert(src.data, src.dtype, values, DType.FLOAT32, False)
+    return values
+
+
+def _open(msg: ByteArray, header: wire.Header) -> tuple[Matrix, Matrix]:
+    """Check a message; return P and Q (views of it where it is aligned)."""
+    checks.floating(header, PowerSGDCodec.name)
+    if header.payload < _PREFIX.size:
+        raise WireError(f"malformed powersgd payload: {header.payload} bytes are too few")
+    rows, cols, rank = _PREFIX.unpack_from(msg.data, HEADER_BYTES)
+    # The count is less than a row short of a full matrix, as encode_flat makes it.
+    fits = (rows - 1) * cols < header.count <= rows * cols if header.count else rows * cols == 0
+    limited = rank <= min(rows, cols, MAX_RANK) and (rank > 0 or header.count == 0)
+    if not (fits and limited) or header.payload - _PREFIX.size != 4 * (rows + cols) * rank:
+        raise WireError(
+            f"malformed powersgd payload: {header.payload} bytes for a {rows} x {cols} matrix of rank {rank} "
+            f"and {header.count} elements"
+        )
+    factors = msg[HEADER_BYTES + _PREFIX.size :]
+    split = 4 * rows * rank
+    p = _floats(factors[:split]).reshape(rows, rank)
+    q = _floats(factors[split:]).reshape(cols, rank)
+    return p, q
+
+
+def _floats(data: ByteArray) -> Matrix:
+    values = data.view(np.float32)
+    return values if values.flags.aligned else values.copy()

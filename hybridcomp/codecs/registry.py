@@ -1,0 +1,154 @@
+"""Names and wire ids of codecs, and spec strings.
+
+A spec string is a name and parameters: ``"int8"``, ``"int8:block=128"``, ``"topk:ratio=0.01,values=bf16"``.
+Parameters are separated by ``:`` or ``,``; the value of ``values=`` may itself be a spec in parentheses:
+``"topk:ratio=0.01,values=(int8:block=64)"``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import Any
+
+from hybridcomp import arrays, wire
+from hybridcomp.codecs.base import Codec, add_message, decode_message
+from hybridcomp.errors import UnknownCodecError, WireError
+
+_BY_NAME: dict[str, type[Codec]] = {}
+_BY_WIRE_ID: dict[int, type[Codec]] = {}
+
+
+def register(cls: type[Codec]) -> type[Codec]:
+    """Class decorator: add a codec under its ``name`` and ``wire_id``.
+
+    Raises:
+        ValueError: the name or id is taken, or the id does not fit the header's byte.
+    """
+    if cls.name in _BY_NAME or cls.wire_id in _BY_WIRE_ID or not 0 <= cls.wire_id <= 255:
+        raise ValueError(f"codec name {cls.name!r} or wire id {cls.wire_id} is taken or out of range")
+    _BY_NAME[cls.name] = cls
+    _BY_WIRE_ID[cls.wire_id] = cls
+    return cls
+
+
+def names() -> list[str]:
+    """The names of all registered codecs, sorted."""
+    return sorted(_BY_NAME)
+
+
+def get_codec(spec: str | Codec, **params: Any) -> Codec:
+    """Make a codec from a spec string, or from a name and keyword arguments.
+
+    Args:
+        spec: ``"int8:block=128"``, ``"int8"``, or a codec (returned as it is).
+        params: parameters by name; they win over those in the string.
+
+    Raises:
+        UnknownCodecError: no codec of that name.
+        ValueError: an unknown parameter, or a value out of its range.
+    """
+    if isinstance(spec, Codec):
+        if params:
+            raise ValueError("parameters go with a codec's name, not with a codec")
+        return spec
+    name, given = parse_spec(spec)
+    cls = _BY_NAME.get(name)
+    if cls is None:
+        close = difflib.get_close_matches(name, _BY_NAME, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise UnknownCodecError(f"unknown codec {name!r}{hint}; known: {', '.join(names())}")
+    merged = {**given, **params}
+    allowed = [p for p in inspect.signature(cls.__init__).parameters if p != "self"]
+    for key in merged:
+        if key not in allowed:
+            takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+            raise ValueError(f"codec {name!r} has no parameter {key!r}; {takes}")
+    return cls(**merged)
+
+
+def codec_for(header: wire.Header) -> type[Codec]:
+    """The codec class that decodes a message.
+
+    Raises:
+        WireError: no codec has that wire id.
+    """
+    cls = _BY_WIRE_ID.get(header.codec)
+    if cls is None:
+        raise WireError(f"unknown codec id {header.codec}")
+    return cls
+
+
+def decode(msg: Any, out: Any = None) -> Any:
+    """Decode any message by its header.
+
+    Args:
+        msg: 1-D uint8 array, tensor or bytes.
+        out: optional contiguous array or tensor of the message's element count; float messages decode into
+            any float dtype.
+
+    Returns:
+        ``out``, or a new 1-D array of the message's dtype (bfloat16 without torch: see
+        :func:`hybridcomp.arrays.empty_like_dtype`).
+
+    Raises:
+        WireError: damaged or unknown bytes.
+        ValueError: ``out`` has another count.
+    """
+    raw, header = wire.open_message(msg)
+    return decode_message(codec_for(header), raw, header, out, torch_out=arrays.is_torch(msg))
+
+
+def decode_add(msg: Any, acc: Any) -> None:
+    """Add any message's values to ``acc``: contiguous float32 (float64 for a float64 message), same count."""
+    raw, header = wire.open_message(msg)
+    add_message(codec_for(header), raw, header, acc)
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
+    """Split a spec string into its name and typed parameters (int, float, bool or str).
+
+    Raises:
+        ValueError: malformed text.
+    """
+    parts = _split(spec)
+    name = parts[0].strip()
+    params: dict[str, Any] = {}
+    for part in parts[1:]:
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or not key.isidentifier() or not value.strip():
+            raise ValueError(f"malformed codec spec {spec!r}: {part!r} is not name=value")
+        if key in params:
+            raise ValueError(f"malformed codec spec {spec!r}: {key!r} is given twice")
+        params[key] = _value(value.strip())
+    if not name:
+        raise ValueError(f"malformed codec spec {spec!r}: it has no name")
+    return name, params
+
+
+def _split(spec: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(spec):
+        depth += (c == "(") - (c == ")")
+        if depth < 0:
+            break
+        if depth == 0 and c in ":,":
+            parts.append(spec[start:i])
+            start = i + 1
+    if depth != 0:
+        raise ValueError(f"malformed codec spec {spec!r}: unbalanced parentheses")
+    return [*parts, spec[start:]]
+
+
+def _value(text: str) -> int | float | bool | str:
+    if text.startswith("(") and text.endswith(")"):
+        return text[1:-1]
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

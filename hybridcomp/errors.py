@@ -1,0 +1,43 @@
+"""The errors that hybridcomp raises. Wrong arguments are ValueError or TypeError, as everywhere."""
+
+from __future__ import annotations
+
+
+class HybridcompError(Exception):
+    """Base of every error below."""
+
+
+class WireError(HybridcompError, ValueError):
+    """Bytes that are no valid message: truncated, damaged, or not ours."""
+
+
+class UnknownCodecError(HybridcompError, ValueError):
+    """A codec name or wire id that the registry does not hold."""
+
+
+class CodecMismatchError(HybridcompError, TypeError):
+    """A codec that cannot carry this message (dtype, shape, device)."""
+
+
+class PolicyError(HybridcompError, ValueError):
+    """A policy that cannot be read, with the file, line and key at fault."""
+
+
+class ConfigError(HybridcompError, ValueError):
+    """A run that cannot start as configured: what was wrong, and what is allowed."""
+
+
+class MismatchError(HybridcompError, RuntimeError):
+    """Two ranks that do not agree: on a policy, a codec, a count. Names both sides."""
+
+
+class CollectiveTimeoutError(HybridcompError, TimeoutError):
+    """An operation that did not end in time. Names the operation, this rank and who has not arrived."""
+
+
+class NativeUnavailableError(HybridcompError, ImportError):
+    """The compiled CPU kernels are missing or do not fit this Python."""
+
+
+class CudaUnavailableError(HybridcompError, RuntimeError):
+    """A CUDA buffer where this build or machine cannot handle one."""

@@ -1,0 +1,114 @@
+"""The header that every message begins with: 32 bytes, little-endian, then the payload.
+
+===== ======= ==========================================================
+bytes  field   meaning
+===== ======= ==========================================================
+0-3   magic   ``HYC\\x01`` (the last byte is the format's version)
+4     codec   wire id of the codec
+5     dtype   :class:`~hybridcomp.arrays.DType` of the encoded array
+6-7   flags   reserved, zero
+8-15  count   elements
+16-23 payload bytes that follow the header
+24-27 params  CRC-32C of the codec's spec string
+28-31 crc     CRC-32C of bytes 0 to 27 and of the payload
+===== ======= ==========================================================
+
+``kernels/include/hybridcomp/wire.hpp`` holds the same layout for C++ and CUDA.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hybridcomp import arrays, native
+from hybridcomp.arrays import ByteArray, DType
+from hybridcomp.errors import WireError
+
+MAGIC = 0x01435948  # b"HYC\x01"
+HEADER_BYTES = 32
+_HEADER = struct.Struct("<IBBHQQII")
+_CRC = struct.Struct("<I")
+_CRC_AT = 28
+_MAX_COUNT = 1 << 48  # more elements than any address space holds; keeps size arithmetic far from overflow
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A checked header. ``count`` is in elements, ``payload`` in bytes."""
+
+    codec: int
+    dtype: DType
+    count: int
+    payload: int
+    params: int
+
+
+@functools.lru_cache(maxsize=1024)
+def params_hash(spec: str) -> int:
+    """CRC-32C of a spec string."""
+    return int(native.kernels().crc32c(spec.encode()))
+
+
+def peek(msg: ByteArray) -> Header:
+    """Read and check a header without looking at the payload's bytes.
+
+    Raises:
+        WireError: too short, wrong magic or version, unknown dtype, reserved bits set, or a length that
+            does not fit the buffer.
+    """
+    if msg.size < HEADER_BYTES:
+        raise WireError(f"message of {msg.size} bytes is shorter than a header ({HEADER_BYTES})")
+    magic, codec, dtype, flags, count, payload, params, _ = _HEADER.unpack_from(msg.data, 0)
+    if magic != MAGIC:
+        raise WireError(f"not a hybridcomp message of version 1: it begins with {bytes(msg[:4])!r}")
+    if flags:
+        raise WireError(f"reserved flag bits are set: {flags:#06x}")
+    try:
+        kind = DType(dtype)
+    except ValueError:
+        raise WireError(f"unknown dtype code {dtype}") from None
+    if count > _MAX_COUNT:
+        raise WireError(f"element count {count} is over the limit of {_MAX_COUNT}")
+    if payload > msg.size - HEADER_BYTES:
+        raise WireError(f"payload of {payload} bytes in a message of {msg.size}")
+    return Header(codec, kind, count, payload, params)
+
+
+def open_message(msg: Any) -> tuple[ByteArray, Header]:
+    """Check a message's header and CRC; return its bytes (header and payload, nothing after) and header.
+
+    Raises:
+        WireError: as :func:`peek`, or the CRC does not match.
+    """
+    raw = _as_bytes(msg)
+    header = peek(raw)
+    raw = raw[: HEADER_BYTES + header.payload]
+    kernels = native.kernels()
+    crc = kernels.crc32c(raw[HEADER_BYTES:], kernels.crc32c(raw[:_CRC_AT]))
+    (stored,) = _CRC.unpack_from(raw.data, _CRC_AT)
+    if crc != stored:
+        raise WireError(f"damaged message: CRC-32C is {crc:#010x}, the header says {stored:#010x}")
+    return raw, header
+
+
+def seal(out: ByteArray, codec: int, params: int, *, dtype: DType, count: int, payload: int) -> int:
+    """Write the header before a payload already in ``out[32:32 + payload]``; return the message's length."""
+    _HEADER.pack_into(out.data, 0, MAGIC, codec, dtype, 0, count, payload, params, 0)
+    kernels = native.kernels()
+    crc = kernels.crc32c(out[HEADER_BYTES : HEADER_BYTES + payload], kernels.crc32c(out[:_CRC_AT]))
+    _CRC.pack_into(out.data, _CRC_AT, crc)
+    return HEADER_BYTES + payload
+
+
+def _as_bytes(msg: Any) -> ByteArray:
+    if isinstance(msg, bytes | bytearray | memoryview):
+        return np.frombuffer(msg, np.uint8)
+    flat = arrays.flatten(msg)
+    if flat.dtype is not DType.UINT8:
+        raise WireError(f"a message is uint8, not {flat.dtype.label}")
+    return flat.data

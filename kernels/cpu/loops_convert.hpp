@@ -1,0 +1,194 @@
+// Conversions between the four floating-point types; part of isa.cpp.
+#pragma once
+
+#include <cstring>
+
+#include "hybridcomp/arithmetic.hpp"
+#include "kernels.hpp"
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace hybridcomp::HC_ISA {
+namespace {
+
+constexpr std::size_t kTile = 2048;  // elements converted at a time: 8 or 16 KiB, well inside L1
+
+std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
+
+template <typename T>
+bool aligned(const void* p) {
+  return reinterpret_cast<std::uintptr_t>(p) % alignof(T) == 0;
+}
+
+void half_to_float(const std::uint16_t* src, float* dst, std::size_t n) {
+  std::size_t i = 0;
+#if defined(__AVX512F__)
+  for (; i + 16 <= n; i += 16)
+    _mm512_storeu_ps(dst + i, _mm512_maskz_cvtph_ps(
+                                  0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + i))));
+#elif defined(__F16C__)
+  for (; i + 8 <= n; i += 8)
+    _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i))));
+#endif
+  for (; i < n; ++i) dst[i] = float_of(half_to_float_bits(src[i]));
+}
+
+void float_to_half(const float* src, std::uint16_t* dst, std::size_t n) {
+  std::size_t i = 0;
+#if defined(__F16C__)
+  // The instruction keeps part of a NaN's payload: replace it, as float_to_half_bits does.
+  const __m128i sign = _mm_set1_epi16(static_cast<short>(0x8000)), infinity = _mm_set1_epi16(0x7C00);
+  const __m128i nan = _mm_set1_epi16(0x7E00);
+  for (; i + 8 <= n; i += 8) {
+    const __m128i h = _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT);
+    const __m128i is_nan = _mm_cmpgt_epi16(_mm_andnot_si128(sign, h), infinity);
+    const __m128i canonical = _mm_or_si128(_mm_and_si128(sign, h), nan);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(dst + i), _mm_blendv_epi8(h, canonical, is_nan));
+  }
+#endif
+  for (; i < n; ++i) dst[i] = float_to_half_bits(bits_of(src[i]));
+}
+
+void bfloat_to_float(const std::uint16_t* src, float* dst, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) dst[i] = float_of(bfloat_to_float_bits(src[i]));
+}
+
+void float_to_bfloat(const float* src, std::uint16_t* dst, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) dst[i] = float_to_bfloat_bits(bits_of(src[i]));
+}
+
+// How each dtype is stored, the type T it is computed in, and its conversions.
+template <DTypeCode D>
+struct Element;
+
+template <>
+struct Element<kFloat32> {
+  using Storage = float;
+  using Compute = float;
+};
+template <>
+struct Element<kFloat64> {
+  using Storage = double;
+  using Compute = double;
+};
+template <>
+struct Element<kFloat16> {
+  using Storage = std::uint16_t;
+  using Compute = float;
+};
+template <>
+struct Element<kBFloat16> {
+  using Storage = std::uint16_t;
+  using Compute = float;
+};
+
+template <DTypeCode D>
+using StorageOf = typename Element<D>::Storage;
+template <DTypeCode D>
+using ComputeOf = typename Element<D>::Compute;
+
+// m <= kTile elements at `src` as values of their computing type: the memory itself where it can be used as
+// it is, else `buffer`.
+template <DTypeCode D>
+const ComputeOf<D>* view(const std::uint8_t* src, std::size_t m, ComputeOf<D>* buffer) {
+  if constexpr (D == kFloat32 || D == kFloat64) {
+    if (aligned<StorageOf<D>>(src)) return reinterpret_cast<const StorageOf<D>*>(src);
+    std::memcpy(buffer, src, m * sizeof(StorageOf<D>));
+  } else {
+    alignas(64) std::uint16_t copy[kTile];
+    const std::uint16_t* storage = reinterpret_cast<const std::uint16_t*>(src);
+    if (!aligned<std::uint16_t>(src)) {
+      std::memcpy(copy, src, m * 2);
+      storage = copy;
+    }
+    if constexpr (D == kFloat16)
+      half_to_float(storage, buffer, m);
+    else
+      bfloat_to_float(storage, buffer, m);
+  }
+  return buffer;
+}
+
+// Write m <= kTile computed values to `dst` as elements of type D, rounding to nearest even once.
+template <DTypeCode D, typename T>
+void store(const T* src, std::uint8_t* dst, std::size_t m) {
+  using S = StorageOf<D>;
+  alignas(64) S copy[kTile];
+  S* out = aligned<S>(dst) ? reinterpret_cast<S*>(dst) : copy;
+  if constexpr (D == kFloat32 || D == kFloat64) {
+    for (std::size_t i = 0; i < m; ++i) out[i] = static_cast<S>(src[i]);
+  } else if constexpr (sizeof(T) == 8) {
+    for (std::size_t i = 0; i < m; ++i) {
+      const std::uint32_t odd = double_to_float_bits_odd(bits_of(src[i]));
+      out[i] = D == kFloat16 ? float_to_half_bits(odd) : float_to_bfloat_bits(odd);
+    }
+  } else if constexpr (D == kFloat16) {
+    float_to_half(src, out, m);
+  } else {
+    float_to_bfloat(src, out, m);
+  }
+  if (out == copy) std::memcpy(dst, copy, m * sizeof(S));
+}
+
+template <DTypeCode D, typename T>
+void store_add(const T* src, std::uint8_t* dst, std::size_t m) {
+  using S = StorageOf<D>;
+  alignas(64) S copy[kTile];
+  S* out = reinterpret_cast<S*>(dst);
+  if (!aligned<S>(dst)) {
+    std::memcpy(copy, dst, m * sizeof(S));
+    out = copy;
+  }
+  for (std::size_t i = 0; i < m; ++i) out[i] += static_cast<S>(src[i]);
+  if (out == copy) std::memcpy(dst, copy, m * sizeof(S));
+}
+
+template <DTypeCode S, DTypeCode D>
+void convert_all(const std::uint8_t* src, std::uint8_t* dst, std::size_t n, bool add) {
+  alignas(64) ComputeOf<S> buffer[kTile];
+  for (std::size_t at = 0; at < n; at += kTile) {
+    const std::size_t m = smaller(kTile, n - at);
+    const ComputeOf<S>* values = view<S>(src + at * sizeof(StorageOf<S>), m, buffer);
+    std::uint8_t* out = dst + at * sizeof(StorageOf<D>);
+    if constexpr (D == kFloat32 || D == kFloat64) {
+      if (add) {
+        store_add<D>(values, out, m);
+        continue;
+      }
+    }
+    store<D>(values, out, m);
+  }
+}
+
+// Calls f.template operator()<D>() for the dtype `code`.
+template <typename F>
+void with_dtype(DTypeCode code, F f) {
+  switch (code) {
+    case kFloat32:
+      return f.template operator()<kFloat32>();
+    case kFloat64:
+      return f.template operator()<kFloat64>();
+    case kFloat16:
+      return f.template operator()<kFloat16>();
+    case kBFloat16:
+      return f.template operator()<kBFloat16>();
+  }
+}
+
+void convert(const void* src, DTypeCode src_dtype, void* dst, DTypeCode dst_dtype, std::size_t n, bool add) {
+  const auto* from = static_cast<const std::uint8_t*>(src);
+  auto* to = static_cast<std::uint8_t*>(dst);
+  if (src_dtype == dst_dtype && !add) {  // bit for bit, NaN payloads too
+    const std::size_t size = src_dtype == kFloat64 ? 8 : src_dtype == kFloat32 ? 4 : 2;
+    if (n) std::memcpy(to, from, n * size);
+    return;
+  }
+  with_dtype(src_dtype, [&]<DTypeCode S>() {
+    with_dtype(dst_dtype, [&]<DTypeCode D>() { convert_all<S, D>(from, to, n, add); });
+  });
+}
+
+}  // namespace
+}  // namespace hybridcomp::HC_ISA

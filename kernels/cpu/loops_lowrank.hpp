@@ -1,0 +1,199 @@
+// The products of PowerSGD: a large matrix times a thin one; part of isa.cpp.
+//
+// The order of every sum is fixed, with sixteen partial sums whatever the instruction set, so that ranks on
+// different machines get the same bits. GCC's vector types are lowered to what the instruction set has.
+#pragma once
+
+#include "loops_convert.hpp"
+
+namespace hybridcomp::HC_ISA {
+namespace {
+
+constexpr std::size_t kLanes = 16;
+typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
+typedef double WideLanes __attribute__((vector_size(8 * sizeof(double))));
+
+#define HC_INLINE inline __attribute__((always_inline))
+
+HC_INLINE void load(Lanes& v, const float* p) { std::memcpy(&v, p, sizeof(v)); }
+HC_INLINE void save(float* p, const Lanes& v) { std::memcpy(p, &v, sizeof(v)); }
+
+HC_INLINE void load_part(Lanes& v, const float* p, std::size_t m) {
+  float part[kLanes] = {};
+  std::memcpy(part, p, m * sizeof(float));
+  load(v, part);
+}
+
+HC_INLINE float sum(const Lanes& v) {
+  float part[kLanes];
+  save(part, v);
+  for (std::size_t width = kLanes / 2; width; width /= 2)
+    for (std::size_t i = 0; i < width; ++i) part[i] += part[i + width];
+  return part[0];
+}
+
+// One NaN for all: which operand's NaN a sum keeps is up to the compiler.
+void canonical_nans(float* v, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) v[i] = v[i] != v[i] ? float_of(Real<float>::kNan) : v[i];
+}
+
+// How many elements of row i exist when only the first n of the matrix do.
+std::size_t row_length(std::size_t n, std::size_t i, std::size_t cols) {
+  return n > i * cols ? smaller(cols, n - i * cols) : 0;
+}
+
+// One row times R vectors of q.
+template <std::size_t R>
+void project_row(const float* m, std::size_t length, std::size_t cols, const float* q, float* p) {
+  Lanes sums[R] = {};
+  Lanes x, y;
+  std::size_t j = 0;
+  for (; j + kLanes <= length; j += kLanes) {
+    load(x, m + j);
+    for (std::size_t k = 0; k < R; ++k) {
+      load(y, q + k * cols + j);
+      sums[k] += x * y;
+    }
+  }
+  if (j < length) {
+    load_part(x, m + j, length - j);
+    for (std::size_t k = 0; k < R; ++k) {
+      load_part(y, q + k * cols + j, length - j);
+      sums[k] += x * y;
+    }
+  }
+  for (std::size_t k = 0; k < R; ++k) p[k] = sum(sums[k]);
+}
+
+void project(const float* m, std::size_t n, std::size_t rows, std::size_t cols, std::size_t rank,
+             const float* q, float* p) {
+  for (std::size_t i = 0; i < rows; ++i) {
+    const std::size_t length = row_length(n, i, cols);
+    const float* row = m + (length ? i * cols : 0);
+    std::size_t k = 0;
+    for (; k + 4 <= rank; k += 4) project_row<4>(row, length, cols, q + k * cols, p + i * rank + k);
+    for (; k < rank; ++k) project_row<1>(row, length, cols, q + k * cols, p + i * rank + k);
+  }
+  canonical_nans(p, rows * rank);
+}
+
+// Columns of the tile that R vectors of q and some rows of m share in L1.
+constexpr std::size_t kTileColumns = 1024;
+
+// q[k][0 .. width) += sum over the rows, in their order, of m[i][..] * p[i][k], for R vectors.
+template <std::size_t R>
+void project_back_tile(const float* m, std::size_t first_column, std::size_t width, std::size_t n,
+                       std::size_t rows, std::size_t cols, std::size_t rank, const float* p, float* q) {
+  constexpr std::size_t kRows = 4;
+  std::size_t full = n / cols;  // rows that exist whole
+  full = smaller(full, rows);
+  std::size_t i = 0;
+  for (; i + kRows <= full; i += kRows) {
+    const float* row = m + i * cols + first_column;
+    std::size_t j = 0;
+    Lanes x[kRows], y;
+    for (; j + kLanes <= width; j += kLanes) {
+      for (std::size_t s = 0; s < kRows; ++s) load(x[s], row + s * cols + j);
+      for (std::size_t k = 0; k < R; ++k) {
+        load(y, q + k * cols + j);
+        for (std::size_t s = 0; s < kRows; ++s) y += x[s] * p[(i + s) * rank + k];
+        save(q + k * cols + j, y);
+      }
+    }
+    for (; j < width; ++j)
+      for (std::size_t k = 0; k < R; ++k)
+        for (std::size_t s = 0; s < kRows; ++s) q[k * cols + j] += row[s * cols + j] * p[(i + s) * rank + k];
+  }
+  for (; i < rows; ++i) {
+    const std::size_t length = row_length(n, i, cols);
+    const std::size_t end = length > first_column ? smaller(width, length - first_column) : 0;
+    for (std::size_t k = 0; k < R; ++k)
+      for (std::size_t j = 0; j < end; ++j)
+        q[k * cols + j] += m[i * cols + first_column + j] * p[i * rank + k];
+  }
+}
+
+void project_back(const float* m, std::size_t n, std::size_t rows, std::size_t cols, std::size_t rank,
+                  const float* p, float* q) {
+  if (!cols || !rank) return;
+  std::memset(q, 0, rank * cols * sizeof(float));
+  for (std::size_t first = 0; first < cols; first += kTileColumns) {
+    const std::size_t width = smaller(kTileColumns, cols - first);
+    std::size_t k = 0;
+    for (; k + 4 <= rank; k += 4)
+      project_back_tile<4>(m, first, width, n, rows, cols, rank, p + k, q + k * cols + first);
+    for (; k < rank; ++k)
+      project_back_tile<1>(m, first, width, n, rows, cols, rank, p + k, q + k * cols + first);
+  }
+  canonical_nans(q, rank * cols);
+}
+
+void reconstruct(const float* p, const float* q, std::size_t n, std::size_t rows, std::size_t cols,
+                 std::size_t rank, float* m, bool add) {
+  alignas(64) float line[kTileColumns];
+  for (std::size_t first = 0; first < cols; first += kTileColumns) {
+    for (std::size_t i = 0; i < rows; ++i) {
+      const std::size_t length = row_length(n, i, cols);
+      if (length <= first) break;  // later rows are no longer
+      const std::size_t width = smaller(kTileColumns, length - first);
+      for (std::size_t j = 0; j < width; ++j) line[j] = 0.0f;
+      for (std::size_t k = 0; k < rank; ++k) {
+        const float factor = p[i * rank + k];
+        const float* vector = q + k * cols + first;
+        for (std::size_t j = 0; j < width; ++j) line[j] += factor * vector[j];
+      }
+      float* out = m + i * cols + first;
+      if (add)
+        for (std::size_t j = 0; j < width; ++j) out[j] += line[j];
+      else
+        std::memcpy(out, line, width * sizeof(float));
+    }
+  }
+}
+
+double dot(const float* a, const float* b, std::size_t n) {
+  WideLanes sums = {};
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    WideLanes x, y;
+    for (std::size_t l = 0; l < 8; ++l) {
+      x[l] = a[i + l];
+      y[l] = b[i + l];
+    }
+    sums += x * y;
+  }
+  double total = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+  for (; i < n; ++i) total += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  return total;
+}
+
+// Modified Gram-Schmidt, each vector orthogonalized twice ("twice is enough"), in double where it matters.
+void orthogonalize(float* v, std::size_t rows, std::size_t rank) {
+  constexpr double kDependent = 1e-12;  // squared: what is left of a vector, where rounding noise begins
+  for (std::size_t k = 0; k < rank; ++k) {
+    float* x = v + k * rows;
+    const double before = dot(x, x, rows);
+    for (int pass = 0; pass < 2; ++pass) {
+      for (std::size_t l = 0; l < k; ++l) {
+        const float* y = v + l * rows;
+        const double along = dot(x, y, rows);
+        for (std::size_t i = 0; i < rows; ++i)
+          x[i] = static_cast<float>(static_cast<double>(x[i]) - along * static_cast<double>(y[i]));
+      }
+    }
+    const double after = dot(x, x, rows);
+    if (after <= before * kDependent) {
+      std::memset(x, 0, rows * sizeof(float));
+      continue;
+    }
+    if (!(after < float_of(Real<double>::kInfinity))) {  // NaN too: it must survive
+      for (std::size_t i = 0; i < rows; ++i) x[i] = float_of(Real<float>::kNan);
+      continue;
+    }
+    const double norm = __builtin_sqrt(after);
+    for (std::size_t i = 0; i < rows; ++i) x[i] = static_cast<float>(static_cast<double>(x[i]) / norm);
+  }
+}
+
+}  // namespace
+}  // namespace hybridcomp::HC_ISA

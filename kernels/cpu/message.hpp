@@ -1,0 +1,35 @@
+// Whole quantized messages: header, scales, packed integers and CRC around the block kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.hpp"
+
+namespace hybridcomp {
+
+constexpr std::size_t size_of(DTypeCode dtype) { return dtype == kFloat64 ? 8 : dtype == kFloat32 ? 4 : 2; }
+
+constexpr bool valid_block(std::uint32_t block) {
+  return block >= kMinBlock && block <= kMaxBlock && block % kMinBlock == 0;
+}
+
+// Bytes of the payload of n elements.
+std::size_t quantized_payload(std::size_t n, DTypeCode dtype, std::uint32_t block, int bits);
+
+// Write the message of `n` elements at `src` to `out`; returns its bytes. `params` is the header's hash.
+std::size_t quantize_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                             std::uint32_t block, int bits, std::uint8_t codec, std::uint32_t params,
+                             std::uint8_t* out);
+
+// Whether a payload's lengths are right; returns a Status.
+int check_quantized(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int bits);
+
+// Decode a payload of `n` elements to, or add it to, `out`; returns a Status. Writes nothing unless kOk.
+int dequantize_payload(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
+                       std::size_t n, int bits, std::uint8_t* out, DTypeCode out_dtype, bool add);
+
+// What a Status means, in words.
+const char* status_text(int code);
+
+}  // namespace hybridcomp

@@ -1,0 +1,264 @@
+"""Checks that every codec must pass, and the arrays they are made on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import hybridcomp as hc
+from hybridcomp import native, wire
+from hybridcomp.arrays import DType, as_dtype, flatten
+from hybridcomp.codecs import Codec
+
+Array = npt.NDArray[Any]
+
+SPECS = [
+    "none",
+    "fp16",
+    "bf16",
+    "int8",
+    "int8:block=8",
+    "int8:block=65536",
+    "int4",
+    "int4:block=24",
+    "topk:ratio=0.01",
+    "topk:ratio=0.3,values=bf16",
+    "topk:ratio=1.0",
+    "topk:ratio=0.05,values=(int8:block=64)",
+    "powersgd",
+    "powersgd:rank=1,seed=7",
+]
+SIZES = [0, 1, 2, 3, 7, 8, 9, 127, 128, 129, 1000, 4097, 65535, 65536, 65537]
+FLOATS = ["float32", "float64", "float16", "bfloat16"]
+
+
+def isas() -> list[str]:
+    """The instruction sets that this machine has."""
+    names: list[str] = native.kernels().available_isas()
+    return names
+
+
+@contextlib.contextmanager
+def isa(name: str) -> Iterator[None]:
+    """Run with the kernels of one instruction set."""
+    kernels = native.kernels()
+    before = kernels.isa()
+    kernels.set_isa(name)
+    try:
+        yield
+    finally:
+        kernels.set_isa(before)
+
+
+def gaussian(n: int, dtype: str = "float32", seed: int = 0) -> Any:
+    """Normal data: a NumPy array, or a torch tensor for bfloat16, which NumPy lacks."""
+    values = np.random.default_rng(seed).standard_normal(n)
+    if dtype == "bfloat16":
+        return torch.from_numpy(values).to(torch.bfloat16)
+    return values.astype(dtype)
+
+
+def wide(x: Any) -> npt.NDArray[np.float64]:
+    """Any float array or tensor as flat float64."""
+    if isinstance(x, torch.Tensor):
+        return x.detach().double().numpy().reshape(-1)
+    return np.asarray(x, np.float64).reshape(-1)
+
+
+def bits(x: Any) -> bytes:
+    """The elements' bytes, to compare NaN and signed zero too."""
+    return flatten(x).data.tobytes()
+
+
+def accumulator(dtype: DType, n: int, seed: int = 1) -> Array:
+    """A sum to add to: float32, or float64 for float64."""
+    return np.random.default_rng(seed).standard_normal(n).astype(dtype.accumulator.storage)
+
+
+def reseal(msg: Array) -> Array:
+    """Give a changed message the CRC that fits it: what a hostile sender would do."""
+    crc = native.kernels().crc32c(msg[32:], native.kernels().crc32c(msg[:28]))
+    msg[28:32] = np.frombuffer(crc.to_bytes(4, "little"), np.uint8)
+    return msg
+
+
+def relative_error(x: Any, y: Any) -> float:
+    """L2 norm of the difference over that of ``x``."""
+    return float(np.linalg.norm(wide(x) - wide(y)) / np.linalg.norm(wide(x)))
+
+
+# -- the suite -------------------------------------------------------------------------------------------------
+
+
+def check_message(codec: Codec, x: Any) -> Array:
+    """Encode and check what holds for every message; return it."""
+    src = flatten(x)
+    n, dtype = src.size, src.dtype
+    msg = codec.encode(x)
+    raw, header = wire.open_message(msg)
+    assert type(msg) is (torch.Tensor if src.is_torch else np.ndarray)
+    assert (header.codec, header.dtype, header.count) == (codec.wire_id, dtype, n)
+    assert header.params == codec.params_hash == native.kernels().crc32c(codec.spec.encode())
+    bound = codec.bound(n, dtype)
+    assert raw.size == bound if codec.fixed_size else raw.size <= bound
+    assert bits(codec.encode(x)) == raw.tobytes(), "the same input must make the same bytes"
+    assert codec.ratio(n, dtype) == n * dtype.itemsize / bound
+
+    buffer = np.full(bound + 16, 0xA5, np.uint8)
+    written = codec.encode(x, out=buffer)
+    assert bits(written) == raw.tobytes()
+    assert np.all(buffer[bound:] == 0xA5), "encode wrote past its bound"
+    with pytest.raises(ValueError, match="out must be"):
+        codec.encode(x, out=np.empty(bound - 1, np.uint8))
+    return np.array(raw)
+
+
+def check_round_trip(codec: Codec, x: Any) -> Any:
+    """Encode, decode in every way, and compare; return the decoded values."""
+    msg = check_message(codec, x)
+    src = flatten(x)
+    n, dtype = src.size, src.dtype
+    y = hc.decode(torch.from_numpy(msg.copy()) if src.is_torch else msg)
+    assert type(y) is (torch.Tensor if src.is_torch else np.ndarray)
+    assert as_dtype(y.dtype) is dtype
+    assert y.shape == (n,)
+    if codec.lossless:
+        assert bits(y) == src.data.tobytes()
+
+    # A buffer of the caller's, of every float type, with fences around it.
+    for other in DType:
+        if not other.is_float:
+            continue
+        fenced = np.full(n * other.itemsize + 2, 0xA5, np.uint8)
+        out = fenced[1:-1].view(other.storage)  # unaligned on purpose
+        if other is DType.BFLOAT16:
+            tensor = torch.empty(n, dtype=torch.bfloat16)
+            assert codec.decode(msg, out=tensor) is tensor
+            got = wide(tensor)
+        else:
+            assert codec.decode(msg, out=out) is out
+            got = wide(out)
+        assert fenced[0] == fenced[-1] == 0xA5, "decode wrote outside its buffer"
+        if dtype is DType.FLOAT32 and other is DType.FLOAT64:
+            np.testing.assert_array_equal(got, wide(y))  # widening is exact
+
+    # decode_add is decode, then one addition in the accumulator's type.
+    acc = accumulator(dtype, n)
+    exact = np.empty(n, acc.dtype)
+    codec.decode(msg, out=exact)
+    with np.errstate(invalid="ignore"):
+        expected = acc + exact
+    total = acc.copy()
+    codec.decode_add(msg, total)
+    np.testing.assert_array_equal(total, expected)
+    fenced = np.full(acc.nbytes + 2, 0xA5, np.uint8)
+    unaligned = fenced[1:-1].view(acc.dtype)
+    unaligned[:] = acc
+    hc.decode_add(msg, unaligned)
+    np.testing.assert_array_equal(unaligned, expected)
+    assert fenced[0] == fenced[-1] == 0xA5
+    return y
+
+
+def check_config(codec: Codec) -> None:
+    """The spec string, the config and the repr make an equal codec; parameters are read-only."""
+    assert hc.get_codec(codec.spec) == codec
+    assert hc.get_codec(codec.name, **codec.params) == codec
+    assert hash(hc.get_codec(codec.spec)) == hash(codec)
+    assert hc.get_codec(codec) is codec
+    namespace = {type(codec).__name__: type(codec)}
+    assert eval(repr(codec), namespace) == codec
+    assert codec != object()
+    for name in codec.params:
+        assert codec.spec.count(f":{name}=") == 1
+        if name != "ratio":  # Codec.ratio is the compression ratio
+            with pytest.raises(AttributeError):
+                setattr(codec, name, 1)
+    with pytest.raises(ValueError, match="no parameter 'colour'"):
+        hc.get_codec(codec.name, colour=1)
+
+
+def check_rejects(codec: Codec, x: Any) -> None:
+    """Wrong buffers are errors that say so."""
+    msg = codec.encode(x)
+    n = flatten(x).size
+    with pytest.raises(ValueError, match=f"{n + 1} elements"):
+        hc.decode(msg, out=np.empty(n + 1, np.float32))
+    with pytest.raises(ValueError, match=f"{n + 1} elements"):
+        hc.decode_add(msg, np.zeros(n + 1, np.float32))
+    with pytest.raises(hc.CodecMismatchError):
+        hc.decode(msg, out=np.empty(n, np.int32))
+    with pytest.raises(hc.CodecMismatchError):
+        hc.decode_add(msg, np.zeros(n, np.float16))
+
+
+def check_non_finite(codec: Codec, x: Array) -> None:
+    """A NaN or an infinity anywhere decodes to something that is not finite, there and in the sum."""
+    for value in (np.nan, np.inf, -np.inf):
+        for at in (0, x.size // 2, x.size - 1):
+            bad = x.copy()
+            bad.reshape(-1)[at] = value
+            msg = codec.encode(bad)
+            assert not np.isfinite(hc.decode(msg)[at])
+            acc = np.zeros(x.size, as_dtype(x.dtype).accumulator.storage)
+            hc.decode_add(msg, acc)
+            assert not np.isfinite(acc[at])
+
+
+def check_isas_agree(codec: Codec, x: Any) -> None:
+    """All instruction sets write the same message and decode it to the same bits."""
+    results = set()
+    for name in isas():
+        with isa(name):
+            msg = codec.encode(x)
+            acc = accumulator(flatten(x).dtype, flatten(x).size)
+            hc.decode_add(msg, acc)
+            half = np.empty(acc.size, np.float16)
+            hc.decode(msg, out=half)
+            results.add((bits(msg), bits(hc.decode(msg)), acc.tobytes(), half.tobytes()))
+    assert len(results) == 1
+
+
+def check_hostile(codec: Codec, x: Any) -> None:
+    """Damage is a WireError; a forged message with a good CRC is a WireError or decodes within its buffer."""
+    msg = np.array(flatten(codec.encode(x)).data)
+    for length in {*range(min(msg.size, 120)), msg.size - 1}:
+        with pytest.raises(hc.WireError):
+            hc.decode(msg[:length])
+    rng = np.random.default_rng(3)
+    flips = range(msg.size * 8) if msg.size < 300 else rng.integers(0, msg.size * 8, 2000)
+    n = flatten(x).size
+    fenced = np.zeros(n + 32, np.float32)
+    for bit in flips:
+        bad = msg.copy()
+        bad[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises(hc.WireError):
+            hc.decode(bad)
+        forged = reseal(bad)
+        with contextlib.suppress(hc.WireError, hc.CodecMismatchError, ValueError):
+            hc.decode(forged, out=fenced[16:-16])
+        with contextlib.suppress(hc.WireError, hc.CodecMismatchError, ValueError):
+            hc.decode_add(forged, fenced[16:-16])
+        assert not fenced[:16].any() and not fenced[-16:].any()
+    for count in (0, n - 1, n + 1, 2 * n + 1, 2**32, 2**48, 2**63):
+        if count < 0 or count == n:
+            continue
+        bad = msg.copy()
+        bad[8:16] = np.frombuffer(count.to_bytes(8, "little"), np.uint8)
+        if count > 2 * n + 1 or (codec.fixed_size and codec.bound(count) != codec.bound(n)):
+            with pytest.raises(hc.WireError):
+                hc.decode(reseal(bad))
+        else:  # may be a message that this codec could have written
+            with contextlib.suppress(hc.WireError):
+                assert hc.decode(reseal(bad)).shape == (count,)
+    for extra in (1, 4, 1000):  # a longer payload than the count makes
+        bad = np.concatenate([msg, np.zeros(extra, np.uint8)])
+        bad[16:24] = np.frombuffer((bad.size - 32).to_bytes(8, "little"), np.uint8)
+        with pytest.raises(hc.WireError):
+            hc.decode(reseal(bad))

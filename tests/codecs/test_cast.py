@@ -1,0 +1,122 @@
+"""fp16 and bf16 against NumPy's and torch's own rounding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import hybridcomp as hc
+from hybridcomp import native
+from hybridcomp.arrays import DType
+from tests.codecs import common
+
+
+def floats_that_round() -> np.ndarray:
+    """Every half, every bfloat16, what lies half-way between two of either, and its neighbours."""
+    short = np.arange(1 << 16, dtype=np.uint16)
+    halves = short.view(np.float16).astype(np.float32)
+    bfloats = (short.astype(np.uint32) << 16).view(np.float32)
+    exact = np.concatenate([halves, bfloats])
+    with np.errstate(invalid="ignore", over="ignore"):
+        middle = np.concatenate([(halves[1:] + halves[:-1]) / 2, (bfloats[1:] + bfloats[:-1]) / 2])
+        return np.concatenate([exact, middle, np.nextafter(middle, 9e38), np.nextafter(middle, -9e38)])
+
+
+def encoded(spec: str, x: np.ndarray) -> np.ndarray:
+    return np.frombuffer(hc.get_codec(spec).encode(x)[32:].tobytes(), np.uint16)
+
+
+@pytest.mark.parametrize("name", common.isas())
+def test_float_to_half_is_numpys(name):
+    x = floats_that_round().astype(np.float32)
+    with common.isa(name), np.errstate(over="ignore", invalid="ignore"):
+        got = encoded("fp16", x)
+        expected = x.astype(np.float16).view(np.uint16)
+    nan = np.isnan(x)
+    np.testing.assert_array_equal(got[~nan], expected[~nan])
+    np.testing.assert_array_equal(got[nan] & 0x7FFF, 0x7E00)
+    np.testing.assert_array_equal(got[nan] >> 15, np.signbit(x[nan]))
+
+
+@pytest.mark.parametrize("name", common.isas())
+def test_float_to_bfloat_is_torchs(name):
+    x = floats_that_round().astype(np.float32)
+    with common.isa(name):
+        got = encoded("bf16", x)
+    expected = torch.from_numpy(x).to(torch.bfloat16).view(torch.uint16).numpy()
+    nan = np.isnan(x)
+    np.testing.assert_array_equal(got[~nan], expected[~nan])
+    np.testing.assert_array_equal(got[nan] & 0x7FFF, 0x7FC0)
+
+
+@pytest.mark.parametrize("name", common.isas())
+def test_half_to_float_is_numpys(name):
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    with common.isa(name):
+        out = np.empty(halves.size, np.float32)
+        hc.decode(hc.get_codec("none").encode(halves), out=out)
+    np.testing.assert_array_equal(out, halves.astype(np.float32))  # equal NaN count as equal
+    np.testing.assert_array_equal(np.signbit(out), np.signbit(halves))
+
+
+@pytest.mark.parametrize("name", common.isas())
+def test_doubles_are_rounded_once(name):
+    """1 + 2^-11 + 2^-40 is above half-way to the next half: rounding to float first would lose that."""
+    just_above = 1 + 2.0**-11 + 2.0**-40
+    tiny = 2.0**-24 + 2.0**-25 + 2.0**-60  # among the denormal halves
+    x = np.concatenate([[just_above, -just_above, tiny, 65520.0, 65519.999, 1e300, -np.inf, np.nan, 5e-324, 0.0]])
+    with common.isa(name), np.errstate(over="ignore"):
+        got = encoded("fp16", x).view(np.float16)
+        np.testing.assert_array_equal(got, x.astype(np.float16))
+
+        above = 1 + 2.0**-8 + 2.0**-40
+        denormal = 2.0**-133 + 2.0**-134 + 2.0**-180
+        y = np.array([above, -above, denormal, 1e300, 3.4e38, 2.0**-134, 2.0**-134 + 2.0**-160])
+        bits = encoded("bf16", y).astype(np.uint32) << 16
+    expected = [1 + 2.0**-7, -1 - 2.0**-7, 2.0**-132, np.inf, np.inf, 0.0, 2.0**-133]
+    np.testing.assert_array_equal(bits.view(np.float32), np.array(expected, np.float32))
+
+
+@pytest.mark.parametrize("name", common.isas())
+def test_random_doubles(name):
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal(20000) * np.exp2(rng.uniform(-30, 17, 20000))
+    with common.isa(name), np.errstate(over="ignore"):
+        np.testing.assert_array_equal(encoded("fp16", x).view(np.float16), x.astype(np.float16))
+
+
+@pytest.mark.parametrize("name", common.isas())
+@pytest.mark.parametrize("source", [d for d in DType if d.is_float])
+@pytest.mark.parametrize("target", [d for d in DType if d.is_float])
+def test_every_conversion(name, source, target):
+    """All pairs of types, in place sizes around the vector length, against torch."""
+    kernels = native.kernels()
+    dtypes = {d: getattr(torch, d.label) for d in (source, target)}
+    for n in (0, 1, 7, 15, 16, 17, 33, 2048, 2049, 5000):
+        x = (torch.randn(n, dtype=torch.float64) * 100).to(dtypes[source])
+        expected = x.to(dtypes[target])
+        if source is DType.FLOAT64 and target is DType.BFLOAT16:
+            expected = None  # torch rounds by way of float32
+        raw = np.frombuffer(common.bits(x), source.storage)
+        out = np.empty(n, target.storage)
+        with common.isa(name):
+            kernels.convert(raw, source, out, target, False)
+        if expected is not None:
+            assert out.tobytes() == common.bits(expected)
+        if target in (DType.FLOAT32, DType.FLOAT64):
+            total = np.full(n, 0.5, target.storage)
+            with common.isa(name):
+                kernels.convert(raw, source, total, target, True)
+            np.testing.assert_array_equal(total, out + target.storage.type(0.5))
+
+
+def test_overflow_of_half_is_infinity():
+    y = hc.decode(hc.get_codec("fp16").encode(np.array([65519.0, 65520.0, -1e30], np.float32)))
+    np.testing.assert_array_equal(y, np.array([65504.0, np.inf, -np.inf], np.float32))
+
+
+def test_own_type_is_kept_bit_for_bit():
+    payload_nan = np.array([0x7C01, 0xFE5A, 0x0001, 0x8000], np.uint16)
+    msg = hc.get_codec("fp16").encode(payload_nan.view(np.float16))
+    np.testing.assert_array_equal(hc.decode(msg).view(np.uint16), payload_nan)
