@@ -1,0 +1,11 @@
+"""Policies: which codec carries which message.
+
+A policy maps a frozen :class:`Message` to a :class:`Choice`. It is written as TOML (:mod:`.toml`); presets
+live beside this file in ``presets/``.
+"""
+
+from hybridcomp.policy.load import PRESETS, load_policy
+from hybridcomp.policy.message import OPS, PHASES, Choice, Message
+from hybridcomp.policy.rules import Policy, Rule
+
+__all__ = ["OPS", "PHASES", "PRESETS", "Choice", "Message", "Policy", "Rule", "load_policy"]

@@ -1,0 +1,56 @@
+"""What a policy is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridcomp.arrays import DType
+from hybridcomp.codecs import Codec
+
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send")
+PHASES = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message before it is sent.
+
+    Attributes:
+        axis: the mesh axis (``dp``, ``tp``, ``pp``) of the communicator.
+        op: one of :data:`OPS`.
+        phase: ``"forward"``, ``"backward"``, or None where that is not known.
+        dtype: element type.
+        nbytes: bytes before compression.
+        name: of the parameter or bucket, None for an activation or an anonymous buffer.
+        step: training step, for warm-up; None if nobody counts.
+        shape: the tensor's shape, None or 1-D for a flat buffer.
+    """
+
+    axis: str
+    op: str
+    phase: str | None
+    dtype: DType
+    nbytes: int
+    name: str | None = None
+    step: int | None = None
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy's answer.
+
+    Attributes:
+        codec: what carries the message; ``none`` sends it as it is.
+        feedback: form of error feedback (``"ef"``) or None.
+        reason: why this codec, in a few words, for ``stats()``.
+    """
+
+    codec: Codec
+    feedback: str | None
+    reason: str
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the codec is anything other than ``none``."""
+        return self.codec.name != "none"

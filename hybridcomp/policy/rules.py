@@ -1,0 +1,154 @@
+"""A policy as nested rules: the whole, an axis, an operation or phase of that axis; the innermost wins."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.errors import PolicyError
+from hybridcomp.policy.message import Choice, Message
+
+_NONE = get_codec("none")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a level of a policy says. None: ask the level around it.
+
+    ``codecs``, ``feedback`` and ``warmup_steps`` belong together: a level that names a codec does not take the
+    feedback of the level around it.
+
+    Attributes:
+        codecs: tried in order; the first that can carry the message is used.
+        feedback: form of error feedback for messages that have a name.
+        warmup_steps: steps sent uncompressed at first.
+        min_bytes: smaller messages are sent uncompressed.
+        exclude: ``fnmatch`` patterns of message names that are sent uncompressed.
+    """
+
+    codecs: tuple[Codec, ...] | None = None
+    feedback: str | None = None
+    warmup_steps: int = 0
+    min_bytes: int | None = None
+    exclude: tuple[str, ...] | None = None
+
+    def inside(self, outer: Rule) -> Rule:
+        """This rule with what it leaves open taken from ``outer``."""
+        source = outer if self.codecs is None else self
+        return Rule(
+            source.codecs,
+            source.feedback,
+            source.warmup_steps,
+            outer.min_bytes if self.min_bytes is None else self.min_bytes,
+            outer.exclude if self.exclude is None else self.exclude,
+        )
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Immutable; equal policies have equal :attr:`digest`.
+
+    Attributes:
+        name: the preset's name, the file's path, or the codec spec.
+        base: the rule around all axes.
+        axes: per axis, its rule.
+        entries: per axis, rules by operation (``all_reduce``) or phase (``backward``).
+        everything: also compress broadcasts, which otherwise need an entry of their own (they carry
+            parameters and state that must arrive exactly).
+        lines: line of each axis's section in the file, for messages; empty for presets.
+    """
+
+    name: str
+    base: Rule
+    axes: Mapping[str, Rule] = field(default_factory=dict)
+    entries: Mapping[str, Mapping[str, Rule]] = field(default_factory=dict)
+    everything: bool = False
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+    def choose(self, message: Message) -> Choice:
+        """Choose the codec for a message, and say why."""
+        rule, named = self._rule(message.axis, message.op, message.phase)
+        if rule.codecs is None:
+            return Choice(_NONE, None, "the policy names no codec for it")
+        if message.op == "broadcast" and not (named or self.everything):
+            return Choice(_NONE, None, "broadcasts are exact unless named")
+        if not any(c.name != "none" for c in rule.codecs):
+            return Choice(_NONE, None, "the policy says none")
+        if message.nbytes < (rule.min_bytes or 0):
+            return Choice(_NONE, None, f"below min_bytes ({rule.min_bytes})")
+        if message.name is not None and rule.exclude:
+            for pattern in rule.exclude:
+                if fnmatchcase(message.name, pattern):
+                    return Choice(_NONE, None, f"excluded by {pattern!r}")
+        if message.step is not None and message.step < rule.warmup_steps:
+            return Choice(_NONE, None, f"warm-up ({rule.warmup_steps} steps)")
+        shape = message.shape or (message.nbytes // message.dtype.itemsize,)
+        reason = ""
+        for codec in rule.codecs:
+            reason = codec.can_carry(message.dtype, shape) or ""
+            if not reason:
+                feedback = rule.feedback if codec.name != "none" else None
+                return Choice(codec, feedback, f"policy {self.name}")
+        return Choice(_NONE, None, reason)
+
+    def _rule(self, axis: str, op: str, phase: str | None) -> tuple[Rule, bool]:
+        rule = self.axes.get(axis, Rule()).inside(self.base)
+        entries = self.entries.get(axis, {})
+        for key in (op, phase):
+            if key in entries:
+                return entries[key].inside(rule), True
+        return rule, False
+
+    def codecs(self, axis: str, op: str) -> tuple[Codec, ...]:
+        """Every codec that may carry some message of an axis and operation; empty if all go uncompressed."""
+        phases = (None, "forward", "backward")
+        found = {c for phase in phases for c in self._rule(axis, op, phase)[0].codecs or ()}
+        return tuple(sorted((c for c in found if c.name != "none"), key=lambda c: c.spec))
+
+    @property
+    def compresses(self) -> bool:
+        """Whether any rule names a codec other than ``none``."""
+        rules = [self.base, *self.axes.values(), *(r for e in self.entries.values() for r in e.values())]
+        return any(c.name != "none" for r in rules for c in r.codecs or ())
+
+    def require_axes(self, axes: Iterable[str]) -> None:
+        """Check that a policy read from a file speaks only of axes that exist.
+
+        Raises:
+            PolicyError: names the file, the line and the section.
+        """
+        known = tuple(axes)
+        for axis, line in self.lines.items():
+            if axis not in known:
+                raise PolicyError(
+                    f"{self.name}:{line}: section [{axis}] is for an axis that the mesh does not have; "
+                    f"it has {', '.join(known)}"
+                )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the policy's rules, in hex: equal on two ranks exactly when they decide alike."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+    def canonical(self) -> str:
+        """The rules as text, in a fixed order; the name and the file's layout do not matter."""
+        lines = [_canonical("*", self.base), f"everything={self.everything}"]
+        lines += [_canonical(a, r) for a, r in sorted(self.axes.items())]
+        lines += [
+            _canonical(f"{axis}.{key}", rule)
+            for axis, entries in sorted(self.entries.items())
+            for key, rule in sorted(entries.items())
+        ]
+        return "\n".join(lines)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def _canonical(key: str, rule: Rule) -> str:
+    codecs = "-" if rule.codecs is None else ",".join(c.spec for c in rule.codecs)
+    return f"{key}: {codecs} {rule.feedback} {rule.warmup_steps} {rule.min_bytes} {rule.exclude}"

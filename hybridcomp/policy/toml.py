@@ -1,0 +1,146 @@
+"""Read a policy from TOML.
+
+.. code-block:: toml
+
+    min_bytes = 65536                      # smaller messages go uncompressed
+    exclude = ["*.bias", "*norm*"]         # names that go uncompressed
+    codec = "int8:block=128"               # for every axis that says nothing else
+
+    [dp]                                   # an axis of the mesh
+    all_reduce = { codec = ["powersgd:rank=4", "int8"], feedback = "ef", warmup_steps = 100 }
+    [pp]
+    forward = "int8:block=128"             # an operation or a phase; a bare string is its codec
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any, NoReturn
+
+from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.errors import PolicyError
+from hybridcomp.policy.message import OPS, PHASES
+from hybridcomp.policy.rules import Policy, Rule
+
+FEEDBACK_FORMS = ("ef",)
+_RULE_KEYS = ("codec", "feedback", "warmup_steps", "min_bytes", "exclude")
+
+
+def parse_policy(text: str, name: str, *, preset: bool = False) -> Policy:
+    """Parse a policy.
+
+    Args:
+        text: the TOML document.
+        name: the file's path or the preset's name; begins every error message.
+        preset: a preset may speak of axes that a mesh does not have.
+
+    Raises:
+        PolicyError: names the file, line and key.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"{name}: {_with_line(str(error))}") from error
+    return _Reader(text, name).policy(document, preset)
+
+
+def _with_line(message: str) -> str:
+    found = re.search(r"^(.*) \(at line (\d+), column (\d+)\)$", message)
+    return f"line {found[2]}, column {found[3]}: {found[1]}" if found else message
+
+
+class _Reader:
+    """Turns the parsed document into rules; knows the text so that it can say where an error is."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self._lines = text.splitlines()
+        self._name = name
+
+    def policy(self, document: dict[str, Any], preset: bool) -> Policy:
+        base: dict[str, Any] = {}
+        axes: dict[str, Rule] = {}
+        entries: dict[str, dict[str, Rule]] = {}
+        lines: dict[str, int] = {}
+        for key, value in document.items():
+            if isinstance(value, dict):
+                axes[key], entries[key] = self._axis(key, value)
+                lines[key] = self._line(key, None)
+            else:
+                base[key] = value
+        rule = self._rule(base, section=None)
+        return Policy(self._name, rule, axes, entries, lines={} if preset else lines)
+
+    def _axis(self, axis: str, table: dict[str, Any]) -> tuple[Rule, dict[str, Rule]]:
+        own = {k: v for k, v in table.items() if k in _RULE_KEYS}
+        entries: dict[str, Rule] = {}
+        for key, value in table.items():
+            if key in _RULE_KEYS:
+                continue
+            if key not in OPS + PHASES:
+                allowed = ", ".join(OPS + PHASES + _RULE_KEYS)
+                self._fail(axis, key, f"unknown key {key!r}; allowed: {allowed}")
+            entry = value if isinstance(value, dict) else {"codec": value}
+            entries[key] = self._rule(entry, section=axis, entry=key)
+        return self._rule(own, section=axis), entries
+
+    def _rule(self, table: dict[str, Any], section: str | None, entry: str | None = None) -> Rule:
+        for key in table:
+            if key not in _RULE_KEYS:
+                self._fail(section, entry or key, f"unknown key {key!r}; allowed: {', '.join(_RULE_KEYS)}")
+        for key in ("warmup_steps", "min_bytes"):
+            value = table.get(key, 0)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                self._fail(section, entry or key, f"{key} must be an integer from 0 up, not {value!r}")
+        feedback = table.get("feedback")
+        if feedback is not None and feedback not in FEEDBACK_FORMS:
+            self._fail(section, entry or "feedback", f"feedback must be one of {FEEDBACK_FORMS}, not {feedback!r}")
+        exclude = table.get("exclude")
+        if exclude is not None and not (isinstance(exclude, list) and all(isinstance(e, str) for e in exclude)):
+            self._fail(section, entry or "exclude", f"exclude must be a list of patterns, not {exclude!r}")
+        codecs = self._codecs(table["codec"], section, entry) if "codec" in table else None
+        for key in ("feedback", "warmup_steps"):
+            if key in table and codecs is None:
+                self._fail(section, entry or key, f"{key} stands beside a codec, and here is none")
+        return Rule(
+            codecs,
+            feedback,
+            table.get("warmup_steps", 0),
+            table.get("min_bytes"),
+            None if exclude is None else tuple(exclude),
+        )
+
+    def _codecs(self, value: Any, section: str | None, entry: str | None) -> tuple[Codec, ...]:
+        specs = value if isinstance(value, list) else [value]
+        if not specs or not all(isinstance(s, str) for s in specs):
+            self._fail(section, entry or "codec", f"codec must be a spec string or a list of them, not {value!r}")
+        try:
+            return tuple(get_codec(s) for s in specs)
+        except (ValueError, TypeError) as error:
+            self._fail(section, entry or "codec", str(error), error)
+
+    def _fail(self, section: str | None, key: str, what: str, cause: Exception | None = None) -> NoReturn:
+        where = f"{section}.{key}" if section else key
+        raise PolicyError(f"{self._name}: line {self._line(section, key)}, key {where}: {what}") from cause
+
+    def _line(self, section: str | None, key: str | None) -> int:
+        """Line of a section's header, or of a key within it (dotted and quoted forms included)."""
+        current: str | None = None
+        header_line = 1
+        for number, line in enumerate(self._lines, 1):
+            header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line)
+            if header:
+                path = [part.strip(" \"'") for part in header[1].split(".")]
+                current = path[0]
+                if current == section:
+                    header_line = number
+                    if key is None or key in path[1:]:
+                        return number
+            elif key is not None:
+                found = re.match(r"\s*([\w.\"'-]+)\s*=", line)
+                path = [part.strip("\"'") for part in found[1].split(".")] if found else []
+                if path and ((current == section and path[0] == key) or [section, key] == path[:2]):
+                    return number
+            elif section is not None and re.match(rf"\s*[\"']?{re.escape(section)}[\"']?\s*[.=]", line):
+                return number
+        return header_line

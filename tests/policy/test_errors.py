@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+import hybridcomp as hc
+from hybridcomp.policy import load_policy
+from hybridcomp.policy.toml import parse_policy
+
+WRONG = {
+    'codec = "int8"\nmin_bytes = ': r"f\.toml: line 2, column 13: ",
+    'codec = "int9"': r"f\.toml: line 1, key codec: unknown codec 'int9'.*known: .*int8",
+    '[dp]\ncodec = "int8:blok=3"': r"f\.toml: line 2, key dp\.codec: codec 'int8' has no parameter 'blok'.*block",
+    '[dp]\n\ncodec = "int8:block=3"': r"f\.toml: line 3, key dp\.codec: .*block.*3",
+    "min_byte = 3": r"f\.toml: line 1, key min_byte: unknown key 'min_byte'; allowed: codec, feedback, ",
+    '[dp]\nall_redcue = "int8"': r"line 2, key dp\.all_redcue: unknown key 'all_redcue'; allowed: all_reduce, ",
+    '[dp]\nall_reduce = { codec = "int8", feedbak = "ef" }': r"line 2, key dp\.all_reduce: unknown key 'feedbak'",
+    '[dp]\nall_reduce = { codec = "int8", feedback = "eg" }': r"line 2, .*feedback must be one of \('ef',\), not 'eg'",
+    "min_bytes = -1": r"line 1, key min_bytes: min_bytes must be an integer from 0 up, not -1",
+    "min_bytes = true": r"min_bytes must be an integer",
+    'exclude = "*.bias"': r"exclude must be a list of patterns",
+    "[tp]\ncodec = 8": r"line 2, key tp\.codec: codec must be a spec string or a list of them, not 8",
+    '[tp]\nfeedback = "ef"': r"line 2, key tp\.feedback: feedback stands beside a codec",
+    '[dp.all_reduce]\ncodec = "int8"\nx = 1': r"line 1, key dp\.all_reduce: unknown key 'x'",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_file_is_named_with_line_and_key(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.toml").write_text(text)
+    with pytest.raises(hc.PolicyError, match=WRONG[text]):
+        load_policy("f.toml")
+
+
+def test_a_section_for_an_axis_that_is_not_there():
+    policy = parse_policy('codec = "int8"\n\n[ep]\ncodec = "int8"\n', "f.toml")
+    with pytest.raises(hc.PolicyError, match=r"f\.toml:3: section \[ep\] .* it has pp, dp, tp"):
+        policy.require_axes(["pp", "dp", "tp"])
+    policy.require_axes(["ep"])
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        ("hybird", r"unknown policy 'hybird': neither a preset \(none, naive, hybrid\), nor a .toml file, nor a codec"),
+        ("nowhere.toml", r"cannot read policy file nowhere\.toml"),
+        ("int8:block=7", r"policy 'int8:block=7': .*block"),
+    ],
+)
+def test_a_source_that_is_none(source, match):
+    with pytest.raises(hc.PolicyError, match=match):
+        load_policy(source)

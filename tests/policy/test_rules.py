@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+
+from hybridcomp.arrays import DType
+from hybridcomp.policy import PRESETS, Message, load_policy
+from hybridcomp.policy.toml import parse_policy
+
+EXAMPLE = """
+min_bytes = 1000
+exclude = ["*.bias", "*norm*"]
+codec = "bf16"
+
+[dp]
+min_bytes = 4
+all_reduce = { codec = ["powersgd:rank=4", "int4:block=64"], feedback = "ef", warmup_steps = 10 }
+
+[tp]
+codec = "int8:block=128"
+backward = { codec = "fp16" }
+
+[pp]
+forward = "int8"
+backward = { min_bytes = 0 }
+"""
+
+
+def message(axis="dp", op="all_reduce", phase=None, nbytes=1 << 20, dtype=DType.FLOAT32, **more):
+    return Message(axis, op, phase, dtype, nbytes, **more)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return parse_policy(EXAMPLE, "example.toml")
+
+
+@pytest.mark.parametrize(
+    ("asked", "spec"),
+    [
+        (message("ep", "all_to_all"), "bf16"),  # nothing said: the top level
+        (message("dp", "all_gather"), "bf16"),
+        (message("dp", shape=(512, 512)), "powersgd:rank=4:seed=0"),
+        (message("dp", shape=(262144,)), "int4:block=64"),  # no matrix: the next codec
+        (message("tp"), "int8:block=128"),
+        (message("tp", phase="forward"), "int8:block=128"),
+        (message("tp", phase="backward"), "fp16"),
+        (message("pp", "send", phase="forward"), "int8:block=128"),
+        (message("pp", "send", phase="backward", nbytes=8), "bf16"),
+        (message("pp", "send"), "bf16"),
+    ],
+)
+def test_the_innermost_rule_wins(policy, asked, spec):
+    assert policy.choose(asked).codec.spec == spec
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (message("tp", nbytes=999), "below min_bytes (1000)"),
+        (message("dp", nbytes=3), "below min_bytes (4)"),
+        (message("dp", name="h.0.attn.bias"), "excluded by '*.bias'"),
+        (message("dp", name="h.0.norm1.weight"), "excluded by '*norm*'"),
+        (message("dp", step=9), "warm-up (10 steps)"),
+        (message("dp", dtype=DType.INT32), "int32 is not floating-point"),
+        (message("dp", "broadcast"), "broadcasts are exact unless named"),
+    ],
+)
+def test_what_is_not_compressed_says_why(policy, asked, reason):
+    choice = policy.choose(asked)
+    assert not choice.compresses
+    assert choice.feedback is None
+    assert choice.reason == reason
+
+
+def test_feedback_belongs_to_its_codec(policy):
+    assert policy.choose(message("dp", step=10)).feedback == "ef"
+    assert policy.choose(message("dp", "all_gather")).feedback is None
+
+
+def test_a_codec_spec_carries_everything():
+    policy = load_policy("int8:block=64")
+    for op in ("all_reduce", "broadcast", "send"):
+        assert policy.choose(message("any", op, nbytes=4)).codec.spec == "int8:block=64"
+    assert not policy.choose(message("any", dtype=DType.INT64)).compresses
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name):
+    policy = load_policy(name)
+    assert policy.name == name
+    assert policy.compresses == (name != "none")
+    policy.require_axes(["dp"])  # presets may speak of axes that a mesh lacks
+    assert load_policy(policy) is policy
+
+
+def test_hybrid_is_aggressive_on_dp_and_mild_elsewhere():
+    policy = load_policy("hybrid")
+    dp = policy.choose(message("dp", name="h.0.mlp.fc.weight", shape=(1024, 256)))
+    assert dp.feedback == "ef"
+    for axis, op in (("tp", "all_reduce"), ("pp", "send")):
+        mild = policy.choose(message(axis, op, phase="backward"))
+        assert mild.feedback is None
+        assert dp.codec.ratio(1 << 18) > mild.codec.ratio(1 << 18) > 3
+    assert not policy.choose(message("dp", name="tok_embed.weight")).compresses
+
+
+def test_the_digest_is_of_what_is_decided():
+    a = parse_policy('[dp]\ncodec = "int8"\nmin_bytes = 5\n', "a")
+    b = parse_policy('# other layout\n[dp]\nmin_bytes = 5\ncodec = "int8:block=128"\n', "b")
+    c = parse_policy('[dp]\ncodec = "int8"\nmin_bytes = 6\n', "c")
+    assert a.digest == b.digest != c.digest
+    assert len({a, b, c}) == 3  # names differ
+    assert a.digest != load_policy("int8").digest
+
+
+def test_codecs_that_may_be_used(policy):
+    assert [c.name for c in policy.codecs("pp", "send")] == ["bf16", "int8"]
+    assert load_policy("none").codecs("pp", "send") == ()
