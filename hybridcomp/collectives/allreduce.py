@@ -1,0 +1,136 @@
+"""All-reduce of floats by a codec, encoded once.
+
+1. Each rank owns a shard. It encodes every other rank's shard of its own data and sends it there.
+2. The owner adds the decoded shards to its own in rank order, in float32 (float64 for float64).
+3. The owner encodes the sum and sends it to all.
+4. Every rank, the owner too, decodes that message: all ranks end with the same bits.
+
+The sum is encoded once, where a ring would encode it again at each hop and let the error grow with the square
+root of the rank count. Steps overlap chunk by chunk. With error feedback the residual of what a rank encoded,
+in step 1 for others' shards and in step 3 for its own, is added to its data of the next call.
+"""
+
+from __future__ import annotations
+
+from hybridcomp.arrays import Flat
+from hybridcomp.collectives.carry import Array, Carrier, narrow, widen
+from hybridcomp.collectives.engine import Steps
+from hybridcomp.collectives.shards import Shards
+from hybridcomp.collectives.transport import Incoming, Mailbox, arrival
+
+_AHEAD = 3  # chunks sent before the first one is summed
+_BEHIND = 2  # chunks summed before the first result is decoded
+
+
+def allreduce(
+    carrier: Carrier,
+    send: Flat,
+    recv: Flat,
+    tags: tuple[int, int],
+    *,
+    mean: bool = False,
+    residual: Array | None = None,
+) -> Steps:
+    """Sum ``send`` over all ranks into ``recv``.
+
+    Args:
+        carrier: codec, transport and statistics.
+        send, recv: the same count and dtype; either the same memory or none in common.
+        tags: one for the parts, one for the results.
+        mean: divide the sum by the number of ranks (before it is encoded).
+        residual: error-feedback memory of the accumulator's dtype and the same count, updated in place.
+
+    Raises:
+        WireError, MismatchError: from a peer's message.
+    """
+    run = _Run(carrier, send, recv, tags, mean, residual)
+    count = run.shards.count
+    with carrier.transport.keeping(run):
+        for k in range(count + _BEHIND):
+            for ahead in range(_AHEAD) if k == 0 else (k + _AHEAD - 1,):
+                if ahead < count:
+                    run.scatter(ahead)
+            if k < count:
+                yield arrival(run.parts[k])
+                run.reduce(k)
+            if k >= _BEHIND:
+                yield arrival(run.results[k - _BEHIND])
+                run.gather(k - _BEHIND)
+        yield run.mailbox.sent()
+    run.mailbox.close()
+
+
+class _Run:
+    """One all-reduce on this rank."""
+
+    def __init__(
+        self, carrier: Carrier, send: Flat, recv: Flat, tags: tuple[int, int], mean: bool, residual: Array | None
+    ) -> None:
+        self.carrier = carrier
+        self.send, self.recv = send.data, recv.data
+        self.dtype = send.dtype
+        # A lossless codec carries the sum rounded to the caller's dtype; a lossy one the accumulator itself.
+        self.sum_dtype = send.dtype if carrier.codec.lossless else send.dtype.accumulator
+        # What feedback corrects is in the accumulator's dtype, and so are its messages.
+        self.part_dtype = send.dtype if residual is None else send.dtype.accumulator
+        self.tags = tags
+        self.mean = mean
+        self.residual = residual
+        self.rank, self.others = carrier.transport.rank, carrier.transport.others
+        self.shards = Shards.of(send.size, carrier.transport.size, send.dtype.itemsize)
+        self.mailbox = Mailbox(carrier.transport)
+        self.parts: dict[int, list[Incoming]] = {}
+        self.results: dict[int, list[Incoming]] = {}
+
+    def scatter(self, k: int) -> None:
+        """Step 1 for chunk ``k`` of every shard, and the receives of steps 2 and 4."""
+        carrier, shards, mailbox = self.carrier, self.shards, self.mailbox
+        owners = [q for q in self.others if shards.size(q, k)]
+        own = shards.size(self.rank, k)
+        part_bytes = carrier.inbox_bytes(own, self.part_dtype)
+        self.parts[k] = [mailbox.receive(part_bytes, q, self.tags[0]) for q in sorted(self.others) if own]
+        self.results[k] = [
+            mailbox.receive(carrier.inbox_bytes(shards.size(q, k), self.sum_dtype), q, self.tags[1]) for q in owners
+        ]
+        for q in owners:
+            span = shards.span(q, k)
+            if self.residual is None:
+                buffer, nbytes = carrier.encode(self.send[span])
+            else:
+                data = widen(self.send[span], self.dtype)
+                buffer, nbytes = carrier.encode_with_feedback(data, self.residual[span])
+            carrier.call.wire_bytes += nbytes
+            mailbox.send(buffer, nbytes, [q], self.tags[0])
+
+    def reduce(self, k: int) -> None:
+        """Steps 2 and 3 for chunk ``k`` of this rank's shard."""
+        carrier = self.carrier
+        span = self.shards.span(self.rank, k)
+        if span.start == span.stop:
+            return
+        acc = widen(self.send[span], self.dtype)
+        for message in self.parts.pop(k):
+            carrier.decode_add(message.buffer, acc, message.peer, self.part_dtype)
+        if self.mean:
+            acc /= carrier.transport.size
+        if self.residual is not None:
+            # The residual is a share of a sum; what this rank's share of a mean lost counts once per rank.
+            residual = self.residual[span]
+            if self.mean:
+                residual /= carrier.transport.size
+            buffer, nbytes = carrier.encode_with_feedback(acc, residual)
+            if self.mean:
+                residual *= carrier.transport.size
+        elif carrier.codec.lossless:
+            buffer, nbytes = carrier.encode(narrow(acc, self.dtype))
+        else:
+            buffer, nbytes = carrier.encode(acc, self.sum_dtype)
+        carrier.call.wire_bytes += nbytes * len(self.others)
+        self.mailbox.send(buffer, nbytes, self.others, self.tags[1])
+        carrier.decode(buffer[:nbytes], self.recv[span], self.rank, self.sum_dtype)
+
+    def gather(self, k: int) -> None:
+        """Step 4 for chunk ``k`` of the other ranks' shards."""
+        for message in self.results.pop(k):
+            span = self.shards.span(message.peer, k)
+            self.carrier.decode(message.buffer, self.recv[span], message.peer, self.sum_dtype)

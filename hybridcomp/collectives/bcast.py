@@ -1,0 +1,64 @@
+"""Broadcast by a codec: the root encodes once, a binomial tree forwards the message, everybody decodes it.
+
+The root, too, takes the decoded values, so that all ranks end with the same bits.
+"""
+
+from __future__ import annotations
+
+from hybridcomp.arrays import Flat
+from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.engine import Steps
+from hybridcomp.collectives.shards import Shards
+from hybridcomp.collectives.transport import Mailbox, arrival
+
+
+def bcast(carrier: Carrier, buf: Flat, root: int, tag: int) -> Steps:
+    """Broadcast ``buf`` of rank ``root``, chunk by chunk.
+
+    Args:
+        carrier: codec, transport and statistics.
+        buf: the same count and dtype on all ranks.
+        root: who has the values.
+        tag: this operation's tag.
+
+    Raises:
+        WireError, MismatchError: from the parent's message.
+    """
+    t = carrier.transport
+    parent, children = binomial_tree((t.rank - root) % t.size, t.size)
+    down = [(c + root) % t.size for c in children]
+    mailbox = Mailbox(t)
+    shards = Shards.fixed(buf.size, 1, buf.size, buf.dtype.itemsize)
+    spans = [shards.span(0, k) for k in range(shards.count)]
+    if parent is None:
+        with t.keeping(mailbox):
+            for span in spans:
+                buffer, length = carrier.encode(buf.data[span])
+                mailbox.send(buffer, length, down, tag)
+                carrier.call.wire_bytes += length * len(down)
+                carrier.decode(buffer[:length], buf.data[span], t.rank)
+            yield mailbox.sent()
+    else:
+        source = (parent + root) % t.size
+        messages = [mailbox.receive(carrier.inbox_bytes(s.stop - s.start), source, tag) for s in spans]
+        with t.keeping((mailbox, messages)):
+            for span, message in zip(spans, messages, strict=True):
+                yield arrival([message])
+                raw, _ = carrier.open(message.buffer, span.stop - span.start, source)
+                mailbox.forward(raw, down, tag)
+                carrier.call.wire_bytes += raw.size * len(down)
+                carrier.decode(raw, buf.data[span], source)
+            yield mailbox.sent()
+    mailbox.close()
+
+
+def binomial_tree(rank: int, size: int) -> tuple[int | None, list[int]]:
+    """Parent and children, largest subtree first, in the binomial tree rooted at 0."""
+    low = rank & -rank if rank else 1 << (size - 1).bit_length()
+    children = []
+    bit = low >> 1
+    while bit:
+        if rank + bit < size:
+            children.append(rank + bit)
+        bit >>= 1
+    return (rank - low if rank else None), children

@@ -1,0 +1,265 @@
+"""Progress: operations as generators that yield the MPI requests they wait for.
+
+An operation's code runs in steps. The first step runs in the thread that starts it, so that operations get
+their tags and post their MPI collectives in program order; every later step runs as soon as the requests it
+yielded have completed, in whichever thread polls: the foreground while somebody waits, otherwise one background
+thread. Polling sleeps between looks. A blocking MPI call would spin, and take the core that training computes
+on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+from hybridcomp.errors import CollectiveTimeoutError, MismatchError
+
+_YIELDS = 20  # looks that only give up the time slice, before waiting begins to sleep
+_SLEEP_MIN = 20e-6
+_SLEEP_MAX = 200e-6
+_BACKGROUND_SLEEP = 100e-6
+_BACKGROUND_ASIDE = 2e-3  # while the foreground polls
+
+
+class Pending(NamedTuple):
+    """What a step waits for: requests, the rank that each is with (-1: all), and where to put their statuses."""
+
+    requests: list[MPI.Request]
+    peers: list[int]
+    statuses: list[MPI.Status] | None = None
+
+
+Steps = Generator[Pending, None, None]
+
+
+class Request:
+    """A started operation.
+
+    Attributes:
+        what: operation, axis, rank and sequence number, for error messages.
+        done: it has ended, well or not, and its callbacks have run.
+        exception: the error it ended with.
+        status: of a receive, valid once it is done: source and tag.
+    """
+
+    def __init__(
+        self, engine: Engine, steps: Steps, what: str, timeout: float, status: MPI.Status | None = None
+    ) -> None:
+        self.what = what
+        self.done = False
+        self.exception: BaseException | None = None
+        self.status = status
+        self._engine = engine
+        self._steps = steps
+        self._pending = Pending([], [])
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._ended = False
+        self._callbacks: list[Callable[[Request], None]] = []
+        self._callback_lock = threading.Lock()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the operation has ended.
+
+        Args:
+            timeout: seconds; None is the communicator's timeout, counted from the operation's start.
+
+        Raises:
+            CollectiveTimeoutError: it did not end in time; it may still end later if ``timeout`` was shorter
+                than the communicator's.
+            WireError, MismatchError: what went wrong in the operation.
+        """
+        self._engine.wait(self, timeout)
+        if self.exception is not None:
+            raise self.exception
+
+    def test(self) -> bool:
+        """Make progress once; return whether the operation has ended. Raises its error."""
+        if not self.done:
+            self._engine.poll()
+        if self.done and self.exception is not None:
+            raise self.exception
+        return self.done
+
+    def add_done_callback(self, fn: Callable[[Request], None]) -> None:
+        """Call ``fn(self)`` when the operation ends, or at once if it has; no lock is held in the call.
+
+        Whoever waits for the operation returns only after its callbacks.
+        """
+        with self._callback_lock:
+            if not self.done:
+                self._callbacks.append(fn)
+                return
+        fn(self)
+
+    # -- the engine's side ---------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Run steps until one has to wait. Called with the engine's lock held."""
+        try:
+            while MPI.Request.Testall(self._pending.requests, self._pending.statuses):
+                self._pending = next(self._steps)
+        except StopIteration:
+            self._finish(None)
+        except MPI.Exception as error:
+            self._finish(self._explain(error))
+        except Exception as error:
+            self._finish(error)
+
+    def _explain(self, error: MPI.Exception) -> BaseException:
+        if error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
+            return error
+        peers = ", ".join(map(str, sorted(set(self._pending.peers))))
+        return MismatchError(f"{self.what}: rank {peers} sent more than this rank has room for ({error})")
+
+    def _expire(self) -> None:
+        error = CollectiveTimeoutError(self._late_message(self._timeout))
+        for request in self._pending.requests:
+            if request != MPI.REQUEST_NULL:
+                with suppress(MPI.Exception):  # MPI can cancel sends and receives, but no collective
+                    request.Cancel()
+        self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        self.exception = error
+        self._ended = True
+
+    def _run_callbacks(self) -> None:
+        while True:
+            with self._callback_lock:
+                if not self._callbacks:
+                    self.done = True
+                    return
+                fn = self._callbacks.pop(0)
+            try:
+                fn(self)
+            except BaseException:
+                self.done = True
+                raise
+
+    def _late_message(self, timeout: float) -> str:
+        waiting = {
+            peer
+            for peer, request in zip(self._pending.peers, self._pending.requests, strict=True)
+            if request != MPI.REQUEST_NULL
+        }
+        who = "all ranks" if -1 in waiting or not waiting else f"rank {', '.join(map(str, sorted(waiting)))}"
+        return f"{self.what} did not end within {timeout:g} s; still waiting for {who}"
+
+
+class Engine:
+    """All operations in flight in this process. There is one: :func:`engine`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active: list[Request] = []
+        self._abandoned: list[Request] = []  # timed out: MPI may still write to their buffers
+        self._foreground = 0
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._stopping = False
+
+    def start(self, steps: Steps, what: str, timeout: float, status: MPI.Status | None = None) -> Request:
+        """Run the first step of an operation here; the rest follows in the background or in ``wait``."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")
+        request = Request(self, steps, what, timeout, status)
+        with self._lock:
+            request._step()
+            if not request._ended:
+                self._active.append(request)
+        if request._ended:
+            request._run_callbacks()
+        else:
+            self._wake_thread()
+        return request
+
+    def poll(self) -> bool:
+        """Advance every operation that can; return whether any ended. Gives way if another thread polls."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            now = time.monotonic()
+            for request in self._active:
+                request._step()
+                if not request._ended and now > request._deadline:
+                    request._expire()
+                    self._abandoned.append(request)
+            ended = [r for r in self._active if r._ended]
+            if ended:
+                self._active = [r for r in self._active if not r._ended]
+        finally:
+            self._lock.release()
+        for request in ended:
+            request._run_callbacks()
+        return bool(ended)
+
+    def wait(self, request: Request, timeout: float | None) -> None:
+        """Poll until ``request`` has ended; see :meth:`Request.wait`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        looks = 0
+        pause = _SLEEP_MIN
+        self._foreground += 1
+        try:
+            while not request.done:
+                self.poll()
+                if request.done:
+                    return
+                if deadline is not None and time.monotonic() > deadline:
+                    assert timeout is not None
+                    raise CollectiveTimeoutError(request._late_message(timeout))
+                looks += 1
+                if looks <= _YIELDS:
+                    os.sched_yield()
+                else:
+                    time.sleep(pause)
+                    pause = min(pause * 1.5, _SLEEP_MAX)
+        finally:
+            self._foreground -= 1
+
+    def _wake_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hybridcomp-progress", daemon=True)
+            self._thread.start()
+            atexit.register(self._stop)
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            if not self._active:
+                self._wake.clear()
+                if not self._active:
+                    self._wake.wait()
+                continue
+            if self._foreground:
+                time.sleep(_BACKGROUND_ASIDE)
+            else:
+                self.poll()
+                time.sleep(_BACKGROUND_SLEEP)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+
+_engine: Engine | None = None
+_engine_lock = threading.Lock()
+
+
+def engine() -> Engine:
+    """The process's engine."""
+    global _engine  # noqa: PLW0603  (one per process by nature)
+    with _engine_lock:
+        if _engine is None:
+            _engine = Engine()
+        return _engine

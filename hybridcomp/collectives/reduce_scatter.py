@@ -1,0 +1,65 @@
+"""Reduce-scatter of floats by a codec: steps 1 and 2 of :mod:`.allreduce`, with shards of the caller's size."""
+
+from __future__ import annotations
+
+from hybridcomp.arrays import Flat
+from hybridcomp.collectives.carry import Array, Carrier, narrow, widen
+from hybridcomp.collectives.engine import Steps
+from hybridcomp.collectives.shards import Shards
+from hybridcomp.collectives.transport import Incoming, Mailbox, arrival
+
+_AHEAD = 3
+
+
+def reduce_scatter_block(
+    carrier: Carrier, send: Flat, recv: Flat, tag: int, *, mean: bool = False, residual: Array | None = None
+) -> Steps:
+    """Sum ``send`` over all ranks; rank r gets block r.
+
+    Args:
+        carrier: codec, transport and statistics.
+        send: ``size * recv.size`` elements.
+        recv: one block; may be a part of ``send``.
+        tag: this operation's tag.
+        mean: divide the sum by the number of ranks.
+        residual: error-feedback memory of the accumulator's dtype, ``send.size`` elements, updated in place.
+            This rank's own block is added uncompressed and leaves none.
+
+    Raises:
+        WireError, MismatchError: from a peer's message.
+    """
+    t = carrier.transport
+    mailbox = Mailbox(t)
+    shards = Shards.fixed(send.size, t.size, recv.size, send.dtype.itemsize)
+    dtype = send.dtype if residual is None else send.dtype.accumulator
+    parts: dict[int, list[Incoming]] = {}
+
+    def scatter(k: int) -> None:
+        nbytes = carrier.inbox_bytes(shards.size(t.rank, k), dtype)
+        parts[k] = [mailbox.receive(nbytes, q, tag) for q in sorted(t.others)]
+        for q in t.others:
+            span = shards.span(q, k)
+            if residual is None:
+                buffer, length = carrier.encode(send.data[span])
+            else:
+                data = widen(send.data[span], send.dtype)
+                buffer, length = carrier.encode_with_feedback(data, residual[span])
+            carrier.call.wire_bytes += length
+            mailbox.send(buffer, length, [q], tag)
+
+    with t.keeping((mailbox, parts)):
+        for k in range(shards.count):
+            for ahead in range(_AHEAD) if k == 0 else (k + _AHEAD - 1,):
+                if ahead < shards.count:
+                    scatter(ahead)
+            yield arrival(parts[k])
+            own = shards.span(t.rank, k)
+            acc = widen(send.data[own], send.dtype)
+            for message in parts.pop(k):
+                carrier.decode_add(message.buffer, acc, message.peer, dtype)
+            if mean:
+                acc /= t.size
+            start = own.start - t.rank * recv.size
+            recv.data[start : start + acc.size] = narrow(acc, recv.dtype)
+        yield mailbox.sent()
+    mailbox.close()

@@ -1,0 +1,55 @@
+"""How a buffer is cut: a shard for each rank, and each shard into chunks that are pipelined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHUNK_BYTES = 1 << 20  # uncompressed: stays in a core's L2 cache between encode, sum and decode
+_ALIGN = 64  # elements, so that shards begin on cache lines
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """Cuts ``n`` elements for ``ranks`` ranks.
+
+    Attributes:
+        n: elements in all.
+        ranks: how many shards; the last ones may be shorter, or empty.
+        length: elements of a full shard.
+        chunk: elements of a full chunk.
+        count: chunks of a full shard.
+    """
+
+    n: int
+    ranks: int
+    length: int
+    chunk: int
+    count: int
+
+    @classmethod
+    def of(cls, n: int, ranks: int, itemsize: int) -> Shards:
+        """Near-equal shards, cut on 64-element borders."""
+        length = -(-n // ranks)
+        if length > _ALIGN:
+            length = -(-length // _ALIGN) * _ALIGN
+        return cls.fixed(n, ranks, length, itemsize)
+
+    @classmethod
+    def fixed(cls, n: int, ranks: int, length: int, itemsize: int) -> Shards:
+        """Shards of ``length`` elements each."""
+        chunk = max(1, CHUNK_BYTES // itemsize)
+        if length > chunk:  # equal chunks: a short last one would cost a message of its own
+            chunk = -(-length // -(-length // chunk))
+            chunk = -(-chunk // _ALIGN) * _ALIGN
+        return cls(n, ranks, length, chunk, -(-length // chunk) if length else 0)
+
+    def span(self, rank: int, k: int) -> slice:
+        """Elements of chunk ``k`` of a rank's shard; empty past the end."""
+        end = min((rank + 1) * self.length, self.n)
+        start = min(rank * self.length + k * self.chunk, end)
+        return slice(start, min(start + self.chunk, end))
+
+    def size(self, rank: int, k: int) -> int:
+        """Number of elements of :meth:`span`."""
+        span = self.span(rank, k)
+        return span.stop - span.start

@@ -1,0 +1,113 @@
+"""What a communicator carried: per operation and codec, in calls, bytes and seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+
+@dataclass(slots=True)
+class StatRow:
+    """Totals of one kind of message.
+
+    Attributes:
+        axis: of the communicator.
+        op: ``all_reduce``, ``send``, ...
+        codec: its spec; ``none`` where nothing was compressed.
+        reason: why that codec.
+        calls: operations.
+        raw_bytes: of the callers' buffers.
+        plain_bytes: that this rank would have sent uncompressed by the usual algorithm.
+        wire_bytes: that this rank sent.
+        encode_seconds, decode_seconds: in kernels, on this rank.
+        wire_seconds: the rest of the time between start and end.
+    """
+
+    axis: str
+    op: str
+    codec: str
+    reason: str
+    calls: int = 0
+    raw_bytes: int = 0
+    plain_bytes: int = 0
+    wire_bytes: int = 0
+    encode_seconds: float = 0.0
+    wire_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes it one kind."""
+        return (self.axis, self.op, self.codec, self.reason)
+
+    def add(self, other: StatRow) -> None:
+        """Add another row's totals to this one."""
+        self.calls += other.calls
+        self.raw_bytes += other.raw_bytes
+        self.plain_bytes += other.plain_bytes
+        self.wire_bytes += other.wire_bytes
+        self.encode_seconds += other.encode_seconds
+        self.wire_seconds += other.wire_seconds
+        self.decode_seconds += other.decode_seconds
+
+
+class Call(StatRow):
+    """One operation's row while it runs; the algorithms write their bytes and seconds to it."""
+
+    __slots__ = ("_began",)
+
+    def __init__(self, axis: str, op: str, codec: str, reason: str, raw_bytes: int, plain_bytes: int) -> None:
+        super().__init__(axis, op, codec, reason, 1, raw_bytes, plain_bytes)
+        self._began = time.perf_counter()
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """Count the time inside as encoding."""
+        began = time.perf_counter()
+        yield
+        self.encode_seconds += time.perf_counter() - began
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Count the time inside as decoding."""
+        began = time.perf_counter()
+        yield
+        self.decode_seconds += time.perf_counter() - began
+
+    def close(self) -> None:
+        """The operation has ended."""
+        total = time.perf_counter() - self._began
+        self.wire_seconds = max(0.0, total - self.encode_seconds - self.decode_seconds)
+
+
+class StatTable:
+    """Rows by kind; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str, str, str], StatRow] = {}
+        self._lock = threading.Lock()
+
+    def add(self, call: Call) -> None:
+        """Close a call and add it."""
+        call.close()
+        with self._lock:
+            row = self._rows.get(call.key)
+            if row is None:
+                row = self._rows[call.key] = StatRow(*call.key)
+            row.add(call)
+
+    def rows(self) -> list[StatRow]:
+        """Copies of the rows, sorted by axis, operation and codec."""
+        with self._lock:
+            return [replace(row) for _, row in sorted(self._rows.items())]
+
+
+def merge(tables: list[list[StatRow]]) -> list[StatRow]:
+    """Sum the rows of several communicators by kind."""
+    merged: dict[tuple[str, str, str, str], StatRow] = {}
+    for row in (row for table in tables for row in table):
+        merged.setdefault(row.key, StatRow(*row.key)).add(row)
+    return [row for _, row in sorted(merged.items())]

@@ -1,0 +1,75 @@
+"""Tests that run on every rank at once: ``mpiexec -n 3 python -m pytest tests/mpi --with-mpi``."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hybridcomp as hc
+
+WORLD = MPI.COMM_WORLD
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let rank 0 report; the others keep their report, and print it only if they fail."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if WORLD.rank and reporter is not None:
+        reporter._tw._file = io.StringIO()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if WORLD.rank and reporter is not None and reporter.stats.get("failed"):
+        sys.stderr.write(f"--- rank {WORLD.rank} ---\n{reporter._tw._file.getvalue()}")
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., hc.Communicator]]:
+    """Make communicators over all ranks; freed after the test, on all ranks alike."""
+    made: list[hc.Communicator] = []
+
+    def factory(policy: Any = "none", axis: str = "dp", **kwargs: Any) -> hc.Communicator:
+        comm = hc.Communicator(WORLD, policy, axis, **{"timeout": 30.0, **kwargs})
+        made.append(comm)
+        return comm
+
+    yield factory
+    for comm in made:
+        comm.Free()
+
+
+def verdict(ok: bool, what: str = "") -> None:
+    """Assert on all ranks together, so that no rank goes on to the next test alone."""
+    ranks = WORLD.allgather(bool(ok))
+    assert all(ranks), f"failed on ranks {[r for r, good in enumerate(ranks) if not good]} {what}"
+
+
+def identical(array: np.ndarray) -> bool:
+    """Whether all ranks hold the same bits."""
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    first = WORLD.bcast(raw.tobytes(), root=0)
+    return bool(WORLD.allreduce(first == raw.tobytes(), op=MPI.LAND))
+
+
+def gaussian(n: int, rank: int = WORLD.rank, seed: int = 1, dtype: Any = np.float32) -> np.ndarray:
+    """The values of one rank; every rank can make every other's."""
+    return np.random.default_rng([seed, rank, n]).standard_normal(n).astype(dtype)
+
+
+def total(n: int, seed: int = 1, dtype: Any = np.float32) -> np.ndarray:
+    """The sum of all ranks' values in float64."""
+    return np.sum([gaussian(n, r, seed, dtype).astype(np.float64) for r in range(WORLD.size)], axis=0)
+
+
+def relative_error(got: np.ndarray, want: np.ndarray) -> float:
+    """Relative L2 error."""
+    norm = float(np.linalg.norm(want))
+    difference = float(np.linalg.norm(got.astype(np.float64) - want))
+    return difference / norm if norm else difference

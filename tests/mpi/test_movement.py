@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hybridcomp.errors import MismatchError
+from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
+
+CODECS = {"none": 1e-6, "fp16": 1e-3, "int8": 0.012, "int4": 0.2}
+BLOCKS = [0, 1, 3, 129, 70_001]
+
+
+@pytest.mark.parametrize("n", BLOCKS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_reduce_scatter_block(make, codec, n):
+    comm = make(codec)
+    send, recv = gaussian(n * WORLD.size), np.full(n, np.nan, np.float32)
+    comm.Reduce_scatter_block(send, recv)
+    want = total(n * WORLD.size)[WORLD.rank * n : (WORLD.rank + 1) * n]
+    # few values may nearly cancel in their sum
+    verdict(relative_error(recv, want) < CODECS[codec] * (20 if n < 100 else 1))
+    comm.Reduce_scatter_block(MPI.IN_PLACE, send)
+    verdict(send[:n].tobytes() == recv.tobytes(), "in place")
+
+
+@pytest.mark.parametrize("n", BLOCKS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_allgather(make, codec, n):
+    comm = make(codec)
+    recv = np.full(n * WORLD.size, np.nan, np.float32)
+    comm.Allgather(gaussian(n), recv)
+    want = np.concatenate([gaussian(n, r) for r in range(WORLD.size)])
+    verdict(identical(recv), "different bits")
+    verdict(relative_error(recv, want) < CODECS[codec] * (2 if n < 100 else 1))
+    again = np.zeros_like(recv)
+    mine = again[WORLD.rank * n : (WORLD.rank + 1) * n]
+    mine[:] = gaussian(n)
+    comm.Allgather(mine, again)  # as FSDP2 does
+    verdict(again.tobytes() == recv.tobytes(), "a slice of the output")
+    again[:] = 0
+    mine[:] = gaussian(n)
+    comm.Allgather(MPI.IN_PLACE, again)
+    verdict(again.tobytes() == recv.tobytes(), "in place")
+
+
+def test_allgather_from_another_part_of_the_output(make):
+    comm = make("int8")
+    n = 50_000
+    memory = np.zeros(n * WORLD.size + 7, np.float32)
+    memory[7 : n + 7] = gaussian(n)
+    comm.Allgather(memory[7 : n + 7], memory[: n * WORLD.size])
+    want = np.concatenate([gaussian(n, r) for r in range(WORLD.size)])
+    verdict(relative_error(memory[: n * WORLD.size], want) < 0.012)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_alltoall(make, codec):
+    comm = make(codec)
+    n = 20_001
+    send, recv = gaussian(n * WORLD.size), np.full(n * WORLD.size, np.nan, np.float32)
+    comm.Alltoall(send, recv)
+    me = WORLD.rank
+    want = np.concatenate([gaussian(n * WORLD.size, r)[me * n : (me + 1) * n] for r in range(WORLD.size)])
+    verdict(relative_error(recv, want) < CODECS[codec])
+    own = slice(me * n, (me + 1) * n)
+    verdict(recv[own].tobytes() == send[own].tobytes(), "a rank's own part is exact")
+    comm.Alltoall(MPI.IN_PLACE, send)
+    verdict(send.tobytes() == recv.tobytes(), "in place")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_alltoallv(make, codec):
+    comm = make(codec)
+    p, me = WORLD.size, WORLD.rank
+    counts = [[(r * 7919 + q * 104_729) % 5000 * (q != 1) for q in range(p)] for r in range(p)]
+    send, recv = gaussian(sum(counts[me])), np.full(sum(counts[r][me] for r in range(p)), np.nan, np.float32)
+    comm.Alltoallv([send, counts[me]], [recv, ([counts[r][me] for r in range(p)], None or _displs(counts, me))])
+    starts = [sum(counts[r][:me]) for r in range(p)]
+    want = np.concatenate([gaussian(sum(counts[r]), r)[starts[r] : starts[r] + counts[r][me]] for r in range(p)])
+    verdict(relative_error(recv, want) < CODECS[codec])
+
+
+def _displs(counts, me):
+    received = [row[me] for row in counts]
+    return [sum(received[:r]) for r in range(len(received))]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_bcast(make, codec):
+    comm = make(codec)
+    for root in range(WORLD.size):
+        for n in (0, 5, 300_001):
+            x = gaussian(n) if WORLD.rank == root else np.full(n, np.nan, np.float32)
+            comm.Bcast(x, root)
+            verdict(identical(x))
+            verdict(relative_error(x, gaussian(n, root).astype(np.float64)) < CODECS[codec] * (2 if n < 9 else 1))
+
+
+def test_rooted_operations(make):
+    comm = make("int8")
+    root, p, me = WORLD.size - 1, WORLD.size, WORLD.rank
+    got = np.zeros(9, np.float32) if me == root else None
+    comm.Reduce(np.full(9, me + 1, np.float32), got, MPI.SUM, root)
+    verdict(me != root or bool((got == p * (p + 1) / 2).all()))
+    every = np.zeros((p, 4), np.int64) if me == root else None
+    comm.Gather(np.full(4, me), every, root)
+    verdict(me != root or every.tolist() == [[r] * 4 for r in range(p)])
+    mine = np.zeros(3, np.float64)
+    comm.Scatter(np.repeat(np.arange(p, dtype=np.float64), 3) if me == root else None, mine, root)
+    verdict(bool((mine == me).all()))
+    comm.Barrier()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_ring_of_sends(make, codec):
+    comm = make(codec)
+    right, left = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
+    for n in (0, 1, 100, 200_003):
+        got = np.full(n, np.nan, np.float32)
+        requests = [comm.Isend(gaussian(n), right, 5), comm.Irecv(got, left, 5)]
+        for request in requests:
+            request.wait()
+        verdict(relative_error(got, gaussian(n, left).astype(np.float64)) < CODECS[codec] * (2 if n < 101 else 1))
+
+
+def test_sends_in_any_order_and_from_any_source(make):
+    comm = make("int8")
+    right, left = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
+    got = {tag: np.zeros(50_000, np.float32) for tag in (1, 2, 3)}
+    received = [comm.Irecv(got[tag], left, tag) for tag in (3, 1, 2)]
+    sent = [comm.Isend(gaussian(50_000, seed=tag), right, tag) for tag in (2, 3, 1)]
+    for request in received + sent:
+        request.wait()
+    for tag, x in got.items():
+        verdict(relative_error(x, gaussian(50_000, left, seed=tag).astype(np.float64)) < 0.012)
+    comm.Barrier()
+    request = comm.Isend(np.full(3, WORLD.rank, np.float32), right, 9)
+    status, small = MPI.Status(), np.zeros(10, np.float32)
+    comm.Recv(small, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+    request.wait()
+    verdict(status.Get_source() == left and status.Get_tag() == 9 and bool((small[:3] == left).all()))
+
+
+def test_a_message_too_long_or_of_another_dtype(make):
+    if WORLD.size == 1:
+        return
+    comm = make("int8")
+    if WORLD.rank == 0:
+        comm.Send(np.ones(100, np.float32), 1, 0)
+        comm.Send(np.ones(100, np.float32), 1, 1)
+    elif WORLD.rank == 1:
+        with pytest.raises(MismatchError, match="room for 90 float32, rank 0 sent 100 float32"):
+            comm.Recv(np.ones(90, np.float32), 0, 0)
+        with pytest.raises(MismatchError, match="room for 100 float64, rank 0 sent 100 float32"):
+            comm.Recv(np.ones(100, np.float64), 0, 1)
+    comm.Barrier()
