@@ -1,7 +1,7 @@
 """All-reduce by each codec, beside MPI's own in the same run.
 
-    mpirun -n 4 python benchmarks/allreduce.py --codec int8,int4 --size 64K:64M:8
-    hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/allreduce.py --codec int8 --size 64M
+mpirun -n 4 python benchmarks/allreduce.py --codec int8,int4 --size 64K:64M:8
+hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/allreduce.py --codec int8 --size 64M
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def measure(spec: str, size: int, args) -> Row:
 
 def main() -> None:
     args = harness.arguments(__doc__)
-    harness.say(f"# all-reduce, {args.dtype}, {WORLD.size} ranks, {MPI.Get_library_version().splitlines()[0]}")
+    harness.say(
+        f"# all-reduce, {args.dtype}, {WORLD.size} ranks, {MPI.Get_library_version().splitlines()[0]}"
+    )
     harness.say(harness.HEADER)
     harness.say(harness.UNITS)
     rows = []

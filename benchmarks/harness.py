@@ -54,8 +54,12 @@ def parse_sizes(text: str) -> list[int]:
 def arguments(description: str) -> argparse.Namespace:
     """The flags that every benchmark of a collective takes."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--codec", default="int8", help="codec specs, separated by ';' or, if without '=', ','")
-    parser.add_argument("--size", type=parse_sizes, default=[64 << 20], help="64M, 64K,1M or first:last:factor")
+    parser.add_argument(
+        "--codec", default="int8", help="codec specs, separated by ';' or, if without '=', ','"
+    )
+    parser.add_argument(
+        "--size", type=parse_sizes, default=[64 << 20], help="64M, 64K,1M or first:last:factor"
+    )
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "float16"])
     parser.add_argument("--warmup", type=int, default=2, help="iterations that are not counted")
     parser.add_argument("--iters", type=int, default=7, help="iterations that are counted")

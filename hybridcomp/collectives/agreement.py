@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
+from hybridcomp.arrays import ByteArray
 from hybridcomp.errors import MismatchError
 from hybridcomp.policy import Policy
 
@@ -32,9 +33,9 @@ def agree_on_policy(comm: MPI.Comm, policy: Policy) -> None:
         )
 
 
-def _name(card: np.ndarray) -> str:  # type: ignore[type-arg]
+def _name(card: ByteArray) -> str:
     return bytes(card[32:]).rstrip(b"\0").decode(errors="replace")
 
 
-def _digest(card: np.ndarray) -> str:  # type: ignore[type-arg]
+def _digest(card: ByteArray) -> str:
     return bytes(card[:4]).hex()

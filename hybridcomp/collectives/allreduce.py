@@ -64,7 +64,13 @@ class _Run:
     """One all-reduce on this rank."""
 
     def __init__(
-        self, carrier: Carrier, send: Flat, recv: Flat, tags: tuple[int, int], mean: bool, residual: Array | None
+        self,
+        carrier: Carrier,
+        send: Flat,
+        recv: Flat,
+        tags: tuple[int, int],
+        mean: bool,
+        residual: Array | None,
     ) -> None:
         self.carrier = carrier
         self.send, self.recv = send.data, recv.data
@@ -90,7 +96,8 @@ class _Run:
         part_bytes = carrier.inbox_bytes(own, self.part_dtype)
         self.parts[k] = [mailbox.receive(part_bytes, q, self.tags[0]) for q in sorted(self.others) if own]
         self.results[k] = [
-            mailbox.receive(carrier.inbox_bytes(shards.size(q, k), self.sum_dtype), q, self.tags[1]) for q in owners
+            mailbox.receive(carrier.inbox_bytes(shards.size(q, k), self.sum_dtype), q, self.tags[1])
+            for q in owners
         ]
         for q in owners:
             span = shards.span(q, k)

@@ -12,7 +12,9 @@ from hybridcomp.collectives.transport import Mailbox, arrival
 Extents = Sequence[tuple[int, int]]
 
 
-def alltoallv(carrier: Carrier, send: Flat, outgoing: Extents, recv: Flat, incoming: Extents, tag: int) -> Steps:
+def alltoallv(
+    carrier: Carrier, send: Flat, outgoing: Extents, recv: Flat, incoming: Extents, tag: int
+) -> Steps:
     """Send a part of ``send`` to each rank, and receive a part of ``recv`` from each.
 
     Args:
@@ -26,7 +28,9 @@ def alltoallv(carrier: Carrier, send: Flat, outgoing: Extents, recv: Flat, incom
     """
     t = carrier.transport
     mailbox = Mailbox(t)
-    messages = [mailbox.receive(carrier.inbox_bytes(incoming[q][1]), q, tag) for q in t.others if incoming[q][1]]
+    messages = [
+        mailbox.receive(carrier.inbox_bytes(incoming[q][1]), q, tag) for q in t.others if incoming[q][1]
+    ]
     with t.keeping((mailbox, messages)):
         for q in t.others:
             start, n = outgoing[q]

@@ -77,7 +77,11 @@ def parse(spec: Any, *, writable: bool = False) -> Flat:
     """
     if isinstance(spec, list | tuple):
         return _parse_list(list(spec), writable)
-    if not is_torch(spec) and not isinstance(spec, np.ndarray) and not hasattr(spec, "__cuda_array_interface__"):
+    if (
+        not is_torch(spec)
+        and not isinstance(spec, np.ndarray)
+        and not hasattr(spec, "__cuda_array_interface__")
+    ):
         spec = _from_buffer(spec, writable)
     return flatten(spec, writable=writable)
 
@@ -99,13 +103,19 @@ def _parse_list(spec: list[Any], writable: bool) -> Flat:
     datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
     extent = rest.pop(0) if rest else None
     if rest:
-        raise TypeError(f"a buffer specification is [data, count or (count, displ), datatype], not {len(spec)} items")
+        raise TypeError(
+            f"a buffer specification is [data, count or (count, displ), datatype], not {len(spec)} items"
+        )
     flat = parse(data, writable=writable)
     dtype = flat.dtype if datatype is None else _dtype(datatype)
-    if dtype.itemsize != flat.dtype.itemsize or (dtype is not flat.dtype and flat.dtype is not DType.BFLOAT16):
+    if dtype.itemsize != flat.dtype.itemsize or (
+        dtype is not flat.dtype and flat.dtype is not DType.BFLOAT16
+    ):
         if flat.nbytes % dtype.itemsize:
             raise TypeError(f"{flat.nbytes} bytes are not a whole number of {dtype.label}")
-        flat = Flat(flat.data.view(np.uint8).view(dtype.storage), dtype, flat.shape, flat.shares, flat.is_torch)
+        flat = Flat(
+            flat.data.view(np.uint8).view(dtype.storage), dtype, flat.shape, flat.shares, flat.is_torch
+        )
     if extent is None:
         return flat
     count, displ = extent if isinstance(extent, list | tuple) else (extent, 0)

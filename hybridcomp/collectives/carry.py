@@ -70,7 +70,9 @@ class Carrier:
         kind = dtype or self.dtype
         return max(self.codec.bound(n, kind), _NONE.bound(n, kind.accumulator))
 
-    def open(self, msg: ByteArray, n: int, peer: int, dtype: DType | None = None) -> tuple[ByteArray, wire.Header]:
+    def open(
+        self, msg: ByteArray, n: int, peer: int, dtype: DType | None = None
+    ) -> tuple[ByteArray, wire.Header]:
         """Check a received message: whole, and of the codec, dtype and count that this rank expects.
 
         Raises:

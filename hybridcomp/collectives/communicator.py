@@ -173,7 +173,9 @@ class Communicator(Core):
         recv = parse(recvbuf, writable=True)
         send = recv if is_in_place(sendbuf) else _like(parse(sendbuf), recv, "send", "recv")
         if send.size % self.size:
-            raise ValueError(f"all_to_all of {send.size} elements cannot be split evenly among {self.size} ranks")
+            raise ValueError(
+                f"all_to_all of {send.size} elements cannot be split evenly among {self.size} ranks"
+            )
         n = send.size // self.size
         extents = [(q * n, n) for q in range(self.size)]
         return self.alltoallv(send, extents, recv, extents, n, name, phase, codec)
@@ -194,9 +196,7 @@ class Communicator(Core):
         """Start :meth:`Alltoallv`."""
         send, outgoing = self._vector(sendbuf, writable=False)
         recv, incoming = self._vector(recvbuf, writable=True)
-        return self.alltoallv(
-            _same_dtype(send, recv), outgoing, recv, incoming, None, name, phase, codec
-        )
+        return self.alltoallv(_same_dtype(send, recv), outgoing, recv, incoming, None, name, phase, codec)
 
     def Alltoallv(self, sendbuf: Sequence[Any], recvbuf: Sequence[Any], **ours: Any) -> None:
         """Send parts of any size: ``[data, counts]``, ``[data, counts, displs]`` or ``[data, (counts, displs)]``.
@@ -290,18 +290,31 @@ class Communicator(Core):
     def _vector(self, spec: Sequence[Any], *, writable: bool) -> tuple[Flat, Extents]:
         parts = list(spec)
         datatype = [parts.pop()] if isinstance(parts[-1], MPI.Datatype | str) else []
-        if len(parts) == 2 and isinstance(parts[1], tuple | list) and len(parts[1]) == 2 and _nested(parts[1]):
+        if (
+            len(parts) == 2
+            and isinstance(parts[1], tuple | list)
+            and len(parts[1]) == 2
+            and _nested(parts[1])
+        ):
             parts = [parts[0], *parts[1]]
         if len(parts) not in (2, 3):
-            raise TypeError("a vector buffer is [data, counts], [data, counts, displs] or [data, (counts, displs)]")
+            raise TypeError(
+                "a vector buffer is [data, counts], [data, counts, displs] or [data, (counts, displs)]"
+            )
         flat = parse([parts[0], *datatype] if datatype else parts[0], writable=writable)
         counts = [int(c) for c in parts[1]]
-        displs = [int(d) for d in parts[2]] if len(parts) == 3 else [0, *itertools.accumulate(counts)][: len(counts)]
+        displs = (
+            [int(d) for d in parts[2]]
+            if len(parts) == 3
+            else [0, *itertools.accumulate(counts)][: len(counts)]
+        )
         if len(counts) != self.size or len(displs) != self.size:
             raise ValueError(f"{len(counts)} counts and {len(displs)} displacements for {self.size} ranks")
         for count, displ in zip(counts, displs, strict=True):
             if count < 0 or displ < 0 or displ + count > flat.size:
-                raise ValueError(f"elements {displ} to {displ + count} are not within a buffer of {flat.size}")
+                raise ValueError(
+                    f"elements {displ} to {displ + count} are not within a buffer of {flat.size}"
+                )
         return flat, list(zip(displs, counts, strict=True))
 
 

@@ -106,7 +106,9 @@ class Core:
         """Start a reduce-scatter of equal blocks: ``recv`` gets block ``rank`` of the sum of ``send``."""
         p = self.size
         if send.size != p * recv.size:
-            raise ValueError(f"reduce_scatter of {send.size} elements on {p} ranks needs {send.size / p:g}, not {recv.size}")
+            raise ValueError(
+                f"reduce_scatter of {send.size} elements on {p} ranks needs {send.size / p:g}, not {recv.size}"
+            )
         own = send.data[self.rank * recv.size : (self.rank + 1) * recv.size]
         if overlap(send, recv) and not same_memory(own, recv.data):
             send = _copied(send)
@@ -125,11 +127,15 @@ class Core:
         steps = reduce_scatter_block(carrier, send, recv, self._transport.tag(), mean=mean, residual=residual)
         return self._start(steps, call)
 
-    def allgather(self, send: Flat, recv: Flat, name: str | None, phase: str | None, codec: CodecLike) -> Request:
+    def allgather(
+        self, send: Flat, recv: Flat, name: str | None, phase: str | None, codec: CodecLike
+    ) -> Request:
         """Start an all-gather of every rank's ``send`` into ``recv``."""
         p, n = self.size, send.size
         if recv.size != p * n:
-            raise ValueError(f"all_gather of {n} elements from {p} ranks needs room for {p * n}, not {recv.size}")
+            raise ValueError(
+                f"all_gather of {n} elements from {p} ranks needs room for {p * n}, not {recv.size}"
+            )
         own = recv.data[self.rank * n : (self.rank + 1) * n]
         in_place = same_memory(send.data, own)
         if overlap(send, recv) and not in_place:
@@ -265,7 +271,13 @@ class Core:
     # -- the policy ----------------------------------------------------------------------------------
 
     def _choose(
-        self, op: str, data: Flat, name: str | None, phase: str | None, codec: CodecLike, elements: int | None = None
+        self,
+        op: str,
+        data: Flat,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        elements: int | None = None,
     ) -> Choice:
         if self.size == 1:
             return Choice(_NONE, None, "one rank")

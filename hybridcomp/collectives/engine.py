@@ -209,7 +209,7 @@ class Engine:
         pause = _SLEEP_MIN
         self._foreground += 1
         try:
-            while not request.done:
+            while True:
                 self.poll()
                 if request.done:
                     return

@@ -37,10 +37,7 @@ def reduce_native(
     dtype = send.dtype.accumulator
     half = send.dtype in _HALF
     given = widen(send.data, send.dtype) if half else send.data
-    if recv is None:
-        target = given
-    else:
-        target = widen(recv.data, recv.dtype) if half else recv.data
+    target = given if recv is None else widen(recv.data, recv.dtype) if half else recv.data
     in_place = recv is not None and same_memory(given, target)
     yield Pending([post(MPI.IN_PLACE if in_place else typed(given, dtype), typed(target, dtype))], [-1])
     if recv is not None and (half or divide_by != 1):

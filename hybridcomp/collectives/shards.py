@@ -51,5 +51,5 @@ class Shards:
 
     def size(self, rank: int, k: int) -> int:
         """Number of elements of :meth:`span`."""
-        span = self.span(rank, k)
-        return span.stop - span.start
+        start = rank * self.length + k * self.chunk
+        return max(0, min(start + self.chunk, (rank + 1) * self.length, self.n) - start)

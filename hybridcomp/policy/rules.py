@@ -98,7 +98,7 @@ class Policy:
     def _rule(self, axis: str, op: str, phase: str | None) -> tuple[Rule, bool]:
         rule = self.axes.get(axis, Rule()).inside(self.base)
         entries = self.entries.get(axis, {})
-        for key in (op, phase):
+        for key in (op, phase or ""):
             if key in entries:
                 return entries[key].inside(rule), True
         return rule, False

@@ -41,11 +41,16 @@ def parse_policy(text: str, name: str, *, preset: bool = False) -> Policy:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise PolicyError(f"{name}: {_with_line(str(error))}") from error
+        raise PolicyError(f"{name}: {_with_line(str(error), text)}") from error
     return _Reader(text, name).policy(document, preset)
 
 
-def _with_line(message: str) -> str:
+def _with_line(message: str, text: str) -> str:
+    if message.endswith(" (at end of document)"):
+        lines = text.splitlines() or [""]
+        return (
+            f"line {len(lines)}, column {len(lines[-1]) + 1}: {message.removesuffix(' (at end of document)')}"
+        )
     found = re.search(r"^(.*) \(at line (\d+), column (\d+)\)$", message)
     return f"line {found[2]}, column {found[3]}: {found[1]}" if found else message
 
@@ -94,9 +99,13 @@ class _Reader:
                 self._fail(section, entry or key, f"{key} must be an integer from 0 up, not {value!r}")
         feedback = table.get("feedback")
         if feedback is not None and feedback not in FEEDBACK_FORMS:
-            self._fail(section, entry or "feedback", f"feedback must be one of {FEEDBACK_FORMS}, not {feedback!r}")
+            self._fail(
+                section, entry or "feedback", f"feedback must be one of {FEEDBACK_FORMS}, not {feedback!r}"
+            )
         exclude = table.get("exclude")
-        if exclude is not None and not (isinstance(exclude, list) and all(isinstance(e, str) for e in exclude)):
+        if exclude is not None and not (
+            isinstance(exclude, list) and all(isinstance(e, str) for e in exclude)
+        ):
             self._fail(section, entry or "exclude", f"exclude must be a list of patterns, not {exclude!r}")
         codecs = self._codecs(table["codec"], section, entry) if "codec" in table else None
         for key in ("feedback", "warmup_steps"):
@@ -113,7 +122,9 @@ class _Reader:
     def _codecs(self, value: Any, section: str | None, entry: str | None) -> tuple[Codec, ...]:
         specs = value if isinstance(value, list) else [value]
         if not specs or not all(isinstance(s, str) for s in specs):
-            self._fail(section, entry or "codec", f"codec must be a spec string or a list of them, not {value!r}")
+            self._fail(
+                section, entry or "codec", f"codec must be a spec string or a list of them, not {value!r}"
+            )
         try:
             return tuple(get_codec(s) for s in specs)
         except (ValueError, TypeError) as error:

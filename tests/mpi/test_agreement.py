@@ -14,7 +14,9 @@ def test_different_policies_are_an_error_on_every_rank():
     if WORLD.size == 1:
         return
     mine = "int8:block=128" if WORLD.rank == WORLD.size - 1 else "hybrid"
-    with pytest.raises(hc.MismatchError, match=rf"rank 0 has 'hybrid' .*rank {WORLD.size - 1} has 'int8:block=128'"):
+    with pytest.raises(
+        hc.MismatchError, match=rf"rank 0 has 'hybrid' .*rank {WORLD.size - 1} has 'int8:block=128'"
+    ):
         hc.Communicator(WORLD, mine, "dp")
 
 
@@ -41,7 +43,9 @@ def test_a_rank_that_does_not_come_is_named(make):
         with pytest.raises(hc.CollectiveTimeoutError, match=r"recv number .* on axis 'dp', rank 0 of 1"):
             comm.Recv(np.zeros(4, np.float32), 0, 3)
     elif WORLD.rank != absent:
-        with pytest.raises(hc.CollectiveTimeoutError, match=rf"all_reduce number .* rank {WORLD.rank} of .*{absent}"):
+        with pytest.raises(
+            hc.CollectiveTimeoutError, match=rf"all_reduce number .* rank {WORLD.rank} of .*{absent}"
+        ):
             comm.Allreduce(MPI.IN_PLACE, gaussian(50_000))
         assert time.monotonic() - began < 10
     verdict(True)

@@ -46,7 +46,8 @@ def test_bfloat16_tensors(make, codec, n):
     x = torch.from_numpy(gaussian(n)).to(torch.bfloat16)
     comm.Allreduce(MPI.IN_PLACE, x)
     want = np.sum(
-        [torch.from_numpy(gaussian(n, r)).to(torch.bfloat16).double().numpy() for r in range(WORLD.size)], axis=0
+        [torch.from_numpy(gaussian(n, r)).to(torch.bfloat16).double().numpy() for r in range(WORLD.size)],
+        axis=0,
     )
     verdict(identical(x.view(torch.uint8).numpy()))
     verdict(relative_error(x.double().numpy(), want) < 0.02)
@@ -126,7 +127,9 @@ def test_other_dtypes_are_exact(make, dtype):
         assert "not floating-point" in comm.stats()[0].reason
 
 
-@pytest.mark.parametrize(("op", "fold"), [(MPI.MAX, np.maximum), (MPI.MIN, np.minimum), (MPI.PROD, np.multiply)])
+@pytest.mark.parametrize(
+    ("op", "fold"), [(MPI.MAX, np.maximum), (MPI.MIN, np.minimum), (MPI.PROD, np.multiply)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_other_operations_are_exact(make, op, fold, dtype):
     comm = make("int8")

@@ -75,9 +75,13 @@ def test_alltoallv(make, codec):
     p, me = WORLD.size, WORLD.rank
     counts = [[(r * 7919 + q * 104_729) % 5000 * (q != 1) for q in range(p)] for r in range(p)]
     send, recv = gaussian(sum(counts[me])), np.full(sum(counts[r][me] for r in range(p)), np.nan, np.float32)
-    comm.Alltoallv([send, counts[me]], [recv, ([counts[r][me] for r in range(p)], None or _displs(counts, me))])
+    comm.Alltoallv(
+        [send, counts[me]], [recv, ([counts[r][me] for r in range(p)], None or _displs(counts, me))]
+    )
     starts = [sum(counts[r][:me]) for r in range(p)]
-    want = np.concatenate([gaussian(sum(counts[r]), r)[starts[r] : starts[r] + counts[r][me]] for r in range(p)])
+    want = np.concatenate(
+        [gaussian(sum(counts[r]), r)[starts[r] : starts[r] + counts[r][me]] for r in range(p)]
+    )
     verdict(relative_error(recv, want) < CODECS[codec])
 
 
@@ -94,7 +98,9 @@ def test_bcast(make, codec):
             x = gaussian(n) if WORLD.rank == root else np.full(n, np.nan, np.float32)
             comm.Bcast(x, root)
             verdict(identical(x))
-            verdict(relative_error(x, gaussian(n, root).astype(np.float64)) < CODECS[codec] * (2 if n < 9 else 1))
+            verdict(
+                relative_error(x, gaussian(n, root).astype(np.float64)) < CODECS[codec] * (2 if n < 9 else 1)
+            )
 
 
 def test_rooted_operations(make):
@@ -121,7 +127,9 @@ def test_ring_of_sends(make, codec):
         requests = [comm.Isend(gaussian(n), right, 5), comm.Irecv(got, left, 5)]
         for request in requests:
             request.wait()
-        verdict(relative_error(got, gaussian(n, left).astype(np.float64)) < CODECS[codec] * (2 if n < 101 else 1))
+        verdict(
+            relative_error(got, gaussian(n, left).astype(np.float64)) < CODECS[codec] * (2 if n < 101 else 1)
+        )
 
 
 def test_sends_in_any_order_and_from_any_source(make):

@@ -42,7 +42,10 @@ def test_a_section_for_an_axis_that_is_not_there():
 @pytest.mark.parametrize(
     ("source", "match"),
     [
-        ("hybird", r"unknown policy 'hybird': neither a preset \(none, naive, hybrid\), nor a .toml file, nor a codec"),
+        (
+            "hybird",
+            r"unknown policy 'hybird': neither a preset \(none, naive, hybrid\), nor a .toml file, nor a codec",
+        ),
         ("nowhere.toml", r"cannot read policy file nowhere\.toml"),
         ("int8:block=7", r"policy 'int8:block=7': .*block"),
     ],
