@@ -168,6 +168,7 @@ def _flatten_torch(x: Any, writable: bool) -> Flat:
         raise CodecMismatchError("the output must be a contiguous tensor")
     t = x.detach()
     flat = (t if shares else t.resolve_conj().resolve_neg().contiguous()).view(-1)
+    flat = flat.as_strided((flat.numel(),), (1,))  # a single element is contiguous whatever its stride
     data = flat.view(torch.uint8).numpy().view(dtype.storage) if flat.numel() else np.empty(0, dtype.storage)
     return Flat(data, dtype, tuple(x.shape), shares, True)
 

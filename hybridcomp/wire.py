@@ -108,6 +108,8 @@ def seal(out: ByteArray, codec: int, params: int, *, dtype: DType, count: int, p
 def _as_bytes(msg: Any) -> ByteArray:
     if isinstance(msg, bytes | bytearray | memoryview):
         return np.frombuffer(msg, np.uint8)
+    if type(msg) is np.ndarray and msg.dtype == np.uint8 and msg.ndim == 1 and msg.flags.c_contiguous:
+        return msg  # the usual case, without the cost of asking what it is
     flat = arrays.flatten(msg)
     if flat.dtype is not DType.UINT8:
         raise WireError(f"a message is uint8, not {flat.dtype.label}")

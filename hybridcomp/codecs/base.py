@@ -178,6 +178,9 @@ def decode_message(
     if out is None:
         cls.check_payload(raw, header)
         out = arrays.empty_like_dtype(header.count, header.dtype, torch_out=torch_out)
+        storage = arrays.flatten(out).data
+        cls.decode_flat(raw, header, storage, header.dtype)
+        return out
     dst = arrays.flatten(out, writable=True)
     if dst.size != header.count:
         raise ValueError(f"out has {dst.size} elements, the message {header.count}")

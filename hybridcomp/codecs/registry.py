@@ -59,7 +59,7 @@ def get_codec(spec: str | Codec, **params: Any) -> Codec:
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise UnknownCodecError(f"unknown codec {name!r}{hint}; known: {', '.join(names())}")
     merged = {**given, **params}
-    allowed = [p for p in inspect.signature(cls.__init__).parameters if p != "self"]
+    allowed = list(inspect.signature(cls).parameters)
     for key in merged:
         if key not in allowed:
             takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"

@@ -1,6 +1,6 @@
 """``topk``: exactly the k elements of largest magnitude; the rest decode to zero.
 
-k = max(1, ceil(ratio * n)), 0 for n = 0. Of equal magnitudes the lower indices are taken; NaN counts as
+k = ceil(ratio * n). Of equal magnitudes the lower indices are taken; NaN counts as
 the largest. The selection is exact: radix selection on the magnitudes' bits (as in Alabi et al., "Fast
 k-Selection Algorithms for Graphics Processing Units", 2012), a few passes over the data and no sorting.
 
@@ -11,7 +11,6 @@ index, as a message of their own (the ``values`` codec's). The index section is 
 
 from __future__ import annotations
 
-import math
 import struct
 from fractions import Fraction
 from typing import Any
@@ -48,6 +47,8 @@ class TopKCodec(Codec):
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
             raise ValueError(f"ratio must be a number above 0 and at most 1, not {ratio!r}")
         self._ratio = float(ratio)
+        # In whole numbers of the ratio as written: 0.07 * 100 is 7.000000000000001 in floating point.
+        self._share = Fraction(str(self._ratio)).as_integer_ratio()
         self._values = get_codec(values)
         if self._values.name not in _VALUE_CODECS:
             raise ValueError(f"values must be one of {', '.join(_VALUE_CODECS)}, not {self._values.name!r}")
@@ -70,8 +71,8 @@ class TopKCodec(Codec):
         """How many of ``n`` elements are sent."""
         if n == 0:
             return 0
-        # In whole numbers of the ratio as written: 0.07 * 100 is 7.000000000000001 in floating point.
-        return min(n, max(1, math.ceil(Fraction(str(self._ratio)) * n)))
+        numerator, denominator = self._share
+        return -(-n * numerator // denominator)
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         k = self.k(n)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <memory>
+#include <new>
 
 #include "message.hpp"
 
@@ -105,6 +107,31 @@ int scatter_block(const std::uint8_t* section, std::size_t count, std::size_t m,
   return found == count ? kOk : kBadBitmap;
 }
 
+// The threshold of the k largest of n. Where k is a small share, a sample first gives a lower limit that more
+// than k elements reach, nearly always, and only those few are sorted out; the result is the same either way.
+Selection threshold(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                    std::size_t k) {
+  constexpr std::size_t kSample = 4096;
+  if (n < 4 * kSample || k > n / 8) return kernels.topk_threshold(src, dtype, n, k);
+  const std::size_t size = size_of(dtype);
+  std::uint8_t sample[kSample * 8];
+  for (std::size_t i = 0; i < kSample; ++i)
+    copy_element(sample + i * size, src + n / kSample * i * size, size);
+  // The sample's share of the k is about a Poisson number: four deviations and a few more are nearly never
+  // short.
+  const std::size_t share = kSample * k / n + 1;
+  const std::size_t margin = 4 * static_cast<std::size_t>(__builtin_sqrt(static_cast<double>(share))) + 8;
+  const Selection guess = kernels.topk_threshold(sample, dtype, kSample, share + margin);
+  const std::uint64_t low = guess.ties ? guess.tie : guess.all;
+
+  const std::size_t capacity = (share + 2 * margin) * (n / kSample + 1) + 4096;
+  const std::unique_ptr<std::uint64_t[]> keys(new (std::nothrow) std::uint64_t[capacity * size / 8 + 1]);
+  if (!keys) return kernels.topk_threshold(src, dtype, n, k);
+  const std::size_t found = kernels.topk_candidates(src, dtype, n, low, keys.get(), capacity);
+  if (found < k || found > capacity) return kernels.topk_threshold(src, dtype, n, k);
+  return kernels.topk_threshold(keys.get(), dtype, found, k);
+}
+
 }  // namespace
 
 std::size_t index_bound(std::size_t n, std::size_t k) {
@@ -119,7 +146,7 @@ std::size_t select_largest(const Kernels& kernels, const std::uint8_t* src, DTyp
   const std::size_t blocks = blocks_of(n, kIndexBlock);
   std::uint8_t* section = indices + 4 * blocks;
   Selection selection{~std::uint64_t(0), 0, 0};
-  if (k) selection = kernels.topk_threshold(src, dtype, n, k);
+  if (k) selection = threshold(kernels, src, dtype, n, k);
   std::uint16_t found[kIndexBlock];
   std::size_t total = 0;
   for (std::size_t b = 0; b < blocks; ++b) {

@@ -13,8 +13,8 @@ namespace hybridcomp::HC_ISA {
 
 extern const Kernels table;
 const Kernels table = {
-    HC_STRING(HC_ISA), nullptr, quantize,     dequantize,  convert,       topk_threshold,
-    topk_collect,      project, project_back, reconstruct, orthogonalize,
+    HC_STRING(HC_ISA), nullptr,      quantize, dequantize,   convert,     topk_threshold,
+    topk_candidates,   topk_collect, project,  project_back, reconstruct, orthogonalize,
 };
 
 }  // namespace hybridcomp::HC_ISA

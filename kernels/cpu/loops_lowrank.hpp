@@ -10,26 +10,64 @@ namespace hybridcomp::HC_ISA {
 namespace {
 
 constexpr std::size_t kLanes = 16;
-typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
-typedef double WideLanes __attribute__((vector_size(8 * sizeof(double))));
+
+#if defined(__AVX512F__)
+constexpr std::size_t kVector = 16;  // floats in a register
+#elif defined(__AVX2__)
+constexpr std::size_t kVector = 8;
+#else
+constexpr std::size_t kVector = 4;
+#endif
+typedef float Vector __attribute__((vector_size(kVector * sizeof(float))));
+// The same in memory that is aligned for floats only.
+typedef float LooseVector
+    __attribute__((vector_size(kVector * sizeof(float)), aligned(alignof(float)), may_alias));
 
 #define HC_INLINE inline __attribute__((always_inline))
 
-HC_INLINE void load(Lanes& v, const float* p) { std::memcpy(&v, p, sizeof(v)); }
-HC_INLINE void save(float* p, const Lanes& v) { std::memcpy(p, &v, sizeof(v)); }
+// Sixteen floats in as many registers as they take.
+struct Lanes {
+  Vector v[kLanes / kVector];
+};
 
-HC_INLINE void load_part(Lanes& v, const float* p, std::size_t m) {
-  float part[kLanes] = {};
-  std::memcpy(part, p, m * sizeof(float));
-  load(v, part);
+HC_INLINE void load(Lanes& x, const float* p) {
+  for (std::size_t i = 0; i < kLanes / kVector; ++i)
+    x.v[i] = *reinterpret_cast<const LooseVector*>(p + i * kVector);
+}
+HC_INLINE void save(float* p, const Lanes& x) {
+  for (std::size_t i = 0; i < kLanes / kVector; ++i)
+    *reinterpret_cast<LooseVector*>(p + i * kVector) = x.v[i];
 }
 
-HC_INLINE float sum(const Lanes& v) {
+HC_INLINE void load_part(Lanes& x, const float* p, std::size_t m) {
+  float part[kLanes] = {};
+  std::memcpy(part, p, m * sizeof(float));
+  load(x, part);
+}
+
+// sum += x * y
+HC_INLINE void multiply_add(Lanes& sum, const Lanes& x, const Lanes& y) {
+  for (std::size_t i = 0; i < kLanes / kVector; ++i) sum.v[i] += x.v[i] * y.v[i];
+}
+HC_INLINE void multiply_add(Lanes& sum, const Lanes& x, float y) {
+  for (std::size_t i = 0; i < kLanes / kVector; ++i) sum.v[i] += x.v[i] * y;
+}
+
+HC_INLINE float sum(const Lanes& x) {
   float part[kLanes];
-  save(part, v);
+  save(part, x);
   for (std::size_t width = kLanes / 2; width; width /= 2)
     for (std::size_t i = 0; i < width; ++i) part[i] += part[i + width];
   return part[0];
+}
+
+// Calls f.operator()<R>(k) for groups of R vectors that together are the `rank` vectors, k the first of each.
+template <typename F>
+void in_groups(std::size_t rank, F f) {
+  std::size_t k = 0;
+  for (; k + 4 <= rank; k += 4) f.template operator()<4>(k);
+  for (; k + 2 <= rank; k += 2) f.template operator()<2>(k);
+  for (; k < rank; ++k) f.template operator()<1>(k);
 }
 
 // One NaN for all: which operand's NaN a sum keeps is up to the compiler.
@@ -42,37 +80,48 @@ std::size_t row_length(std::size_t n, std::size_t i, std::size_t cols) {
   return n > i * cols ? smaller(cols, n - i * cols) : 0;
 }
 
-// One row times R vectors of q.
-template <std::size_t R>
-void project_row(const float* m, std::size_t length, std::size_t cols, const float* q, float* p) {
-  Lanes sums[R] = {};
-  Lanes x, y;
+// `Rows` rows of the same length times R vectors of q: each piece of q that is loaded serves all rows.
+template <std::size_t Rows, std::size_t R>
+void project_rows(const float* m, std::size_t length, std::size_t cols, std::size_t rank, const float* q,
+                  float* p) {
+  Lanes sums[Rows][R] = {};
+  Lanes x[Rows], y;
   std::size_t j = 0;
   for (; j + kLanes <= length; j += kLanes) {
-    load(x, m + j);
+    for (std::size_t s = 0; s < Rows; ++s) load(x[s], m + s * cols + j);
     for (std::size_t k = 0; k < R; ++k) {
       load(y, q + k * cols + j);
-      sums[k] += x * y;
+      for (std::size_t s = 0; s < Rows; ++s) multiply_add(sums[s][k], x[s], y);
     }
   }
   if (j < length) {
-    load_part(x, m + j, length - j);
+    for (std::size_t s = 0; s < Rows; ++s) load_part(x[s], m + s * cols + j, length - j);
     for (std::size_t k = 0; k < R; ++k) {
       load_part(y, q + k * cols + j, length - j);
-      sums[k] += x * y;
+      for (std::size_t s = 0; s < Rows; ++s) multiply_add(sums[s][k], x[s], y);
     }
   }
-  for (std::size_t k = 0; k < R; ++k) p[k] = sum(sums[k]);
+  for (std::size_t s = 0; s < Rows; ++s)
+    for (std::size_t k = 0; k < R; ++k) p[s * rank + k] = sum(sums[s][k]);
+}
+
+template <std::size_t Rows>
+void project_rows(const float* m, std::size_t length, std::size_t cols, std::size_t rank, const float* q,
+                  float* p) {
+  in_groups(rank, [&]<std::size_t R>(std::size_t k) {
+    project_rows<Rows, R>(m, length, cols, rank, q + k * cols, p + k);
+  });
 }
 
 void project(const float* m, std::size_t n, std::size_t rows, std::size_t cols, std::size_t rank,
              const float* q, float* p) {
-  for (std::size_t i = 0; i < rows; ++i) {
+  constexpr std::size_t kRows = kVector == 16 ? 4 : 2;  // what the registers hold; sums do not depend on it
+  std::size_t i = 0;
+  for (; i + kRows <= rows && (i + kRows) * cols <= n; i += kRows)
+    project_rows<kRows>(m + i * cols, cols, cols, rank, q, p + i * rank);
+  for (; i < rows; ++i) {
     const std::size_t length = row_length(n, i, cols);
-    const float* row = m + (length ? i * cols : 0);
-    std::size_t k = 0;
-    for (; k + 4 <= rank; k += 4) project_row<4>(row, length, cols, q + k * cols, p + i * rank + k);
-    for (; k < rank; ++k) project_row<1>(row, length, cols, q + k * cols, p + i * rank + k);
+    project_rows<1>(m + (length ? i * cols : 0), length, cols, rank, q, p + i * rank);
   }
   canonical_nans(p, rows * rank);
 }
@@ -96,7 +145,7 @@ void project_back_tile(const float* m, std::size_t first_column, std::size_t wid
       for (std::size_t s = 0; s < kRows; ++s) load(x[s], row + s * cols + j);
       for (std::size_t k = 0; k < R; ++k) {
         load(y, q + k * cols + j);
-        for (std::size_t s = 0; s < kRows; ++s) y += x[s] * p[(i + s) * rank + k];
+        for (std::size_t s = 0; s < kRows; ++s) multiply_add(y, x[s], p[(i + s) * rank + k]);
         save(q + k * cols + j, y);
       }
     }
@@ -119,13 +168,28 @@ void project_back(const float* m, std::size_t n, std::size_t rows, std::size_t c
   std::memset(q, 0, rank * cols * sizeof(float));
   for (std::size_t first = 0; first < cols; first += kTileColumns) {
     const std::size_t width = smaller(kTileColumns, cols - first);
-    std::size_t k = 0;
-    for (; k + 4 <= rank; k += 4)
-      project_back_tile<4>(m, first, width, n, rows, cols, rank, p + k, q + k * cols + first);
-    for (; k < rank; ++k)
-      project_back_tile<1>(m, first, width, n, rows, cols, rank, p + k, q + k * cols + first);
+    in_groups(rank, [&]<std::size_t R>(std::size_t k) {
+      project_back_tile<R>(m, first, width, n, rows, cols, rank, p + k, q + k * cols + first);
+    });
   }
   canonical_nans(q, rank * cols);
+}
+
+// line[0 .. width) += sum over R vectors of p[k] * q[k][..]
+template <std::size_t R>
+void reconstruct_line(const float* p, const float* q, std::size_t width, std::size_t cols, float* line) {
+  Lanes x, y;
+  std::size_t j = 0;
+  for (; j + kLanes <= width; j += kLanes) {
+    load(x, line + j);
+    for (std::size_t k = 0; k < R; ++k) {
+      load(y, q + k * cols + j);
+      multiply_add(x, y, p[k]);
+    }
+    save(line + j, x);
+  }
+  for (; j < width; ++j)
+    for (std::size_t k = 0; k < R; ++k) line[j] += q[k * cols + j] * p[k];
 }
 
 void reconstruct(const float* p, const float* q, std::size_t n, std::size_t rows, std::size_t cols,
@@ -136,12 +200,10 @@ void reconstruct(const float* p, const float* q, std::size_t n, std::size_t rows
       const std::size_t length = row_length(n, i, cols);
       if (length <= first) break;  // later rows are no longer
       const std::size_t width = smaller(kTileColumns, length - first);
-      for (std::size_t j = 0; j < width; ++j) line[j] = 0.0f;
-      for (std::size_t k = 0; k < rank; ++k) {
-        const float factor = p[i * rank + k];
-        const float* vector = q + k * cols + first;
-        for (std::size_t j = 0; j < width; ++j) line[j] += factor * vector[j];
-      }
+      std::memset(line, 0, width * sizeof(float));
+      in_groups(rank, [&]<std::size_t R>(std::size_t k) {
+        reconstruct_line<R>(p + i * rank + k, q + k * cols + first, width, cols, line);
+      });
       float* out = m + i * cols + first;
       if (add)
         for (std::size_t j = 0; j < width; ++j) out[j] += line[j];
@@ -151,17 +213,13 @@ void reconstruct(const float* p, const float* q, std::size_t n, std::size_t rows
   }
 }
 
+// In eight partial sums.
 double dot(const float* a, const float* b, std::size_t n) {
-  WideLanes sums = {};
+  double sums[8] = {};
   std::size_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    WideLanes x, y;
-    for (std::size_t l = 0; l < 8; ++l) {
-      x[l] = a[i + l];
-      y[l] = b[i + l];
-    }
-    sums += x * y;
-  }
+  for (; i + 8 <= n; i += 8)
+    for (std::size_t l = 0; l < 8; ++l)
+      sums[l] += static_cast<double>(a[i + l]) * static_cast<double>(b[i + l]);
   double total = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
   for (; i < n; ++i) total += static_cast<double>(a[i]) * static_cast<double>(b[i]);
   return total;

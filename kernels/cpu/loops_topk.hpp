@@ -37,6 +37,24 @@ bool none_reaches(const U* x, U low) {
   return largest < low;
 }
 
+// Calls f(i) for the elements of a chunk of m whose magnitude is at least `low`, in order.
+template <typename U, typename F>
+void each_reaching(const U* x, std::size_t m, U low, F f) {
+  if (m < kChunk) {
+    for (std::size_t i = 0; i < m; ++i)
+      if ((x[i] & Keys<U>::kMask) >= low) f(i);
+    return;
+  }
+  if (none_reaches<U>(x, low)) return;
+  std::uint8_t flags[kChunk];  // vectorized; then eight flags at a time, a step for each that is set
+  for (std::size_t i = 0; i < kChunk; ++i) flags[i] = (x[i] & Keys<U>::kMask) >= low;
+  for (std::size_t at = 0; at < kChunk; at += 8) {
+    std::uint64_t set;
+    std::memcpy(&set, flags + at, 8);
+    for (; set; set &= set - 1) f(at + static_cast<std::size_t>(__builtin_ctzll(set)) / 8);
+  }
+}
+
 // Count the digit at `shift` of the magnitudes whose higher bits are `prefix`.
 template <typename U>
 void count_digits(const std::uint8_t* src, std::size_t n, int shift, int width, U prefix, bool first,
@@ -95,25 +113,48 @@ Selection topk_threshold(const void* src, DTypeCode dtype, std::size_t n, std::s
 }
 
 template <typename U>
-std::size_t collect(const std::uint8_t* src, std::size_t n, Selection* selection, std::uint16_t* indices) {
-  const std::uint64_t all = selection->all, tie = selection->tie;
-  std::uint64_t ties = selection->ties;
+std::size_t candidates(const std::uint8_t* src, std::size_t n, U low, U* keys, std::size_t capacity) {
   std::size_t count = 0;
   U buffer[kChunk];
   for (std::size_t at = 0; at < n; at += kChunk) {
+    if (capacity - count < kChunk) return capacity + 1;
     const std::size_t m = smaller(kChunk, n - at);
     const U* x = chunk_at<U>(src, at, m, buffer);
-    const std::uint64_t low = ties ? tie : all;
-    if (low > Keys<U>::kMask) break;  // nothing is larger than the largest key
-    if (m == kChunk && none_reaches<U>(x, static_cast<U>(low))) continue;
-    for (std::size_t i = 0; i < m; ++i) {
-      const std::uint64_t a = x[i] & Keys<U>::kMask;
-      const bool tied = a == tie && ties > 0;
-      ties -= tied;
-      if (a >= all || tied) indices[count++] = static_cast<std::uint16_t>(at + i);
-    }
+    each_reaching<U>(x, m, low, [&](std::size_t i) { keys[count++] = x[i] & Keys<U>::kMask; });
   }
-  selection->ties = ties;
+  return count;
+}
+
+std::size_t topk_candidates(const void* src, DTypeCode dtype, std::size_t n, std::uint64_t low, void* keys,
+                            std::size_t capacity) {
+  const auto* from = static_cast<const std::uint8_t*>(src);
+  if (dtype == kFloat32)
+    return candidates<std::uint32_t>(from, n, static_cast<std::uint32_t>(low),
+                                     static_cast<std::uint32_t*>(keys), capacity);
+  if (dtype == kFloat64)
+    return candidates<std::uint64_t>(from, n, low, static_cast<std::uint64_t*>(keys), capacity);
+  return candidates<std::uint16_t>(from, n, static_cast<std::uint16_t>(low),
+                                   static_cast<std::uint16_t*>(keys), capacity);
+}
+
+template <typename U>
+std::size_t collect(const std::uint8_t* src, std::size_t n, Selection* selection, std::uint16_t* indices) {
+  const std::uint64_t all = selection->all;
+  std::size_t count = 0;
+  U buffer[kChunk];
+  for (std::size_t at = 0; at < n; at += kChunk) {
+    const std::uint64_t low = selection->ties ? selection->tie : all;
+    if (low > Keys<U>::kMask) break;  // nothing is larger than the largest key
+    const std::size_t m = smaller(kChunk, n - at);
+    const U* x = chunk_at<U>(src, at, m, buffer);
+    each_reaching<U>(x, m, static_cast<U>(low), [&](std::size_t i) {
+      if ((x[i] & Keys<U>::kMask) < all) {  // a tie
+        if (!selection->ties) return;
+        --selection->ties;
+      }
+      indices[count++] = static_cast<std::uint16_t>(at + i);
+    });
+  }
   return count;
 }
 

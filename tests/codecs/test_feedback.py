@@ -14,7 +14,9 @@ from tests.codecs import common
 KEY = ("dp", "layer.0.weight")
 
 
-@pytest.mark.parametrize("spec", ["int4", "topk:ratio=0.02", "topk:ratio=0.02,values=int8", "powersgd:rank=1"])
+@pytest.mark.parametrize(
+    "spec", ["int4", "topk:ratio=0.02", "topk:ratio=0.02,values=int8", "powersgd:rank=1"]
+)
 def test_what_was_sent_and_what_is_kept_add_up(spec):
     """Over any number of steps: the inputs' sum is the messages' sum plus the residual."""
     feedback = hc.ErrorFeedback(spec)

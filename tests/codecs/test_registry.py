@@ -44,7 +44,18 @@ def test_spec_strings(text, name, params):
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":block=8", "int8:", "int8:block", "int8:block=", "int8:=8", "int8:block=8:block=8", "a:b=(c", "a:b=c)"]
+    "text",
+    [
+        "",
+        ":block=8",
+        "int8:",
+        "int8:block",
+        "int8:block=",
+        "int8:=8",
+        "int8:block=8:block=8",
+        "a:b=(c",
+        "a:b=c)",
+    ],
 )
 def test_malformed_specs(text):
     with pytest.raises(ValueError, match="malformed codec spec"):
@@ -52,7 +63,9 @@ def test_malformed_specs(text):
 
 
 def test_unknown_codecs_and_parameters():
-    with pytest.raises(hc.UnknownCodecError, match=r"unknown codec 'int9' \(did you mean 'int[84]'\?\); known: bf16"):
+    with pytest.raises(
+        hc.UnknownCodecError, match=r"unknown codec 'int9' \(did you mean 'int[84]'\?\); known: bf16"
+    ):
         hc.get_codec("int9")
     with pytest.raises(ValueError, match="codec 'int8' has no parameter 'blok'; it takes block"):
         hc.get_codec("int8:blok=8")
@@ -67,7 +80,11 @@ def test_keywords_win():
 
 
 def test_names_and_ids_are_taken_once():
-    for attributes in ({"name": "none", "wire_id": 200}, {"name": "other", "wire_id": 0}, {"name": "x", "wire_id": 256}):
+    for attributes in (
+        {"name": "none", "wire_id": 200},
+        {"name": "other", "wire_id": 0},
+        {"name": "x", "wire_id": 256},
+    ):
         with pytest.raises(ValueError, match="taken or out of range"):
             register(type("Other", (NoneCodec,), attributes))
     assert "other" not in names()
@@ -81,7 +98,19 @@ def test_unknown_wire_id():
 
 
 def test_none_carries_every_dtype():
-    for dtype in ("uint8", "int8", "int16", "int32", "int64", "bool", "uint16", "uint32", "uint64", "complex64", "complex128"):
+    for dtype in (
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "bool",
+        "uint16",
+        "uint32",
+        "uint64",
+        "complex64",
+        "complex128",
+    ):
         x = np.arange(10).astype(dtype)
         y = hc.decode(hc.get_codec("none").encode(x))
         assert y.dtype == x.dtype

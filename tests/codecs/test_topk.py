@@ -137,7 +137,7 @@ def test_values_that_cannot_nest(values):
         hc.get_codec("topk", values=values)
 
 
-# -- forged index sections ---------------------------------------------------------------------------------------
+# -- forged index sections ---------------------------------------------------------------------------------
 
 
 def scatter(counts: list[int], section: bytes, *, n: int, k: int) -> int:
@@ -196,7 +196,7 @@ def test_no_deeper_nesting():
     x = common.gaussian(100)
     msg = hc.get_codec("topk:ratio=0.1").encode(x)
     nested = hc.get_codec("topk:ratio=1.0").encode(x[:10])
-    bad = np.concatenate([msg[: 32 + 16 + 4 + 20], nested])
+    bad = np.concatenate([msg[: 32 + 16 + 4 + 13], nested])
     bad[16:24] = np.frombuffer((bad.size - 32).to_bytes(8, "little"), np.uint8)
     with pytest.raises(hc.WireError, match="codec 'topk'"):
         hc.decode(common.reseal(bad))

@@ -95,7 +95,10 @@ HC_HD BlockScale<T> block_scale(typename Real<T>::Bits peak, T limit) {
   if (peak >= Real<T>::kInfinity) return {float_of(Real<T>::kNan), T(0)};
   if (peak < Real<T>::kSmallest) return {T(0), T(0)};
   const T largest = float_of(peak);
-  return {largest / limit, limit / largest};
+  T stored = largest / limit;
+  // At the end of the range the quotient, rounded up, times limit would be infinite: round it down instead.
+  if (stored * limit == float_of(Real<T>::kInfinity)) stored = float_of(bits_of(stored) - 1);
+  return {stored, limit / largest};
 }
 
 // rint(x * inverse) as the low bits of an integer. Adding 1.5 * 2^(mantissa bits) rounds to nearest even and

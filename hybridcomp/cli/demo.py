@@ -1,0 +1,151 @@
+"""``hybridcomp demo``: train one model with and without compression on a slow cluster, and compare."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import math
+import sys
+import time
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hybridcomp.cli.terminate import end_on_signals
+from hybridcomp.demo.plan import DemoPlan, Run
+from hybridcomp.demo.record import RunRecord
+from hybridcomp.demo.report import HEADINGS, Report, cells, write_report
+from hybridcomp.demo.runner import Outcome, run_all
+from hybridcomp.lab import KINDS, Lab, Rate
+
+LINES_PER_RUN = 8  # where there is no terminal to draw on
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ``hybridcomp demo``."""
+    plan = DemoPlan()
+    result = argparse.ArgumentParser(
+        prog="hybridcomp demo",
+        description="Train the same GPT under several policies on four hosts with slow links, made on this "
+        "machine, and compare speed, loss and traffic. Leaves a table, demo.png, demo.html and results.json.",
+    )
+    result.add_argument(
+        "--out", type=Path, default=Path("runs/demo"), help="folder to write to (default runs/demo)"
+    )
+    result.add_argument("--rate", default=plan.rate, help=f"speed of each host's link (default {plan.rate})")
+    result.add_argument("--steps", type=int, default=plan.steps, help=f"of each run (default {plan.steps})")
+    result.add_argument(
+        "--policies",
+        default=",".join(plan.policies),
+        help=f"presets to compare, none among them (default {','.join(plan.policies)})",
+    )
+    result.add_argument("--data", help="UTF-8 text or .bin tokens (default: Python's standard library)")
+    result.add_argument("--kind", choices=KINDS, default="auto", help="of lab; see `hybridcomp lab --help`")
+    return result
+
+
+class Show:
+    """Shows the runs: bars on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description:<9}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._printed = 0
+        self._began = 0.0
+
+    def __enter__(self) -> Show:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begin(self, run: Run, lab: Lab) -> None:
+        """Start a bar."""
+        link = "links unshaped" if lab.rate.bits_per_second is None else f"links at {lab.rate}"
+        self._printed, self._began = 0, time.monotonic()
+        self._task = self._progress.add_task(run.name, total=run.steps, said="starting the ranks")
+        if self._progress.disable:
+            place = link if lab.kind == "namespaces" else lab.kind
+            self._print(
+                f"{run.name}: {run.steps} steps under policy {run.policy}, {place}; starting the ranks"
+            )
+
+    def update(self, run: Run, record: RunRecord) -> None:
+        """Move the bar on."""
+        if not record.train or self._task is None:
+            return
+        last = record.train[-1]
+        step, megabytes = last["step"], sum(last["wire_bytes"].values()) / 1e6
+        said = f"loss {last['loss']:6.3f}  {last['tokens_per_s']:8,.0f} tokens/s  {megabytes:9,.1f} MB sent"
+        self._progress.update(self._task, completed=step, said=said)
+        if self._progress.disable and step >= self._printed + math.ceil(run.steps / LINES_PER_RUN):
+            self._printed = step
+            self._print(f"  step {step:4d}  {said}")
+
+    def finish(self, run: Run, record: RunRecord) -> None:
+        """Say how it ended."""
+        if self._progress.disable:
+            self._print(
+                f"  validation loss {record.val_loss:.3f}, {record.tokens_per_s:,.0f} tokens/s, "
+                f"{time.monotonic() - self._began:.0f} s with start and evaluations"
+            )
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def main(argv: list[str]) -> int:
+    """Run ``hybridcomp demo ARGV`` and return 0.
+
+    Raises:
+        ConfigError: wrong arguments.
+        LabError: this machine cannot bring up a lab of that kind.
+        DemoError: a run failed.
+    """
+    arguments = parser().parse_args(argv)
+    for needed in ("matplotlib", "torch"):  # known now, not after minutes of training
+        if importlib.util.find_spec(needed) is None:
+            raise ModuleNotFoundError(f"No module named {needed!r}", name=needed)
+    end_on_signals()
+    plan = dataclasses.replace(
+        DemoPlan(),
+        rate=str(Rate.parse(arguments.rate)),
+        steps=arguments.steps,
+        policies=tuple(name.strip() for name in arguments.policies.split(",")),
+        data=arguments.data,
+    )
+    console = Console(file=sys.stdout)
+    with Show(console) as show:
+        outcome = run_all(plan, arguments.out, show, kind=arguments.kind)
+    report = write_report(outcome, arguments.out)
+    _print_report(console, outcome, report)
+    page, picture = arguments.out / "demo.html", arguments.out / "demo.png"
+    console.print(f"\nThe same as a page: {page}, as a picture: {picture}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _print_report(console: Console, outcome: Outcome, report: Report) -> None:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for index, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in report.rows:
+        table.add_row(*cells(row))
+    console.print()
+    console.print(table)
+    console.print()
+    for sentence in (*report.sentences, *outcome.notes):
+        console.print(sentence, highlight=False, soft_wrap=True)

@@ -1,0 +1,57 @@
+"""The ``hybridcomp`` command: finds the sub-command, loads it alone, and turns errors into one line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from hybridcomp import HybridcompError, __version__
+
+# Each lives in the module of its name, whose main(argv) returns the exit code.
+COMMANDS = {
+    "demo": "train one model with and without compression on a slow cluster, and compare",
+    "lab": "run a command on a cluster with slow links, made on this machine",
+    "train": "train a GPT over data, pipeline and tensor parallelism",
+}
+EXIT_WRONG_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    listing = "\n".join(f"  {name:<8}{text}" for name, text in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="hybridcomp",
+        description="Compressed collectives for distributed training.",
+        epilog=f"commands:\n{listing}\n\n`hybridcomp COMMAND --help` explains each.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="hybridcomp [-h] [--version] COMMAND ...",
+    )
+    parser.add_argument("--version", action="version", version=f"hybridcomp {__version__}")
+    parser.add_argument("command", choices=sorted(COMMANDS), metavar="COMMAND", help="one of those below")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line ``argv`` (by default this process's) and return the exit code.
+
+    Wrong input, which is every HybridcompError, ends as one line on stderr and exit code 2.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    command = _parser().parse_args(argv[:1]).command
+    try:
+        module = importlib.import_module(f"hybridcomp.cli.{command}")
+        return int(module.main(argv[1:]))
+    except HybridcompError as error:
+        print(f"hybridcomp {command}: error: {error}", file=sys.stderr)
+        return EXIT_WRONG_INPUT
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("hybridcomp"):
+            raise
+        print(
+            f"hybridcomp {command}: error: {error.name} is missing: pip install 'hybridcomp[train]'",
+            file=sys.stderr,
+        )
+        return EXIT_WRONG_INPUT
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED

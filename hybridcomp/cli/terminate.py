@@ -1,0 +1,16 @@
+"""Signals that end a command in an orderly way."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM and SIGHUP unwind the stack, so that what is up is taken down; exit code 128 + number."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

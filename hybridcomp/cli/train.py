@@ -1,0 +1,100 @@
+"""``hybridcomp train``: check everything, become ranks, run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from hybridcomp.errors import ConfigError, HybridcompError, PolicyError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_WRONG_INPUT = 2
+_READY = -1
+_PREFIX = "hybridcomp train: error: "
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code: 0, or 2 for wrong input.
+
+    Outside MPI everything that can be checked is checked, then the process becomes ``mpiexec``; inside MPI
+    the ranks check again, agree, and train.
+    """
+    try:
+        from hybridcomp.train import launch, start  # noqa: PLC0415  (loads the extras)
+    except ImportError as error:
+        return _complain(f"{error.name} is missing: pip install 'hybridcomp[train]'")
+    if not launch.inside_mpi():
+        try:
+            job = start.prepare(arguments)
+            if job.config.ranks > 1:
+                launch.exec_under_mpiexec(job.config.ranks, job.config.threads, arguments)
+        except HybridcompError as error:
+            return _complain(str(error))
+    return _run_as_rank(arguments)
+
+
+def _complain(what: str) -> int:
+    print(_PREFIX + what, file=sys.stderr, flush=True)
+    return _WRONG_INPUT
+
+
+def _run_as_rank(arguments: Sequence[str]) -> int:
+    from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
+
+    from hybridcomp.train import launch, start  # noqa: PLC0415
+
+    comm = MPI.COMM_WORLD
+    job: start.Job | None = None
+    status, printed = _READY, ""
+    # A rank that leaves alone would let the others wait, and one message is better than one per rank.
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            job = start.prepare(arguments)
+            launch.check_rank_count(job.config.ranks, comm)
+        except HybridcompError as error:
+            status, printed = _WRONG_INPUT, _PREFIX + str(error) + "\n"
+        except SystemExit as stop:  # the command line's own parser, or --help
+            status = stop.code if isinstance(stop.code, int) else _WRONG_INPUT
+        except Exception:
+            status, printed = 1, traceback.format_exc()
+    replies = launch.gather_text(comm, str(status))
+    bad = [rank for rank, reply in enumerate(replies) if int(reply) != _READY]
+    if bad:
+        if comm.rank == bad[0]:
+            sys.stdout.write(out.getvalue())
+            sys.stderr.write(err.getvalue() + printed)
+        return int(replies[bad[0]])
+    if job is None:
+        raise RuntimeError("no job although nothing failed")
+    try:
+        start.check_agreement(launch.gather_text(comm, start.agreed_text(job)))
+    except HybridcompError as error:
+        return _complain(str(error)) if comm.rank == 0 else _WRONG_INPUT
+    job = start.with_run_directory(job, launch.gather_text(comm, job.config.out or "")[0])
+    try:
+        from hybridcomp.train import trainer  # noqa: PLC0415  (loads torch)
+
+        trainer.run(job)
+    except (ConfigError, PolicyError) as error:
+        _abort(comm, f"{_PREFIX}rank {comm.rank}: {error}", _WRONG_INPUT)
+    except HybridcompError as error:
+        _abort(comm, f"{_PREFIX}rank {comm.rank}: {type(error).__name__}: {error}", 1)
+    except KeyboardInterrupt:
+        _abort(comm, "", 130)
+    except Exception:
+        _abort(comm, f"{_PREFIX}rank {comm.rank} failed\n{traceback.format_exc()}", 1)
+    return 0
+
+
+def _abort(comm: MPI.Comm, what: str, code: int) -> NoReturn:
+    """End all ranks: the others wait for this one, and would do so until the timeout."""
+    if what:
+        print(what, file=sys.stderr, flush=True)
+    comm.Abort(code)
+    raise SystemExit(code)

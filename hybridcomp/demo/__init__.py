@@ -1,0 +1,10 @@
+"""The demonstration: one model trained over slow links, without, with naive and with hybrid compression."""
+
+from __future__ import annotations
+
+from hybridcomp.demo.plan import DemoPlan, Run
+from hybridcomp.demo.record import RunRecord, read_run
+from hybridcomp.demo.report import Report, write_report
+from hybridcomp.demo.runner import DemoError, run_all
+
+__all__ = ["DemoError", "DemoPlan", "Report", "Run", "RunRecord", "read_run", "run_all", "write_report"]

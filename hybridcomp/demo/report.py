@@ -1,0 +1,163 @@
+"""The comparison: a table, its reading in words, and files that keep both."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridcomp.demo.plan import BASELINE, UNSHAPED
+from hybridcomp.demo.record import RunRecord
+from hybridcomp.demo.runner import Outcome
+
+AXES = ("dp", "pp", "tp")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy beside the baseline.
+
+    Attributes:
+        name: the policy.
+        tokens_per_s: tokens per second of training.
+        speedup: that over the baseline's.
+        val_loss: nats per token on held-out text, at the end; NaN or infinite when it diverged.
+        loss_change: relative difference to the baseline's, 0.01 is 1 % worse; NaN when it diverged.
+        wire_bytes: sent by all ranks, per axis.
+        seconds: of training, without evaluations.
+    """
+
+    name: str
+    tokens_per_s: float
+    speedup: float
+    val_loss: float
+    loss_change: float
+    wire_bytes: dict[str, int]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """The comparison of one demonstration.
+
+    Attributes:
+        rows: one for each policy, the baseline's among them.
+        share: part of the baseline's step that the shaped link costs; None where links cannot be shaped.
+        sentences: what the figures say.
+    """
+
+    rows: tuple[Row, ...]
+    share: float | None
+    sentences: tuple[str, ...]
+
+
+def compare(outcome: Outcome) -> Report:
+    """Compare the runs with the baseline among them."""
+    records = {name: record for name, record in outcome.records.items() if name != UNSHAPED}
+    base = records[BASELINE]
+    rows = tuple(_row(record, base) for record in records.values())
+    share = None
+    if UNSHAPED in outcome.records:
+        share = 1 - outcome.records[UNSHAPED].step_seconds / base.step_seconds
+    return Report(rows, share, tuple(_sentences(rows, share, outcome)))
+
+
+def _row(record: RunRecord, base: RunRecord) -> Row:
+    change = record.val_loss / base.val_loss - 1
+    return Row(
+        name=record.name,
+        tokens_per_s=record.tokens_per_s,
+        speedup=record.tokens_per_s / base.tokens_per_s,
+        val_loss=record.val_loss,
+        loss_change=change if math.isfinite(change) else math.nan,
+        wire_bytes=record.wire_bytes,
+        seconds=float(record.summary["seconds"]),
+    )
+
+
+def _sentences(rows: Sequence[Row], share: float | None, outcome: Outcome) -> list[str]:
+    plan = outcome.plan
+    base = outcome.records[BASELINE]
+    where = f"{plan.hosts} hosts at {plan.rate}" if share is not None else "shared memory"
+    said = [
+        f"{plan.pp * plan.dp * plan.tp} ranks (pp {plan.pp}, dp {plan.dp}, tp {plan.tp}) on {where} "
+        f"trained a GPT of {base.start['parameters'] / 1e6:.1f} million parameters for {plan.steps} steps of "
+        f"{plan.tokens_per_step} tokens, from the same seed and data each time."
+    ]
+    if share is None:
+        said.append("No link was shaped here, so the loss and the bytes count, and speed is not the point.")
+    else:
+        free = outcome.records[UNSHAPED].step_seconds
+        said.append(
+            f"Waiting for the {plan.rate} links was {share:.0%} of the uncompressed step: "
+            f"{base.step_seconds:.2f} s, against {free:.2f} s with the links unshaped."
+        )
+    for row in rows:
+        if row.name == BASELINE:
+            continue
+        ratio = sum(base.wire_bytes.values()) / max(1, sum(row.wire_bytes.values()))
+        loss = (
+            "its loss diverged"
+            if math.isnan(row.loss_change)
+            else f"a validation loss {_worse(row.loss_change)}"
+        )
+        said.append(
+            f"{row.name}: {row.speedup:.2f} times the tokens per second, {loss}, "
+            f"{ratio:.1f} times fewer bytes sent."
+        )
+    return said
+
+
+def _worse(change: float) -> str:
+    if abs(change) < 0.0005:
+        return "the same within 0.05 %"
+    return f"{abs(change):.1%} {'higher' if change > 0 else 'lower'}"
+
+
+HEADINGS = (
+    "policy", "tokens/s", "x none", "val loss", "vs none", "dp MB", "pp MB", "tp MB", "seconds",
+)  # fmt: skip
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Return one row of the table as text, in the order of ``HEADINGS``; megabytes are 10^6 bytes."""
+    change = "diverged" if math.isnan(row.loss_change) else f"{row.loss_change:+.1%}"
+    return (
+        row.name,
+        f"{row.tokens_per_s:,.0f}",
+        f"{row.speedup:.2f}",
+        f"{row.val_loss:.3f}",
+        "" if row.name == BASELINE else change,
+        *(f"{row.wire_bytes.get(axis, 0) / 1e6:,.1f}" for axis in AXES),
+        f"{row.seconds:.0f}",
+    )
+
+
+def write_report(outcome: Outcome, out: Path) -> Report:
+    """Write ``results.json``, ``demo.png`` and ``demo.html`` into ``out`` and return the comparison."""
+    # matplotlib takes a second to load, which nobody should wait for who only imports this
+    from hybridcomp.demo.machine import facts  # noqa: PLC0415
+    from hybridcomp.demo.page import page  # noqa: PLC0415
+    from hybridcomp.demo.picture import draw  # noqa: PLC0415
+
+    report = compare(outcome)
+    machine = facts(outcome.kind)
+    values: dict[str, Any] = {
+        "plan": asdict(outcome.plan),
+        "kind": outcome.kind,
+        "share": report.share,
+        "rows": [asdict(row) for row in report.rows],
+        "step_seconds": {name: record.step_seconds for name, record in outcome.records.items()},
+        "commands": outcome.commands,
+        "machine": machine,
+        "seconds": outcome.seconds,
+        "sentences": [*report.sentences, *outcome.notes],
+    }
+    (out / "results.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    picture = draw(outcome, report)
+    (out / "demo.png").write_bytes(picture)
+    (out / "demo.html").write_text(page(outcome, report, picture, machine), encoding="utf-8")
+    return report

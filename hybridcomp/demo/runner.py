@@ -1,0 +1,150 @@
+"""Runs the plan in labs, one run after the other, and shows how far each is."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from hybridcomp.demo.plan import DemoPlan, Run
+from hybridcomp.demo.record import Follower, RunRecord
+from hybridcomp.errors import HybridcompError
+from hybridcomp.lab import Lab
+
+POLL_SECONDS = 0.2
+SILENCE_SECONDS = 300.0  # a run that writes nothing for that long hangs
+LOG_TAIL_LINES = 25
+
+
+class DemoError(HybridcompError, RuntimeError):
+    """A run of the demonstration that failed, with the end of its log."""
+
+
+@dataclass
+class Outcome:
+    """What ran and what came of it.
+
+    Attributes:
+        plan: what was to run.
+        kind: the kind of lab it ran in.
+        notes: what the lab could not do as asked.
+        records: by name of the run, in order.
+        commands: by name of the run: what to type to repeat it.
+        seconds: wall time of everything.
+    """
+
+    plan: DemoPlan
+    kind: str = "auto"
+    notes: list[str] = field(default_factory=list)
+    records: dict[str, RunRecord] = field(default_factory=dict)
+    commands: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Watcher(Protocol):
+    """Who is told how the demonstration goes."""
+
+    def begin(self, run: Run, lab: Lab) -> None:
+        """A run starts."""
+
+    def update(self, run: Run, record: RunRecord) -> None:
+        """A run has written something, or time has passed."""
+
+    def finish(self, run: Run, record: RunRecord) -> None:
+        """A run has ended well."""
+
+
+def run_all(plan: DemoPlan, out: Path, watcher: Watcher, *, kind: str = "auto") -> Outcome:
+    """Run everything that ``plan`` asks for, into folders of ``out`` named after the runs.
+
+    Raises:
+        ConfigError: the plan cannot be run.
+        LabError: this machine cannot bring up a lab of that kind.
+        DemoError: a run failed.
+    """
+    plan.check()
+    start = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    outcome = Outcome(plan)
+    with Lab(plan.hosts, plan.rate, kind=kind) as shaped:
+        outcome.kind, outcome.notes = shaped.kind, list(shaped.notes)
+        for run in plan.runs(shaped=shaped.kind != "shared-memory"):
+            with _lab_for(run, shaped) as lab:
+                folder = out / run.name
+                _forget(folder)
+                outcome.commands[run.name] = _shown(plan, run, folder)
+                outcome.records[run.name] = _run(plan, run, lab, folder, watcher)
+    outcome.seconds = time.monotonic() - start
+    return outcome
+
+
+@contextlib.contextmanager
+def _lab_for(run: Run, shaped: Lab) -> Iterator[Lab]:
+    """Give the lab at the run's rate: the one that is up, or another beside it."""
+    if run.rate == str(shaped.rate):
+        yield shaped
+    else:
+        with Lab(shaped.hosts, run.rate, kind=shaped.kind) as other:
+            yield other
+
+
+def _shown(plan: DemoPlan, run: Run, folder: Path) -> str:
+    lab = ["hybridcomp", "lab", "-n", str(plan.hosts), "--ppn", str(plan.ppn), "--rate", run.rate, "--"]
+    return shlex.join([*lab, *plan.command(run, folder)])
+
+
+def _forget(folder: Path) -> None:
+    """Remove what an earlier demonstration left, and nothing else."""
+    for name in ("metrics.jsonl", "config.toml", "log.txt"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def _run(plan: DemoPlan, run: Run, lab: Lab, folder: Path, watcher: Watcher) -> RunRecord:
+    folder.mkdir(parents=True, exist_ok=True)
+    record = RunRecord(run.name)
+    follower = Follower(folder / "metrics.jsonl", record)
+    log = folder / "log.txt"
+    watcher.begin(run, lab)
+    with log.open("wb") as file:
+        process = lab.popen(
+            plan.command(run, folder),
+            plan.ppn,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            _follow(process, follower, lambda: watcher.update(run, record), run)
+        except BaseException:
+            lab.end(process)
+            raise
+    follower.poll()
+    if process.returncode != 0 or not record.summary:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        raise DemoError(f"the run {run.name!r} ended with code {process.returncode}; {log} ends with\n{tail}")
+    watcher.update(run, record)
+    watcher.finish(run, record)
+    return record
+
+
+class _Tick(Protocol):
+    def __call__(self) -> None: ...
+
+
+def _follow(process: subprocess.Popen[bytes], follower: Follower, tick: _Tick, run: Run) -> None:
+    """Follow the run's metrics until it ends."""
+    last = time.monotonic()
+    while process.poll() is None:
+        if follower.poll():
+            last = time.monotonic()
+        elif time.monotonic() - last > SILENCE_SECONDS:
+            raise DemoError(f"the run {run.name!r} has written nothing for {SILENCE_SECONDS:g} seconds")
+        tick()
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,191 @@
+"""The keeper of one lab: a process of its own session that makes the hosts, holds them, and takes them down.
+
+It runs as a script (``python -I -S keeper.py JSON``) and uses the standard library alone. It makes one
+network namespace for the switch and one for each host, keeps them alive by holding them open, and answers on
+stdout with one line of JSON: where they are, or which step failed. Then it reads commands from stdin:
+
+    end RUN     end every process of that run, answer "done"
+
+At the end of stdin, which comes when the parent closes it or dies of anything, and when the parent is gone
+though a child of it still holds the pipe, it ends every process of the lab. The namespaces, their links and
+their shaping have no name in the file system: the kernel removes them with the last process and the last open
+file that refers to them, so that nothing can be left behind.
+
+A process belongs to the lab when it is in one of its network namespaces or carries its mark in its
+environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
+PARENT_POLL_SECONDS = 0.5
+END_SECONDS = 10.0
+MARK = "HYBRIDCOMP_LAB_ID"
+
+
+class StepError(Exception):
+    """A step of bringing the lab up that the machine refused."""
+
+
+def _libc(name: str, *arguments: int) -> None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    if function(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise StepError(f"{name} was refused: {os.strerror(code)}")
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    except FileNotFoundError as error:
+        raise StepError(f"the program {command[0]!r} is missing; it is part of iproute2") from error
+    if done.returncode != 0:
+        raise StepError(f"`{' '.join(command)}` was refused: {done.stderr.strip() or done.returncode}")
+
+
+def _shape(device: str, config: dict[str, Any]) -> None:
+    """Limit what leaves through ``device``; with a latency, hold every packet back for that long as well."""
+    if config["bits_per_second"] is not None:
+        _run("tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf",
+             "rate", f"{config['bits_per_second']}bit", "burst", str(config["burst_bytes"]),
+             "latency", "100ms")  # fmt: skip
+    if config["latency_ms"]:
+        parent = ["parent", "1:1"] if config["bits_per_second"] is not None else ["root"]
+        _run("tc", "qdisc", "add", "dev", device, *parent, "handle", "10:", "netem", "delay",
+             f"{config['latency_ms']}ms", "limit", "100000")  # fmt: skip
+
+
+def _enter_user_namespace() -> None:
+    """Become root of a user namespace of our own, where an ordinary user may make network namespaces."""
+    uid, gid = os.getuid(), os.getgid()
+    _libc("unshare", CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
+def _new_network() -> int:
+    """Move this process into a fresh network namespace and return a file descriptor that keeps it alive."""
+    _libc("unshare", CLONE_NEWNET)
+    _run("ip", "link", "set", "lo", "up")
+    return os.open("/proc/self/ns/net", os.O_RDONLY)
+
+
+def _make_hosts(config: dict[str, Any]) -> list[int]:
+    """Make the switch and the hosts, each with a link to it; return their descriptors, the switch first."""
+    subnet = config["subnet"]
+    switch = _new_network()
+    _run("ip", "link", "add", "br0", "type", "bridge")
+    _run("ip", "addr", "add", f"{subnet}.254/24", "dev", "br0")
+    _run("ip", "link", "set", "br0", "up")
+    descriptors = [switch]
+    for host in range(1, config["hosts"] + 1):
+        descriptors.append(_new_network())
+        _run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", f"port{host}",
+             "netns", f"/proc/{os.getpid()}/fd/{switch}")  # fmt: skip
+        _run("ip", "addr", "add", f"{subnet}.{host}/24", "dev", "eth0")
+        _run("ip", "link", "set", "eth0", "up")
+        _shape("eth0", config)
+        _libc("setns", switch, CLONE_NEWNET)
+        _run("ip", "link", "set", f"port{host}", "master", "br0", "up")
+    return descriptors
+
+
+def _make_loopback(config: dict[str, Any]) -> list[int]:
+    """Make one namespace whose loopback is the shared, shaped link."""
+    only = _new_network()
+    # Ethernet's size: a packet of the loopback's usual 64 KiB would not fit a slow link's token bucket.
+    _run("ip", "link", "set", "lo", "mtu", "1500")
+    _shape("lo", config)
+    return [only]
+
+
+def _processes(namespaces: set[tuple[int, int]], mark: bytes) -> list[int]:
+    """Return the ids of the processes in the namespaces or with the mark in their environment."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        inside = False
+        with contextlib.suppress(OSError):  # it ended, or it is another user's
+            info = os.stat(f"/proc/{entry}/ns/net")
+            inside = (info.st_dev, info.st_ino) in namespaces
+        with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+            inside = inside or any(part.startswith(mark) for part in file.read().split(b"\0"))
+        if inside:
+            found.append(int(entry))
+    return found
+
+
+def _end(namespaces: set[tuple[int, int]], mark: bytes) -> None:
+    """End those processes, again and again until none is left: one may start another while we look."""
+    deadline = time.monotonic() + END_SECONDS
+    while (found := _processes(namespaces, mark)) and time.monotonic() < deadline:
+        for process in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _commands(parent: int) -> Any:
+    """Yield the parent's lines until it closes the pipe or is gone."""
+    pending = b""
+    while os.getppid() == parent:
+        if not select.select([0], [], [], PARENT_POLL_SECONDS)[0]:
+            continue
+        data = os.read(0, 4096)
+        if not data:
+            return
+        *lines, pending = (pending + data).split(b"\n")
+        yield from (line.decode() for line in lines)
+
+
+def _say(answer: object) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def main(config: dict[str, Any]) -> int:
+    """Make the lab that ``config`` asks for, hold it while the parent wants it, and take it down."""
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(ignored, signal.SIG_IGN)  # they are meant for the parent, whose end is what counts
+    mark = f"{MARK}={config['token']}.".encode()
+    namespaces: set[tuple[int, int]] = set()
+    try:
+        descriptors: list[int] = []
+        if config["kind"] != "shared-memory":
+            if config["user_namespace"]:
+                _enter_user_namespace()
+            descriptors = (_make_hosts if config["kind"] == "namespaces" else _make_loopback)(config)
+        namespaces = {(os.fstat(fd).st_dev, os.fstat(fd).st_ino) for fd in descriptors}
+    except (StepError, OSError) as error:
+        _say({"error": str(error)})
+        return 1
+    _say({"networks": [f"/proc/{os.getpid()}/fd/{fd}" for fd in descriptors],
+          "user": f"/proc/{os.getpid()}/ns/user" if config["user_namespace"] else None})  # fmt: skip
+    try:
+        for line in _commands(config["parent"]):
+            _end(set(), f"{MARK}={line.removeprefix('end ')}".encode() + b"\0")
+            _say("done")
+    finally:
+        _end(namespaces, mark)
+        shutil.rmtree(config["directory"], ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

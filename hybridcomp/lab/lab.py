@@ -1,0 +1,374 @@
+"""The lab: hosts with shaped links between them, and MPI ranks across them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import select
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.lab import keeper, launch
+from hybridcomp.lab.launch import LabError
+from hybridcomp.lab.rate import Rate
+
+KINDS = ("auto", "namespaces", "loopback", "shared-memory")
+SUBNET = "10.9.0"
+MAX_HOSTS = 128
+UP_SECONDS = 60.0
+DOWN_SECONDS = 30.0
+END_SECONDS = 5.0  # how long mpiexec may take to end its ranks itself
+
+
+class Lab:
+    """Hosts on one machine, each behind a link of its own that is shaped in the direction out of the host.
+
+    A context manager: the hosts exist inside the ``with`` block, and everything that runs on them is ended at
+    its end, also when this process is killed. Several labs may be up at once; none of them is visible from
+    outside.
+
+    Args:
+        hosts: how many, 1 to 128; host ``i`` (from 1) is 10.9.0.i inside the lab.
+        rate: the speed of each link in ``tc``'s syntax ("200mbit", "1gbit"); "none" or None leaves it
+            unshaped.
+        latency: one-way delay of each link in milliseconds; needs a kernel with ``sch_netem``.
+        kind: "namespaces" (one network namespace a host; ranks of one host share memory), "loopback" (one
+            shaped loopback that all ranks share and speak TCP over), "shared-memory" (this machine as it is),
+            or "auto": the first of these that the machine allows.
+        mpiexec: the launcher; by default the one of this Python environment, or else of PATH.
+
+    Attributes:
+        kind: the kind that is up, never "auto".
+        notes: sentences for the user: what is not as asked, and why.
+
+    Raises:
+        ConfigError: a wrong argument.
+        LabError: on entering, the machine refuses this kind of lab.
+    """
+
+    def __init__(
+        self,
+        hosts: int,
+        rate: str | Rate | None = "1gbit",
+        *,
+        latency: float | None = None,
+        kind: str = "auto",
+        mpiexec: str | None = None,
+    ) -> None:
+        if not 1 <= hosts <= MAX_HOSTS:
+            raise ConfigError(f"a lab has 1 to {MAX_HOSTS} hosts, not {hosts}")
+        if kind not in KINDS:
+            raise ConfigError(f"unknown kind of lab {kind!r}; the kinds are {', '.join(KINDS)}")
+        if latency is not None and not 0 <= latency <= 10_000:
+            raise ConfigError(f"latency is 0 to 10000 milliseconds, not {latency}")
+        self.hosts = hosts
+        self.rate = rate if isinstance(rate, Rate) else Rate.parse(rate)
+        self.latency = latency
+        self.kind = kind
+        self.mpiexec = mpiexec
+        self.notes: list[str] = []
+        self._asked = kind
+        self._token = ""
+        self._runs = itertools.count(1)
+        self._marks: weakref.WeakKeyDictionary[subprocess.Popen[Any], str] = weakref.WeakKeyDictionary()
+        self._keeper: subprocess.Popen[str] | None = None
+        self._directory = Path()
+        self._networks: list[str] = []
+        self._user: str | None = None
+        self._agent = Path()
+
+    def __enter__(self) -> Lab:
+        if self._keeper is not None:
+            raise LabError("this lab is already up")
+        self.mpiexec = self.mpiexec or launch.find_mpiexec()
+        self.notes = []
+        candidates = [self._asked] if self._asked != "auto" else list(KINDS[1:])
+        refusals = []
+        for kind in candidates:
+            try:
+                self._up(kind)
+            except LabError as error:
+                if self.latency and "netem" in str(error):
+                    raise  # no other kind could do it, and it was asked for in so many words
+                refusals.append(f"{kind}: {error}")
+                continue
+            self.kind = kind
+            self._note(refusals)
+            return self
+        raise LabError(f"no lab of kind {self._asked!r} on this machine. " + "; ".join(refusals))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._down()
+
+    def _up(self, kind: str) -> None:
+        assert self.mpiexec is not None
+        if kind != "shared-memory":
+            launch.require_hydra(self.mpiexec, kind)
+            missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
+            if missing:
+                raise LabError(f"missing: {', '.join(missing)} (packages iproute2 and util-linux)")
+        self._token = secrets.token_hex(8)
+        self._directory = Path(tempfile.mkdtemp(prefix="hybridcomp-lab-"))
+        config = {
+            "kind": kind,
+            "hosts": self.hosts,
+            "subnet": SUBNET,
+            "bits_per_second": self.rate.bits_per_second,
+            "burst_bytes": self.rate.burst_bytes,
+            "latency_ms": self.latency,
+            "user_namespace": kind != "shared-memory" and os.geteuid() != 0,
+            "token": self._token,
+            "directory": str(self._directory),
+            "parent": os.getpid(),
+        }
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, json.dumps(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            answer = self._answer(UP_SECONDS)
+            if "error" in answer:
+                raise LabError(answer["error"] + _hint(answer["error"]))
+            self._networks, self._user = answer["networks"], answer["user"]
+            if kind == "namespaces":
+                self._agent = launch.write_agent(self._directory, self._networks[1:])
+            self._try_entering()
+        except BaseException:
+            self._down()
+            raise
+
+    def _try_entering(self) -> None:
+        if self._networks:
+            done = subprocess.run(
+                [*self._enter(0), "true"],
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
+            if done.returncode != 0:
+                raise LabError(f"the namespace cannot be entered: {done.stderr.strip()}")
+
+    def _answer(self, seconds: float) -> Any:
+        assert self._keeper is not None
+        assert self._keeper.stdout is not None
+        if not select.select([self._keeper.stdout], [], [], seconds)[0]:
+            raise LabError(
+                f"the lab's keeper (process {self._keeper.pid}) did not answer within {seconds:g} s"
+            )
+        line = self._keeper.stdout.readline()
+        if not line:
+            raise LabError(f"the lab's keeper (process {self._keeper.pid}) has ended")
+        return json.loads(line)
+
+    def _down(self) -> None:
+        process, self._keeper = self._keeper, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(DOWN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _note(self, refusals: list[str]) -> None:
+        if refusals:
+            self.notes.append("This machine does not allow a better lab: " + "; ".join(refusals) + ".")
+        if self.kind == "loopback":
+            self.notes.append(f"All ranks share one loopback at {self.rate}; hosts are not told apart.")
+        if self.kind == "shared-memory":
+            self.notes.append(
+                "The ranks talk through shared memory, which no rate limits: this shows that things work, "
+                "and speed is not the point."
+            )
+
+    def mpi_command(self, argv: Sequence[str], ppn: int = 1, *, ranks: int | None = None) -> list[str]:
+        """Return the command line that runs ``argv`` on ``ppn`` ranks of each host, ranks 0 to ppn-1 on host
+        1.
+
+        It wants the environment that ``environment`` returns. ``ranks`` limits their number, the last hosts
+        staying empty.
+
+        Raises:
+            ConfigError: no command, or a number of ranks that does not fit.
+            LabError: the lab is not up.
+        """
+        command, _ = self._launch(ppn, ranks)
+        if not argv:
+            raise ConfigError("there is no command to run")
+        return [*command, *launch.resolve(list(argv))]
+
+    def environment(self, ppn: int = 1, env: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the environment for ``mpi_command``: this process's, the lab's over it, then ``env``."""
+        _, wanted = self._launch(ppn, None)
+        here = sysconfig.get_path("scripts")
+        result = {**os.environ, **wanted}
+        result["PATH"] = here + os.pathsep + os.environ.get("PATH", os.defpath)
+        result.setdefault("OMP_NUM_THREADS", "1")  # the ranks share this machine's cores
+        # No host of a lab has a name to look up, of which torch would warn on every connection.
+        result.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        result[keeper.MARK] = f"{self._token}.{next(self._runs)}"
+        result["HYBRIDCOMP_LAB_KIND"] = self.kind
+        result["HYBRIDCOMP_LAB_RATE"] = str(self.rate)
+        result["HYBRIDCOMP_LAB_HOSTS"] = str(self.hosts)
+        result["HYBRIDCOMP_LAB_PPN"] = str(ppn)
+        result.update(env or {})
+        return result
+
+    def popen(
+        self,
+        argv: Sequence[str],
+        ppn: int = 1,
+        *,
+        ranks: int | None = None,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> subprocess.Popen[Any]:
+        """Start ``argv`` across the hosts and return at once; ``options`` go to ``subprocess.Popen``."""
+        environment = self.environment(ppn, env)
+        command = self.mpi_command(argv, ppn, ranks=ranks)
+        process = subprocess.Popen(command, env=environment, **options)
+        self._marks[process] = environment[keeper.MARK]
+        return process
+
+    def mpirun(
+        self,
+        argv: Sequence[str],
+        ppn: int = 1,
+        *,
+        ranks: int | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        capture: bool = True,
+        check: bool = False,
+        cwd: str | os.PathLike[str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``argv`` across the hosts, as ``subprocess.run`` would, and wait for its end.
+
+        Args:
+            argv: the command; ``python`` and ``hybridcomp`` are this environment's.
+            ppn: ranks on each host, host by host.
+            ranks: how many in all, when the last hosts are to stay empty.
+            env: variables over the lab's own.
+            timeout: seconds after which the run and all it started are ended.
+            capture: collect stdout and stderr as text; otherwise they go where this process's go.
+            check: raise CalledProcessError unless the exit code is 0.
+            cwd: the directory to run in.
+
+        Raises:
+            subprocess.TimeoutExpired: with what was printed until then.
+        """
+        pipe = subprocess.PIPE if capture else None
+        process = self.popen(
+            argv,
+            ppn,
+            ranks=ranks,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+        with process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired as error:
+                self.end(process)
+                out, err = process.communicate()
+                raise subprocess.TimeoutExpired(process.args, error.timeout, out, err) from None
+            except BaseException:
+                self.end(process)
+                raise
+        done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        if check:
+            done.check_returncode()
+        return done
+
+    def end(self, process: subprocess.Popen[Any]) -> None:
+        """End what ``popen`` started: mpiexec first, politely, then every process that is left of the run."""
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+        process.kill()
+        if self._keeper is not None and self._keeper.stdin is not None:
+            self._keeper.stdin.write(f"end {self._marks[process]}\n")
+            self._keeper.stdin.flush()
+            self._answer(DOWN_SECONDS)
+        process.wait()
+
+    def host_command(self, host: int, argv: Sequence[str]) -> list[str]:
+        """Return the command line that runs ``argv`` on one host (from 1), outside MPI.
+
+        Raises:
+            ConfigError: there is no such host.
+            LabError: the lab is not up.
+        """
+        self._launch(1, None)
+        if not 1 <= host <= self.hosts:
+            raise ConfigError(f"this lab has hosts 1 to {self.hosts}, not {host}")
+        if self.kind != "namespaces":
+            return [*self._enter(0), *argv]
+        return [*self._enter(host), *argv]
+
+    def _launch(self, ppn: int, ranks: int | None) -> tuple[list[str], dict[str, str]]:
+        if self._keeper is None or self.mpiexec is None:
+            raise LabError("this lab is not up; use it as `with Lab(...) as lab:`")
+        if ppn < 1:
+            raise ConfigError(f"at least one rank runs on a host, not {ppn}")
+        ranks = self.hosts * ppn if ranks is None else ranks
+        if not 1 <= ranks <= self.hosts * ppn:
+            raise ConfigError(
+                f"{self.hosts} hosts with {ppn} ranks each hold 1 to {self.hosts * ppn}, not {ranks}"
+            )
+        if self.kind == "namespaces":
+            command, env = launch.hydra_over_hosts(
+                self.mpiexec, self._agent, SUBNET, hosts=self.hosts, ppn=ppn, ranks=ranks
+            )
+        elif self.kind == "loopback":
+            command, env = launch.hydra_over_loopback(self.mpiexec, ranks)
+        else:
+            command, env = launch.plain(self.mpiexec, ranks)
+        return [*self._enter(0), *command], env
+
+    def _enter(self, network: int) -> list[str]:
+        """Return the prefix that runs a command in a network of the lab: 0 is the switch, i the host i."""
+        if not self._networks:
+            return []
+        return [*launch.nsenter(self._user), f"--net={self._networks[network]}"]
+
+
+def _hint(refusal: str) -> str:
+    """Return what to do about a refusal, when it is known."""
+    if "not permitted" in refusal or "denied" in refusal:
+        return (
+            " (network namespaces take root, or user namespaces: sysctl kernel.unprivileged_userns_clone=1, "
+            "on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0; in a container CAP_SYS_ADMIN and "
+            "CAP_NET_ADMIN)"
+        )
+    if "qdisc" in refusal and "netem" in refusal:
+        return " (a latency takes a kernel with sch_netem)"
+    return ""

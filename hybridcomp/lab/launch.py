@@ -1,0 +1,136 @@
+"""Which mpiexec starts the ranks of a lab, and with which arguments."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from hybridcomp.errors import HybridcompError
+
+
+class LabError(HybridcompError, RuntimeError):
+    """A lab that this machine cannot bring up or run something on: what is missing, what to do."""
+
+
+# hydra calls an agent as it would call ssh: AGENT -x HOST COMMAND...
+AGENT = """#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+case "${{1##*.}}" in
+{cases}
+*) echo "hybridcomp lab: there is no host $1" >&2; exit 255 ;;
+esac
+shift
+exec {nsenter} --net="$net" sh -c "$*"
+"""
+
+
+def find_mpiexec() -> str:
+    """Return the mpiexec of this Python environment, or else of PATH.
+
+    Raises:
+        LabError: neither has one.
+    """
+    beside = Path(sysconfig.get_path("scripts")) / "mpiexec"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if found is None:
+        raise LabError(
+            f"no mpiexec beside {sys.executable} and none on PATH; "
+            "`pip install 'hybridcomp[mpich]'` brings MPICH's"
+        )
+    return found
+
+
+@functools.cache
+def is_hydra(mpiexec: str) -> bool:
+    """Tell whether ``mpiexec`` is MPICH's hydra (or a relative of it: Intel MPI, MVAPICH)."""
+    try:
+        done = subprocess.run(
+            [mpiexec, "--version"],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LabError(f"`{mpiexec} --version` does not run: {error}") from error
+    return "HYDRA" in done.stdout.upper()
+
+
+def require_hydra(mpiexec: str, kind: str) -> None:
+    """Raise LabError unless ``mpiexec`` can start ranks on hosts of its caller's making."""
+    if not is_hydra(mpiexec):
+        raise LabError(
+            f"{mpiexec} is not MPICH's (hydra), and a lab of kind {kind!r} needs hydra to place ranks on its "
+            "hosts; `pip install 'hybridcomp[mpich]'` brings one, or use --kind shared-memory"
+        )
+
+
+def resolve(argv: list[str]) -> list[str]:
+    """Let ``python`` and ``hybridcomp`` mean this environment's, wherever the command runs."""
+    if argv[0] in ("python", "python3"):
+        return [sys.executable, *argv[1:]]
+    if argv[0] == "hybridcomp":
+        return [sys.executable, "-m", "hybridcomp", *argv[1:]]
+    return list(argv)
+
+
+def nsenter(user: str | None) -> list[str]:
+    """Return the command that enters namespaces, those of the user namespace ``user`` when there is one."""
+    program = shutil.which("nsenter") or "nsenter"
+    return [program, f"--user={user}", "--preserve-credentials"] if user else [program]
+
+
+def write_agent(directory: Path, hosts: list[str]) -> Path:
+    """Write the program that hydra runs in place of ssh; ``hosts`` are paths of network namespaces."""
+    # hydra itself already runs inside the user namespace, when there is one.
+    cases = "\n".join(f"{number}) net={net} ;;" for number, net in enumerate(hosts, 1))
+    path = directory / "agent"
+    path.write_text(AGENT.format(cases=cases, nsenter=nsenter(None)[0]), encoding="utf-8")
+    path.chmod(0o755)
+    try:
+        subprocess.run([path], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    except PermissionError as error:
+        raise LabError(
+            f"programs may not run from {directory}; set TMPDIR to a directory that is not mounted noexec"
+        ) from error
+    return path
+
+
+def hydra_over_hosts(
+    mpiexec: str, agent: Path, subnet: str, *, hosts: int, ppn: int, ranks: int
+) -> tuple[list[str], dict[str, str]]:
+    """Return the mpiexec arguments and environment that place ``ppn`` ranks on each host, host by host."""
+    places = ",".join(f"{subnet}.{host}:{ppn}" for host in range(1, hosts + 1))
+    command = [mpiexec, "-launcher", "ssh", "-launcher-exec", str(agent), "-localhost", f"{subnet}.254",
+               "-iface", "br0", "-hosts", places, "-n", str(ranks)]  # fmt: skip
+    return command, _tcp("eth0") | {"MASTER_ADDR": f"{subnet}.1"}
+
+
+def hydra_over_loopback(mpiexec: str, ranks: int) -> tuple[list[str], dict[str, str]]:
+    """Return the mpiexec arguments and environment for ranks that all talk TCP over the loopback."""
+    command = [mpiexec, "-launcher", "fork", "-iface", "lo", "-n", str(ranks)]
+    return command, _tcp("lo") | {"MPIR_CVAR_NOLOCAL": "1", "MASTER_ADDR": "127.0.0.1"}
+
+
+def plain(mpiexec: str, ranks: int) -> tuple[list[str], dict[str, str]]:
+    """Return the mpiexec arguments and environment for ranks on this machine as it is."""
+    if is_hydra(mpiexec):
+        return [mpiexec, "-launcher", "fork", "-n", str(ranks)], {}
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return [mpiexec, "--oversubscribe", "-n", str(ranks)], root
+
+
+def _tcp(device: str) -> dict[str, str]:
+    """Return what makes MPICH and gloo talk TCP over ``device``."""
+    return {
+        "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": device,
+        "MPIR_CVAR_CH4_NETMOD": "ofi",
+        "GLOO_SOCKET_IFNAME": device,
+    }

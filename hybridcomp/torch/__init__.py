@@ -1,0 +1,62 @@
+"""hybridcomp for PyTorch: the process group ``"hybridcomp"`` and a DDP communication hook.
+
+.. code-block:: python
+
+    import torch.distributed as dist, hybridcomp.torch as hct
+
+    hct.set_policy("hybrid")                  # or HYBRIDCOMP_POLICY, or pg_options=hct.Options(policy=...)
+    dist.init_process_group("hybridcomp")     # under mpiexec or srun; ranks and addresses come from MPI
+
+    ddp.register_comm_hook(hct.HookState(policy="hybrid", module=ddp), hct.comm_hook)   # on gloo or NCCL, too
+
+Importing this registers the backend. It does not initialise MPI.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hybridcomp.collectives import StatRow
+from hybridcomp.torch import backend, mesh, rendezvous
+from hybridcomp.torch.ddp_hook import HookState, comm_hook
+from hybridcomp.torch.options import Options, set_policy
+from hybridcomp.torch.registry import registry
+
+__all__ = [
+    "HookState",
+    "Options",
+    "comm_hook",
+    "set_policy",
+    "stats",
+    "state_dict",
+    "load_state_dict",
+    "advance_step",
+]
+
+backend.register()
+rendezvous.install()
+mesh.install()
+
+
+def stats() -> list[StatRow]:
+    """What all process groups and hooks of this process carried, by axis, operation, codec and reason."""
+    return registry.rows()
+
+
+def state_dict() -> dict[str, torch.Tensor]:
+    """Copies of this rank's error-feedback memory and of what else compression remembers between steps."""
+    return registry.state()
+
+
+def load_state_dict(state: dict[str, torch.Tensor]) -> None:
+    """Take back what :func:`state_dict` gave, in a program that has made the same groups and hooks.
+
+    Raises:
+        ValueError: the state belongs to a group or hook that this process has not made.
+    """
+    registry.load(state)
+
+
+def advance_step() -> None:
+    """Tell policies that a training step has ended, for their warm-up steps; hooks count their own."""
+    registry.advance()

@@ -1,0 +1,276 @@
+"""A communication hook for ``DistributedDataParallel``, over hybridcomp, gloo, NCCL or any other backend.
+
+``register_comm_hook(HookState(...), comm_hook)``: a policy decides for each parameter. Buckets are taken first in,
+first out by one thread, each to its end, so that all ranks run the same collectives in the same order, on a group
+that nobody else uses.
+"""
+
+# torch reads the hook's annotations as objects: no `from __future__ import annotations` here.
+
+import functools
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+
+from hybridcomp.arrays import DType, as_dtype
+from hybridcomp.codecs import ErrorFeedback
+from hybridcomp.collectives import StatRow
+from hybridcomp.errors import CodecMismatchError
+from hybridcomp.policy import load_policy
+from hybridcomp.torch.channels import open_channel
+from hybridcomp.torch.exchange import Encoded, Exact, Exchange, Thing
+from hybridcomp.torch.hook_plan import Piece, Plan, last_warmup_step, make_plan
+from hybridcomp.torch.low_rank import LowRank
+from hybridcomp.torch.memory import pack, unpack
+from hybridcomp.torch.options import PolicyLike, default_policy
+from hybridcomp.torch.promise import Promise
+from hybridcomp.torch.registry import registry
+
+Array = npt.NDArray[Any]
+
+
+class HookState:
+    """What :func:`comm_hook` keeps between steps: one for each DDP module.
+
+    Error-feedback memory and PowerSGD's factors are kept by parameter name, so buckets may be rebuilt, and a run
+    may resume, without a false start.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyLike | None = None,
+        *,
+        module: torch.nn.Module | None = None,
+        process_group: Any = None,
+        axis: str = "dp",
+    ) -> None:
+        """Load the policy; the group is made by the first bucket.
+
+        Args:
+            policy: as :func:`hybridcomp.load_policy` takes it; None is the default of
+                :func:`hybridcomp.torch.set_policy`. The same on all ranks.
+            module: gives parameters their names, for a policy's ``exclude``, and if it is the DDP module its
+                process group. Without it a parameter is named by its place: ``parameter.0``.
+            process_group: that DDP reduces over; None is the module's, or else the default group.
+            axis: the policy's section.
+
+        Raises:
+            PolicyError: the policy cannot be read.
+        """
+        self.policy = default_policy() if policy is None else load_policy(policy)
+        self.axis = axis
+        self.step = 0
+        self.feedback = ErrorFeedback()
+        self._factors: dict[str, Array] = {}
+        self._module = module
+        self._group = process_group or getattr(module, "process_group", None)
+        self._names: dict[int, str] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._warmup = last_warmup_step(self.policy)
+        self._rows: dict[tuple[str, str, str, str], StatRow] = {}
+        self._rows_lock = threading.Lock()
+        self._exchange: Exchange | None = None
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.label = f"hook:{axis}"
+        registry.add(self, dist.get_rank() if dist.is_initialized() else 0)
+        # The thread must not keep this alive, nor its end take the statistics away.
+        weakref.finalize(self, _end, self._tasks, self._rows).atexit = False
+
+    # -- the hook's side: called by DDP, in the backward pass ----------------------------------------
+
+    def submit(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        """Queue a bucket; see :func:`comm_hook`."""
+        exchange = self._open()
+        buffer = bucket.buffer()
+        parameters = bucket.parameters()
+        plan = self._plan(parameters, buffer, exchange.channel.size)
+        if bucket.is_last():
+            self.step += 1
+        ready: torch.cuda.Event | None = None
+        devices = []
+        if buffer.is_cuda:
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record(torch.cuda.current_stream(buffer.device))
+            devices = [buffer.device]
+        promise = Promise(devices)
+        self._tasks.put(functools.partial(self._work, buffer, plan, ready, promise))
+        return promise.future
+
+    def _open(self) -> Exchange:
+        if self._exchange is None:
+            group = dist.group.WORLD if self._group is None else self._group
+            self._exchange = Exchange(open_channel(group))
+            name = f"hybridcomp-{self.label}"
+            threading.Thread(target=_serve, args=(self._tasks,), name=name, daemon=True).start()
+        return self._exchange
+
+    def _plan(self, parameters: list[torch.Tensor], buffer: torch.Tensor, ranks: int) -> Plan:
+        key = (*map(id, parameters), buffer.dtype, min(self.step, self._warmup))
+        plan = self._plans.get(key)
+        if plan is None:
+            dtype = as_dtype(buffer.dtype)
+            if not dtype.is_float:
+                raise CodecMismatchError(f"the hook averages floating-point gradients, not {buffer.dtype}")
+            named = [(self._name(p), tuple(p.shape)) for p in parameters]
+            plan = self._plans[key] = make_plan(self.policy, self.axis, dtype, named, self.step, ranks)
+        return plan
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        if not self._names and self._module is not None:
+            for name, known in self._module.named_parameters():
+                self._names[id(known)] = name.removeprefix("module.")
+        return self._names.setdefault(id(parameter), f"parameter.{len(self._names)}")
+
+    # -- the worker's side ---------------------------------------------------------------------------
+
+    def _work(
+        self, buffer: torch.Tensor, plan: Plan, ready: torch.cuda.Event | None, promise: Promise
+    ) -> None:
+        try:
+            if ready is not None:
+                ready.synchronize()
+            self._average(buffer, plan)
+            promise.succeed(buffer)
+        except Exception as error:
+            promise.fail(error)
+
+    def _average(self, buffer: torch.Tensor, plan: Plan) -> None:
+        """Average a bucket over all ranks, in place."""
+        exchange = self._exchange
+        assert exchange is not None
+        began = time.perf_counter()
+        rank, size = exchange.channel.rank, exchange.channel.size
+        dtype = as_dtype(buffer.dtype)
+        host = buffer.detach().cpu()
+        wide = host if dtype is dtype.accumulator else host.to(_torch_dtype(dtype.accumulator))
+        values = wide.numpy()
+
+        exact = torch.cat([host[p.start : p.stop] for p in plan.exact]) if plan.exact else host[:0]
+        codecs = [
+            Encoded(
+                p.choice.codec, values[p.start : p.stop], self._residual(p, dtype.accumulator), rank, size
+            )
+            for p in plan.encoded
+        ]
+        # PowerSGD computes in float32.
+        matrices = [values[p.start : p.stop].astype(np.float32, copy=False) for p in plan.low_rank]
+        low_rank = [
+            LowRank(p, matrix, self._residual(p, DType.FLOAT32), self._factors)
+            for p, matrix in zip(plan.low_rank, matrices, strict=True)
+        ]
+        rest = Exact(exact, rank, size, mean=True)
+        first = [low.first(rank, size) for low in low_rank]
+        wire = exchange.sum([rest, *first, *codecs])
+        second = [low.second(rank, size) for low in low_rank]
+        wire += exchange.sum(second)
+
+        if plan.exact:
+            parts = torch.split(exact, [p.size for p in plan.exact])
+            for piece, part in zip(plan.exact, parts, strict=True):
+                host[piece.start : piece.stop] = part
+        for piece, low, matrix in zip(plan.low_rank, low_rank, matrices, strict=True):
+            low.end()
+            values[piece.start : piece.stop] = matrix
+        if wide is not host:
+            for piece in [*plan.encoded, *plan.low_rank]:
+                host[piece.start : piece.stop] = wide[piece.start : piece.stop]
+        if buffer.is_cuda:
+            buffer.copy_(host)
+        parts_of: list[tuple[list[Piece], list[Thing]]] = [(plan.exact, [rest])]
+        parts_of += [([p], [thing]) for p, thing in zip(plan.encoded, codecs, strict=True)]
+        parts_of += [([p], [a, b]) for p, a, b in zip(plan.low_rank, first, second, strict=True)]
+        self._count(parts_of, dtype, wire, time.perf_counter() - began)
+
+    def _residual(self, piece: Piece, dtype: DType) -> Array | None:
+        if piece.choice.feedback is None:
+            return None
+        return self.feedback.residual((self.axis, piece.name), piece.size, dtype)
+
+    def _count(
+        self, parts_of: list[tuple[list[Piece], list[Thing]]], dtype: DType, wire: float, total: float
+    ) -> None:
+        """Add a bucket to the statistics: pieces, and what carried them together.
+
+        Seconds on the wire, and those of the ``total`` that belong to nothing alone, are shared by bytes.
+        """
+        assert self._exchange is not None
+        size = self._exchange.channel.size
+        sent = sum(thing.slot for _, things in parts_of for thing in things) or 1
+        spent = sum(sum(thing.seconds) for _, things in parts_of for thing in things)
+        overhead = max(0.0, total - wire - spent)
+        for pieces, things in parts_of:
+            slots = sum(thing.slot for thing in things)
+            elements = sum(piece.size for piece in pieces)
+            for piece in pieces:
+                share = piece.size / elements if elements else 0.0
+                row = StatRow(self.axis, "all_reduce", piece.choice.codec.spec, piece.choice.reason, calls=1)
+                row.raw_bytes = piece.size * dtype.itemsize
+                row.plain_bytes = 2 * (size - 1) * row.raw_bytes // size
+                row.wire_bytes = round(2 * (size - 1) * slots * share)
+                row.wire_seconds = wire * share * slots / sent
+                row.encode_seconds = share * (sum(t.seconds[0] for t in things) + overhead * slots / sent)
+                row.decode_seconds = share * sum(t.seconds[1] for t in things)
+                with self._rows_lock:
+                    self._rows.setdefault(row.key, StatRow(*row.key)).add(row)
+
+    # -- memory and statistics (registry.Member) -----------------------------------------------------
+
+    def rows(self) -> list[StatRow]:
+        """Statistics up to now."""
+        with self._rows_lock:
+            return [row for _, row in sorted(self._rows.items())]
+
+    def memory(self) -> dict[str, Array]:
+        """What to save: residuals, PowerSGD's factors and the step. Call it between steps."""
+        return pack(self.feedback, self._factors, self.step)
+
+    def load_memory(self, arrays: dict[str, Array]) -> None:
+        """Take back what :meth:`memory` gave."""
+        self.step = unpack(arrays, self.feedback, self._factors)
+
+    def advance(self) -> None:
+        """Nothing to do: this counts steps by the last bucket of each."""
+
+
+def _serve(tasks: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    """Run tasks in turn until there comes a None."""
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # it holds the state
+
+
+def _end(tasks: "queue.SimpleQueue[Callable[[], None] | None]", rows: dict[Any, StatRow]) -> None:
+    """A state is gone: end its thread, keep its statistics."""
+    tasks.put(None)
+    registry.keep(list(rows.values()))
+
+
+def comm_hook(state: HookState, bucket: GradBucket) -> Future[torch.Tensor]:
+    """Average a bucket of gradients over the group; for ``DistributedDataParallel.register_comm_hook``.
+
+    Args:
+        state: of this module.
+        bucket: from DDP; its buffer is overwritten by the average.
+
+    Returns:
+        A future of the bucket's buffer. All ranks get the same bits. Gradients that are not finite stay so.
+
+    Raises:
+        CodecMismatchError: the gradients are not floating-point.
+    """
+    return state.submit(bucket)
+
+
+def _torch_dtype(dtype: DType) -> torch.dtype:
+    found: torch.dtype = getattr(torch, dtype.label)
+    return found

@@ -1,0 +1,33 @@
+"""What compression remembers between steps, as arrays by key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp.codecs import ErrorFeedback
+
+Arrays = dict[str, npt.NDArray[Any]]
+STEP = "step"
+
+
+def pack(feedback: ErrorFeedback, factors: Mapping[str, npt.NDArray[Any]], step: int) -> Arrays:
+    """Residuals, PowerSGD's factors and the step, to be saved."""
+    saved = {f"residual/{key}": array for key, array in feedback.state_dict().items()}
+    saved |= {f"factor/{name}": array.copy() for name, array in factors.items()}
+    return saved | ({STEP: np.array(step)} if step else {})
+
+
+def unpack(arrays: Arrays, feedback: ErrorFeedback, factors: dict[str, npt.NDArray[Any]]) -> int:
+    """Replace residuals and factors by those that :func:`pack` gave; return the step."""
+    parts: dict[str, Arrays] = {"residual": {}, "factor": {}, STEP: {}}
+    for key, array in arrays.items():
+        kind, _, name = key.partition("/")
+        parts[kind][name] = array
+    feedback.load_state_dict(parts["residual"])
+    factors.clear()
+    factors.update({name: array.copy() for name, array in parts["factor"].items()})
+    return int(parts[STEP].get("", np.array(0)))

@@ -1,0 +1,66 @@
+"""What a process group is made with: its policy, its axis, its timeout."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+from hybridcomp.codecs import Codec
+from hybridcomp.policy import Policy, load_policy
+
+PolicyLike = str | os.PathLike[str] | Policy | Codec
+DEFAULT_POLICY = "hybrid"
+
+_chosen: list[Policy] = []
+
+
+@dataclass
+class Options:
+    """``pg_options`` of ``init_process_group("hybridcomp")`` and ``new_group``.
+
+    Attributes:
+        policy: as :func:`hybridcomp.load_policy` takes it; None is what :func:`set_policy` said, else
+            ``HYBRIDCOMP_POLICY``, else ``hybrid``.
+        axis: the mesh axis that the group spans; None finds it from the group's description (a device mesh
+            describes the groups of its axis ``dp`` as ``mesh_dp``).
+        timeout: None is the ``timeout=`` that torch passes.
+    """
+
+    policy: PolicyLike | None = None
+    axis: str | None = None
+    timeout: timedelta | None = None
+
+    @property
+    def _timeout(self) -> timedelta | None:
+        """What ``DeviceMesh`` reads from the options of an axis."""
+        return self.timeout
+
+
+def set_policy(policy: PolicyLike) -> Policy:
+    """Set the policy of process groups made from now on, this process's default.
+
+    Raises:
+        PolicyError: it cannot be read.
+    """
+    loaded = load_policy(policy)
+    _chosen[:] = [loaded]
+    return loaded
+
+
+def default_policy() -> Policy:
+    """The policy of :func:`set_policy`, of ``HYBRIDCOMP_POLICY``, or ``hybrid``.
+
+    Raises:
+        PolicyError: ``HYBRIDCOMP_POLICY`` names none.
+    """
+    if _chosen:
+        return _chosen[0]
+    return load_policy(os.environ.get("HYBRIDCOMP_POLICY") or DEFAULT_POLICY)
+
+
+def axis_of(description: str | None) -> str:
+    """The mesh axis that a group's description names: ``mesh_dp`` is ``dp``; a default group is ``default``."""
+    if not description or description in ("default_pg", "undefined", "mesh_default"):
+        return "default"
+    return description.removeprefix("mesh_")

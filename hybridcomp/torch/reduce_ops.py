@@ -1,0 +1,95 @@
+"""torch's reduce operations as MPI's."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from mpi4py import MPI
+from torch.distributed import ReduceOp
+
+_ARITHMETIC: dict[Any, MPI.Op | str] = {
+    ReduceOp.SUM: MPI.SUM,
+    ReduceOp.AVG: "avg",
+    ReduceOp.PRODUCT: MPI.PROD,
+    ReduceOp.MIN: MPI.MIN,
+    ReduceOp.MAX: MPI.MAX,
+}
+_BITWISE: dict[Any, MPI.Op] = {ReduceOp.BAND: MPI.BAND, ReduceOp.BOR: MPI.BOR, ReduceOp.BXOR: MPI.BXOR}
+# On booleans a sum is "any", a product "all", as torch's own arithmetic has it.
+_LOGICAL: dict[Any, MPI.Op] = {
+    ReduceOp.SUM: MPI.LOR,
+    ReduceOp.MAX: MPI.LOR,
+    ReduceOp.BOR: MPI.LOR,
+    ReduceOp.PRODUCT: MPI.LAND,
+    ReduceOp.MIN: MPI.LAND,
+    ReduceOp.BAND: MPI.LAND,
+    ReduceOp.BXOR: MPI.LXOR,
+}
+_INTEGERS = {
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+}
+_FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+_COMPLEX = {torch.complex64, torch.complex128}
+
+
+class Reduction(NamedTuple):
+    """How to reduce tensors of one dtype.
+
+    Attributes:
+        op: for the communicator.
+        factor: multiply every rank's values with it first (``PREMUL_SUM``); None leaves them.
+    """
+
+    op: MPI.Op | str
+    factor: float | torch.Tensor | None = None
+
+
+def reduction(op: Any, dtype: torch.dtype) -> Reduction:
+    """Look up a reduce operation.
+
+    Args:
+        op: a ``ReduceOp`` or one of its members; None is SUM.
+        dtype: of the tensors.
+
+    Raises:
+        NotImplementedError: names the operation and the dtype.
+    """
+    kind = op_kind(op)
+    if kind == ReduceOp.PREMUL_SUM and dtype in _FLOATS:
+        return Reduction(MPI.SUM, factor=_factor(op))
+    found: MPI.Op | str | None = None
+    if dtype in _FLOATS:
+        found = _ARITHMETIC.get(kind)
+    elif dtype in _INTEGERS:
+        found = {**_ARITHMETIC, **_BITWISE}.get(kind) if kind != ReduceOp.AVG else None
+    elif dtype is torch.bool:
+        found = _LOGICAL.get(kind)
+    elif dtype in _COMPLEX and kind in (ReduceOp.SUM, ReduceOp.PRODUCT):
+        found = _ARITHMETIC[kind]
+    if found is None:
+        raise NotImplementedError(f"hybridcomp cannot reduce {dtype} tensors by {kind}")
+    return Reduction(found)
+
+
+def op_kind(op: Any) -> Any:
+    """The member of ``ReduceOp.RedOpType`` behind an option, an operation or None (SUM)."""
+    if op is None:
+        return ReduceOp.SUM
+    op = getattr(op, "reduceOp", op)
+    return getattr(op, "op", op)
+
+
+def _factor(op: Any) -> float | torch.Tensor:
+    op = getattr(op, "reduceOp", op)
+    factor = getattr(op, "factor", None)
+    if factor is None:
+        raise NotImplementedError("hybridcomp needs PREMUL_SUM with its factor: ReduceOp.PREMUL_SUM(factor)")
+    return factor  # type: ignore[no-any-return]

@@ -1,0 +1,153 @@
+"""Every communicator and hook of this process: their statistics and their error-feedback memory."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from hybridcomp.collectives import StatRow, merge
+from hybridcomp.torch.memory import STEP, Arrays
+
+
+class Member(Protocol):
+    """What has statistics and memory: a process group or a hook's state."""
+
+    @property
+    def label(self) -> str:
+        """What names it in a saved state."""
+
+    def rows(self) -> list[StatRow]:
+        """Statistics up to now."""
+
+    def memory(self) -> Arrays:
+        """Arrays to save, by key."""
+
+    def load_memory(self, arrays: Arrays) -> None:
+        """Take back what :meth:`memory` gave."""
+
+    def advance(self) -> None:
+        """A training step has ended."""
+
+
+class Registry:
+    """The members, in the order in which they came; the same on all ranks of a program. It keeps none alive."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, weakref.ref[Member]] = {}
+        self._past: list[list[StatRow]] = []
+        self._lock = threading.RLock()  # a member may end, and be removed, wherever memory is allocated
+        self._rank = 0
+        self._at_exit = False
+
+    def add(self, member: Member, rank: int) -> None:
+        """Add a member under its label, made unique by a number."""
+        with self._lock:
+            if not self._at_exit:
+                atexit.register(self.print_summary)
+                self._at_exit = True
+            self._rank = rank
+            living = self._living()
+            key, count = member.label, 1
+            while key in living:
+                count += 1
+                key = f"{member.label}.{count}"
+            self._members[key] = weakref.ref(member)
+
+    def remove(self, member: Member) -> None:
+        """Forget a member but keep its statistics."""
+        with self._lock:
+            for key, known in self._living().items():
+                if known is member:
+                    self.keep(member.rows())
+                    del self._members[key]
+
+    def keep(self, rows: list[StatRow]) -> None:
+        """Keep the statistics of a member that is gone."""
+        with self._lock:
+            self._past = [merge([*self._past, rows])]
+
+    def rows(self) -> list[StatRow]:
+        """Statistics of all members, past ones too, summed by axis, operation, codec and reason."""
+        with self._lock:
+            return merge([*self._past, *(m.rows() for m in self._living().values())])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies of all members' memory."""
+        return {
+            f"{key}/{name}": torch.from_numpy(np.array(array))
+            for key, member in self._living().items()
+            for name, array in member.memory().items()
+        }
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Give members their memory back; those that the state does not name start from nothing.
+
+        Raises:
+            ValueError: the state holds the memory of a member that this process does not have.
+        """
+        members = self._living()
+        parts: dict[str, Arrays] = {key: {} for key in members}
+        for key, tensor in state.items():
+            owner, _, name = key.partition("/")
+            if owner in parts:
+                parts[owner][name] = tensor.detach().cpu().numpy().copy()
+            elif name != STEP:
+                raise ValueError(
+                    f"the saved state belongs to {owner!r}, which this process has not made; "
+                    f"it has {', '.join(members) or 'no process group and no hook'}"
+                )
+        for key, arrays in parts.items():
+            members[key].load_memory(arrays)
+
+    def advance(self) -> None:
+        """Tell all members that a training step has ended."""
+        for member in self._living().values():
+            member.advance()
+
+    def _living(self) -> dict[str, Member]:
+        with self._lock:
+            return {key: m for key, ref in list(self._members.items()) if (m := ref()) is not None}
+
+    def print_summary(self) -> None:
+        """On rank 0, say what was and what was not compressed.
+
+        ``HYBRIDCOMP_SUMMARY=1`` says it also if nothing was, ``HYBRIDCOMP_SUMMARY=0`` never.
+        """
+        wanted = os.environ.get("HYBRIDCOMP_SUMMARY", "")
+        rows = [row for row in self.rows() if row.raw_bytes]
+        if self._rank or wanted == "0" or not rows:
+            return
+        if wanted == "1" or any(row.codec != "none" for row in rows):
+            print(summary(rows), file=sys.stderr)
+
+
+def summary(rows: list[StatRow]) -> str:
+    """A short table: per axis, operation and codec, calls and bytes that this rank sent."""
+    lines = [
+        "hybridcomp: what this rank sent (axis, operation, codec, calls, uncompressed, on the wire, why)"
+    ]
+    for row in rows:
+        codec = row.codec if row.codec != "none" else "uncompressed"
+        lines.append(
+            f"  {row.axis:8} {row.op:15} {codec:28} {row.calls:8} {_size(row.plain_bytes):>10} "
+            f"{_size(row.wire_bytes):>10}  {row.reason}"
+        )
+    return "\n".join(lines)
+
+
+def _size(nbytes: float) -> str:
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while nbytes >= 1000 and len(units) > 1:
+        nbytes /= 1000
+        units.pop(0)
+    return f"{nbytes:.4g} {units[0]}"
+
+
+registry = Registry()

@@ -1,0 +1,134 @@
+"""``init_process_group`` under MPI, with no ``MASTER_ADDR``, ``RANK`` or ``WORLD_SIZE`` set.
+
+torch's ``env://`` needs these four variables. Under mpiexec or srun MPI knows the rank and the size, and can tell
+all ranks where rank 0's store listens: rank 0 opens it on a free port and broadcasts all its addresses, a port and
+a token; every other rank takes the first address at which it finds that token. Several addresses, because hosts
+have some that others cannot reach (a container bridge's, the loopback).
+
+The handler replaces torch's own for ``env://``, so that it serves gloo and NCCL as well; where the variables are
+set, torch's own still does the work.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
+
+from hybridcomp.errors import CollectiveTimeoutError
+
+_TOKEN_KEY = "hybridcomp/rendezvous"
+_PROBE_SECONDS = 2.0
+_SIOCGIFADDR = 0x8915
+_CARD_BYTES = 4096
+Handler = Callable[..., Iterator[tuple[Store, int, int]]]
+
+
+def install() -> None:
+    """Put the handler in front of torch's own for ``env://``, once."""
+    handlers: dict[str, Handler] = importlib.import_module(
+        "torch.distributed.rendezvous"
+    )._rendezvous_handlers
+    theirs = handlers["env"]
+    if not getattr(theirs, "hybridcomp", False):
+        handlers["env"] = _in_front_of(theirs)
+
+
+def _in_front_of(theirs: Handler) -> Handler:
+    def handler(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Iterator[Any]:
+        query = parse_qs(urlparse(url).query)
+        rank = query.get("rank") or os.environ.get("RANK")
+        size = query.get("world_size") or os.environ.get("WORLD_SIZE")
+        if rank and size:
+            return theirs(url, timeout=timeout, **kwargs)
+        return _by_mpi(timeout)
+
+    handler.hybridcomp = True  # type: ignore[attr-defined]
+    return handler
+
+
+def _by_mpi(timeout: timedelta) -> Iterator[tuple[Store, int, int]]:
+    """Yield the store, this rank and the size, once; the form that torch asks of a handler."""
+    from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
+
+    world = MPI.COMM_WORLD
+    if world.rank == 0:
+        store: Store = _serve(world, timeout)
+    else:
+        store = _connect(world, timeout)
+    yield store, world.rank, world.size
+    raise RuntimeError("ranks under MPI meet once; another init_process_group starts anew")
+
+
+def _serve(world: Any, timeout: timedelta) -> TCPStore:
+    token = secrets.token_hex(16)
+    port = int(os.environ.get("MASTER_PORT") or 0)
+    store = TCPStore("127.0.0.1", port, world.size, is_master=True, timeout=timeout, wait_for_workers=False)
+    store.set(_TOKEN_KEY, token)
+    card = "\n".join([token, str(store.port), *addresses()]).encode()[:_CARD_BYTES]
+    _broadcast(world, bytearray(card.ljust(_CARD_BYTES, b"\n")), timeout)
+    return store
+
+
+def _connect(world: Any, timeout: timedelta) -> TCPStore:
+    card = bytearray(_CARD_BYTES)
+    _broadcast(world, card, timeout)
+    token, port, *hosts = card.decode().split()
+    for host in hosts:
+        store = _try(host, int(port), token, world.size)
+        if store is not None:
+            store.set_timeout(timeout)
+            return store
+    raise CollectiveTimeoutError(
+        f"rendezvous: rank {world.rank} reached rank 0's store at none of {', '.join(hosts)} on port {port}; "
+        f"set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE to say where it is"
+    )
+
+
+def _try(host: str, port: int, token: str, size: int) -> TCPStore | None:
+    """The store at an address, if it is rank 0's."""
+    try:
+        socket.create_connection((host, port), _PROBE_SECONDS).close()
+        patience = timedelta(seconds=5 * _PROBE_SECONDS)
+        store = TCPStore(host, port, size, is_master=False, timeout=patience, wait_for_workers=False)
+        return store if store.get(_TOKEN_KEY) == token.encode() else None
+    except (OSError, DistError):
+        return None
+
+
+def _broadcast(world: Any, card: bytearray, timeout: timedelta) -> None:
+    request = world.Ibcast(card, 0)
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not request.Test():
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(
+                f"rendezvous: rank {world.rank} of {world.size} waited {timeout.total_seconds():g} s for all ranks "
+                f"to call init_process_group"
+            )
+        time.sleep(1e-3)
+
+
+def addresses() -> list[str]:
+    """This host's IPv4 addresses, the loopback last; ``MASTER_ADDR`` first where it is set."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # an interface without an IPv4 address
+            found.append(socket.inet_ntoa(reply[20:24]))
+    given = os.environ.get("MASTER_ADDR")
+    local = sorted(found, key=lambda address: address.startswith("127."))
+    return [*([given] if given else []), *local]

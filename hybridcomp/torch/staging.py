@@ -1,0 +1,83 @@
+"""Tensors to the buffers that a communicator takes, and back.
+
+A communicator wants contiguous memory of the CPU. A tensor that is such memory is used as it is. Any other is
+copied: a strided view, a conjugate, a tensor on a GPU (which is staged through host memory), and a dtype that
+messages do not name (float8, ...), which travels as its bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hybridcomp.arrays import as_dtype
+from hybridcomp.errors import CodecMismatchError
+
+
+def in_host_memory(tensor: torch.Tensor) -> bool:
+    """Whether a communicator can use the tensor's own memory."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def named(tensor: torch.Tensor) -> bool:
+    """Whether messages name the tensor's dtype."""
+    try:
+        as_dtype(tensor.dtype)
+    except CodecMismatchError:
+        return False
+    return True
+
+
+def source(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous CPU tensor with the values of ``tensor``; its own memory where that is possible.
+
+    Args:
+        tensor: any shape, strides, dtype and device; not sparse.
+
+    Returns:
+        A tensor of the same shape, or flat bytes for a dtype that messages do not name.
+    """
+    dense = _dense(tensor)
+    if not in_host_memory(dense):
+        dense = dense.resolve_conj().resolve_neg().contiguous().cpu()
+    return dense if named(dense) else dense.view(-1).view(torch.uint8)
+
+
+class Target:
+    """Contiguous CPU memory that an operation writes, and the tensor that gets its values.
+
+    Attributes:
+        data: what to hand to the communicator: the tensor itself where that is possible.
+    """
+
+    def __init__(self, tensor: torch.Tensor, *, load: bool = False) -> None:
+        """Prepare ``tensor`` to be written.
+
+        Args:
+            tensor: any shape, strides, dtype and device; not sparse.
+            load: the operation also reads it (a reduction in place, a broadcast's root).
+        """
+        self._tensor = _dense(tensor)
+        self._staged = not in_host_memory(self._tensor)
+        buffer = self._tensor
+        if self._staged:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            if load:
+                buffer.copy_(self._tensor)
+        self._buffer = buffer
+        self.data = buffer if named(buffer) else buffer.view(-1).view(torch.uint8)
+
+    def commit(self) -> None:
+        """Give the tensor its values, once the operation has ended."""
+        if self._staged:
+            self._tensor.copy_(self._buffer)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(f"hybridcomp carries dense tensors, not {tensor.layout}")
+    return tensor.detach()

@@ -1,0 +1,165 @@
+"""``Work``: what torch waits on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.distributed_c10d import Work
+from torch.futures import Future
+
+from hybridcomp.torch.promise import Promise
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives import Request
+
+
+class CommWork(Work):
+    """One or several operations in flight, and what remains to do when they have ended.
+
+    Completion runs once, in the thread that sees the last operation end: the one that waits, or the background
+    thread. It copies staged results to their tensors, then fills the future.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        outputs: list[torch.Tensor],
+        commit: Callable[[], None] | None = None,
+    ) -> None:
+        """Take over started operations.
+
+        Args:
+            requests: what to wait for; may be empty.
+            outputs: the tensors that hold the result; the future's value.
+            commit: called once after all of ``requests`` ended well.
+        """
+        super().__init__()
+        self._requests = list(requests)
+        self._outputs = outputs
+        self._commit = commit
+        self._lock = threading.Lock()
+        self._left = len(self._requests)
+        self._completed = False
+        self._error: BaseException | None = None
+        self._promise: Promise | None = None
+        for request in self._requests:
+            request.add_done_callback(self._one_done)
+        if not self._requests:
+            self._complete()
+
+    # -- torch's side --------------------------------------------------------------------------------
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return True when the results are in their tensors.
+
+        Args:
+            timeout: None or zero is the group's own timeout.
+
+        Raises:
+            CollectiveTimeoutError: the operation did not end in time.
+            HybridcompError: what went wrong in the operation.
+        """
+        seconds = timeout.total_seconds() if timeout else None
+        deadline = None if seconds is None else time.monotonic() + seconds
+        for request in self._requests:
+            request.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        self._complete()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """The same as :meth:`wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the operation has ended, well or not. Makes progress."""
+        for request in self._requests:
+            if not request.done:
+                with suppress(Exception):  # then it has ended; `wait` and `exception` tell how
+                    request.test()
+            if not request.done:
+                return False
+        self._complete()
+        return True
+
+    def is_success(self) -> bool:
+        """Whether the operation has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """The error that the operation ended with."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result."""
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """The sender's rank in the group, of a finished receive from any source."""
+        status = self._requests[0].status if self._requests else None
+        return -1 if status is None else status.Get_source()
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def get_future(self) -> Future[Any]:
+        """A future with the result tensors; the background thread completes it."""
+        with self._lock:
+            if self._promise is None:
+                cuda = sorted({t.device for t in self._outputs if t.device.type == "cuda"}, key=str)
+                self._promise = Promise(cuda)
+                if self._completed:
+                    self._keep(self._promise)
+            return self._promise.future
+
+    # -- the engine's side ---------------------------------------------------------------------------
+
+    def _one_done(self, _: Request) -> None:
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._complete()
+
+    def _complete(self) -> None:
+        with self._lock:
+            if self._completed:
+                return
+            self._error = next((r.exception for r in self._requests if r.exception is not None), None)
+            if self._error is None and self._commit is not None:
+                try:
+                    self._commit()
+                except Exception as error:
+                    self._error = error
+            self._commit = None
+            self._completed = True
+            promise = self._promise
+        if promise is not None:
+            self._keep(promise)
+
+    def _keep(self, promise: Promise) -> None:
+        if self._error is None:
+            promise.succeed(self._outputs)
+        else:
+            promise.fail(self._error)
+
+
+def joined(works: Sequence[CommWork]) -> CommWork:
+    """One work that ends when all of ``works`` have."""
+    requests = [request for work in works for request in work._requests]
+    outputs = [tensor for work in works for tensor in work._outputs]
+
+    def commit() -> None:
+        for work in works:
+            work._complete()
+            if work._error is not None:
+                raise work._error
+
+    return CommWork(requests, outputs, commit)

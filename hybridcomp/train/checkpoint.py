@@ -1,0 +1,131 @@
+"""Checkpoints through ``torch.distributed.checkpoint``: weights, optimizer, RNG, error-feedback memory.
+
+A key begins with the model-parallel place that owns the tensor (``pp0.tp1.``), which replicas share, so
+that each tensor is written once; what every rank has for itself begins with ``rank3.``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import hybridcomp.torch as hct
+from hybridcomp.errors import ConfigError
+from hybridcomp.train.parallel import Stage
+from hybridcomp.train.resume import RECORD, Checkpoint
+from hybridcomp.train.topology import Topology
+
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def save_checkpoint(
+    checkpoint: Checkpoint,
+    stage: Stage,
+    optimizer: torch.optim.Optimizer,
+    traffic: Tensor,
+    topology: Topology,
+    *,
+    keep: int,
+) -> None:
+    """Write ``checkpoint.path``; collective. A checkpoint under its own name is whole: it is written
+    beside, then renamed.
+
+    Args:
+        checkpoint: the record; its path is where the checkpoint will be.
+        stage: whose parameters are saved.
+        optimizer: its AdamW.
+        traffic: int64, this rank's byte counters.
+        topology: the mesh.
+        keep: newest checkpoints of the folder that stay.
+    """
+    beside = checkpoint.path.with_name(f".{checkpoint.path.name}.partial")
+    if topology.rank == 0:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+    dist.barrier()
+    mine = _rank_prefix(topology)
+    state = _model_state(stage, optimizer, topology)
+    state[f"{mine}traffic"] = traffic
+    state[f"{mine}rng"] = torch.get_rng_state()
+    state |= {f"{mine}comm.{key}": value for key, value in hct.state_dict().items()}
+    save(state, checkpoint_id=str(beside))
+    if topology.rank == 0:
+        checkpoint.write(beside)
+        shutil.rmtree(checkpoint.path, ignore_errors=True)
+        beside.rename(checkpoint.path)
+        _prune(checkpoint.path.parent, keep)
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint,
+    stage: Stage,
+    optimizer: torch.optim.Optimizer,
+    topology: Topology,
+    *,
+    same_policy: bool,
+) -> Tensor:
+    """Put the checkpoint's state in place; collective.
+
+    Args:
+        checkpoint: what to load.
+        stage: receives the parameters.
+        optimizer: receives its moments.
+        topology: the mesh.
+        same_policy: whether to load the error-feedback memory, which belongs to the policy that made it.
+
+    Returns:
+        This rank's byte counters, as they were given to :func:`save_checkpoint`.
+
+    Raises:
+        ConfigError: a tensor that this run needs is not in the checkpoint.
+    """
+    stored = FileSystemReader(str(checkpoint.path)).read_metadata().state_dict_metadata
+    mine = _rank_prefix(topology)
+    state = _model_state(stage, optimizer, topology)
+    state |= {
+        key: torch.empty(meta.size, dtype=meta.properties.dtype)
+        for key, meta in stored.items()
+        if key.startswith(mine) and isinstance(meta, TensorStorageMetadata)
+    }
+    missing = sorted(key for key in [*state, f"{mine}traffic", f"{mine}rng"] if key not in stored)
+    if missing:
+        raise ConfigError(f"{checkpoint.path} lacks {missing[0]} and {len(missing) - 1} other tensors")
+    load(state, checkpoint_id=str(checkpoint.path))
+    torch.set_rng_state(state[f"{mine}rng"])
+    if same_policy:
+        prefix = f"{mine}comm."
+        hct.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+    return state[f"{mine}traffic"]
+
+
+def _rank_prefix(topology: Topology) -> str:
+    return f"rank{topology.rank}."
+
+
+def _model_state(stage: Stage, optimizer: torch.optim.Optimizer, topology: Topology) -> dict[str, Tensor]:
+    """The stage's tensors themselves, by key; makes the optimizer's moments if there are none yet."""
+    prefix = f"pp{topology.pp}.tp{topology.tp}."
+    state: dict[str, Tensor] = {}
+    for name, parameter in stage.parameters.items():
+        moments = optimizer.state[parameter]
+        if not moments:
+            moments["step"] = torch.zeros((), dtype=torch.float32)
+            moments["exp_avg"] = torch.zeros_like(parameter)
+            moments["exp_avg_sq"] = torch.zeros_like(parameter)
+        state[f"{prefix}model.{name}"] = parameter.detach()
+        for moment in _MOMENTS:
+            state[f"{prefix}optimizer.{name}.{moment}"] = moments[moment]
+    return state
+
+
+def _prune(folder: Path, keep: int) -> None:
+    for old in sorted(folder.glob(f"step-*/{RECORD}"))[:-keep]:
+        shutil.rmtree(old.parent, ignore_errors=True)

@@ -1,0 +1,87 @@
+"""Ranks: whether this process is one, how to become several, and how they agree before they start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.train.config import TERMINAL
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_STARTED_BY = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
+_SLURM_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")  # a batch script has neither, srun's tasks have both
+
+
+def inside_mpi() -> bool:
+    """Whether an MPI launcher (mpiexec, srun) started this process; does not initialise MPI."""
+    if any(name in os.environ for name in _STARTED_BY):
+        return True
+    return all(name in os.environ for name in _SLURM_STEP) and int(os.environ[_SLURM_STEP[1]]) > 1
+
+
+def find_mpiexec() -> str:
+    """The mpiexec beside this Python, else the first on PATH.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    beside = Path(sysconfig.get_path("scripts")) / "mpiexec"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if found is None:
+        raise ConfigError(
+            "no mpiexec, beside this Python or on PATH: pip install mpich, or load the site's MPI"
+        )
+    return found
+
+
+def exec_under_mpiexec(ranks: int, threads: int, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by mpiexec, which runs ``hybridcomp train`` on ``ranks`` ranks."""
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", str(threads))
+    if sys.stdout.isatty():
+        environment[TERMINAL] = str(shutil.get_terminal_size().columns)
+    mpiexec = find_mpiexec()
+    command = [mpiexec, "-n", str(ranks), sys.executable, "-m", "hybridcomp", "train", *arguments]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(mpiexec, command, environment)
+
+
+def check_rank_count(ranks: int, comm: MPI.Comm) -> None:
+    """Check that the mesh fits the ranks that there are.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if comm.size == ranks:
+        return
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if comm.size == 1 and tasks != "1":
+        raise ConfigError(
+            f"srun started {tasks} tasks, but MPI sees one: use srun --mpi=pmi2 (MPICH) or --mpi=pmix"
+        )
+    raise ConfigError(f"dp * pp * tp is {ranks}, but there are {comm.size} ranks")
+
+
+def gather_text(comm: MPI.Comm, text: str) -> list[str]:
+    """Give every rank the text of every rank; collective."""
+    mine = np.frombuffer(text.encode(), np.uint8)
+    sizes = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([mine.size], np.int64), sizes)
+    everyone = np.empty(int(sizes.sum()), np.uint8)
+    comm.Allgatherv(mine, [everyone, sizes.tolist()])
+    ends = np.cumsum(sizes)
+    return [
+        everyone[end - size : end].tobytes().decode()
+        for size, end in zip(sizes.tolist(), ends.tolist(), strict=True)
+    ]

@@ -1,0 +1,72 @@
+"""A run's metrics as JSON lines, and its traffic per axis."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hybridcomp.torch as hct
+from hybridcomp.train.config import AXES
+
+
+class MetricsFile:
+    """``metrics.jsonl``; one object per line, written out at once.
+
+    Args:
+        path: the file.
+        resumed_at: step that the run goes on from: lines of later steps are dropped. None starts the file
+        anew.
+    """
+
+    def __init__(self, path: Path, resumed_at: int | None) -> None:
+        kept = "" if resumed_at is None or not path.exists() else _until(path, resumed_at)
+        beside = path.with_suffix(".partial")
+        beside.write_text(kept, encoding="utf-8")
+        os.replace(beside, path)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Append one line of ``kind``."""
+        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _until(path: Path, step: int) -> str:
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # a line that a killed run left half written
+        if entry["kind"] != "summary" and entry.get("step", 0) <= step:
+            kept.append(line + "\n")
+    return "".join(kept)
+
+
+def local_traffic() -> Tensor:
+    """This rank's bytes so far, int64 [2, axes]: sent on the wire, and what that would be uncompressed."""
+    counters = torch.zeros(2, len(AXES), dtype=torch.int64)
+    for row in hct.stats():
+        if row.axis in AXES:
+            column = AXES.index(row.axis)
+            counters[0, column] += row.wire_bytes
+            counters[1, column] += row.plain_bytes
+    return counters
+
+
+def per_axis(counters: Tensor) -> dict[str, dict[str, int]]:
+    """Counters [2, axes] as the fields that the metrics have."""
+    wire, plain = counters.tolist()
+    return {
+        "wire_bytes": {axis: int(n) for axis, n in zip(AXES, wire, strict=True)},
+        "plain_bytes": {axis: int(n) for axis, n in zip(AXES, plain, strict=True)},
+    }

@@ -1,0 +1,161 @@
+"""A decoder-only GPT: pre-norm blocks, causal attention, learned positions, GELU MLP, untied head.
+
+After Radford et al. 2019 (GPT-2), without biases in the linear layers and without dropout.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_INIT_STD = 0.02  # GPT-2's
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a model."""
+
+    vocab_size: int
+    layers: int
+    d_model: int
+    heads: int
+    seq_len: int
+
+
+class Attention(nn.Module):
+    """Causal self-attention.
+
+    One fused projection whose output is laid out [heads, 3, head_dim]: a column-parallel shard of it holds
+    the queries, keys and values of whole heads, and its backward needs one all-reduce where three
+    projections would need three.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.head_dim = d_model // heads
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend within ``x`` [batch, time, d_model]; as many heads as this rank's shard has."""
+        batch, time, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, time, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, time, -1))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """Two linear layers around a GELU, four times as wide inside."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(d_model, 4 * d_model, bias=False)
+        self.down = nn.Linear(4 * d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``x`` [batch, time, d_model] to the same shape."""
+        return self.down(functional.gelu(self.up(x)))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One transformer layer."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.attn_norm = nn.LayerNorm(d_model)
+        self.attn = Attention(d_model, heads)
+        self.mlp_norm = nn.LayerNorm(d_model)
+        self.mlp = MLP(d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``x`` [batch, time, d_model] to the same shape."""
+        x = x + self.attn(self.attn_norm(x))
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class Embedding(nn.Module):
+    """Tokens and positions to vectors."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocab_size, shape.d_model)
+        self.positions = nn.Embedding(shape.seq_len, shape.d_model)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map ``tokens`` int64 [batch, time] to [batch, time, d_model]."""
+        return self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]  # type: ignore[no-any-return]
+
+
+class GPT(nn.Module):
+    """The model, or the part of it that one pipeline stage holds.
+
+    Attributes:
+        embed: only in the first stage.
+        blocks: the stage's blocks by their number in the whole model.
+        final_norm: only in the last stage, as ``head``.
+    """
+
+    embed: Embedding | None
+    final_norm: nn.LayerNorm | None
+    head: nn.Linear | None
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = Embedding(shape)
+        self.blocks = nn.ModuleDict({str(i): Block(shape.d_model, shape.heads) for i in range(shape.layers)})
+        self.final_norm = nn.LayerNorm(shape.d_model)
+        self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the stage.
+
+        Args:
+            x: tokens int64 [batch, time] in the first stage, else activations [batch, time, d_model].
+
+        Returns:
+            Logits [batch, time, vocab_size] from the last stage, else activations.
+        """
+        if self.embed is not None:
+            x = self.embed(x)
+        for block in self.blocks.values():
+            x = block(x)
+        if self.final_norm is not None and self.head is not None:
+            return self.head(self.final_norm(x))  # type: ignore[no-any-return]
+        return x
+
+
+def build_gpt(shape: ModelShape, seed: int) -> GPT:
+    """Build the whole model; the weights depend on shape and seed only, not on how it is later split."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = GPT(shape)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() < 2:
+                continue  # LayerNorm starts as the identity
+            into_residual = name.endswith(("attn.out.weight", "mlp.down.weight"))
+            std = _INIT_STD / math.sqrt(2 * shape.layers) if into_residual else _INIT_STD
+            nn.init.normal_(parameter, std=std)
+    return model
+
+
+def keep_stage(model: GPT, index: int, count: int) -> GPT:
+    """Drop from ``model`` what pipeline stage ``index`` of ``count`` does not hold, and return it."""
+    per_stage = model.shape.layers // count
+    mine = range(index * per_stage, (index + 1) * per_stage)
+    model.blocks = nn.ModuleDict({str(i): model.blocks[str(i)] for i in mine})
+    if index != 0:
+        model.embed = None
+    if index != count - 1:
+        model.final_norm = None
+        model.head = None
+    return model
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats; ``logits`` [batch, time, vocab_size], ``targets`` int64 [batch, time]."""
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

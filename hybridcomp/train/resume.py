@@ -1,0 +1,110 @@
+"""Which checkpoint a run goes on from, and whether it fits. Imports no torch: ranks do not exist yet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.train.config import TrainConfig
+
+RECORD = "checkpoint.json"
+_SAME_TOPOLOGY = ("dp", "pp", "tp")
+_SAME_MODEL = ("layers", "d_model", "heads", "seq_len")
+_SAME_BATCHES = ("micro_batches", "micro_batch_size", "seed")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A finished checkpoint on disk.
+
+    Attributes:
+        path: its folder.
+        step: optimizer steps done.
+        elapsed: seconds of training until then.
+        policy: digest of the policy that it was made under.
+        run: what must be the same in a run that goes on from it.
+    """
+
+    path: Path
+    step: int
+    elapsed: float
+    policy: str
+    run: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Write the record into ``folder``."""
+        record = {"step": self.step, "elapsed": self.elapsed, "policy": self.policy, "run": self.run}
+        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def run_identity(config: TrainConfig, vocab_size: int, data: str) -> dict[str, Any]:
+    """What a checkpoint and the run that resumes it share: topology, model, batches, text."""
+    names = _SAME_TOPOLOGY + _SAME_MODEL + _SAME_BATCHES
+    return {name: getattr(config, name) for name in names} | {"vocab_size": vocab_size, "data": data}
+
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint of a run directory with the highest step, or None."""
+    found = sorted(folder.glob(f"checkpoints/step-*/{RECORD}"))
+    return found[-1].parent if found else None
+
+
+def find_checkpoint(config: TrainConfig) -> Checkpoint | None:
+    """The checkpoint that ``--resume`` names, or None where there is nothing to resume.
+
+    Raises:
+        ConfigError: it does not exist or cannot be read.
+    """
+    if config.resume is None:
+        return None
+    if config.resume == "auto":
+        if config.out is None:
+            raise ConfigError("--resume auto looks in the run directory: give it with --out")
+        path = newest(Path(config.out))
+        return None if path is None else read_checkpoint(path)
+    given = Path(config.resume)
+    if (given / RECORD).is_file():
+        return read_checkpoint(given)
+    path = newest(given)
+    if path is None:
+        raise ConfigError(f"no checkpoint in {config.resume} (a checkpoint holds {RECORD})")
+    return read_checkpoint(path)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read the record of the checkpoint in folder ``path``.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    try:
+        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        return Checkpoint(
+            path, int(record["step"]), float(record["elapsed"]), str(record["policy"]), dict(record["run"])
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path / RECORD} is no record of a checkpoint: {error}") from error
+
+
+def check_fits(checkpoint: Checkpoint, identity: dict[str, Any], config: TrainConfig) -> None:
+    """Check that this run can go on from the checkpoint.
+
+    Raises:
+        ConfigError: names what differs, or that there is nothing left to do.
+    """
+    differences = [
+        f"{key} {checkpoint.run.get(key)} there, {value} here"
+        for key, value in identity.items()
+        if checkpoint.run.get(key) != value
+    ]
+    if differences:
+        raise ConfigError(
+            f"cannot resume from {checkpoint.path}: it was made by another run ({'; '.join(differences)})"
+        )
+    if checkpoint.step >= config.steps:
+        raise ConfigError(
+            f"nothing to resume: {checkpoint.path} is at step {checkpoint.step}, and steps is {config.steps}"
+        )

@@ -1,0 +1,115 @@
+"""What happens before ranks exist: all that can be wrong with a run is looked for. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridcomp.errors import ConfigError, MismatchError
+from hybridcomp.policy import Policy, load_policy
+from hybridcomp.train.config import AXES, TrainConfig, parse
+from hybridcomp.train.data import Batches
+from hybridcomp.train.resume import Checkpoint, check_fits, find_checkpoint, run_identity
+from hybridcomp.train.text import Corpus, load_corpus
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that can start.
+
+    Attributes:
+        config: as given, ``out`` filled in.
+        policy: what ``config.policy`` names.
+        corpus: the text.
+        batches: its batches.
+        identity: what a checkpoint of this run must match.
+        checkpoint: to go on from, or None.
+    """
+
+    config: TrainConfig
+    policy: Policy
+    corpus: Corpus
+    batches: Batches
+    identity: dict[str, Any]
+    checkpoint: Checkpoint | None
+
+
+def read_policy(config: TrainConfig) -> Policy:
+    """Load the policy and check that it speaks of axes that the mesh has.
+
+    Raises:
+        PolicyError: names the file, line and key.
+    """
+    policy = load_policy(config.policy)
+    policy.require_axes(AXES)
+    return policy
+
+
+def prepare(arguments: Sequence[str]) -> Job:
+    """Read configuration, policy, text and checkpoint.
+
+    Raises:
+        HybridcompError: what is wrong, in one sentence.
+        SystemExit: the command line does not parse, or asks for help.
+    """
+    config = parse(arguments)
+    policy = read_policy(config)
+    checkpoint = find_checkpoint(config)
+    config = dataclasses.replace(config, out=_run_directory(config, checkpoint))
+    corpus = load_corpus(config.data, config.tokenizer, config.val_fraction, config.vocab_size)
+    batches = Batches(corpus, config)
+    identity = run_identity(config, corpus.vocab_size, corpus.fingerprint)
+    if checkpoint is not None:
+        check_fits(checkpoint, identity, config)
+    return Job(config, policy, corpus, batches, identity, checkpoint)
+
+
+def _run_directory(config: TrainConfig, checkpoint: Checkpoint | None) -> str:
+    out = config.out
+    if out is None and checkpoint is not None and checkpoint.path.parent.name == "checkpoints":
+        return str(checkpoint.path.parent.parent)
+    if out is None:
+        return time.strftime("runs/%Y-%m-%d-%H%M%S")
+    if Path(out).exists() and not Path(out).is_dir():
+        raise ConfigError(f"out {out} is a file; it must be a directory or not exist")
+    if config.resume is None and any(Path(out).glob("checkpoints/step-*")):
+        raise ConfigError(
+            f"{out} holds the checkpoints of a run: go on with --resume auto, or give another --out"
+        )
+    return out
+
+
+def with_run_directory(job: Job, out: str) -> Job:
+    """The job with another run directory: the ranks' clocks may name different ones."""
+    return dataclasses.replace(job, config=dataclasses.replace(job.config, out=out))
+
+
+def agreed_text(job: Job) -> str:
+    """What all ranks must have alike, as text in a fixed order."""
+    values = dataclasses.asdict(job.config)
+    del values["config"], values["out"]
+    values["policy's rules"] = job.policy.digest
+    values["text"] = job.corpus.fingerprint
+    values["checkpoint's step"] = None if job.checkpoint is None else job.checkpoint.step
+    return json.dumps(values)
+
+
+def check_agreement(texts: Sequence[str]) -> None:
+    """Compare the :func:`agreed_text` of all ranks.
+
+    Raises:
+        MismatchError: names the first value that differs, and both sides.
+    """
+    first = json.loads(texts[0])
+    for rank, text in enumerate(texts):
+        other = json.loads(text)
+        for key, value in first.items():
+            if other[key] != value:
+                raise MismatchError(
+                    f"ranks disagree on {key}: rank 0 has {value!r}, rank {rank} has {other[key]!r}"
+                )

@@ -1,0 +1,101 @@
+"""Linear layers split over the tp axis: PyTorch's ``parallelize_module`` with styles that compute on plain
+tensors.
+
+After Shoeybi et al. 2019 (Megatron-LM). PyTorch's own ``ColwiseParallel`` and ``RowwiseParallel`` split in
+the same way and send the same messages, but run every operation through DTensor's dispatch: about 1 ms of
+Python per layer and micro-batch on a CPU, a fifth of the step of a small model. Parameters that are plain
+tensors also suit DistributedDataParallel and the optimizer as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from hybridcomp.train.model import GPT
+
+
+class _SumGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].contiguous()  # the layer's own product: nobody else holds it
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _SumOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.mark_dirty(x)
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def sum_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """``x``; in backward the parts of its gradient that the ranks computed are summed over the group."""
+    return _SumGradient.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sum_output(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """``x`` summed over the group, in place; its gradient is the same on all ranks and passes as it is."""
+    return _SumOutput.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class ColumnParallel(ParallelStyle):
+    """A linear layer that computes this rank's part of the outputs from the whole input."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        group = device_mesh.get_group()
+        _keep_part(module, 0, device_mesh)
+        module.register_forward_pre_hook(lambda _, inputs: (sum_gradient(inputs[0], group),))
+        return module
+
+
+class RowParallel(ParallelStyle):
+    """A linear layer that takes this rank's part of the inputs; the outputs are summed."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        group = device_mesh.get_group()
+        _keep_part(module, 1, device_mesh)
+        module.register_forward_hook(lambda _, inputs, output: sum_output(output, group))
+        return module
+
+
+def _keep_part(module: nn.Module, dim: int, mesh: DeviceMesh) -> None:
+    """Every rank has built the whole weight, so that nothing needs to be sent."""
+    weight = module.get_parameter("weight")
+    part = weight.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()]
+    module.register_parameter("weight", nn.Parameter(part.clone()))
+
+
+_BLOCK_PLAN: dict[str, ParallelStyle] = {
+    "attn.qkv": ColumnParallel(),
+    "attn.out": RowParallel(),
+    "mlp.up": ColumnParallel(),
+    "mlp.down": RowParallel(),
+}
+
+
+def split_over_tp(model: GPT, mesh: DeviceMesh) -> frozenset[str]:
+    """Split the blocks' matrices over the ranks of the one-dimensional ``mesh``.
+
+    Returns:
+        The names of the parameters that are split now; the others are the same on all ranks of the mesh.
+    """
+    for block in model.blocks.values():
+        parallelize_module(block, mesh, _BLOCK_PLAN)
+    return frozenset(f"blocks.{index}.{path}.weight" for index in model.blocks for path in _BLOCK_PLAN)

@@ -1,0 +1,62 @@
+"""Where a rank stands in the mesh of pipeline, data and tensor parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from hybridcomp.train.config import AXES
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The mesh and this rank's place in it. Ranks count tp fastest, then dp, then pp.
+
+    Attributes:
+        mesh: device mesh with the dimensions ``pp``, ``dp``, ``tp``.
+        pp: index of this rank's pipeline stage.
+        dp: index of its replica.
+        tp: index of its tensor-parallel part.
+    """
+
+    mesh: DeviceMesh
+    pp: int
+    dp: int
+    tp: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each axis."""
+        return {axis: self.mesh.size(i) for i, axis in enumerate(AXES)}
+
+    @property
+    def rank(self) -> int:
+        """Rank in the world."""
+        return int(dist.get_rank())
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether tokens enter here."""
+        return self.pp == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether the loss is computed here."""
+        return self.pp == self.sizes["pp"] - 1
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The process group of the ranks that differ from this one along ``axis`` only."""
+        return self.mesh[axis].get_group()
+
+    def rank_of(self, pp: int, dp: int, tp: int) -> int:
+        """World rank at a place of the mesh."""
+        return (pp * self.sizes["dp"] + dp) * self.sizes["tp"] + tp
+
+
+def make_topology(dp: int, pp: int, tp: int) -> Topology:
+    """Make the mesh over all ranks; collective."""
+    mesh = init_device_mesh("cpu", (pp, dp, tp), mesh_dim_names=AXES)
+    places = {axis: mesh.get_local_rank(axis) for axis in AXES}
+    return Topology(mesh, places["pp"], places["dp"], places["tp"])

@@ -1,0 +1,95 @@
+import json
+import math
+import re
+from base64 import b64decode
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hybridcomp.demo.picture import smoothed
+from hybridcomp.demo.report import cells, compare, write_report
+from tests.demo.fake import outcome
+
+
+def test_compare(tmp_path: Path) -> None:
+    report = compare(outcome(tmp_path))
+    none, naive, hybrid = report.rows
+    assert report.share == pytest.approx(0.6)
+    assert (none.speedup, hybrid.speedup, naive.speedup) == pytest.approx((1, 2, 2.5))
+    assert hybrid.loss_change == pytest.approx(0.01)
+    assert math.isnan(naive.loss_change)
+    assert none.wire_bytes == {"dp": 100_000_000, "pp": 10_000_000, "tp": 0}
+
+
+def test_the_words_say_what_the_figures_say(tmp_path: Path) -> None:
+    text = " ".join(compare(outcome(tmp_path)).sentences)
+    assert "60% of the uncompressed step: 1.00 s, against 0.40 s" in text
+    assert "hybrid: 2.00 times the tokens per second, a validation loss 1.0% higher, 10.0 times fewer" in text
+    assert "naive: 2.50 times the tokens per second, its loss diverged" in text
+
+
+def test_without_a_shaped_link_speed_is_not_the_point(tmp_path: Path) -> None:
+    report = compare(outcome(tmp_path, shaped=False))
+    assert report.share is None
+    assert "speed is not the point" in " ".join(report.sentences)
+
+
+def test_cells(tmp_path: Path) -> None:
+    rows = [cells(row) for row in compare(outcome(tmp_path)).rows]
+    assert rows[0] == ("none", "1,024", "1.00", "2.000", "", "100.0", "10.0", "0.0", "20")
+    assert rows[1][3:5] == ("nan", "diverged")
+    assert rows[2][4] == "+1.0%"
+
+
+class Page(HTMLParser):
+    """Collects the images and the links out, and checks that tags are closed in order."""
+
+    VOID = frozenset({"meta", "img", "link", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.images: list[str] = []
+        self.outside: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if tag == "img" and name == "src":
+                self.images.append(value or "")
+            elif name in ("src", "href"):
+                self.outside.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("shaped", [True, False])
+def test_files(tmp_path: Path, shaped: bool) -> None:
+    report = write_report(outcome(tmp_path, shaped=shaped), tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [row["name"] for row in results["rows"]] == ["none", "naive", "hybrid"]
+    assert results["share"] == report.share
+    picture = (tmp_path / "demo.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    text = (tmp_path / "demo.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.outside == []  # it needs no other file
+    assert b64decode(page.images[0].removeprefix("data:image/png;base64,")) == picture
+    for row in report.rows:
+        assert "".join(f"<td>{cell}</td>" for cell in cells(row)) in text
+    assert "&lt;policy&gt;" in text
+    assert "hybrid &lt;&amp;&gt;" in text
+    assert re.search(r"torch \d", text)
+
+
+def test_smoothed() -> None:
+    assert smoothed([2.0, 2.0, 2.0]) == pytest.approx([2.0, 2.0, 2.0])
+    falling = smoothed([4.0, 3.0, 2.0])
+    assert falling[0] == 4.0
+    assert 2.0 < falling[2] < falling[1] < 4.0
+    assert smoothed([1.0, math.nan, 1.0]) == [1.0]

@@ -1,0 +1,170 @@
+import contextlib
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.lab import Lab, LabError, launch
+
+PING = str(Path(__file__).with_name("ping.py"))
+pytestmark = pytest.mark.timeout(90)
+
+
+def ping(lab: Lab, ppn: int) -> tuple[float, list[str]]:
+    done = lab.mpirun(["python", PING], ppn, timeout=60)
+    assert done.returncode == 0, done.stderr
+    seconds, *rest = done.stdout.split(maxsplit=1)
+    return float(seconds), rest
+
+
+@pytest.mark.lab
+@pytest.mark.usefixtures("namespaces")
+class TestNamespaces:
+    def test_the_links_are_shaped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        with Lab(2, "100mbit", kind="namespaces") as lab:
+            seconds, rest = ping(lab, 1)
+        wire = 2 * 4 * 2**20 * 8 / 100e6  # there and back
+        assert 0.9 * wire < seconds < 2 * wire
+        assert rest == ["[0] 100mbit 1\n"]
+
+    def test_ranks_of_a_host_share_memory(self) -> None:
+        with Lab(2, "none", kind="namespaces") as lab:
+            seconds, rest = ping(lab, 2)
+        assert rest[0].startswith("[0, 1] none")
+        assert seconds < 0.3  # 100mbit would take 0.67
+
+    def test_ranks_go_host_by_host(self) -> None:
+        with Lab(3, "1gbit", kind="namespaces") as lab:
+            done = lab.mpirun(["sh", "-c", "echo $PMI_RANK $(hostname -I)"], 2, timeout=60)
+            fewer = lab.mpirun(["sh", "-c", "echo $PMI_RANK $(hostname -I)"], 2, ranks=3, timeout=60)
+        expected = [f"{rank} 10.9.0.{rank // 2 + 1}" for rank in range(6)]
+        assert sorted(done.stdout.splitlines()) == expected
+        assert sorted(fewer.stdout.splitlines()) == expected[:3]
+
+    def test_several_labs_at_once(self) -> None:
+        with Lab(2, "100mbit", kind="namespaces") as slow, Lab(2, "none", kind="namespaces") as fast:
+            assert ping(fast, 1)[0] < 0.3 < ping(slow, 1)[0]
+
+    def test_nothing_of_it_is_visible_outside(self) -> None:
+        before = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+        with Lab(2, "1gbit", kind="namespaces"):
+            assert (
+                subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+                == before
+            )
+
+    def test_as_an_ordinary_user(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Root takes the ordinary user's road as well, through a user namespace.
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        with contextlib.ExitStack() as stack:
+            try:
+                lab = stack.enter_context(Lab(2, "100mbit", kind="namespaces"))
+            except LabError as error:
+                pytest.skip(str(error))
+            assert "--user=" in " ".join(lab.mpi_command(["true"]))
+            assert ping(lab, 1)[0] > 0.3
+
+    def test_loopback_is_shaped_too(self) -> None:
+        with Lab(2, "100mbit", kind="loopback") as lab:
+            assert lab.notes
+            assert ping(lab, 1)[0] > 0.3
+
+    def test_host_command(self) -> None:
+        with Lab(2, "1gbit", kind="namespaces") as lab:
+            done = subprocess.run(
+                lab.host_command(2, ["hostname", "-I"]), capture_output=True, text=True, check=True
+            )
+            assert done.stdout.strip() == "10.9.0.2"
+            with pytest.raises(ConfigError, match="hosts 1 to 2"):
+                lab.host_command(3, ["true"])
+
+    def test_a_latency_is_had_or_refused(self) -> None:
+        refusal = None
+        try:
+            with Lab(2, "1gbit", kind="auto", latency=20) as lab:
+                seconds = ping(lab, 1)[0]
+        except LabError as error:
+            refusal = str(error)
+        if refusal is None:
+            assert seconds > 0.04 + 0.067
+        else:
+            assert "sch_netem" in refusal
+
+
+class TestSharedMemory:
+    def test_it_runs_and_says_so(self) -> None:
+        with Lab(2, "100mbit", kind="shared-memory") as lab:
+            assert any("speed is not the point" in note for note in lab.notes)
+            assert ping(lab, 1)[0] < 0.3
+
+    def test_auto_falls_back_and_says_why(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        mpiexec = launch.find_mpiexec()
+        monkeypatch.setenv("PATH", str(tmp_path))  # no ip, no tc
+        with Lab(2, "100mbit", mpiexec=mpiexec) as lab:
+            assert lab.kind == "shared-memory"
+            assert "missing: ip, tc" in lab.notes[0]
+
+    def test_exit_code_and_output(self) -> None:
+        with Lab(2, kind="shared-memory") as lab:
+            done = lab.mpirun(["sh", "-c", "echo out; echo err >&2; exit 7"], timeout=60)
+            assert done.returncode == 7
+            assert done.stdout.count("out\n") == 2
+            assert done.stderr.count("err\n") == 2
+            with pytest.raises(subprocess.CalledProcessError):
+                lab.mpirun(["false"], check=True, timeout=60)
+
+    def test_environment(self) -> None:
+        with Lab(2, kind="shared-memory") as lab:
+            done = lab.mpirun(["sh", "-c", "echo $A"], env={"A": "given"}, timeout=60)
+        assert done.stdout == "given\ngiven\n"
+
+    def test_timeout_ends_what_was_started(self, tmp_path: Path) -> None:
+        stubborn = f"trap '' TERM INT; echo started; sleep 987 & echo $! >> {tmp_path}/pids; wait; wait"
+        start = time.monotonic()
+        with Lab(2, kind="shared-memory") as lab:
+            with pytest.raises(subprocess.TimeoutExpired) as caught:
+                lab.mpirun(["sh", "-c", stubborn], timeout=1)
+            assert not [pid for pid in (tmp_path / "pids").read_text().split() if alive(int(pid))]
+            assert lab.mpirun(["true"], timeout=60).returncode == 0
+        assert "started" in str(caught.value.output)
+        assert time.monotonic() - start < 30
+
+
+class TestWrongInput:
+    def test_arguments(self) -> None:
+        with pytest.raises(ConfigError, match="1 to 128"):
+            Lab(0)
+        with pytest.raises(ConfigError, match="kinds are"):
+            Lab(2, kind="vm")
+        with pytest.raises(ConfigError, match="milliseconds"):
+            Lab(2, latency=-1)
+
+    def test_before_and_in_it(self) -> None:
+        lab = Lab(2, kind="shared-memory")
+        with pytest.raises(LabError, match="not up"):
+            lab.mpi_command(["true"])
+        with lab:
+            with pytest.raises(ConfigError, match="no command"):
+                lab.mpi_command([])
+            with pytest.raises(ConfigError, match="hold 1 to 4"):
+                lab.mpi_command(["true"], 2, ranks=5)
+            with pytest.raises(LabError, match="already up"):
+                lab.__enter__()
+
+    def test_another_mpi_cannot_place_ranks_on_hosts(self, tmp_path: Path) -> None:
+        fake = tmp_path / "mpiexec"
+        fake.write_text("#!/bin/sh\necho 'mpiexec (OpenRTE) 4.1.4'\n")
+        fake.chmod(0o755)
+        with pytest.raises(LabError, match="not MPICH's"), Lab(2, kind="namespaces", mpiexec=str(fake)):
+            pass
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,142 @@
+"""The extension module itself: CRC-32C, the choice of instruction set, argument checks, the GIL."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hybridcomp import native
+from hybridcomp.errors import NativeUnavailableError
+from tests.codecs import common
+
+kernels = native.kernels()
+
+
+@pytest.mark.parametrize("name", common.isas())
+def test_crc32c_known_answers(name):
+    """RFC 3720, appendix B.4."""
+    with common.isa(name):
+        assert kernels.crc32c(b"") == 0
+        assert kernels.crc32c(b"123456789") == 0xE3069283
+        assert kernels.crc32c(bytes(32)) == 0x8A9136AA
+        assert kernels.crc32c(b"\xff" * 32) == 0x62A8AB43
+        assert kernels.crc32c(bytes(range(32))) == 0x46DD794E
+        assert kernels.crc32c(bytes(range(31, -1, -1))) == 0x113FDB5C
+
+
+@pytest.mark.parametrize("name", common.isas())
+def test_crc32c_chains_at_any_length_and_alignment(name):
+    data = np.random.default_rng(0).integers(0, 256, 40000, np.uint8)
+    with common.isa("portable"):
+        whole = {n: kernels.crc32c(data[:n]) for n in (1, 7, 6143, 6144, 6145, 20000, 40000)}
+    with common.isa(name):
+        for n, expected in whole.items():
+            assert kernels.crc32c(data[:n]) == expected
+            for cut in {0, 1, n // 3, n // 2, n - 1, n}:
+                assert kernels.crc32c(data[cut:n], kernels.crc32c(data[:cut])) == expected
+        shifted = np.concatenate([np.zeros(5, np.uint8), data])[5:]
+        assert kernels.crc32c(shifted) == whole[40000]
+
+
+def test_isas():
+    names = kernels.available_isas()
+    assert names[-1] == "portable"
+    assert set(names) <= set(native.ISAS)
+    for name in names:
+        with common.isa(name):
+            assert kernels.isa() == name
+    with pytest.raises(ValueError, match="does not have"):
+        kernels.set_isa("avx1024")
+    with pytest.raises(NativeUnavailableError, match="this machine runs"):
+        native.force_isa(kernels, "avx1024")
+
+
+@pytest.mark.parametrize("name", [*common.isas(), "avx1024"])
+def test_isa_from_the_environment(name):
+    code = "from hybridcomp import native; print(native.kernels().isa())"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        env={**os.environ, "HYBRIDCOMP_ISA": name},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if name in common.isas():
+        assert run.stdout.strip() == name
+    else:
+        assert run.returncode != 0
+        assert "HYBRIDCOMP_ISA='avx1024'" in run.stderr
+
+
+def test_arguments_are_checked():
+    x, out = np.zeros(64, np.float32), np.zeros(1000, np.uint8)
+    k = kernels
+    for call, text in [
+        (lambda: k.quantize_encode(x, 9, 8, 8, 3, 0, out), "dtype code"),
+        (lambda: k.quantize_encode(x, 1, 5, 8, 3, 0, out), "bits"),
+        (lambda: k.quantize_encode(x, 1, 8, 12, 3, 0, out), "block"),
+        (lambda: k.quantize_encode(x, 1, 8, 8, 256, 0, out), "codec"),
+        (lambda: k.quantize_encode(x, 1, 8, 8, 3, 0, out[:135]), "too small"),
+        (lambda: k.quantize_encode(np.zeros(7, np.uint8), 1, 8, 8, 3, 0, out), "whole number"),
+        (lambda: k.quantize_decode(out, 63, 1, 8, x, 1, False), "n elements"),
+        (lambda: k.quantize_decode(out, 64, 1, 5, x, 1, False), "bits"),
+        (lambda: k.quantize_decode(out, 128, 1, 8, x, 3, True), "float32 or float64"),
+        (lambda: k.convert(x, 1, out, 3, False), "as many"),
+        (lambda: k.convert(x, 1, out[:128], 3, True), "float32 or float64"),
+        (lambda: k.topk_select(x, 1, 65, out, out), "larger than"),
+        (lambda: k.topk_select(x, 1, 4, out[:11], out), "indices"),
+        (lambda: k.topk_select(x, 1, 4, out, out[:15]), "values"),
+        (lambda: k.topk_scatter(out, 64, 3, x, x, 1, False), "k elements"),
+        (lambda: k.topk_scatter(out, 63, 64, x, x, 1, False), "n elements"),
+        (lambda: k.lowrank_project(x, 8, 7, 1, x, x, False), "more than"),
+        (lambda: k.lowrank_project(x, 2**40, 2**40, 1, x, x, False), "too large"),
+        (lambda: k.lowrank_project(x, 8, 8, 2**60, x, x, False), "too large"),
+        (lambda: k.lowrank_project(x, 8, 8, 9, x, x.copy(), False), "q must be"),
+        (lambda: k.lowrank_project(x, 8, 8, 1, x[1:].view(np.uint8)[1:], x, False), "q must be"),
+        (lambda: k.lowrank_reconstruct(x, x, 8, 8, 9, x.copy(), False), "p must be"),
+        (lambda: k.lowrank_orthogonalize(x, 64, 2), "vectors must be"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            call()
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        k.convert(x, 1, read_only, 1, False)
+    with pytest.raises(BufferError):
+        k.convert(x, 1, bytes(256), 1, False)
+    with pytest.raises(ValueError, match="contiguous"):
+        k.crc32c(np.zeros((4, 4))[:, 1])
+    with pytest.raises(TypeError):
+        k.crc32c("text")
+
+
+def test_the_gil_is_released():
+    """While one thread selects and encodes, another goes on counting."""
+    x = np.random.default_rng(0).standard_normal(1 << 23).astype(np.float32)
+    out, ticks, stop = np.empty(x.nbytes, np.uint8), [], threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        time.sleep(0.05)
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < 0.3:
+            kernels.crc32c(x)
+            kernels.quantize_encode(x, 1, 8, 128, 3, 0, out)
+        end = time.perf_counter()
+    finally:
+        stop.set()
+        thread.join()
+    assert sum(begin < t < end for t in ticks) > 20

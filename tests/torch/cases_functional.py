@@ -1,0 +1,33 @@
+"""Functional collectives, which DTensor and compiled programs use; policy none."""
+
+import operator
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+
+from tests.torch.cases_collectives import data, fold, rank, size
+
+
+def done(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Wait for both; return the second."""
+    return [t.clone() for t in tensors][1]
+
+
+def case_functional_collectives() -> None:
+    n, me = size(), rank()
+    world = dist.group.WORLD
+    assert torch.equal(funcol.all_reduce(data(me), "sum", world).clone(), fold(operator.add))
+    gathered = funcol.all_gather_tensor(data(me), 0, world).clone()
+    assert torch.equal(gathered, torch.cat([data(r) for r in range(n)]))
+    scattered = funcol.reduce_scatter_tensor(data(me, 4 * n), "avg", 0, world).clone()
+    assert torch.allclose(scattered, fold(operator.add, 4 * n).view(n, 4)[me] / n)
+    swapped = funcol.all_to_all_single(torch.arange(float(n)) + 10 * me, None, None, world).clone()
+    assert swapped.tolist() == [10.0 * r + me for r in range(n)]
+    assert torch.equal(funcol.broadcast(data(me), n - 1, world).clone(), data(n - 1))
+    two = funcol.all_reduce_coalesced([data(me), data(me, 9)], "sum", world)
+    assert torch.equal(done(two), fold(operator.add, 9))
+    two = funcol.all_gather_into_tensor_coalesced([data(me), data(me, 9)], world)
+    assert torch.equal(done(two), torch.cat([data(r, 9) for r in range(n)]))
+    two = funcol.reduce_scatter_tensor_coalesced([data(me, n), data(me, 2 * n)], "sum", [0, 0], world)
+    assert torch.equal(done(two), fold(operator.add, 2 * n).view(n, 2)[me])

@@ -1,0 +1,56 @@
+"""Starts ranks for the tests of this folder."""
+
+import ast
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+def mpiexec(ranks: int, *argv: str, timeout: float = 100, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program on several ranks; output is captured."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    launcher = str(beside) if beside.exists() else "mpiexec"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
+    return subprocess.run(
+        [launcher, "-n", str(ranks), sys.executable, *argv],
+        env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def case_names(module: str) -> list[str]:
+    """The cases of a module, without importing it."""
+    tree = ast.parse((HERE / f"{module}.py").read_text(encoding="utf-8"))
+    return [
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")
+    ]
+
+
+@functools.cache
+def run_cases(module: str, ranks: int) -> dict[str, str]:
+    """Run all cases of a module once; return what went wrong by case ('' is well)."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "verdicts.json"
+        done = mpiexec(ranks, str(HERE / "worker.py"), module, str(out))
+        if done.returncode or not out.exists():
+            raise RuntimeError(
+                f"{module} on {ranks} ranks ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+            )
+        verdicts: dict[str, str] = json.loads(out.read_text(encoding="utf-8"))
+        return verdicts
+
+
+def check_case(module: str, ranks: int, case: str) -> None:
+    """Assert that a case passed on all ranks."""
+    went_wrong = run_cases(module, ranks)[case]
+    assert not went_wrong, went_wrong

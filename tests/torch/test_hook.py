@@ -1,0 +1,13 @@
+"""The DDP hook on one, two and three ranks."""
+
+import pytest
+
+from tests.torch.harness import case_names, check_case
+
+MODULE = "cases_hook"
+
+
+@pytest.mark.parametrize("case", case_names(MODULE))
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_case(ranks: int, case: str) -> None:
+    check_case(MODULE, ranks, case)

@@ -1,0 +1,271 @@
+"""How processes find each other, and how they end."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.torch.harness import ROOT, mpiexec
+
+HEAD = r"""
+import os, sys, torch, torch.distributed as dist
+import hybridcomp, hybridcomp.torch as hct
+from datetime import timedelta
+torch.set_num_threads(1)
+def say(x): os.write(1, f"{x}\n".encode())
+"""
+
+
+def program(body: str) -> list[str]:
+    return ["-c", HEAD + textwrap.dedent(body)]
+
+
+def alone(body: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
+    return subprocess.run(
+        [sys.executable, *program(body)],
+        env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("backend", ["hybridcomp", "gloo"])
+def test_ranks_come_from_mpi(backend: str) -> None:
+    done = mpiexec(
+        3,
+        *program(f"""
+        assert "MASTER_ADDR" not in os.environ
+        for _ in range(2):  # and once more in the same process
+            dist.init_process_group("{backend}")
+            t = torch.tensor([dist.get_rank()])
+            dist.all_reduce(t)
+            assert (dist.get_world_size(), t.item()) == (3, 3)
+            dist.destroy_process_group()
+        say("well")
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["well"] * 3
+
+
+def test_exit_without_destroying_the_group() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        dist.init_process_group("hybridcomp")
+        work = dist.all_reduce(torch.ones(1000), async_op=True)
+        dist.barrier()
+        say("well")
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["well"] * 2
+
+
+def test_one_process_without_mpiexec() -> None:
+    done = alone("""
+        dist.init_process_group("hybridcomp")
+        t = torch.ones(3)
+        dist.all_reduce(t, dist.ReduceOp.AVG)
+        assert (dist.get_world_size(), t.tolist()) == (1, [1, 1, 1])
+        dist.destroy_process_group()
+        say("well")
+    """)
+    assert done.returncode == 0, done.stderr
+    assert "well" in done.stdout
+
+
+def test_importing_does_not_initialise_mpi() -> None:
+    done = alone("""
+        from torch.nn.parallel import DistributedDataParallel
+        assert "mpi4py.MPI" not in sys.modules and "mpi4py" not in sys.modules
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        net = torch.nn.Linear(4, 4)
+        ddp = DistributedDataParallel(net)
+        ddp.register_comm_hook(hct.HookState("hybrid", module=ddp), hct.comm_hook)
+        ddp(torch.ones(2, 4)).sum().backward()
+        assert net.weight.grad.unique().tolist() == [2.0]
+        assert [r.op for r in hct.stats()] == ["all_reduce"]
+        assert "mpi4py" not in sys.modules
+        say("well")
+    """)
+    assert done.returncode == 0, done.stderr
+    assert "well" in done.stdout
+
+
+def test_torchrun_is_told_to_use_mpiexec() -> None:
+    done = alone(
+        """
+        try:
+            dist.init_process_group("hybridcomp", store=dist.HashStore(), rank=1, world_size=4)
+        except hybridcomp.ConfigError as error:
+            say(error)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mpiexec -n 4 python" in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
+def test_an_exception_ends_all_ranks() -> None:
+    done = mpiexec(
+        3,
+        *program("""
+        dist.init_process_group("hybridcomp")
+        if dist.get_rank() == 1:
+            raise ValueError("rank 1 has had enough")
+        dist.barrier()
+        """),
+        timeout=40,
+    )
+    assert done.returncode != 0
+    assert "ValueError: rank 1 has had enough" in done.stderr
+
+
+def test_different_policies_are_told_on_every_rank() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        hct.set_policy(["int8", "int4"][int(os.environ["PMI_RANK"])])
+        try:
+            dist.init_process_group("hybridcomp")
+        except hybridcomp.MismatchError as error:
+            say("int8" in str(error) and "int4" in str(error))
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "True"]
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    done = mpiexec(
+        3,
+        *program("""
+        dist.init_process_group("hybridcomp")
+        if dist.get_rank() == 0:
+            try:
+                dist.new_group([0, 2], timeout=timedelta(seconds=1), use_local_synchronization=True)
+            except hybridcomp.CollectiveTimeoutError as error:
+                assert "rank 1 of 2" in str(error), error
+                say("named")
+        dist.barrier()
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["named"]
+
+
+def test_late_operation_times_out_in_wait_and_in_the_future() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        dist.init_process_group("hybridcomp", timeout=timedelta(seconds=20))
+        group = dist.new_group(timeout=timedelta(seconds=1.5))
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+            future = work.get_future()
+            try:
+                work.wait(timedelta(seconds=0.2))
+            except hybridcomp.CollectiveTimeoutError as error:
+                say("early")
+            try:
+                work.wait()
+            except hybridcomp.CollectiveTimeoutError as error:
+                say("all_reduce" in str(error))
+            try:
+                future.wait()
+            except Exception as error:
+                say("CollectiveTimeoutError" in str(error) or isinstance(error, TimeoutError))
+            say(type(work.exception()).__name__)
+        dist.barrier()
+        os._exit(0)
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["early", "True", "True", "CollectiveTimeoutError"]
+
+
+def test_hook_over_gloo_reports_an_error_of_its_group() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        from torch.nn.parallel import DistributedDataParallel
+        dist.init_process_group("gloo")
+        ddp = DistributedDataParallel(torch.nn.Linear(300, 300))
+        state = hct.HookState("int8", module=ddp)
+        ddp.register_comm_hook(state, hct.comm_hook)
+        ddp(torch.ones(2, 300)).sum().backward()
+        def broken(send, recv):
+            raise ConnectionError("the link is down")
+        state._exchange.channel.all_to_all = broken
+        try:
+            ddp(torch.ones(2, 300)).sum().backward()
+        except RuntimeError as error:
+            say("the link is down" in str(error))
+        os._exit(0)
+        """),
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("policy", "wish", "told"),
+    [("int8", "", True), ("none", "", False), ("none", "1", True), ("int8", "0", False)],
+)
+def test_summary_at_exit(policy: str, wish: str, told: bool) -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        dist.init_process_group("hybridcomp")
+        dist.all_reduce(torch.ones(100_000))
+        """),
+        HYBRIDCOMP_POLICY=policy,
+        HYBRIDCOMP_SUMMARY=wish,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("what this rank sent") == int(told)
+    if told:
+        assert ("int8:block=128" if policy == "int8" else "the policy says none") in done.stderr
+
+
+def test_options_choose_the_policy_and_the_axis() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        hct.set_policy("none")
+        dist.init_process_group("hybridcomp", pg_options=hct.Options(policy="hybrid", axis="dp"))
+        dist.all_reduce(torch.randn(100_000))
+        say({(r.axis, r.codec) for r in hct.stats()} == {("dp", "int4:block=128")})
+        try:
+            dist.new_group([0, 1], pg_options="hybrid")
+        except TypeError as error:
+            say("hybridcomp.torch.Options" in str(error))
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"] * 4
+
+
+def test_warm_up_follows_advance_step(tmp_path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[dp]\nall_reduce = { codec = "int8", warmup_steps = 2 }\n')
+    done = mpiexec(
+        2,
+        *program("""
+        dist.init_process_group("hybridcomp", pg_options=hct.Options(axis="dp"))
+        for _ in range(3):
+            dist.all_reduce(torch.randn(1000))
+            hct.advance_step()
+        say(sorted((r.codec, r.calls) for r in hct.stats()) == [("int8:block=128", 1), ("none", 2)])
+        """),
+        HYBRIDCOMP_POLICY=str(policy),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"] * 2

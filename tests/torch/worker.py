@@ -1,0 +1,42 @@
+"""Runs the cases of a module on every rank: ``mpiexec -n N python worker.py cases_x out.json``.
+
+A case is a function ``case_*()``. Its verdict is shared after each, so that rank 0 knows what failed anywhere.
+"""
+
+import importlib
+import json
+import sys
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+import hybridcomp.torch as hct
+
+
+def run(module_name: str, out: str) -> None:
+    torch.set_num_threads(1)
+    module = importlib.import_module(f"tests.torch.{module_name}")
+    hct.set_policy(getattr(module, "POLICY", "none"))
+    dist.init_process_group("hybridcomp", timeout=timedelta(seconds=40))
+    verdicts = {}
+    for name, case in list(vars(module).items()):
+        if name.startswith("case_"):
+            torch.manual_seed(0)
+            try:
+                case()
+                mine = None
+            except Exception:
+                mine = traceback.format_exc()
+            everyone = MPI.COMM_WORLD.allgather(mine)
+            verdicts[name] = "".join(f"rank {r}:\n{text}" for r, text in enumerate(everyone) if text)
+    dist.destroy_process_group()
+    if MPI.COMM_WORLD.rank == 0:
+        with open(out, "w", encoding="utf-8") as file:
+            json.dump(verdicts, file)
+
+
+if __name__ == "__main__":
+    run(*sys.argv[1:])

@@ -1,0 +1,82 @@
+"""Running the trainer's command, and other programs, on several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hybridcomp.train.launch import find_mpiexec
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = (
+    "--layers 2 --d-model 32 --heads 2 --seq-len 32 --micro-batches 2 --micro-batch-size 2 --eval-batches 1"
+)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """This process's environment without traces of an MPI launcher, one thread a rank."""
+    launcher = ("PMI", "MPI", "OMPI", "HYDRA", "SLURM", "HYBRIDCOMP")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(launcher)}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return kept | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | extra
+
+
+def train(
+    arguments: str, cwd: Path, *, timeout: float = 90, **extra: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``hybridcomp train`` as a user does, outside MPI."""
+    command = [sys.executable, "-m", "hybridcomp", "train", *arguments.split()]
+    return _run(command, cwd, timeout, environment(**extra))
+
+
+def train_inside(
+    parts: list[tuple[int, str]], cwd: Path, *, timeout: float = 90
+) -> subprocess.CompletedProcess[str]:
+    """Run it under mpiexec: each part is a number of ranks and their arguments."""
+    command = [find_mpiexec()]
+    for ranks, arguments in parts:
+        separator = [":"] if len(command) > 1 else []
+        command += [
+            *separator,
+            "-n",
+            str(ranks),
+            sys.executable,
+            "-m",
+            "hybridcomp",
+            "train",
+            *arguments.split(),
+        ]
+    return _run(command, cwd, timeout, environment())
+
+
+def run_ranks(
+    ranks: int, script: Path, *arguments: str, timeout: float = 90
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of the tests on ``ranks`` ranks."""
+    command = [find_mpiexec(), "-n", str(ranks), sys.executable, str(script), *arguments]
+    return _run(command, ROOT, timeout, environment())
+
+
+def _run(
+    command: list[str], cwd: Path, timeout: float, env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=env,
+        timeout=timeout,
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def metrics(out: Path, kind: str) -> list[dict[str, Any]]:
+    """The lines of one kind of a run's metrics."""
+    entries = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [entry for entry in entries if entry["kind"] == kind]

@@ -1,0 +1,110 @@
+"""The configuration: defaults, TOML, command line, and what is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.train.config import TrainConfig, parse, read_toml, to_toml
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def test_the_command_line_overrides_the_file_and_the_file_the_defaults(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('layers = 4\nheads = 8\nlr = 1\npolicy = "none"\n')
+    config = parse(["--config", str(file), "--heads", "2"])
+    assert (config.layers, config.heads, config.lr, config.policy) == (4, 2, 1.0, "none")
+    assert config.seq_len == TrainConfig().seq_len
+    assert parse([f"--config={file}"]).heads == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("dp = 2\nlayer = 3\n", ["line 2", "key layer", "did you mean layers"]),
+        ("dp = 2\n\n# why\nheads = 'two'\n", ["line 4", "key heads", "an integer", "'two'"]),
+        ("lr = 1e-3\nsteps = 2.5\n", ["line 2", "key steps", "an integer"]),
+        ("steps = true\n", ["line 1", "key steps", "an integer"]),
+        ("backend = 'nccl'\n", ["line 1", "key backend", "hybridcomp, gloo"]),
+        ("dp = 2\npp = = 2\n", ["line 2", "key pp"]),
+        ("dp = 2\ntp = ", ["line 2", "key tp"]),
+        ("dp = 2\n[model]\nlayers = 3\n", ["line 2", "key model", "unknown"]),
+        ("config = 'other.toml'\n", ["line 1", "key config", "unknown"]),
+    ],
+)
+def test_a_wrong_file_is_named_with_line_and_key(tmp_path, text, parts):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_toml(str(file))
+    assert str(caught.value).startswith(str(file))
+    for part in parts:
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*absent\.toml"):
+        parse(["--config", str(tmp_path / "absent.toml")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--layers 3 --pp 2", r"layers \(3\) must be divisible by pp \(2\)"),
+        ("--heads 4 --tp 3", r"heads \(4\) must be divisible by tp \(3\)"),
+        ("--heads 3", r"d_model \(256\) must be divisible by heads \(3\)"),
+        ("--pp 4 --micro-batches 2", r"micro_batches \(2\) must be at least pp \(4\)"),
+        ("--dp 0", "dp must be positive, not 0"),
+        ("--lr nan", "lr must be positive, not nan"),
+        ("--clip -1", "clip must not be negative"),
+        ("--val-fraction 1", "val_fraction must be above 0 and below 1"),
+        ("--beta2 1", "beta2 must be at least 0 and below 1"),
+        ("--vocab-size 1", "vocab_size must be from 2"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(arguments.split())
+
+
+def test_help_explains_every_field(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "240")
+    with pytest.raises(SystemExit) as stop:
+        parse(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for field in dataclasses.fields(TrainConfig):
+        entry = re.search(rf"(?m)^\W*--{field.name.replace('_', '-')} \S+\s(.*?)\(default", text, re.S)
+        assert entry, field.name
+        assert len(re.findall(r"\w+", entry[1])) >= 2, field.name
+
+
+def test_a_written_configuration_reads_back_equal(tmp_path):
+    config = TrainConfig(policy='a "quoted" \\ name\n.toml', lr=3e-5, vocab_size=70000, data=None, dp=2)
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(dataclasses.asdict(config)))
+    assert TrainConfig(**read_toml(str(file))) == config
+    assert "data" not in tomllib.loads(file.read_text())
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("train_*.toml")), ids=lambda path: path.name)
+def test_the_examples_are_valid(path):
+    config = parse(["--config", str(path)])
+    assert config.ranks >= 1
+
+
+def test_there_are_examples():
+    assert len(list(EXAMPLES.glob("train_*.toml"))) >= 2
+
+
+def test_the_example_policy_is_valid():
+    from hybridcomp.train.start import read_policy
+
+    assert read_policy(TrainConfig(policy=str(EXAMPLES / "policy.toml"))).compresses

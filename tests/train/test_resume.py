@@ -1,0 +1,106 @@
+"""Which checkpoint is resumed, and how the metrics go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from hybridcomp.errors import ConfigError, MismatchError
+from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.metrics import MetricsFile
+from hybridcomp.train.resume import Checkpoint, check_fits, find_checkpoint, run_identity
+from hybridcomp.train.start import check_agreement, prepare
+
+CONFIG = TrainConfig(steps=10)
+IDENTITY = run_identity(CONFIG, 256, "text")
+
+
+def checkpoint(run, step, identity=IDENTITY):
+    path = run / "checkpoints" / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    made = Checkpoint(path, step, 1.5, "digest", identity)
+    made.write(path)
+    return made
+
+
+def test_the_newest_checkpoint_is_found(tmp_path):
+    checkpoint(tmp_path, 4)
+    newest = checkpoint(tmp_path, 8)
+    (tmp_path / "checkpoints" / ".step-00000009.partial").mkdir()
+    (tmp_path / "checkpoints" / "step-00000010").mkdir()  # without a record: never finished
+    for resume, out in (("auto", str(tmp_path)), (str(tmp_path), None), (str(newest.path), None)):
+        assert find_checkpoint(dataclasses.replace(CONFIG, resume=resume, out=out)) == newest
+
+
+def test_auto_starts_anew_where_there_is_none(tmp_path):
+    assert find_checkpoint(dataclasses.replace(CONFIG, resume="auto", out=str(tmp_path))) is None
+    assert find_checkpoint(CONFIG) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"resume": "auto"}, "give it with --out"), ({"resume": "nowhere"}, "no checkpoint in nowhere")],
+)
+def test_what_is_not_there_is_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        find_checkpoint(dataclasses.replace(CONFIG, **changes))
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    made = checkpoint(tmp_path, 4)
+    (made.path / "checkpoint.json").write_text('{"step": 4}')
+    with pytest.raises(ConfigError, match="no record of a checkpoint"):
+        find_checkpoint(dataclasses.replace(CONFIG, resume=str(made.path)))
+
+
+def test_another_topology_model_or_text_is_refused(tmp_path):
+    made = checkpoint(tmp_path, 4)
+    check_fits(made, IDENTITY, CONFIG)
+    here = run_identity(dataclasses.replace(CONFIG, tp=2, layers=4), 256, "other")
+    with pytest.raises(
+        ConfigError, match=r"tp 1 there, 2 here; layers 8 there, 4 here; data text there, other here"
+    ):
+        check_fits(made, here, CONFIG)
+
+
+def test_a_finished_run_is_not_resumed(tmp_path):
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        check_fits(checkpoint(tmp_path, 10), IDENTITY, CONFIG)
+
+
+def test_a_run_directory_with_checkpoints_is_not_overwritten(tmp_path):
+    checkpoint(tmp_path, 4)
+    with pytest.raises(ConfigError, match="holds the checkpoints of a run: go on with --resume auto"):
+        prepare(["--out", str(tmp_path)])
+
+
+def test_ranks_that_disagree_are_both_named():
+    same = json.dumps({"lr": 0.1, "policy": "none"})
+    check_agreement([same, same])
+    with pytest.raises(MismatchError, match="disagree on policy: rank 0 has 'none', rank 2 has 'hybrid'"):
+        check_agreement([same, same, json.dumps({"lr": 0.1, "policy": "hybrid"})])
+
+
+def test_metrics_of_steps_that_are_done_again_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [
+        {"kind": "start"},
+        *({"kind": "train", "step": s} for s in range(1, 6)),
+        {"kind": "summary", "steps": 5},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "train", "st')
+    metrics = MetricsFile(path, resumed_at=3)
+    metrics.write("train", {"step": 4, "loss": 1.0})
+    metrics.close()
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [e.get("step") for e in entries] == [None, 1, 2, 3, 4]
+    assert entries[-1]["loss"] == 1.0
+
+
+def test_a_new_run_starts_its_metrics_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind": "train", "step": 1}\n')
+    MetricsFile(path, resumed_at=None).close()
+    assert path.read_text() == ""
