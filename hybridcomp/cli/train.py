@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from hybridcomp.errors import ConfigError, HybridcompError, PolicyError
+from hybridcomp.train import launch, start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _WRONG_INPUT = 2
 _READY = -1
+_SECONDS_BETWEEN_RANKS = 0.2
 _PREFIX = "hybridcomp train: error: "
 
 
@@ -25,10 +28,6 @@ def main(arguments: Sequence[str]) -> int:
     Outside MPI everything that can be checked is checked, then the process becomes ``mpiexec``; inside MPI
     the ranks check again, agree, and train.
     """
-    try:
-        from hybridcomp.train import launch, start  # noqa: PLC0415  (loads the extras)
-    except ImportError as error:
-        return _complain(f"{error.name} is missing: pip install 'hybridcomp[train]'")
     if not launch.inside_mpi():
         try:
             job = start.prepare(arguments)
@@ -46,8 +45,6 @@ def _complain(what: str) -> int:
 
 def _run_as_rank(arguments: Sequence[str]) -> int:
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
-
-    from hybridcomp.train import launch, start  # noqa: PLC0415
 
     comm = MPI.COMM_WORLD
     job: start.Job | None = None
@@ -94,6 +91,8 @@ def _run_as_rank(arguments: Sequence[str]) -> int:
 
 def _abort(comm: MPI.Comm, what: str, code: int) -> NoReturn:
     """End all ranks: the others wait for this one, and would do so until the timeout."""
+    # Where all fail alike, the first one ends the others before they speak: one message, not one a rank.
+    time.sleep(min(comm.rank, 20) * _SECONDS_BETWEEN_RANKS)
     if what:
         print(what, file=sys.stderr, flush=True)
     comm.Abort(code)

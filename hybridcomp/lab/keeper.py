@@ -130,13 +130,27 @@ def _processes(namespaces: set[tuple[int, int]], mark: bytes) -> list[int]:
     return found
 
 
+def _dying(process: int) -> bool:
+    """Tell whether a killed process is still on its way out; its environment goes before its files do."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def _end(namespaces: set[tuple[int, int]], mark: bytes) -> None:
     """End those processes, again and again until none is left: one may start another while we look."""
     deadline = time.monotonic() + END_SECONDS
-    while (found := _processes(namespaces, mark)) and time.monotonic() < deadline:
+    killed: set[int] = set()
+    while time.monotonic() < deadline:
+        found = _processes(namespaces, mark)
         for process in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
+        killed.update(found)
+        if not found and not any(map(_dying, killed)):
+            return
         time.sleep(0.02)
 
 

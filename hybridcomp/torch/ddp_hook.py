@@ -8,11 +8,9 @@ that nobody else uses.
 # torch reads the hook's annotations as objects: no `from __future__ import annotations` here.
 
 import functools
-import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,6 +33,7 @@ from hybridcomp.torch.memory import pack, unpack
 from hybridcomp.torch.options import PolicyLike, default_policy
 from hybridcomp.torch.promise import Promise
 from hybridcomp.torch.registry import registry
+from hybridcomp.torch.worker import Worker
 
 Array = npt.NDArray[Any]
 
@@ -80,11 +79,11 @@ class HookState:
         self._rows: dict[tuple[str, str, str, str], StatRow] = {}
         self._rows_lock = threading.Lock()
         self._exchange: Exchange | None = None
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.label = f"hook:{axis}"
+        self._worker = Worker(f"hybridcomp-{self.label}")
         registry.add(self, dist.get_rank() if dist.is_initialized() else 0)
-        # The thread must not keep this alive, nor its end take the statistics away.
-        weakref.finalize(self, _end, self._tasks, self._rows).atexit = False
+        # When this goes, its thread ends, and its statistics stay.
+        weakref.finalize(self, _end, self._worker, self._rows).atexit = False
 
     # -- the hook's side: called by DDP, in the backward pass ----------------------------------------
 
@@ -103,15 +102,13 @@ class HookState:
             ready.record(torch.cuda.current_stream(buffer.device))
             devices = [buffer.device]
         promise = Promise(devices)
-        self._tasks.put(functools.partial(self._work, buffer, plan, ready, promise))
+        self._worker.submit(functools.partial(self._work, buffer, plan, ready, promise))
         return promise.future
 
     def _open(self) -> Exchange:
         if self._exchange is None:
             group = dist.group.WORLD if self._group is None else self._group
             self._exchange = Exchange(open_channel(group))
-            name = f"hybridcomp-{self.label}"
-            threading.Thread(target=_serve, args=(self._tasks,), name=name, daemon=True).start()
         return self._exchange
 
     def _plan(self, parameters: list[torch.Tensor], buffer: torch.Tensor, ranks: int) -> Plan:
@@ -242,16 +239,8 @@ class HookState:
         """Nothing to do: this counts steps by the last bucket of each."""
 
 
-def _serve(tasks: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
-    """Run tasks in turn until there comes a None."""
-    while (task := tasks.get()) is not None:
-        task()
-        del task  # it holds the state
-
-
-def _end(tasks: "queue.SimpleQueue[Callable[[], None] | None]", rows: dict[Any, StatRow]) -> None:
-    """A state is gone: end its thread, keep its statistics."""
-    tasks.put(None)
+def _end(worker: Worker, rows: dict[Any, StatRow]) -> None:
+    worker.close()
     registry.keep(list(rows.values()))
 
 

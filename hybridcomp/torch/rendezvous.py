@@ -74,7 +74,16 @@ def _by_mpi(timeout: timedelta) -> Iterator[tuple[Store, int, int]]:
 def _serve(world: Any, timeout: timedelta) -> TCPStore:
     token = secrets.token_hex(16)
     port = int(os.environ.get("MASTER_PORT") or 0)
-    store = TCPStore("127.0.0.1", port, world.size, is_master=True, timeout=timeout, wait_for_workers=False)
+    # Where the port is given, another init_process_group of this process finds the store that has it.
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        world.size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=port != 0,
+    )
     store.set(_TOKEN_KEY, token)
     card = "\n".join([token, str(store.port), *addresses()]).encode()[:_CARD_BYTES]
     _broadcast(world, bytearray(card.ljust(_CARD_BYTES, b"\n")), timeout)
@@ -131,4 +140,4 @@ def addresses() -> list[str]:
             found.append(socket.inet_ntoa(reply[20:24]))
     given = os.environ.get("MASTER_ADDR")
     local = sorted(found, key=lambda address: address.startswith("127."))
-    return [*([given] if given else []), *local]
+    return list(dict.fromkeys([*([given] if given else []), *local]))

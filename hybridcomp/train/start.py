@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import time
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from hybridcomp.train.config import AXES, TrainConfig, parse
 from hybridcomp.train.data import Batches
 from hybridcomp.train.resume import Checkpoint, check_fits, find_checkpoint, run_identity
 from hybridcomp.train.text import Corpus, load_corpus
+
+_EXTRAS = ("torch", "tyro", "rich")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ def prepare(arguments: Sequence[str]) -> Job:
         HybridcompError: what is wrong, in one sentence.
         SystemExit: the command line does not parse, or asks for help.
     """
+    for module in _EXTRAS:
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(f"{module} is missing: pip install 'hybridcomp[train]'")
     config = parse(arguments)
     policy = read_policy(config)
     checkpoint = find_checkpoint(config)

@@ -86,3 +86,37 @@ def case_axis_of_mesh_groups() -> None:
     told = dist.new_group(list(range(4)), pg_options=hct.Options(policy="none", axis="cp"))
     assert (told.axis, told.comm.policy.name) == ("cp", "none")
     assert torch.equal(torch.tensor(dist.get_process_group_ranks(told)), torch.arange(4))
+
+
+def case_phases_of_a_pipeline_and_of_tensor_parallelism() -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write('[pp]\nforward = "int8"\n[tp]\nbackward = "int8"\n')
+        file.flush()
+        hct.set_policy(file.name)
+    try:
+        for axis, op, run in (
+            ("pp", "send", parallel.pipeline_gradients),
+            ("tp", "all_reduce", parallel.tp_gradients),
+        ):
+            fresh_world()
+            before = {row.key: row.calls for row in hct.stats()}
+            run()
+            calls = {True: 0, False: 0}
+            for row in hct.stats():
+                if (
+                    row.axis == axis
+                    and row.op == op
+                    and row.reason.startswith("policy") | (row.codec == "none")
+                ):
+                    calls[row.codec != "none"] += row.calls - before.get(row.key, 0)
+            rank = dist.get_rank()
+            if axis == "tp":
+                assert calls[True] >= 4
+                assert calls[False] >= 4
+            elif rank == 0:
+                assert calls[True] == 4
+            elif rank == 3:
+                assert calls[True] == 0
+                assert calls[False] >= 4
+    finally:
+        hct.set_policy(POLICY)

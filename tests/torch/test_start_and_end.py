@@ -1,16 +1,18 @@
 """How processes find each other, and how they end."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
+from hybridcomp.lab import Lab, LabError
 from tests.torch.harness import ROOT, mpiexec
 
 HEAD = r"""
-import os, sys, torch, torch.distributed as dist
+import os, socket, sys, torch, torch.distributed as dist
 import hybridcomp, hybridcomp.torch as hct
 from datetime import timedelta
 torch.set_num_threads(1)
@@ -269,3 +271,52 @@ def test_warm_up_follows_advance_step(tmp_path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True"] * 2
+
+
+def test_store_at_a_given_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    done = mpiexec(
+        2,
+        *program("""
+        for _ in range(2):
+            dist.init_process_group("hybridcomp")
+            dist.barrier()
+            dist.destroy_process_group()
+        say("well")
+        """),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["well"] * 2
+
+
+@pytest.mark.lab
+def test_hosts_that_share_a_name_and_nothing_else() -> None:
+    """Every host of a lab has the machine's name, and a loopback of its own."""
+    try:
+        with Lab(2, "none", kind="namespaces") as lab:
+            done = lab.mpirun(
+                [
+                    sys.executable,
+                    *program("""
+                    os.environ.pop("MASTER_ADDR", None)
+                    for backend in ("hybridcomp", "gloo"):
+                        dist.init_process_group(backend)
+                        dist.barrier()
+                        dist.destroy_process_group()
+                    say(f"well {socket.gethostname()} {hct.rendezvous.addresses()[0]}")
+                    """),
+                ],
+                ppn=2,
+                env={"PYTHONPATH": str(ROOT)},
+                timeout=60,
+            )
+    except LabError as error:
+        pytest.skip(str(error))
+    assert done.returncode == 0, done.stderr
+    said = [line.split() for line in done.stdout.splitlines()]
+    assert [words[0] for words in said] == ["well"] * 4
+    assert len({words[1] for words in said}) == 1
+    assert len({words[2] for words in said}) == 2

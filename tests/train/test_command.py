@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -69,6 +70,16 @@ def test_wrong_input_is_one_message_before_any_rank_starts(folder, monkeypatch, 
     code = command.main(arguments.split())
     printed = capsys.readouterr()
     check_one_error(subprocess.CompletedProcess([], code, printed.out, printed.err), parts)
+
+
+def test_a_missing_extra_is_named_with_its_remedy(folder, monkeypatch, capsys):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name)
+    )
+    monkeypatch.setattr(launch, "inside_mpi", lambda: False)
+    assert command.main([]) == 2
+    assert "torch is missing: pip install 'hybridcomp[train]'" in capsys.readouterr().err
 
 
 def test_the_process_exits_with_2(folder):

@@ -1,0 +1,52 @@
+"""A thread that runs tasks in turn."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable
+
+Tasks = queue.SimpleQueue[Callable[[], None] | None]
+_JOIN_SECONDS = 5.0
+
+_running: dict[threading.Thread, Tasks] = {}
+
+
+class Worker:
+    """Runs tasks first in, first out, in a thread of its own; the thread does not keep this object alive."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: Tasks = queue.SimpleQueue()
+        self._name = name
+        self._thread: threading.Thread | None = None
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Queue a task, which must not raise."""
+        if self._thread is None:
+            if not _running:
+                atexit.register(_end_all)
+            self._thread = threading.Thread(target=_serve, args=(self._tasks,), name=self._name, daemon=True)
+            _running[self._thread] = self._tasks
+            self._thread.start()
+        self._tasks.put(task)
+
+    def close(self) -> None:
+        """Let the thread end after the tasks that are queued."""
+        self._tasks.put(None)
+
+
+def _serve(tasks: Tasks) -> None:
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # it may hold the worker's owner
+    _running.pop(threading.current_thread(), None)
+
+
+def _end_all() -> None:
+    """At exit: a thread that were still in torch's C++ when the interpreter ends would abort the process."""
+    running = list(_running.items())
+    for _, tasks in running:
+        tasks.put(None)
+    for thread, _ in running:
+        thread.join(_JOIN_SECONDS)
