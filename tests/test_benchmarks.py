@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridcomp.lab.launch import find_mpiexec
+from hybridcomp.launcher import find_mpiexec
 
 ROOT = Path(__file__).parent.parent
 

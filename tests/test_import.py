@@ -18,5 +18,5 @@ def test_import_loads_neither_torch_nor_cupy_nor_mpi():
 
 
 def test_unknown_attribute_is_an_attribute_error():
-    code = "import hybridcomp\ntry:\n    hybridcomp.nothing\nexcept AttributeError as e:\n    assert 'nothing' in str(e)"
+    code = 'import hybridcomp as h\ntry:\n    h.nothing\nexcept AttributeError as e:\n    assert "nothing" in str(e)'
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -45,14 +45,14 @@ class DemoPlan:
     d_model: int = 256
     heads: int = 4
     seq_len: int = 128
-    micro_batches: int = 4
+    micro_batches: int = 2
     micro_batch_size: int = 1
     lr: float = 1e-3
     seed: int = 1
     data: str | None = None
 
-    steps: int = 120
-    warmup_steps: int = 12
+    steps: int = 160
+    warmup_steps: int = 16
     evaluations: int = 6  # over the run, the last at its end
     eval_batches: int = 8
     policies: tuple[str, ...] = (BASELINE, "naive", "hybrid")

@@ -23,6 +23,7 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.lab import keeper, launch
 from hybridcomp.lab.launch import LabError
 from hybridcomp.lab.rate import Rate
+from hybridcomp.launcher import find_mpiexec
 
 KINDS = ("auto", "namespaces", "loopback", "shared-memory")
 SUBNET = "10.9.0"
@@ -92,7 +93,7 @@ class Lab:
     def __enter__(self) -> Lab:
         if self._keeper is not None:
             raise LabError("this lab is already up")
-        self.mpiexec = self.mpiexec or launch.find_mpiexec()
+        self.mpiexec = self.mpiexec or find_mpiexec()
         self.notes = []
         candidates = [self._asked] if self._asked != "auto" else list(KINDS[1:])
         refusals = []

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 from hybridcomp.errors import HybridcompError
@@ -27,22 +25,6 @@ esac
 shift
 exec {nsenter} --net="$net" sh -c "$*"
 """
-
-
-def find_mpiexec() -> str:
-    """Return the mpiexec of this Python environment, or else of PATH.
-
-    Raises:
-        LabError: neither has one.
-    """
-    beside = Path(sysconfig.get_path("scripts")) / "mpiexec"
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
-    if found is None:
-        raise LabError(
-            f"no mpiexec beside {sys.executable} and none on PATH; "
-            "`pip install 'hybridcomp[mpich]'` brings MPICH's"
-        )
-    return found
 
 
 @functools.cache

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from hybridcomp.arrays import ByteArray
-from hybridcomp.torch.backend import BACKEND
 from hybridcomp.torch.exchange import Channel
 
 if TYPE_CHECKING:
@@ -17,9 +16,8 @@ if TYPE_CHECKING:
 
 def open_channel(group: Any) -> Channel:
     """Make a channel over the ranks of a process group. Collective over its members."""
-    if dist.get_backend(group) == BACKEND:
-        return CommChannel(group.comm)
-    return TorchChannel(group)
+    comm = getattr(group, "comm", None)  # of a HybridProcessGroup, whatever name the backend was asked by
+    return TorchChannel(group) if comm is None else CommChannel(comm)
 
 
 class CommChannel:

@@ -81,7 +81,7 @@ class HookState:
         self._exchange: Exchange | None = None
         self.label = f"hook:{axis}"
         self._worker = Worker(f"hybridcomp-{self.label}")
-        registry.add(self, dist.get_rank() if dist.is_initialized() else 0)
+        registry.add(self)
         # When this goes, its thread ends, and its statistics stay.
         weakref.finalize(self, _end, self._worker, self._rows).atexit = False
 
@@ -109,6 +109,7 @@ class HookState:
         if self._exchange is None:
             group = dist.group.WORLD if self._group is None else self._group
             self._exchange = Exchange(open_channel(group))
+            registry.rank = dist.get_rank()
         return self._exchange
 
     def _plan(self, parameters: list[torch.Tensor], buffer: torch.Tensor, ranks: int) -> Plan:

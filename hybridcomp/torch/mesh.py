@@ -14,8 +14,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from hybridcomp.torch.backend import BACKEND
-
 _METHOD = "_init_one_process_group"
 
 
@@ -43,8 +41,9 @@ def install() -> None:
 
 
 def _adopt(group_name: Any, axis: str) -> None:
-    if not dist.is_initialized() or dist.get_backend() != BACKEND:
-        return
     group: Any = dist.group.WORLD
-    if group_name == group.group_name and group.axis == "default" and not axis.startswith("dim_"):
-        group.comm.axis = axis
+    comm = getattr(group, "comm", None)  # of a HybridProcessGroup
+    if comm is None or group_name != group.group_name:
+        return
+    if comm.axis == "default" and not axis.startswith("dim_"):
+        comm.axis = axis

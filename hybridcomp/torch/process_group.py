@@ -29,10 +29,11 @@ from hybridcomp.torch.registry import registry
 from hybridcomp.torch.work import CommWork, joined
 
 if TYPE_CHECKING:
-    from hybridcomp.collectives import Communicator, StatRow
+    from hybridcomp.collectives import Communicator, Request, StatRow
 
 Tensor = torch.Tensor
 _MONITOR_TAG = 32_001  # of monitored_barrier's messages
+_LAST_SECONDS = 5.0
 
 
 class HybridProcessGroup(ProcessGroup):
@@ -56,6 +57,7 @@ class HybridProcessGroup(ProcessGroup):
         self._name = ""
         self._desc = "undefined"
         self._coalescing: list[CommWork] | None = None
+        self._pending: set[Request] = set()
         self._closed = False
         if axis is not None:
             comm.axis = axis
@@ -94,7 +96,8 @@ class HybridProcessGroup(ProcessGroup):
         self._desc = desc
         if self._axis is None:
             self.comm.axis = axis_of(desc)
-        registry.add(self, MPI.COMM_WORLD.Get_rank())
+        registry.rank = MPI.COMM_WORLD.Get_rank()
+        registry.add(self)
 
     # -- reductions ----------------------------------------------------------------------------------
 
@@ -250,6 +253,10 @@ class HybridProcessGroup(ProcessGroup):
         return joined(works)
 
     def _issue(self, work: CommWork) -> CommWork:
+        for request in work.requests:
+            if not request.done:
+                self._pending.add(request)
+                request.add_done_callback(self._pending.discard)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
@@ -275,12 +282,21 @@ class HybridProcessGroup(ProcessGroup):
     # -- end -----------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Free the communicator; ``destroy_process_group`` calls this."""
-        if not self._closed:
-            self._closed = True
-            registry.remove(self)
-            if not MPI.Is_finalized():
-                self.comm.Free()
+        """Free the communicator; ``destroy_process_group`` calls this.
+
+        Operations that nobody waited for get a few seconds to end. If some do not, because another rank has
+        left, the communicator is not freed: MPI may still write to their buffers.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        registry.remove(self)
+        deadline = time.monotonic() + _LAST_SECONDS
+        for request in list(self._pending):
+            with suppress(Exception):
+                request.wait(max(0.0, deadline - time.monotonic()))
+        if not self._pending and not MPI.Is_finalized():
+            self.comm.Free()
 
     def abort(self) -> None:
         """As :meth:`shutdown`; an operation in flight keeps its buffers."""

@@ -43,16 +43,15 @@ class Registry:
         self._members: dict[str, weakref.ref[Member]] = {}
         self._past: list[list[StatRow]] = []
         self._lock = threading.RLock()  # a member may end, and be removed, wherever memory is allocated
-        self._rank = 0
+        self.rank = 0
         self._at_exit = False
 
-    def add(self, member: Member, rank: int) -> None:
+    def add(self, member: Member) -> None:
         """Add a member under its label, made unique by a number."""
         with self._lock:
             if not self._at_exit:
                 atexit.register(self.print_summary)
                 self._at_exit = True
-            self._rank = rank
             living = self._living()
             key, count = member.label, 1
             while key in living:
@@ -122,7 +121,7 @@ class Registry:
         """
         wanted = os.environ.get("HYBRIDCOMP_SUMMARY", "")
         rows = [row for row in self.rows() if row.raw_bytes]
-        if self._rank or wanted == "0" or not rows:
+        if self.rank or wanted == "0" or not rows:
             return
         if wanted == "1" or any(row.codec != "none" for row in rows):
             print(summary(rows), file=sys.stderr)

@@ -24,6 +24,9 @@ class CommWork(Work):
 
     Completion runs once, in the thread that sees the last operation end: the one that waits, or the background
     thread. It copies staged results to their tensors, then fills the future.
+
+    Attributes:
+        requests: what is in flight.
     """
 
     def __init__(
@@ -40,17 +43,17 @@ class CommWork(Work):
             commit: called once after all of ``requests`` ended well.
         """
         super().__init__()
-        self._requests = list(requests)
+        self.requests = list(requests)
         self._outputs = outputs
         self._commit = commit
         self._lock = threading.Lock()
-        self._left = len(self._requests)
+        self._left = len(self.requests)
         self._completed = False
         self._error: BaseException | None = None
         self._promise: Promise | None = None
-        for request in self._requests:
+        for request in self.requests:
             request.add_done_callback(self._one_done)
-        if not self._requests:
+        if not self.requests:
             self._complete()
 
     # -- torch's side --------------------------------------------------------------------------------
@@ -67,7 +70,7 @@ class CommWork(Work):
         """
         seconds = timeout.total_seconds() if timeout else None
         deadline = None if seconds is None else time.monotonic() + seconds
-        for request in self._requests:
+        for request in self.requests:
             request.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         self._complete()
         if self._error is not None:
@@ -80,7 +83,7 @@ class CommWork(Work):
 
     def is_completed(self) -> bool:
         """Whether the operation has ended, well or not. Makes progress."""
-        for request in self._requests:
+        for request in self.requests:
             if not request.done:
                 with suppress(Exception):  # then it has ended; `wait` and `exception` tell how
                     request.test()
@@ -103,7 +106,7 @@ class CommWork(Work):
 
     def source_rank(self) -> int:
         """The sender's rank in the group, of a finished receive from any source."""
-        status = self._requests[0].status if self._requests else None
+        status = self.requests[0].status if self.requests else None
         return -1 if status is None else status.Get_source()
 
     def _source_rank(self) -> int:
@@ -132,7 +135,7 @@ class CommWork(Work):
         with self._lock:
             if self._completed:
                 return
-            self._error = next((r.exception for r in self._requests if r.exception is not None), None)
+            self._error = next((r.exception for r in self.requests if r.exception is not None), None)
             if self._error is None and self._commit is not None:
                 try:
                     self._commit()
@@ -153,7 +156,7 @@ class CommWork(Work):
 
 def joined(works: Sequence[CommWork]) -> CommWork:
     """One work that ends when all of ``works`` have."""
-    requests = [request for work in works for request in work._requests]
+    requests = [request for work in works for request in work.requests]
     outputs = [tensor for work in works for tensor in work._outputs]
 
     def commit() -> None:

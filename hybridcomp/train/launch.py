@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import sysconfig
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.launcher import find_mpiexec
 from hybridcomp.train.config import TERMINAL
 
 if TYPE_CHECKING:
@@ -27,21 +26,6 @@ def inside_mpi() -> bool:
     if any(name in os.environ for name in _STARTED_BY):
         return True
     return all(name in os.environ for name in _SLURM_STEP) and int(os.environ[_SLURM_STEP[1]]) > 1
-
-
-def find_mpiexec() -> str:
-    """The mpiexec beside this Python, else the first on PATH.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    beside = Path(sysconfig.get_path("scripts")) / "mpiexec"
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
-    if found is None:
-        raise ConfigError(
-            "no mpiexec, beside this Python or on PATH: pip install mpich, or load the site's MPI"
-        )
-    return found
 
 
 def exec_under_mpiexec(ranks: int, threads: int, arguments: Sequence[str]) -> NoReturn:

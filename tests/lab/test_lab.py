@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.lab import Lab, LabError, launch
+from hybridcomp.lab import Lab, LabError
+from hybridcomp.launcher import find_mpiexec
 
 PING = str(Path(__file__).with_name("ping.py"))
 pytestmark = pytest.mark.timeout(90)
@@ -102,7 +103,7 @@ class TestSharedMemory:
             assert ping(lab, 1)[0] < 0.3
 
     def test_auto_falls_back_and_says_why(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        mpiexec = launch.find_mpiexec()
+        mpiexec = find_mpiexec()
         monkeypatch.setenv("PATH", str(tmp_path))  # no ip, no tc
         with Lab(2, "100mbit", mpiexec=mpiexec) as lab:
             assert lab.kind == "shared-memory"

@@ -239,12 +239,16 @@ def case_without_a_module() -> None:
 def case_state_of_the_process() -> None:
     ddp = hooked("hybridcomp", policy("int4:block=128", feedback=True))
     step(ddp)
+    hct.advance_step()
     saved = hct.state_dict()
+    assert saved["group:default/step"] == dist.group.WORLD.comm.step == 1
+    hct.advance_step()
     assert all(isinstance(t, torch.Tensor) for t in saved.values())
     mine = {k: v for k, v in saved.items() if "residual" in k}
     assert mine
     going_on = step(ddp)
     hct.load_state_dict(saved)
+    assert dist.group.WORLD.comm.step == 1
     again = step(ddp)
     assert all(torch.equal(going_on[name], again[name]) for name in again)
     with pytest.raises(ValueError, match="hook:nobody"):

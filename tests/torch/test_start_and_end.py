@@ -69,6 +69,25 @@ def test_exit_without_destroying_the_group() -> None:
     assert done.stdout.split() == ["well"] * 2
 
 
+def test_destroying_a_group_with_work_in_flight() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        hct.set_policy("int8")
+        dist.init_process_group("cpu:hybridcomp")
+        t = torch.ones(3_000_000)
+        dist.all_reduce(t, async_op=True)
+        other = dist.new_group()
+        dist.all_reduce(t.clone(), group=other, async_op=True)
+        dist.destroy_process_group(other)
+        dist.destroy_process_group()
+        say(t.min().item() == 2)
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"] * 2
+
+
 def test_one_process_without_mpiexec() -> None:
     done = alone("""
         dist.init_process_group("hybridcomp")

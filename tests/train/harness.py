@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.train.launch import find_mpiexec
+from hybridcomp.launcher import find_mpiexec
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
