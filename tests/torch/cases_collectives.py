@@ -326,26 +326,6 @@ def case_objects() -> None:
     dist.barrier()
 
 
-def case_coalescing_manager() -> None:
-    from torch.distributed.distributed_c10d import _coalescing_manager
-
-    tensors = [data(rank(), n) for n in (3, 5)]
-    with _coalescing_manager(async_ops=True) as manager:
-        for t in tensors:
-            dist.all_reduce(t)
-    manager.wait()
-    assert all(torch.equal(t, fold(operator.add, t.numel())) for t in tensors)
-    outs = [torch.empty(n * size()) for n in (3, 5)]
-    with _coalescing_manager():
-        for out, n in zip(outs, (3, 5), strict=True):
-            dist.all_gather_into_tensor(out, data(rank(), n))
-    assert all(torch.equal(o[-n:], data(size() - 1, n)) for o, n in zip(outs, (3, 5), strict=True))
-    with _coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
-        dist.broadcast(tensors[0], 0, async_op=True)
-        dist.broadcast(tensors[1], 0, async_op=True)
-    manager.wait()
-
-
 def case_method_names_of_earlier_versions() -> None:
     world, n = dist.group.WORLD, size()
     out = torch.empty(3 * n)

@@ -1,4 +1,4 @@
-"""Functional collectives, which DTensor and compiled programs use; policy none."""
+"""Functional collectives, which DTensor and compiled programs use, and coalesced ones; policy none."""
 
 import operator
 
@@ -31,3 +31,23 @@ def case_functional_collectives() -> None:
     assert torch.equal(done(two), torch.cat([data(r, 9) for r in range(n)]))
     two = funcol.reduce_scatter_tensor_coalesced([data(me, n), data(me, 2 * n)], "sum", [0, 0], world)
     assert torch.equal(done(two), fold(operator.add, 2 * n).view(n, 2)[me])
+
+
+def case_coalescing_manager() -> None:
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    tensors = [data(rank(), n) for n in (3, 5)]
+    with _coalescing_manager(async_ops=True) as manager:
+        for t in tensors:
+            dist.all_reduce(t)
+    manager.wait()
+    assert all(torch.equal(t, fold(operator.add, t.numel())) for t in tensors)
+    outs = [torch.empty(n * size()) for n in (3, 5)]
+    with _coalescing_manager():
+        for out, n in zip(outs, (3, 5), strict=True):
+            dist.all_gather_into_tensor(out, data(rank(), n))
+    assert all(torch.equal(o[-n:], data(size() - 1, n)) for o, n in zip(outs, (3, 5), strict=True))
+    with _coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        dist.broadcast(tensors[0], 0, async_op=True)
+        dist.broadcast(tensors[1], 0, async_op=True)
+    manager.wait()
