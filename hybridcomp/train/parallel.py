@@ -75,7 +75,7 @@ def build_stage(shape: ModelShape, config: TrainConfig, policy: Policy, topology
         gradient_as_bucket_view=True,
         init_sync=False,  # all replicas are built from one seed
     )
-    if config.backend == "hybridcomp" or policy.compresses:
+    if policy.codecs("dp", "all_reduce"):
         state = hct.HookState(policy, module=model, process_group=group)
         hook = GradientHook(state, hct.comm_hook)
     else:

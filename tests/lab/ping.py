@@ -1,4 +1,4 @@
-"""Print the seconds of 4 MiB from the first rank to the last and back, and who shares memory with rank 0."""
+"""Print the least seconds of 4 MiB from the first rank to the last and back, and who shares memory with rank 0."""
 
 import os
 
@@ -8,7 +8,8 @@ from mpi4py import MPI
 comm = MPI.COMM_WORLD
 last = comm.size - 1
 data = np.ones(1 << 20, np.float32)
-for _ in range(2):  # the first round makes the connection
+seconds = float("inf")
+for _ in range(3):  # the first round makes the connection; another process may take the core in any
     comm.Barrier()
     start = MPI.Wtime()
     if comm.rank == 0:
@@ -17,7 +18,7 @@ for _ in range(2):  # the first round makes the connection
     elif comm.rank == last:
         comm.Recv(data, 0)
         comm.Send(data, 0)
-    seconds = MPI.Wtime() - start
+    seconds = min(seconds, MPI.Wtime() - start)
 neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED).allgather(comm.rank)
 if comm.rank == 0:
     print(seconds, neighbours, os.environ["HYBRIDCOMP_LAB_RATE"], os.environ["OMP_NUM_THREADS"])

@@ -52,20 +52,34 @@ def test_nothing_is_left(how: str, kind: str, request: pytest.FixtureRequest) ->
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
-        lines = [process.stdout.readline().strip() for _ in range(5 if how != "raise" else 1)]
-        token, keeper, directory = next(line.split() for line in lines if line != "up")
-        if how != "raise":
-            assert "sleep" in of_the_lab(token)
-            process.send_signal(getattr(signal, how))
-        code = process.wait(30)
-        assert code != 0
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and (of_the_lab(token) or gone_not_yet(int(keeper))):
-            time.sleep(0.05)
-        assert of_the_lab(token) == []
-        assert not gone_not_yet(int(keeper))
-        assert not Path(directory).exists()
+        try:
+            token, keeper, directory = told(process, ranks=0 if how == "raise" else 4)
+            if how != "raise":
+                assert len(of_the_lab(token)) >= 4
+                process.send_signal(getattr(signal, how))
+            assert process.wait(30) != 0
+        finally:
+            process.kill()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and (of_the_lab(token) or gone_not_yet(int(keeper))):
+        time.sleep(0.05)
+    assert of_the_lab(token) == []
+    assert not gone_not_yet(int(keeper))
+    assert not Path(directory).exists()
+
+
+def told(process: subprocess.Popen[str], ranks: int) -> list[str]:
+    """Read until the program has said what it has up, and so many ranks that they are; in any order."""
+    assert process.stdout is not None
+    words: list[str] = []
+    for line in process.stdout:
+        if line == "up\n":
+            ranks -= 1
+        else:
+            words = line.split()
+        if words and ranks <= 0:
+            return words
+    raise AssertionError(process.communicate()[1])
 
 
 def gone_not_yet(pid: int) -> bool:
