@@ -51,9 +51,9 @@ class DemoPlan:
     seed: int = 1
     data: str | None = None
 
-    steps: int = 160
-    warmup_steps: int = 16
-    evaluations: int = 6  # over the run, the last at its end
+    steps: int = 120
+    warmup_steps: int = 12
+    evaluations: int = 5  # over the run, the last at its end
     eval_batches: int = 8
     policies: tuple[str, ...] = (BASELINE, "naive", "hybrid")
     unshaped_steps: int = 15  # enough to time a step, of the baseline without the link's limit
