@@ -51,11 +51,28 @@ def parse_sizes(text: str) -> list[int]:
     return sizes
 
 
+def parse_codecs(text: str) -> list[str]:
+    """Specs separated by ``;``, or by ``,`` where none of them has parameters."""
+    specs = text.split(",") if "=" not in text and ";" not in text else text.split(";")
+    try:
+        return [hc.get_codec(spec).spec for spec in specs]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+class _Parser(argparse.ArgumentParser):
+    """Speaks on rank 0 alone; every rank ends with the same code."""
+
+    def _print_message(self, message: str, file=None) -> None:
+        if WORLD.rank == 0:
+            super()._print_message(message, file)
+
+
 def arguments(description: str) -> argparse.Namespace:
     """The flags that every benchmark of a collective takes."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--codec", default="int8", help="codec specs, separated by ';' or, if without '=', ','"
+        "--codec", type=parse_codecs, default="int8", help="int8,int4 or int8:block=64;topk:ratio=0.01"
     )
     parser.add_argument(
         "--size", type=parse_sizes, default=[64 << 20], help="64M, 64K,1M or first:last:factor"
@@ -64,9 +81,7 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2, help="iterations that are not counted")
     parser.add_argument("--iters", type=int, default=7, help="iterations that are counted")
     parser.add_argument("--json", type=Path, help="also write the results there")
-    args = parser.parse_args()
-    args.codec = re.split(";", args.codec) if "=" in args.codec else args.codec.split(",")
-    return args
+    return parser.parse_args()
 
 
 @dataclass
