@@ -41,12 +41,6 @@ def parser() -> argparse.ArgumentParser:
         "none leaves it unshaped (default 1gbit)",
     )
     result.add_argument(
-        "--latency",
-        type=float,
-        metavar="MS",
-        help="one-way delay of each link in milliseconds, where the kernel has sch_netem (default: as it is)",
-    )
-    result.add_argument(
         "--kind",
         choices=KINDS,
         default="auto",
@@ -71,7 +65,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(
             "there is no command to run: write it after --, as in `hybridcomp lab -n 4 -- hostname -I`"
         )
-    lab = Lab(arguments.hosts, arguments.rate, latency=arguments.latency, kind=arguments.kind)
+    lab = Lab(arguments.hosts, arguments.rate, kind=arguments.kind)
     end_on_signals()
     with lab:
         # A rank cannot see the terminal that mpiexec's output ends up on; this tells the trainer of it.
@@ -97,5 +91,4 @@ def describe(lab: Lab, ppn: int) -> str:
     if lab.kind != "namespaces":
         return f"{hosts} ({lab.kind})"
     speed = "links unshaped" if lab.rate.bits_per_second is None else f"links at {lab.rate}"
-    delay = f", {lab.latency:g} ms one way" if lab.latency else ""
-    return f"{hosts}, {speed}{delay}"
+    return f"{hosts}, {speed}"

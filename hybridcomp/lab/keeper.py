@@ -57,15 +57,11 @@ def _run(*command: str) -> None:
 
 
 def _shape(device: str, config: dict[str, Any]) -> None:
-    """Limit what leaves through ``device``; with a latency, hold every packet back for that long as well."""
+    """Limit what leaves through ``device``."""
     if config["bits_per_second"] is not None:
         _run("tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf",
              "rate", f"{config['bits_per_second']}bit", "burst", str(config["burst_bytes"]),
              "latency", "100ms")  # fmt: skip
-    if config["latency_ms"]:
-        parent = ["parent", "1:1"] if config["bits_per_second"] is not None else ["root"]
-        _run("tc", "qdisc", "add", "dev", device, *parent, "handle", "10:", "netem", "delay",
-             f"{config['latency_ms']}ms", "limit", "100000")  # fmt: skip
 
 
 def _enter_user_namespace() -> None:

@@ -44,7 +44,6 @@ class Lab:
         hosts: how many, 1 to 128; host ``i`` (from 1) is 10.9.0.i inside the lab.
         rate: the speed of each link in ``tc``'s syntax ("200mbit", "1gbit"); "none" or None leaves it
             unshaped.
-        latency: one-way delay of each link in milliseconds; needs a kernel with ``sch_netem``.
         kind: "namespaces" (one network namespace a host; ranks of one host share memory), "loopback" (one
             shaped loopback that all ranks share and speak TCP over), "shared-memory" (this machine as it is),
             or "auto": the first of these that the machine allows.
@@ -64,7 +63,6 @@ class Lab:
         hosts: int,
         rate: str | Rate | None = "1gbit",
         *,
-        latency: float | None = None,
         kind: str = "auto",
         mpiexec: str | None = None,
     ) -> None:
@@ -72,11 +70,8 @@ class Lab:
             raise ConfigError(f"a lab has 1 to {MAX_HOSTS} hosts, not {hosts}")
         if kind not in KINDS:
             raise ConfigError(f"unknown kind of lab {kind!r}; the kinds are {', '.join(KINDS)}")
-        if latency is not None and not 0 <= latency <= 10_000:
-            raise ConfigError(f"latency is 0 to 10000 milliseconds, not {latency}")
         self.hosts = hosts
         self.rate = rate if isinstance(rate, Rate) else Rate.parse(rate)
-        self.latency = latency
         self.kind = kind
         self.mpiexec = mpiexec
         self.notes: list[str] = []
@@ -101,8 +96,6 @@ class Lab:
             try:
                 self._up(kind)
             except LabError as error:
-                if self.latency and "netem" in str(error):
-                    raise  # no other kind could do it, and it was asked for in so many words
                 refusals.append(f"{kind}: {error}")
                 continue
             self.kind = kind
@@ -130,7 +123,6 @@ class Lab:
             "subnet": SUBNET,
             "bits_per_second": self.rate.bits_per_second,
             "burst_bytes": self.rate.burst_bytes,
-            "latency_ms": self.latency,
             "user_namespace": kind != "shared-memory" and os.geteuid() != 0,
             "token": self._token,
             "directory": str(self._directory),
@@ -370,6 +362,4 @@ def _hint(refusal: str) -> str:
             "on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0; in a container CAP_SYS_ADMIN and "
             "CAP_NET_ADMIN)"
         )
-    if "qdisc" in refusal and "netem" in refusal:
-        return " (a latency takes a kernel with sch_netem)"
     return ""

@@ -1,0 +1,87 @@
+"""Write the README's measurements from the result files.
+
+    python benchmarks/readme.py            # rewrite README.md between its RESULTS markers
+    python benchmarks/readme.py --check    # exit 1 if README.md and the files differ
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- RESULTS: written by benchmarks/readme.py -->", "<!-- END RESULTS -->"
+LINKS = {
+    "200mbit_4hosts": "200 Mb/s",
+    "1gbit_4hosts": "1 Gb/s",
+    "unshaped_4hosts": "unshaped",
+    "sharedmemory_4ranks": "shared memory",
+}
+
+
+def demo() -> str:
+    """The demonstration's table and what it says in words."""
+    record = json.loads((RESULTS / "demo" / "results.json").read_text())
+    lines = [
+        "| policy | tokens/s | x none | validation loss | vs none | dp MB | pp MB | tp MB (inside a host) |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        wire = row["wire_bytes"]
+        change = "" if row["name"] == "none" else f"{row['loss_change']:+.1%}"
+        lines.append(
+            f"| `{row['name']}` | {row['tokens_per_s']:,.0f} | {row['speedup']:.2f} | {row['val_loss']:.3f} | {change} "
+            f"| {wire['dp'] / 1e6:,.0f} | {wire['pp'] / 1e6:,.0f} | {wire['tp'] / 1e6:,.0f} |"
+        )
+    said = " ".join(record["sentences"][:2])
+    return "\n".join(
+        [
+            f"**`make demo`** ({record['machine']['processor']}). {said}",
+            "",
+            *lines,
+            "",
+            "![Loss over wall time and traffic per axis](benchmarks/results/demo/demo.png)",
+        ]
+    )
+
+
+def allreduce() -> str:
+    """All-reduce of 64 MiB (the largest size measured) by link."""
+    lines = [
+        "| link | codec | time (ms) | MPI's own (ms) | times as fast | of the wire's limit | relative L2 error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for key, link in LINKS.items():
+        record = json.loads((RESULTS / f"allreduce_{key}.json").read_text())
+        largest = max(row["size"] for row in record["rows"])
+        for row in record["rows"]:
+            if row["size"] != largest:
+                continue
+            fraction = "" if row["wire_fraction"] is None else f"{row['wire_fraction']:.2f}"
+            lines.append(
+                f"| {link}, {largest >> 20} MiB | `{row['codec']}` | {row['seconds'] * 1e3:.0f} "
+                f"| {row['mpi_seconds'] * 1e3:.0f} | **{row['speedup']:.2f}** | {fraction} "
+                f"| {row['relative_error']:.1e} |"
+            )
+    head = (
+        "**All-reduce** of Gaussian fp32 on 4 ranks, each on a host of its own (the last rows: on one machine), "
+        "2 cores in all, MPICH's own Allreduce in the same run; all ranks end with the same bits "
+        "(`make bench`; the files are in [benchmarks/results](benchmarks/results)):"
+    )
+    return "\n".join([head, "", *lines])
+
+
+def main() -> None:
+    path = ROOT / "README.md"
+    text = path.read_text()
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    made = f"{text[:start]}\n{demo()}\n\n{allreduce()}\n{text[end:]}"
+    if "--check" in sys.argv[1:]:
+        sys.exit(made != text)
+    path.write_text(made)
+
+
+if __name__ == "__main__":
+    main()
