@@ -51,7 +51,7 @@ class DemoPlan:
     seed: int = 1
     data: str | None = None
 
-    steps: int = 120
+    steps: int = 100
     warmup_steps: int = 12
     evaluations: int = 5  # over the run, the last at its end
     eval_batches: int = 8
