@@ -1,7 +1,7 @@
 """Write the README's measurements from the result files.
 
-    python benchmarks/readme.py            # rewrite README.md between its RESULTS markers
-    python benchmarks/readme.py --check    # exit 1 if README.md and the files differ
+python benchmarks/readme.py            # rewrite README.md between its RESULTS markers
+python benchmarks/readme.py --check    # exit 1 if README.md and the files differ
 """
 
 from __future__ import annotations
