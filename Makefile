@@ -36,10 +36,19 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
 
-# The all-reduce benchmark on four lab hosts at 1 Gb/s, and through shared memory.
+# The all-reduce on four lab hosts by link, and through shared memory. `make bench RESULTS=benchmarks/results`, then
+# `python benchmarks/readme.py`, renews the README's table.
+RESULTS ?= runs/bench
+ALLREDUCE := python benchmarks/allreduce.py
 bench: $(VENV)/.installed
-	$(BIN)/hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/allreduce.py --codec int8,int4 --size 64K:64M:8
-	$(MPIEXEC) -n 4 $(BIN)/python benchmarks/allreduce.py --codec int8,int4 --size 64K:64M:8
+	$(BIN)/hybridcomp lab -n 4 --rate 200mbit -- $(ALLREDUCE) --codec int8,int4 --size 8M:64M:8 --iters 3 \
+	  --json $(RESULTS)/allreduce_200mbit_4hosts.json
+	$(BIN)/hybridcomp lab -n 4 --rate 1gbit -- $(ALLREDUCE) --codec 'int8;int4;bf16;topk:ratio=0.01' --size 1M:64M:8 \
+	  --json $(RESULTS)/allreduce_1gbit_4hosts.json
+	$(BIN)/hybridcomp lab -n 4 --rate none -- $(ALLREDUCE) --codec int8,int4 --size 1M:64M:8 --iters 9 \
+	  --json $(RESULTS)/allreduce_unshaped_4hosts.json
+	$(MPIEXEC) -n 4 $(BIN)/$(ALLREDUCE) --codec int8,int4 --size 64K:64M:4 --iters 9 \
+	  --json $(RESULTS)/allreduce_sharedmemory_4ranks.json
 
 # Compile every CUDA source for the architectures we support; needs nvcc, no GPU.
 cuda:
