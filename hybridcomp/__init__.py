@@ -28,6 +28,7 @@ from hybridcomp.errors import (
     UnknownCodecError,
     WireError,
 )
+from hybridcomp.native import get_num_threads, set_num_threads
 from hybridcomp.policy import Message, Policy, load_policy
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ __all__ = [
     "decode",
     "decode_add",
     "ErrorFeedback",
+    "set_num_threads",
+    "get_num_threads",
     "Communicator",
     "Message",
     "Policy",

@@ -9,6 +9,7 @@ from types import ModuleType
 from hybridcomp.errors import NativeUnavailableError
 
 ISAS = ("portable", "avx2", "avx512")
+MAX_THREADS = 64
 
 
 @functools.cache
@@ -27,6 +28,9 @@ def kernels() -> ModuleType:
     wanted = os.environ.get("HYBRIDCOMP_ISA")
     if wanted:
         force_isa(_kernels, wanted)
+    threads = os.environ.get("HYBRIDCOMP_NUM_THREADS")
+    if threads:
+        _set_threads(_kernels, threads)
     module: ModuleType = _kernels
     return module
 
@@ -37,3 +41,29 @@ def force_isa(module: ModuleType, name: str) -> None:
     if name not in available:
         raise NativeUnavailableError(f"HYBRIDCOMP_ISA={name!r}: this machine runs {', '.join(available)}")
     module.set_isa(name)
+
+
+def set_num_threads(count: int) -> None:
+    """Let each encode and decode of this process use ``count`` threads from now on.
+
+    1 unless set, here or by ``HYBRIDCOMP_NUM_THREADS``: ranks usually share a machine. Messages do not depend
+    on it.
+
+    Args:
+        count: from 1 to 64.
+
+    Raises:
+        ValueError: ``count`` is out of range.
+    """
+    _set_threads(kernels(), count)
+
+
+def get_num_threads() -> int:
+    """How many threads an encode or decode may use."""
+    return int(kernels().threads())
+
+
+def _set_threads(module: ModuleType, count: int | str) -> None:
+    if isinstance(count, bool) or not str(count).isdecimal() or not 1 <= int(count) <= MAX_THREADS:
+        raise ValueError(f"threads must be an integer from 1 to {MAX_THREADS}, not {count!r}")
+    module.set_threads(int(count))

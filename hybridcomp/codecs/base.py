@@ -19,6 +19,8 @@ A codec is a stateless, immutable function from an array to a message and back.
 from __future__ import annotations
 
 import abc
+import functools
+import inspect
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,6 +39,7 @@ class Codec(abc.ABC):
         fixed_size: every message of n elements is exactly ``bound(n, dtype)`` bytes.
         lossless: decode(encode(x)) == x bit for bit.
         linear: messages of the same parameters may be summed as numbers (see :mod:`.powersgd`).
+        seldom: parameters that the spec string leaves out while they have their defaults.
     """
 
     name: ClassVar[str]
@@ -44,6 +47,7 @@ class Codec(abc.ABC):
     fixed_size: ClassVar[bool] = True
     lossless: ClassVar[bool] = False
     linear: ClassVar[bool] = False
+    seldom: ClassVar[frozenset[str]] = frozenset()
 
     # -- what a subclass implements ------------------------------------------------------------------
 
@@ -89,6 +93,10 @@ class Codec(abc.ABC):
     def refuses(self, src: Flat) -> str | None:
         """None if :meth:`encode` takes this array, else the reason. Policies ask :meth:`can_carry`."""
         return self.can_carry(src.dtype, src.shape)
+
+    def at_step(self, step: int) -> Codec:
+        """The codec to use at ``step`` (0, 1, ...): another seed for codecs that draw random numbers, else itself."""
+        return self
 
     # -- what it gets from that ----------------------------------------------------------------------
 
@@ -139,16 +147,20 @@ class Codec(abc.ABC):
         """Uncompressed bytes over message bytes for ``n`` elements (a lower bound unless ``fixed_size``)."""
         return n * arrays.as_dtype(dtype).itemsize / self.bound(n, dtype)
 
-    @property
+    @functools.cached_property
     def spec(self) -> str:
-        """The spec string that makes this codec, with every parameter: ``int8:block=128``."""
+        """The spec string that makes this codec: ``int8:block=128``. Parameters of :attr:`seldom` appear in it
+        only where they differ from their defaults."""
         words = [self.name]
+        defaults = inspect.signature(type(self)).parameters
         for key, value in self.params.items():
-            text = str(value)
+            if key in self.seldom and value == defaults[key].default:
+                continue
+            text = str(value).lower() if isinstance(value, bool) else str(value)
             words.append(f"{key}=({text})" if ":" in text or "," in text else f"{key}={text}")
         return ":".join(words)
 
-    @property
+    @functools.cached_property
     def params_hash(self) -> int:
         """CRC-32C of :attr:`spec`: the header's parameter hash."""
         return wire.params_hash(self.spec)

@@ -1,8 +1,8 @@
 """Names and wire ids of codecs, and spec strings.
 
 A spec string is a name and parameters: ``"int8"``, ``"int8:block=128"``, ``"topk:ratio=0.01,values=bf16"``.
-Parameters are separated by ``:`` or ``,``; the value of ``values=`` may itself be a spec in parentheses:
-``"topk:ratio=0.01,values=(int8:block=64)"``.
+Parameters are separated by ``:`` or ``,``; the first one may go without its name: ``"fp8:e5m2"``. The value of
+``values=`` may itself be a spec in parentheses: ``"topk:ratio=0.01,values=(int8:block=64)"``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hybridcomp.errors import UnknownCodecError, WireError
 
 _BY_NAME: dict[str, type[Codec]] = {}
 _BY_WIRE_ID: dict[int, type[Codec]] = {}
+FIRST = ""  # where parse_spec puts a parameter without a name
 
 
 def register(cls: type[Codec]) -> type[Codec]:
@@ -58,8 +59,16 @@ def get_codec(spec: str | Codec, **params: Any) -> Codec:
         close = difflib.get_close_matches(name, _BY_NAME, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise UnknownCodecError(f"unknown codec {name!r}{hint}; known: {', '.join(names())}")
-    merged = {**given, **params}
     allowed = list(inspect.signature(cls).parameters)
+    if FIRST in given:  # given by its place
+        first = given.pop(FIRST)
+        if not allowed or allowed[0] in given:
+            raise ValueError(
+                f"malformed codec spec {spec!r}: {first!r} is "
+                + ("not name=value" if allowed else "a parameter; it takes none")
+            )
+        given[allowed[0]] = first
+    merged = {**given, **params}
     for key in merged:
         if key not in allowed:
             takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
@@ -108,15 +117,20 @@ def decode_add(msg: Any, acc: Any) -> None:
 def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
     """Split a spec string into its name and typed parameters (int, float, bool or str).
 
+    A first parameter without its name is found under ``""``.
+
     Raises:
         ValueError: malformed text.
     """
     parts = _split(spec)
     name = parts[0].strip()
     params: dict[str, Any] = {}
-    for part in parts[1:]:
+    for i, part in enumerate(parts[1:]):
         key, equals, value = part.partition("=")
         key = key.strip()
+        if i == 0 and not equals and key:
+            params[FIRST] = _value(key)
+            continue
         if not equals or not key.isidentifier() or not value.strip():
             raise ValueError(f"malformed codec spec {spec!r}: {part!r} is not name=value")
         if key in params:

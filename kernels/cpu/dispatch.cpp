@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels.hpp"
+#include "parallel.hpp"
 
 namespace hybridcomp {
 
@@ -35,7 +36,9 @@ struct Available {
   Available() {
 #if HC_X86
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+                      __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                      __builtin_cpu_supports("popcnt");
     if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
       add(avx512::table, crc32c_sse42);
@@ -55,7 +58,12 @@ std::atomic<const Kernels*>& current() {
   return k;
 }
 
+std::atomic<int> threads{1};
+
 }  // namespace
+
+int thread_count() { return threads.load(std::memory_order_relaxed); }
+void set_thread_count(int count) { threads.store(count, std::memory_order_relaxed); }
 
 const Kernels* const* available_kernels(std::size_t* count) {
   *count = available().count;

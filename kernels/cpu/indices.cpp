@@ -6,8 +6,6 @@
 #include <memory>
 #include <new>
 
-#include "message.hpp"
-
 namespace hybridcomp {
 namespace {
 
@@ -112,7 +110,7 @@ int scatter_block(const std::uint8_t* section, std::size_t count, std::size_t m,
 Selection threshold(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                     std::size_t k) {
   constexpr std::size_t kSample = 4096;
-  if (n < 4 * kSample || k > n / 8) return kernels.topk_threshold(src, dtype, n, k);
+  if (n < 4 * kSample || k > n / 8) return kernels.topk->threshold(src, dtype, n, k);
   const std::size_t size = size_of(dtype);
   std::uint8_t sample[kSample * 8];
   for (std::size_t i = 0; i < kSample; ++i)
@@ -121,15 +119,15 @@ Selection threshold(const Kernels& kernels, const std::uint8_t* src, DTypeCode d
   // short.
   const std::size_t share = kSample * k / n + 1;
   const std::size_t margin = 4 * static_cast<std::size_t>(__builtin_sqrt(static_cast<double>(share))) + 8;
-  const Selection guess = kernels.topk_threshold(sample, dtype, kSample, share + margin);
+  const Selection guess = kernels.topk->threshold(sample, dtype, kSample, share + margin);
   const std::uint64_t low = guess.ties ? guess.tie : guess.all;
 
   const std::size_t capacity = (share + 2 * margin) * (n / kSample + 1) + 4096;
   const std::unique_ptr<std::uint64_t[]> keys(new (std::nothrow) std::uint64_t[capacity * size / 8 + 1]);
-  if (!keys) return kernels.topk_threshold(src, dtype, n, k);
-  const std::size_t found = kernels.topk_candidates(src, dtype, n, low, keys.get(), capacity);
-  if (found < k || found > capacity) return kernels.topk_threshold(src, dtype, n, k);
-  return kernels.topk_threshold(keys.get(), dtype, found, k);
+  if (!keys) return kernels.topk->threshold(src, dtype, n, k);
+  const std::size_t found = kernels.topk->candidates(src, dtype, n, low, keys.get(), capacity);
+  if (found < k || found > capacity) return kernels.topk->threshold(src, dtype, n, k);
+  return kernels.topk->threshold(keys.get(), dtype, found, k);
 }
 
 }  // namespace
@@ -152,7 +150,7 @@ std::size_t select_largest(const Kernels& kernels, const std::uint8_t* src, DTyp
   for (std::size_t b = 0; b < blocks; ++b) {
     const std::size_t m = std::min(kIndexBlock, n - b * kIndexBlock);
     const std::uint8_t* from = src + b * kIndexBlock * size;
-    std::size_t count = k ? kernels.topk_collect(from, dtype, m, &selection, found) : 0;
+    std::size_t count = k ? kernels.topk->collect(from, dtype, m, &selection, found) : 0;
     count = std::min(count, k - total);  // less only if another thread writes to src meanwhile
     total += count;
     const std::uint32_t stored = static_cast<std::uint32_t>(count);

@@ -8,6 +8,8 @@
 #include <cstdint>
 
 #include "kernels.hpp"
+#include "status.hpp"
+#include "topk.hpp"
 
 namespace hybridcomp {
 

@@ -4,11 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "block.hpp"
 #include "kernels.hpp"
+#include "status.hpp"
 
 namespace hybridcomp {
-
-constexpr std::size_t size_of(DTypeCode dtype) { return dtype == kFloat64 ? 8 : dtype == kFloat32 ? 4 : 2; }
 
 constexpr bool valid_block(std::uint32_t block) {
   return block >= kMinBlock && block <= kMaxBlock && block % kMinBlock == 0;
@@ -20,16 +20,14 @@ std::size_t quantized_payload(std::size_t n, DTypeCode dtype, std::uint32_t bloc
 // Write the message of `n` elements at `src` to `out`; returns its bytes. `params` is the header's hash.
 std::size_t quantize_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                              std::uint32_t block, int bits, std::uint8_t codec, std::uint32_t params,
-                             std::uint8_t* out);
+                             int threads, std::uint8_t* out);
 
 // Whether a payload's lengths are right; returns a Status.
 int check_quantized(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int bits);
 
 // Decode a payload of `n` elements to, or add it to, `out`; returns a Status. Writes nothing unless kOk.
 int dequantize_payload(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
-                       std::size_t n, int bits, std::uint8_t* out, DTypeCode out_dtype, bool add);
-
-// What a Status means, in words.
-const char* status_text(int code);
+                       std::size_t n, int bits, int threads, std::uint8_t* out, DTypeCode out_dtype,
+                       bool add);
 
 }  // namespace hybridcomp

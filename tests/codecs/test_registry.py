@@ -36,6 +36,7 @@ def test_defaults():
         (" int8 : block = 64 ", "int8", {"block": 64}),
         ("topk:ratio=0.01,values=bf16", "topk", {"ratio": 0.01, "values": "bf16"}),
         ("topk:values=(int8:block=64),ratio=1e-3", "topk", {"values": "int8:block=64", "ratio": 0.001}),
+        ("x:e4m3:block=64", "x", {"": "e4m3", "block": 64}),
         ("x:a=true:b=false:c=-3", "x", {"a": True, "b": False, "c": -3}),
     ],
 )
@@ -49,7 +50,7 @@ def test_spec_strings(text, name, params):
         "",
         ":block=8",
         "int8:",
-        "int8:block",
+        "int8:block=8:block",
         "int8:block=",
         "int8:=8",
         "int8:block=8:block=8",
@@ -69,6 +70,11 @@ def test_unknown_codecs_and_parameters():
         hc.get_codec("int9")
     with pytest.raises(ValueError, match="codec 'int8' has no parameter 'blok'; it takes block"):
         hc.get_codec("int8:blok=8")
+    assert hc.get_codec("int8:64") == hc.get_codec("int8:block=64")
+    with pytest.raises(ValueError, match="malformed codec spec"):
+        hc.get_codec("int8:64:block=8")
+    with pytest.raises(ValueError, match="it takes none"):
+        hc.get_codec("fp16:8")
     with pytest.raises(ValueError, match="it takes none"):
         hc.get_codec("fp16:block=8")
     with pytest.raises(ValueError, match="go with a codec's name"):

@@ -1,10 +1,9 @@
-// The products of PowerSGD: a large matrix times a thin one; part of isa.cpp.
+// The products of PowerSGD: a large matrix times a thin one; compiled once per instruction set.
 //
 // The order of every sum is fixed, with sixteen partial sums whatever the instruction set, so that ranks on
 // different machines get the same bits. GCC's vector types are lowered to what the instruction set has.
-#pragma once
-
-#include "loops_convert.hpp"
+#include "lowrank.hpp"
+#include "tile.hpp"
 
 namespace hybridcomp::HC_ISA {
 namespace {
@@ -254,4 +253,8 @@ void orthogonalize(float* v, std::size_t rows, std::size_t rank) {
 }
 
 }  // namespace
+
+extern const LowrankKernels lowrank_kernels;
+const LowrankKernels lowrank_kernels = {project, project_back, reconstruct, orthogonalize};
+
 }  // namespace hybridcomp::HC_ISA

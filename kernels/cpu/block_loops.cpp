@@ -1,8 +1,8 @@
-// Block quantization; part of isa.cpp. The loops are plain so that the compiler vectorizes them for each
-// instruction set; blocks of 128 get a copy with a constant length, which decodes up to a quarter faster.
-#pragma once
-
-#include "loops_convert.hpp"
+// Block quantization; compiled once per instruction set. The loops are plain so that the compiler vectorizes
+// them for each instruction set; blocks of 128 get a copy with a constant length, which decodes up to a
+// quarter faster.
+#include "block.hpp"
+#include "tile.hpp"
 
 namespace hybridcomp::HC_ISA {
 namespace {
@@ -254,4 +254,8 @@ void dequantize(const std::uint8_t* scales, const std::uint8_t* packed, bool wid
 }
 
 }  // namespace
+
+extern const BlockKernels block_kernels;
+const BlockKernels block_kernels = {quantize, dequantize};
+
 }  // namespace hybridcomp::HC_ISA

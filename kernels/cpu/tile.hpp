@@ -1,4 +1,4 @@
-// Conversions between the four floating-point types; part of isa.cpp.
+// What the loops of every family share: tiles of the four floating-point types in their computing type.
 #pragma once
 
 #include <cstring>
@@ -15,14 +15,14 @@ namespace {
 
 constexpr std::size_t kTile = 2048;  // elements converted at a time: 8 or 16 KiB, well inside L1
 
-std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
+inline std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
 template <typename T>
-bool aligned(const void* p) {
+inline bool aligned(const void* p) {
   return reinterpret_cast<std::uintptr_t>(p) % alignof(T) == 0;
 }
 
-void half_to_float(const std::uint16_t* src, float* dst, std::size_t n) {
+inline void half_to_float(const std::uint16_t* src, float* dst, std::size_t n) {
   std::size_t i = 0;
 #if defined(__AVX512F__)
   for (; i + 16 <= n; i += 16)
@@ -35,7 +35,7 @@ void half_to_float(const std::uint16_t* src, float* dst, std::size_t n) {
   for (; i < n; ++i) dst[i] = float_of(half_to_float_bits(src[i]));
 }
 
-void float_to_half(const float* src, std::uint16_t* dst, std::size_t n) {
+inline void float_to_half(const float* src, std::uint16_t* dst, std::size_t n) {
   std::size_t i = 0;
 #if defined(__F16C__)
   // The instruction keeps part of a NaN's payload: replace it, as float_to_half_bits does.
@@ -51,11 +51,11 @@ void float_to_half(const float* src, std::uint16_t* dst, std::size_t n) {
   for (; i < n; ++i) dst[i] = float_to_half_bits(bits_of(src[i]));
 }
 
-void bfloat_to_float(const std::uint16_t* src, float* dst, std::size_t n) {
+inline void bfloat_to_float(const std::uint16_t* src, float* dst, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) dst[i] = float_of(bfloat_to_float_bits(src[i]));
 }
 
-void float_to_bfloat(const float* src, std::uint16_t* dst, std::size_t n) {
+inline void float_to_bfloat(const float* src, std::uint16_t* dst, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) dst[i] = float_to_bfloat_bits(bits_of(src[i]));
 }
 
@@ -145,23 +145,6 @@ void store_add(const T* src, std::uint8_t* dst, std::size_t m) {
   if (out == copy) std::memcpy(dst, copy, m * sizeof(S));
 }
 
-template <DTypeCode S, DTypeCode D>
-void convert_all(const std::uint8_t* src, std::uint8_t* dst, std::size_t n, bool add) {
-  alignas(64) ComputeOf<S> buffer[kTile];
-  for (std::size_t at = 0; at < n; at += kTile) {
-    const std::size_t m = smaller(kTile, n - at);
-    const ComputeOf<S>* values = view<S>(src + at * sizeof(StorageOf<S>), m, buffer);
-    std::uint8_t* out = dst + at * sizeof(StorageOf<D>);
-    if constexpr (D == kFloat32 || D == kFloat64) {
-      if (add) {
-        store_add<D>(values, out, m);
-        continue;
-      }
-    }
-    store<D>(values, out, m);
-  }
-}
-
 // Calls f.template operator()<D>() for the dtype `code`.
 template <typename F>
 void with_dtype(DTypeCode code, F f) {
@@ -175,19 +158,6 @@ void with_dtype(DTypeCode code, F f) {
     case kBFloat16:
       return f.template operator()<kBFloat16>();
   }
-}
-
-void convert(const void* src, DTypeCode src_dtype, void* dst, DTypeCode dst_dtype, std::size_t n, bool add) {
-  const auto* from = static_cast<const std::uint8_t*>(src);
-  auto* to = static_cast<std::uint8_t*>(dst);
-  if (src_dtype == dst_dtype && !add) {  // bit for bit, NaN payloads too
-    const std::size_t size = src_dtype == kFloat64 ? 8 : src_dtype == kFloat32 ? 4 : 2;
-    if (n) std::memcpy(to, from, n * size);
-    return;
-  }
-  with_dtype(src_dtype, [&]<DTypeCode S>() {
-    with_dtype(dst_dtype, [&]<DTypeCode D>() { convert_all<S, D>(from, to, n, add); });
-  });
 }
 
 }  // namespace

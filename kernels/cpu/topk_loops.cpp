@@ -1,7 +1,6 @@
-// Exact top-k by radix selection on the magnitudes' bits; part of isa.cpp.
-#pragma once
-
-#include "loops_convert.hpp"
+// Exact top-k by radix selection on the magnitudes' bits; compiled once per instruction set.
+#include "tile.hpp"
+#include "topk.hpp"
 
 namespace hybridcomp::HC_ISA {
 namespace {
@@ -167,4 +166,8 @@ std::size_t topk_collect(const void* src, DTypeCode dtype, std::size_t n, Select
 }
 
 }  // namespace
+
+extern const TopkKernels topk_kernels;
+const TopkKernels topk_kernels = {topk_threshold, topk_candidates, topk_collect};
+
 }  // namespace hybridcomp::HC_ISA

@@ -1,0 +1,24 @@
+#include "bind.hpp"
+#include "convert.hpp"
+
+namespace hybridcomp {
+using namespace nb::literals;
+namespace {
+
+void convert(nb::handle src, int src_dtype, nb::handle dst, int dst_dtype, bool add) {
+  const DTypeCode from_type = float_dtype(src_dtype);
+  const DTypeCode to_type = add ? sum_dtype(dst_dtype) : float_dtype(dst_dtype);
+  const Buffer from(src, false), to(dst, true);
+  const std::size_t n = from.elements(size_of(from_type), "src");
+  if (to.elements(size_of(to_type), "dst") != n) Buffer::fail("dst must have as many elements as src");
+  nb::gil_scoped_release release;
+  kernels().convert->convert(from.data(), from_type, to.data(), to_type, n, add);
+}
+
+}  // namespace
+
+void bind_convert(nb::module_& m) {
+  m.def("convert", &convert, "src"_a, "src_dtype"_a, "dst"_a, "dst_dtype"_a, "add"_a);
+}
+
+}  // namespace hybridcomp

@@ -1,0 +1,26 @@
+#include "status.hpp"
+
+namespace hybridcomp {
+
+const char* status_text(int code) {
+  switch (code) {
+    case kOk:
+      return "no error";
+    case kBadLength:
+      return "the payload's length does not fit its counts";
+    case kBadBlock:
+      return "the block size is not a multiple of 8 from 8 to 65536, or reserved bits are set";
+    case kBadIndexCount:
+      return "the blocks' counts do not add up to the number of values";
+    case kBadIndexOrder:
+      return "indices are not strictly ascending";
+    case kBadIndexRange:
+      return "an index lies past the end of its block";
+    case kBadBitmap:
+      return "a bitmap has another number of bits set than its block's count";
+    default:
+      return "unknown status";
+  }
+}
+
+}  // namespace hybridcomp

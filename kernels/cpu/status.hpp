@@ -1,0 +1,19 @@
+// What a decoder found wrong with a payload.
+#pragma once
+
+namespace hybridcomp {
+
+enum Status : int {
+  kOk = 0,
+  kBadLength = 1,      // the payload is not as long as its counts say
+  kBadBlock = 2,       // a block size out of range, or reserved bits set
+  kBadIndexCount = 3,  // the blocks' counts do not add up to the number of values
+  kBadIndexOrder = 4,  // indices of a block not strictly ascending
+  kBadIndexRange = 5,  // an index, or a bit of a bitmap, past the end of its block
+  kBadBitmap = 6,      // a bitmap with another number of bits than its block's count
+};
+
+// What a Status means, in words.
+const char* status_text(int code);
+
+}  // namespace hybridcomp
