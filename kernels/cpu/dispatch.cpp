@@ -39,9 +39,10 @@ struct Available {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
                       __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
                       __builtin_cpu_supports("popcnt");
+    const bool clmul = __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul");
     if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-      add(avx512::table, crc32c_sse42);
+      add(avx512::table, clmul ? crc32c_vpclmul : crc32c_sse42);
     if (avx2) add(avx2::table, crc32c_sse42);
 #endif
     add(portable::table, crc32c_table);
