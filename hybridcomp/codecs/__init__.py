@@ -7,7 +7,7 @@ from hybridcomp.codecs.cast import BFloat16Codec, Float16Codec
 from hybridcomp.codecs.feedback import ErrorFeedback
 from hybridcomp.codecs.none import NoneCodec
 from hybridcomp.codecs.powersgd import PowerSGDCodec
-from hybridcomp.codecs.quantize import Int4Codec, Int8Codec
+from hybridcomp.codecs.quantize import Int2Codec, Int4Codec, Int8Codec
 from hybridcomp.codecs.registry import codec_for, decode, decode_add, get_codec, names, parse_spec, register
 from hybridcomp.codecs.topk import TopKCodec
 
@@ -26,6 +26,7 @@ __all__ = [
     "BFloat16Codec",
     "Int8Codec",
     "Int4Codec",
+    "Int2Codec",
     "TopKCodec",
     "PowerSGDCodec",
 ]

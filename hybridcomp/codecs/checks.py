@@ -34,3 +34,22 @@ def integer(name: str, value: Any, low: int, high: int, step: int = 1) -> int:
         multiple = f"a multiple of {step} " if step > 1 else "an integer "
         raise ValueError(f"{name} must be {multiple}from {low} to {high}, not {value!r}")
     return value
+
+
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """Return ``value``; ValueError unless it is one of ``allowed``."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return str(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return ``value``; ValueError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, not {value!r}")
+    return value
+
+
+def stepped(seed: int, step: int) -> int:
+    """The seed to use at ``step``: another one for every pair of seed and step that is likely to be used."""
+    return (seed + step * 0x9E3779B97F4A7C15) % 2**63

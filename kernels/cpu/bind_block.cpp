@@ -6,29 +6,31 @@ namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
-void check_quantizer(int bits, std::uint32_t block) {
-  if (bits != 8 && bits != 4) Buffer::fail("bits must be 8 or 4");
-  if (!valid_block(block)) Buffer::fail("block must be a multiple of 8 from 8 to 65536");
+void check_bits(int bits) {
+  if (bits != 8 && bits != 4 && bits != 2) Buffer::fail("bits must be 8, 4 or 2");
 }
 
-std::size_t quantize_encode(nb::handle src, int dtype, int bits, std::uint32_t block, int codec,
+std::size_t quantize_encode(nb::handle src, int dtype, int bits, std::uint32_t block, bool symmetric,
+                            bool hadamard, bool stochastic, std::uint64_t seed, int codec,
                             std::uint32_t params, nb::handle out) {
   const DTypeCode type = float_dtype(dtype);
-  check_quantizer(bits, block);
+  check_bits(bits);
+  const BlockFormat format{block, bits, symmetric, hadamard, seed};
+  if (!valid_format(format)) Buffer::fail("block is not allowed");
   if (codec < 0 || codec > 255) Buffer::fail("codec must fit a byte");
   const Buffer from(src, false), to(out, true);
   const std::size_t n = from.elements(size_of(type), "src");
-  if (to.bytes() < sizeof(Header) + quantized_payload(n, type, block, bits)) Buffer::fail("out is too small");
+  if (to.bytes() < sizeof(Header) + quantized_payload(n, type, format)) Buffer::fail("out is too small");
   nb::gil_scoped_release release;
-  return quantize_message(kernels(), from.data(), type, n, block, bits, static_cast<std::uint8_t>(codec),
-                          params, thread_count(), to.data());
+  return quantize_message(kernels(), from.data(), type, n, format, stochastic,
+                          static_cast<std::uint8_t>(codec), params, thread_count(), to.data());
 }
 
 int quantize_decode(nb::handle payload, std::size_t n, int dtype, int bits, nb::handle out, int out_dtype,
                     bool add) {
   const DTypeCode type = float_dtype(dtype);
   const DTypeCode out_type = add ? sum_dtype(out_dtype) : float_dtype(out_dtype);
-  if (bits != 8 && bits != 4) Buffer::fail("bits must be 8 or 4");
+  check_bits(bits);
   const Buffer from(payload, false), to(out, true);
   if (to.elements(size_of(out_type), "out") != n) Buffer::fail("out must have n elements");
   nb::gil_scoped_release release;
@@ -38,7 +40,7 @@ int quantize_decode(nb::handle payload, std::size_t n, int dtype, int bits, nb::
 
 int quantize_check(nb::handle payload, std::size_t n, int dtype, int bits) {
   const DTypeCode type = float_dtype(dtype);
-  if (bits != 8 && bits != 4) Buffer::fail("bits must be 8 or 4");
+  check_bits(bits);
   const Buffer from(payload, false);
   return check_quantized(from.data(), from.bytes(), type, n, bits);
 }
@@ -46,8 +48,8 @@ int quantize_check(nb::handle payload, std::size_t n, int dtype, int bits) {
 }  // namespace
 
 void bind_block(nb::module_& m) {
-  m.def("quantize_encode", &quantize_encode, "src"_a, "dtype"_a, "bits"_a, "block"_a, "codec"_a, "params"_a,
-        "out"_a);
+  m.def("quantize_encode", &quantize_encode, "src"_a, "dtype"_a, "bits"_a, "block"_a, "symmetric"_a,
+        "hadamard"_a, "stochastic"_a, "seed"_a, "codec"_a, "params"_a, "out"_a);
   m.def("quantize_decode", &quantize_decode, "payload"_a, "n"_a, "dtype"_a, "bits"_a, "out"_a, "out_dtype"_a,
         "add"_a);
   m.def("quantize_check", &quantize_check, "payload"_a, "n"_a, "dtype"_a, "bits"_a);

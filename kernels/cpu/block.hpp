@@ -8,22 +8,35 @@
 
 namespace hybridcomp {
 
+// What encoder and decoder must agree on. Indices of elements are those of the whole message: random numbers
+// are drawn by them.
+struct BlockFormat {
+  std::uint32_t block;
+  int bits;        // 8, 4 or 2
+  bool symmetric;  // a scale per block; else a scale and an offset
+  bool hadamard;   // whole blocks are transformed; `block` is then a power of two of at most kMaxHadamard
+  std::uint64_t seed;
+};
+
+constexpr std::uint32_t kMaxHadamard = 2048;
+
 struct BlockKernels {
-  // Quantize `n` elements (whole blocks; the last may be short) to `bits` (8 or 4). Writes a scale per block
-  // to `scales` and the packed integers to `packed`.
-  void (*quantize)(const void* src, DTypeCode dtype, std::size_t n, std::uint32_t block, int bits,
-                   std::uint8_t* scales, std::uint8_t* packed);
+  // Quantize `n` elements from index `first` (whole blocks; the last may be short). Writes each block's scale
+  // (and offset) to `scales` and the packed integers to `packed`.
+  void (*quantize)(const void* src, DTypeCode dtype, std::size_t n, std::uint64_t first,
+                   const BlockFormat& format, bool stochastic, std::uint8_t* scales, std::uint8_t* packed);
 
   // The inverse, writing to or adding to `out` of `out_dtype`. `wide`: the message is of doubles. With `add`,
   // `out_dtype` is kFloat32, or kFloat64 when `wide`.
   void (*dequantize)(const std::uint8_t* scales, const std::uint8_t* packed, bool wide, std::size_t n,
-                     std::uint32_t block, int bits, void* out, DTypeCode out_dtype, bool add);
+                     std::uint64_t first, const BlockFormat& format, void* out, DTypeCode out_dtype,
+                     bool add);
 };
 
-// Bytes of the packed integers of n elements: a 4-bit block of odd length ends with half a byte unused.
+// Bytes of the packed integers of n elements: 8 / bits in a byte, each block beginning a new one.
 constexpr std::size_t packed_bytes(std::size_t n, std::uint32_t block, int bits) {
-  if (bits == 8) return n;
-  return n / block * (block / 2) + (n % block + 1) / 2;
+  const std::size_t per_byte = static_cast<std::size_t>(8 / bits);
+  return n / block * (block / per_byte) + (n % block + per_byte - 1) / per_byte;
 }
 
 }  // namespace hybridcomp

@@ -1,25 +1,12 @@
 // Block quantization; compiled once per instruction set. The loops are plain so that the compiler vectorizes
 // them for each instruction set; blocks of 128 get a copy with a constant length, which decodes up to a
 // quarter faster.
-#include "block.hpp"
-#include "tile.hpp"
+#include "block_general.hpp"
 
 namespace hybridcomp::HC_ISA {
 namespace {
 
 constexpr std::size_t kUsualBlock = 128;
-
-template <typename T, std::size_t N>
-typename Real<T>::Bits peak_of(const T* x, std::size_t m) {
-  using Signed = typename Real<T>::Signed;  // magnitudes are positive; signed maxima are cheaper on old CPUs
-  const std::size_t n = N ? N : m;
-  Signed peak = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    const Signed a = static_cast<Signed>(magnitude(x[i]));
-    peak = a > peak ? a : peak;
-  }
-  return static_cast<typename Real<T>::Bits>(peak);
-}
 
 template <typename T, std::size_t N>
 void quantize8(const T* __restrict x, std::size_t m, T inverse, std::uint8_t* __restrict q) {
@@ -37,9 +24,19 @@ void quantize4(const T* __restrict low, const T* __restrict high, std::size_t m,
                         static_cast<std::int32_t>(quantized(high[i], inverse)));
 }
 
-template <int Bits>
-constexpr int limit_of() {
-  return Bits == 8 ? 127 : 7;
+// `quarters` hold the values of the four fields of m bytes.
+template <typename T, std::size_t N>
+void quantize2(const T* __restrict x, std::size_t quarter, std::size_t m, T inverse,
+               std::uint8_t* __restrict q) {
+  const std::size_t n = N ? N : m;
+  const std::size_t h = N ? N : quarter;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::int32_t a = static_cast<std::int32_t>(quantized(x[i], inverse));
+    const std::int32_t b = static_cast<std::int32_t>(quantized(x[h + i], inverse));
+    const std::int32_t c = static_cast<std::int32_t>(quantized(x[2 * h + i], inverse));
+    const std::int32_t d = static_cast<std::int32_t>(quantized(x[3 * h + i], inverse));
+    q[i] = static_cast<std::uint8_t>((a & 3) | ((b & 3) << 2) | ((c & 3) << 4) | ((d & 3) << 6));
+  }
 }
 
 // Quantize values of a block that is already in its computing type.
@@ -47,35 +44,20 @@ template <typename T, int Bits, std::size_t N>
 void quantize_values(const T* x, std::size_t m, T inverse, std::uint8_t* q) {
   if constexpr (Bits == 8) {
     quantize8<T, N>(x, m, inverse, q);
-  } else {
+  } else if constexpr (Bits == 4) {
     const std::size_t half = (m + 1) / 2;
     quantize4<T, N / 2>(x, x + half, m / 2, inverse, q);
     if (m % 2) q[half - 1] = pack_nibbles(static_cast<std::int32_t>(quantized(x[half - 1], inverse)), 0);
-  }
-}
-
-// A block longer than a tile, tile by tile.
-template <DTypeCode D, int Bits>
-void quantize_long(const std::uint8_t* src, std::size_t m, ComputeOf<D> inverse, std::uint8_t* q) {
-  using T = ComputeOf<D>;
-  constexpr std::size_t kSize = sizeof(StorageOf<D>);
-  alignas(64) T low[kTile];
-  alignas(64) T high[kTile];
-  if constexpr (Bits == 8) {
-    for (std::size_t at = 0; at < m; at += kTile) {
-      const std::size_t len = smaller(kTile, m - at);
-      quantize8<T, 0>(view<D>(src + at * kSize, len, low), len, inverse, q + at);
-    }
   } else {
-    const std::size_t half = (m + 1) / 2;
-    for (std::size_t at = 0; at < m / 2; at += kTile) {
-      const std::size_t len = smaller(kTile, m / 2 - at);
-      quantize4<T, 0>(view<D>(src + at * kSize, len, low), view<D>(src + (half + at) * kSize, len, high), len,
-                      inverse, q + at);
-    }
-    if (m % 2) {
-      const T last = *view<D>(src + (half - 1) * kSize, 1, low);
-      q[half - 1] = pack_nibbles(static_cast<std::int32_t>(quantized(last, inverse)), 0);
+    const std::size_t quarter = (m + 3) / 4;
+    const std::size_t full =
+        m > 3 * quarter ? m - 3 * quarter : 0;  // bytes of which all four fields are used
+    quantize2<T, N / 4>(x, quarter, full, inverse, q);
+    for (std::size_t i = N ? N / 4 : full; i < quarter; ++i) {
+      std::uint32_t byte = 0;
+      for (std::size_t part = 0, at = i; at < m; ++part, at += quarter)
+        byte |= (static_cast<std::uint32_t>(quantized(x[at], inverse)) & 3u) << (2 * part);
+      q[i] = static_cast<std::uint8_t>(byte);
     }
   }
 }
@@ -100,7 +82,7 @@ void quantize_tile(const T* x, std::size_t m, std::size_t block, std::uint8_t* s
   std::memcpy(scales, stored, blocks * sizeof(T));
   for (std::size_t b = 0; b < blocks; ++b) {
     const std::size_t len = smaller(block, m - b * block);
-    const std::size_t bytes = Bits == 8 ? len : (len + 1) / 2;
+    const std::size_t bytes = bytes_of<Bits>(len);
     if (inverse[b] == T(0))  // zero or not finite
       std::memset(q, 0, bytes);
     else if (len == kUsualBlock)
@@ -111,53 +93,43 @@ void quantize_tile(const T* x, std::size_t m, std::size_t block, std::uint8_t* s
   }
 }
 
+// Blocks of at most a tile.
 template <DTypeCode D, int Bits>
 void quantize_all(const std::uint8_t* src, std::size_t n, std::size_t block, std::uint8_t* scales,
                   std::uint8_t* q) {
   using T = ComputeOf<D>;
   constexpr std::size_t kSize = sizeof(StorageOf<D>);
   alignas(64) T buffer[kTile];
-  const std::size_t step = block <= kTile ? kTile / block * block : block;
+  const std::size_t step = kTile / block * block;
   for (std::size_t at = 0; at < n; at += step) {
     const std::size_t m = smaller(step, n - at);
-    if (m <= kTile) {
-      quantize_tile<T, Bits>(view<D>(src + at * kSize, m, buffer), m, block, scales, q);
-    } else {
-      typename Real<T>::Bits peak = 0;
-      for (std::size_t i = 0; i < m; i += kTile) {
-        const std::size_t len = smaller(kTile, m - i);
-        const auto p = peak_of<T, 0>(view<D>(src + (at + i) * kSize, len, buffer), len);
-        peak = p > peak ? p : peak;
-      }
-      const BlockScale<T> scale = block_scale<T>(peak, T(limit_of<Bits>()));
-      std::memcpy(scales, &scale.stored, sizeof(T));
-      if (scale.inverse == T(0))
-        std::memset(q, 0, Bits == 8 ? m : (m + 1) / 2);
-      else
-        quantize_long<D, Bits>(src + at * kSize, m, scale.inverse, q);
-    }
+    quantize_tile<T, Bits>(view<D>(src + at * kSize, m, buffer), m, block, scales, q);
     scales += blocks_of(m, block) * sizeof(T);
-    q += Bits == 8 ? m : m / block * (block / 2) + (m % block + 1) / 2;
+    q += packed_bytes(m, static_cast<std::uint32_t>(block), Bits);
   }
 }
 
-void quantize(const void* src, DTypeCode dtype, std::size_t n, std::uint32_t block, int bits,
-              std::uint8_t* scales, std::uint8_t* packed) {
-  const auto* from = static_cast<const std::uint8_t*>(src);
+template <int Bits>
+void quantize_bits(const std::uint8_t* src, DTypeCode dtype, std::size_t n, std::uint64_t first,
+                   const BlockFormat& format, bool stochastic, std::uint8_t* scales, std::uint8_t* packed) {
+  const bool plain = format.symmetric && !format.hadamard && !stochastic && format.block <= kTile;
   with_dtype(dtype, [&]<DTypeCode D>() {
-    if (bits == 8)
-      quantize_all<D, 8>(from, n, block, scales, packed);
+    if (plain)
+      quantize_all<D, Bits>(src, n, format.block, scales, packed);
     else
-      quantize_all<D, 4>(from, n, block, scales, packed);
+      GeneralEncoder<D, Bits>{format, stochastic}.run(src, n, first, scales, packed);
   });
 }
 
-template <typename T, bool Add>
-void put(T* out, T value) {
-  if constexpr (Add)
-    *out += value;
+void quantize(const void* src, DTypeCode dtype, std::size_t n, std::uint64_t first, const BlockFormat& format,
+              bool stochastic, std::uint8_t* scales, std::uint8_t* packed) {
+  const auto* from = static_cast<const std::uint8_t*>(src);
+  if (format.bits == 8)
+    quantize_bits<8>(from, dtype, n, first, format, stochastic, scales, packed);
+  else if (format.bits == 4)
+    quantize_bits<4>(from, dtype, n, first, format, stochastic, scales, packed);
   else
-    *out = value;
+    quantize_bits<2>(from, dtype, n, first, format, stochastic, scales, packed);
 }
 
 // Values first .. first + len of a block of m into `out`.
@@ -168,6 +140,17 @@ void dequantize_values(const std::uint8_t* __restrict q, std::size_t m, T scale,
     const std::size_t n = N ? N : len;
     for (std::size_t i = 0; i < n; ++i)
       put<T, Add>(out + i, static_cast<T>(static_cast<std::int8_t>(q[first + i])) * scale);
+  } else if constexpr (Bits == 2) {
+    const std::size_t quarter = N ? N / 4 : (m + 3) / 4;
+    for (int part = 0; part < 4; ++part) {
+      const std::size_t start = static_cast<std::size_t>(part) * quarter;
+      const std::size_t from = N ? start : (first > start ? first : start);
+      const std::size_t to = N ? start + quarter : smaller(first + len, start + quarter);
+      const std::uint8_t* fields = q + (from - start);
+      T* __restrict to_here = out + (from - (N ? 0 : first));
+      for (std::size_t i = 0; i < (N ? N / 4 : (to > from ? to - from : 0)); ++i)
+        put<T, Add>(to_here + i, static_cast<T>(signed_field<2>(fields[i], part)) * scale);
+    }
   } else {
     const std::size_t half = (m + 1) / 2;
     const std::size_t end = first + len;
@@ -193,7 +176,7 @@ void dequantize_direct(const std::uint8_t* scales, const std::uint8_t* q, std::s
       dequantize_values<T, Bits, kUsualBlock, Add>(q, m, scale, 0, m, out + at);
     else
       dequantize_values<T, Bits, 0, Add>(q, m, scale, 0, m, out + at);
-    q += Bits == 8 ? m : (m + 1) / 2;
+    q += bytes_of<Bits>(m);
   }
 }
 
@@ -221,7 +204,7 @@ void dequantize_buffered(const std::uint8_t* scales, const std::uint8_t* q, std:
       }
       store<D>(buffer, to, len);
     }
-    q += Bits == 8 ? m : (m + 1) / 2;
+    q += bytes_of<Bits>(m);
   }
 }
 
@@ -241,16 +224,35 @@ void dequantize_all(const std::uint8_t* scales, const std::uint8_t* q, std::size
   });
 }
 
-void dequantize(const std::uint8_t* scales, const std::uint8_t* packed, bool wide, std::size_t n,
-                std::uint32_t block, int bits, void* out, DTypeCode out_dtype, bool add) {
-  if (wide && bits == 8)
-    dequantize_all<double, 8>(scales, packed, n, block, out, out_dtype, add);
-  else if (wide)
-    dequantize_all<double, 4>(scales, packed, n, block, out, out_dtype, add);
-  else if (bits == 8)
-    dequantize_all<float, 8>(scales, packed, n, block, out, out_dtype, add);
+template <typename T, int Bits>
+void dequantize_bits(const std::uint8_t* scales, const std::uint8_t* packed, std::size_t n,
+                     std::uint64_t first, const BlockFormat& format, void* out, DTypeCode out_dtype,
+                     bool add) {
+  if (format.symmetric && !format.hadamard)
+    dequantize_all<T, Bits>(scales, packed, n, format.block, out, out_dtype, add);
   else
-    dequantize_all<float, 4>(scales, packed, n, block, out, out_dtype, add);
+    GeneralDecoder<T, Bits>{format}.run(scales, packed, n, first, static_cast<std::uint8_t*>(out), out_dtype,
+                                        add);
+}
+
+template <typename T>
+void dequantize_type(const std::uint8_t* scales, const std::uint8_t* packed, std::size_t n,
+                     std::uint64_t first, const BlockFormat& format, void* out, DTypeCode out_dtype,
+                     bool add) {
+  if (format.bits == 8)
+    dequantize_bits<T, 8>(scales, packed, n, first, format, out, out_dtype, add);
+  else if (format.bits == 4)
+    dequantize_bits<T, 4>(scales, packed, n, first, format, out, out_dtype, add);
+  else
+    dequantize_bits<T, 2>(scales, packed, n, first, format, out, out_dtype, add);
+}
+
+void dequantize(const std::uint8_t* scales, const std::uint8_t* packed, bool wide, std::size_t n,
+                std::uint64_t first, const BlockFormat& format, void* out, DTypeCode out_dtype, bool add) {
+  if (wide)
+    dequantize_type<double>(scales, packed, n, first, format, out, out_dtype, add);
+  else
+    dequantize_type<float>(scales, packed, n, first, format, out, out_dtype, add);
 }
 
 }  // namespace

@@ -9,7 +9,8 @@ const char* status_text(int code) {
     case kBadLength:
       return "the payload's length does not fit its counts";
     case kBadBlock:
-      return "the block size is not a multiple of 8 from 8 to 65536, or reserved bits are set";
+      return "the block size is not a multiple of 8 from 8 to 65536 (a power of two up to 2048 with a "
+             "Hadamard transform), or reserved bits are set";
     case kBadIndexCount:
       return "the blocks' counts do not add up to the number of values";
     case kBadIndexOrder:

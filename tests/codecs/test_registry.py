@@ -13,7 +13,16 @@ from tests.codecs import common
 
 def test_wire_ids_never_change():
     ids = {name: hc.get_codec(name).wire_id for name in names()}
-    assert ids == {"none": 0, "fp16": 1, "bf16": 2, "int8": 3, "int4": 4, "topk": 16, "powersgd": 32}
+    assert ids == {
+        "none": 0,
+        "fp16": 1,
+        "bf16": 2,
+        "int8": 3,
+        "int4": 4,
+        "int2": 5,
+        "topk": 16,
+        "powersgd": 32,
+    }
 
 
 def test_defaults():
@@ -21,6 +30,7 @@ def test_defaults():
     assert specs == [
         "bf16",
         "fp16",
+        "int2:block=128",
         "int4:block=128",
         "int8:block=128",
         "none",
@@ -65,7 +75,7 @@ def test_malformed_specs(text):
 
 def test_unknown_codecs_and_parameters():
     with pytest.raises(
-        hc.UnknownCodecError, match=r"unknown codec 'int9' \(did you mean 'int[84]'\?\); known: bf16"
+        hc.UnknownCodecError, match=r"unknown codec 'int9' \(did you mean 'int[842]'\?\); known: bf16"
     ):
         hc.get_codec("int9")
     with pytest.raises(ValueError, match="codec 'int8' has no parameter 'blok'; it takes block"):

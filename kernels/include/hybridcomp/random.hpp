@@ -30,8 +30,8 @@ HC_HD RandomKey random_key(std::uint64_t seed, std::uint32_t high) {
   return {c, mix32(c + 0x9E3779B9u)};
 }
 
-// 32 random bits of the element whose index ends in `low`. The second key goes in between the multiplications,
-// so that streams of two seeds are not one another's permutations.
+// 32 random bits of the element whose index ends in `low`. The second key goes in between the
+// multiplications, so that streams of two seeds are not one another's permutations.
 HC_HD std::uint32_t random_bits(RandomKey key, std::uint32_t low) {
   std::uint32_t h = low ^ key.first;
   h ^= h >> 16;

@@ -28,13 +28,16 @@ static_assert(offsetof(Header, codec) == 4 && offsetof(Header, dtype) == 5 && of
 constexpr std::uint32_t kMagic = 0x01435948u;  // "HYC" and the format's version, 1
 constexpr std::size_t kCrcAt = offsetof(Header, crc);
 
-// Payload of the quantizers: this, a scale per block (float; double for a double message), the packed
-// integers.
+// Payload of the quantizers: this, with kHadamard a uint64 seed, a scale per block (float; double for a
+// double message), with kAffine followed by an offset, then the packed integers.
 struct QuantizePrefix {
-  std::uint32_t block;     // elements that share a scale
-  std::uint32_t reserved;  // zero
+  std::uint32_t block;  // elements that share a scale
+  std::uint32_t flags;  // of those below; the others are zero
 };
 static_assert(sizeof(QuantizePrefix) == 8, "the quantizers' prefix is 8 bytes on the wire");
+
+constexpr std::uint32_t kAffine = 1;    // unsigned integers and an offset per block
+constexpr std::uint32_t kHadamard = 2;  // whole blocks are transformed, with signs drawn by the seed
 
 constexpr std::uint32_t kMinBlock = 8;
 constexpr std::uint32_t kMaxBlock = 65536;
