@@ -12,7 +12,7 @@ from tests.codecs import common
 def model(x: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scales, integers and decoded values, by the arithmetic that quantize.py describes."""
     kind = np.float64 if x.dtype == np.float64 else np.float32
-    limit = kind(127 if bits == 8 else 7)
+    limit = kind(2 ** (bits - 1) - 1)
     smallest = kind(2.0**-900 if kind is np.float64 else 2.0**-100)
     values = x.astype(kind)
     scales, integers = [], []
@@ -32,21 +32,21 @@ def model(x: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.ndarray,
 
 def packed(q: np.ndarray, bits: int, block: int) -> bytes:
     """The integers as the wire holds them."""
-    if bits == 8:
-        return q.tobytes()
     out = bytearray()
+    per_byte = 8 // bits
     for start in range(0, q.size, block):
-        part = q[start : start + block]
-        half = (part.size + 1) // 2
-        high = np.concatenate([part[half:], np.zeros(2 * half - part.size, np.int8)])
-        out += ((part[:half] & 15) | ((high & 15) << 4)).astype(np.uint8).tobytes()
+        part = q[start : start + block].astype(np.int32)
+        size = -(-part.size // per_byte)
+        fields = np.zeros((per_byte, size), np.int32)
+        fields.reshape(-1)[: part.size] = part & (2**bits - 1)
+        out += np.sum(fields << (np.arange(per_byte) * bits)[:, None], axis=0).astype(np.uint8).tobytes()
     return bytes(out)
 
 
 @pytest.mark.parametrize("name", common.isas())
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("block", [8, 24, 64, 128, 1000, 2048, 2056, 65536])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, 2])
 def test_message_is_the_models(bits, block, dtype, name):
     rng = np.random.default_rng(block)
     for n in (1, 5, 127, 128, 129, 1001, 4097, 66001):
@@ -123,8 +123,11 @@ def test_exactly_representable_data_is_exact():
 
 
 def test_sizes():
-    int8, int4 = hc.get_codec("int8:block=128"), hc.get_codec("int4:block=128")
-    assert int8.bound(0) == int4.bound(0) == 40
+    int8, int4, int2 = (hc.get_codec(f"int{bits}:block=128") for bits in (8, 4, 2))
+    assert int8.bound(0) == int4.bound(0) == int2.bound(0) == 40
+    assert int2.bound(129) == 40 + 8 + 32 + 1
+    assert hc.get_codec("int4:block=128:symmetric=false").bound(129) == 40 + 16 + 64 + 1
+    assert hc.get_codec("int4:block=128:hadamard=true").bound(129) == 48 + 8 + 64 + 1
     assert int8.bound(129) == 40 + 8 + 129
     assert int4.bound(129) == 40 + 8 + 64 + 1
     assert int8.bound(256, "float64") == 40 + 16 + 256
