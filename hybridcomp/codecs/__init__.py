@@ -9,6 +9,7 @@ from hybridcomp.codecs.none import NoneCodec
 from hybridcomp.codecs.powersgd import PowerSGDCodec
 from hybridcomp.codecs.quantize import Int2Codec, Int4Codec, Int8Codec
 from hybridcomp.codecs.registry import codec_for, decode, decode_add, get_codec, names, parse_spec, register
+from hybridcomp.codecs.sign import SignCodec
 from hybridcomp.codecs.topk import TopKCodec
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Int8Codec",
     "Int4Codec",
     "Int2Codec",
+    "SignCodec",
     "TopKCodec",
     "PowerSGDCodec",
 ]

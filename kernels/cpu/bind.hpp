@@ -62,6 +62,7 @@ inline DTypeCode sum_dtype(int code) {
 void bind_block(nb::module_& m);
 void bind_convert(nb::module_& m);
 void bind_lowrank(nb::module_& m);
+void bind_sign(nb::module_& m);
 void bind_topk(nb::module_& m);
 
 }  // namespace hybridcomp

@@ -265,13 +265,7 @@ struct GeneralDecoder {
           transform(buffer, m);
           flip(buffer, m, first + at, format.seed, T(1) / static_cast<T>(m), buffer);
         }
-        with_dtype(out_dtype, [&]<DTypeCode D>() {
-          std::uint8_t* to = out + (at + begin) * sizeof(StorageOf<D>);
-          if constexpr (D == kFloat32 || D == kFloat64) {
-            if (add) return store_add<D>(buffer, to, len);
-          }
-          store<D>(buffer, to, len);
-        });
+        put_tile(buffer, len, out, at + begin, out_dtype, add);
       }
       q += bytes_of<Bits>(m);
     }

@@ -10,13 +10,20 @@ namespace hybridcomp::HC_ISA {
 extern const BlockKernels block_kernels;
 extern const ConvertKernels convert_kernels;
 extern const LowrankKernels lowrank_kernels;
+extern const SignKernels sign_kernels;
 extern const TopkKernels topk_kernels;
 
 extern const Kernels table;
+// clang-format off
 const Kernels table = {
-    HC_STRING(HC_ISA),
-    nullptr,  // the CRC is chosen apart
-    &block_kernels,    &convert_kernels, &lowrank_kernels, &topk_kernels,
+    .name = HC_STRING(HC_ISA),
+    .crc32c = nullptr,  // chosen apart
+    .block = &block_kernels,
+    .convert = &convert_kernels,
+    .lowrank = &lowrank_kernels,
+    .sign = &sign_kernels,
+    .topk = &topk_kernels,
 };
+// clang-format on
 
 }  // namespace hybridcomp::HC_ISA

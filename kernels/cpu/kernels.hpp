@@ -15,6 +15,7 @@ namespace hybridcomp {
 struct BlockKernels;
 struct ConvertKernels;
 struct LowrankKernels;
+struct SignKernels;
 struct TopkKernels;
 
 struct Kernels {
@@ -23,6 +24,7 @@ struct Kernels {
   const BlockKernels* block;
   const ConvertKernels* convert;
   const LowrankKernels* lowrank;
+  const SignKernels* sign;
   const TopkKernels* topk;
 };
 

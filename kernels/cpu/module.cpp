@@ -47,5 +47,6 @@ NB_MODULE(_kernels, m) {
   bind_block(m);
   bind_convert(m);
   bind_lowrank(m);
+  bind_sign(m);
   bind_topk(m);
 }

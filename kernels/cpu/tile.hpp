@@ -6,7 +6,7 @@
 #include "hybridcomp/arithmetic.hpp"
 #include "kernels.hpp"
 
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -158,6 +158,20 @@ void with_dtype(DTypeCode code, F f) {
     case kBFloat16:
       return f.template operator()<kBFloat16>();
   }
+}
+
+// Write or add a tile of m computed values to elements at .. at + m of `out`. `add` only to kFloat32 or
+// kFloat64.
+template <typename T>
+void put_tile(const T* values, std::size_t m, std::uint8_t* out, std::size_t at, DTypeCode out_dtype,
+              bool add) {
+  with_dtype(out_dtype, [&]<DTypeCode D>() {
+    std::uint8_t* to = out + at * sizeof(StorageOf<D>);
+    if constexpr (D == kFloat32 || D == kFloat64) {
+      if (add) return store_add<D>(values, to, m);
+    }
+    store<D>(values, to, m);
+  });
 }
 
 }  // namespace

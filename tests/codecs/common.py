@@ -34,6 +34,8 @@ SPECS = [
     "int2:block=4096:symmetric=false",
     "int2:block=8:symmetric=false:hadamard=true:rounding=stochastic",
     "int8:block=32:hadamard=true",
+    "sign",
+    "sign:block=24",
     "topk:ratio=0.01",
     "topk:ratio=0.3,values=bf16",
     "topk:ratio=1.0",

@@ -20,6 +20,7 @@ def test_wire_ids_never_change():
         "int8": 3,
         "int4": 4,
         "int2": 5,
+        "sign": 6,
         "topk": 16,
         "powersgd": 32,
     }
@@ -35,6 +36,7 @@ def test_defaults():
         "int8:block=128",
         "none",
         "powersgd:rank=4:seed=0",
+        "sign:block=1024",
         "topk:ratio=0.01:values=none",
     ]
 

@@ -28,6 +28,8 @@ SPECS = [
     "int2:block=16:symmetric=false",
     "int8:block=8:symmetric=false:rounding=stochastic",
     "int8:block=16:hadamard=true:seed=3",
+    "sign:block=8",
+    "sign:block=24",
     "topk:ratio=0.1",
     "topk:ratio=0.9,values=bf16",
     "topk:ratio=0.3,values=(int8:block=8)",

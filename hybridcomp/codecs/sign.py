@@ -1,0 +1,83 @@
+"""``sign``: a bit for each element's sign, and each block's mean magnitude.
+
+Scaled signs (Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
+arXiv:1901.09847): an element decodes to the mean magnitude of its block with its own sign, zeros too. Made for
+gradients with error feedback. The mean is a float32 sum (float64 for float64) in the order that
+:file:`kernels/include/hybridcomp/sign.hpp` fixes; magnitudes below 2^-100 (2^-900) count as zero in it. A block
+that holds NaN or infinity decodes to NaN throughout.
+
+Payload: uint32 block, uint32 zero, a mean per block (float32; float64 for float64 input), then the signs: bit
+i % 8 of byte i / 8 is set where element i is negative.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hybridcomp import arrays, native, wire
+from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.codecs import checks
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.registry import register
+from hybridcomp.wire import HEADER_BYTES
+
+_PREFIX_BYTES = 8
+
+
+@register
+class SignCodec(Codec):
+    """1 bit an element and a scale per block.
+
+    Args:
+        block: elements that share a mean; a multiple of 8 from 8 to 65536.
+    """
+
+    name = "sign"
+    wire_id = 6
+
+    def __init__(self, block: int = 1024) -> None:
+        self._block = checks.integer("block", block, 8, 65536, step=8)
+
+    @property
+    def block(self) -> int:
+        """Elements that share a mean."""
+        return self._block
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return {"block": self._block}
+
+    def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
+        scale = 8 if arrays.as_dtype(dtype) is DType.FLOAT64 else 4
+        return HEADER_BYTES + _PREFIX_BYTES + -(-n // self._block) * scale + (n + 7) // 8
+
+    def encode_flat(self, src: Flat, out: ByteArray) -> int:
+        size: int = native.kernels().sign_encode(
+            src.data, src.dtype, self._block, self.wire_id, self.params_hash, out
+        )
+        return size
+
+    @classmethod
+    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
+        checks.floating(header, cls.name)
+        checks.status(native.kernels().sign_check(msg[HEADER_BYTES:], header.count, header.dtype), cls.name)
+
+    @classmethod
+    def decode_flat(
+        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
+    ) -> None:
+        cls._decode(msg, header, out, dtype, add=False)
+
+    @classmethod
+    def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
+        cls._decode(msg, header, acc, header.dtype.accumulator, add=True)
+
+    @classmethod
+    def _decode(
+        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, *, add: bool
+    ) -> None:
+        checks.floating(header, cls.name)
+        code = native.kernels().sign_decode(msg[HEADER_BYTES:], header.count, header.dtype, out, dtype, add)
+        checks.status(code, cls.name)
