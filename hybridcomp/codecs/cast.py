@@ -27,11 +27,10 @@ class _CastCodec(Codec):
         return HEADER_BYTES + 2 * n
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
-        payload = out[HEADER_BYTES : HEADER_BYTES + 2 * src.size]
-        native.kernels().convert(src.data, src.dtype, payload, self.target, False)
-        return wire.seal(
-            out, self.wire_id, self.params_hash, dtype=src.dtype, count=src.size, payload=payload.size
+        size: int = native.kernels().cast_encode(
+            src.data, src.dtype, self.target, self.wire_id, self.params_hash, out
         )
+        return size
 
     @classmethod
     def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:

@@ -5,8 +5,46 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
+// From this many bytes of output on, which no cache holds, stores go past the caches: they need not read
+// first what they write over.
+constexpr std::size_t kStream = std::size_t(16) << 20;
+
+// Copy m floats past the caches.
+inline void stream(const float* src, float* dst, std::size_t m) {
+  std::size_t i = 0;
+#if defined(__AVX512F__)
+  for (; i < m && reinterpret_cast<std::uintptr_t>(dst + i) % 64; ++i) dst[i] = src[i];
+  for (; i + 16 <= m; i += 16) _mm512_stream_ps(dst + i, _mm512_loadu_ps(src + i));
+#elif defined(__AVX2__)
+  for (; i < m && reinterpret_cast<std::uintptr_t>(dst + i) % 32; ++i) dst[i] = src[i];
+  for (; i + 8 <= m; i += 8) _mm256_stream_ps(dst + i, _mm256_loadu_ps(src + i));
+#endif
+  for (; i < m; ++i) dst[i] = src[i];
+}
+
+// Make streamed stores visible to other threads in order.
+inline void stream_end() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
+template <DTypeCode S>
+void widen_all(const std::uint8_t* src, float* dst, std::size_t n) {
+  alignas(64) float buffer[kTile];
+  for (std::size_t at = 0; at < n; at += kTile) {
+    const std::size_t m = smaller(kTile, n - at);
+    stream(view<S>(src + at * sizeof(StorageOf<S>), m, buffer), dst + at, m);
+  }
+  stream_end();
+}
+
 template <DTypeCode S, DTypeCode D>
 void convert_all(const std::uint8_t* src, std::uint8_t* dst, std::size_t n, bool add) {
+  if constexpr (D == kFloat32 && sizeof(StorageOf<S>) == 2) {
+    if (!add && n >= kStream / sizeof(float) && aligned<float>(dst))
+      return widen_all<S>(src, reinterpret_cast<float*>(dst), n);
+  }
   alignas(64) ComputeOf<S> buffer[kTile];
   for (std::size_t at = 0; at < n; at += kTile) {
     const std::size_t m = smaller(kTile, n - at);

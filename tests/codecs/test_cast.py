@@ -121,3 +121,20 @@ def test_own_type_is_kept_bit_for_bit():
     payload_nan = np.array([0x7C01, 0xFE5A, 0x0001, 0x8000], np.uint16)
     msg = hc.get_codec("fp16").encode(payload_nan.view(np.float16))
     np.testing.assert_array_equal(hc.decode(msg).view(np.uint16), payload_nan)
+
+
+@pytest.mark.parametrize("name", common.isas())
+@pytest.mark.parametrize("spec", ["fp16", "bf16"])
+def test_long_outputs(spec, name):
+    """Outputs too long for any cache are written past the caches: same values, at any alignment, no byte more."""
+    n = (4 << 20) + 5
+    x = common.gaussian(n)
+    codec = hc.get_codec(spec)
+    pieces = [hc.decode(codec.encode(part)) for part in np.array_split(x, 8)]
+    with common.isa(name):
+        msg = codec.encode(x)
+        fenced = np.zeros(n + 20, np.float32)
+        hc.decode(msg, out=fenced[9 : 9 + n])
+    np.testing.assert_array_equal(fenced[9 : 9 + n], np.concatenate(pieces))
+    assert not fenced[:9].any()
+    assert not fenced[9 + n :].any()
