@@ -34,7 +34,7 @@ HEADER_BYTES = 32
 _HEADER = struct.Struct("<IBBHQQII")
 _CRC = struct.Struct("<I")
 _CRC_AT = 28
-_MAX_COUNT = 1 << 48  # more elements than any address space holds; keeps size arithmetic far from overflow
+MAX_COUNT = 1 << 48  # more elements than any address space holds; keeps size arithmetic far from overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ def peek(msg: ByteArray) -> Header:
         kind = DType(dtype)
     except ValueError:
         raise WireError(f"unknown dtype code {dtype}") from None
-    if count > _MAX_COUNT:
-        raise WireError(f"element count {count} is over the limit of {_MAX_COUNT}")
+    if count > MAX_COUNT:
+        raise WireError(f"element count {count} is over the limit of {MAX_COUNT}")
     if payload > msg.size - HEADER_BYTES:
         raise WireError(f"payload of {payload} bytes in a message of {msg.size}")
     return Header(codec, kind, count, payload, params)

@@ -298,6 +298,7 @@ def _open(msg: ByteArray, header: wire.Header) -> tuple[Matrix, Matrix]:
     # The count is less than a row short of a full matrix, as encode_flat makes it.
     fits = (rows - 1) * cols < header.count <= rows * cols if header.count else rows * cols == 0
     limited = rank <= min(rows, cols, MAX_RANK) and (rank > 0 or header.count == 0)
+    limited = limited and max(rows, cols) <= wire.MAX_COUNT  # of an empty matrix one side may be anything
     if not (fits and limited) or header.payload - _PREFIX.size != 4 * (rows + cols) * rank:
         raise WireError(
             f"malformed powersgd payload: {header.payload} bytes for a {rows} x {cols} matrix of rank {rank} "

@@ -5,6 +5,10 @@
 #include "kernels.hpp"
 #include "parallel.hpp"
 
+#if HC_X86
+#include <cpuid.h>
+#endif
+
 namespace hybridcomp {
 
 namespace portable {
@@ -21,6 +25,13 @@ extern const Kernels table;
 
 namespace {
 
+#if HC_X86
+bool has_f16c() {  // which not every compiler's __builtin_cpu_supports knows
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 struct Available {
   Kernels tables[3];
   const Kernels* pointers[3];
@@ -36,7 +47,7 @@ struct Available {
   Available() {
 #if HC_X86
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+    const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c() &&
                       __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
                       __builtin_cpu_supports("popcnt");
     const bool clmul = __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul");
