@@ -50,6 +50,11 @@ class DType(enum.IntEnum):
         return _STORAGE[self]
 
     @property
+    def component_bytes(self) -> int:
+        """Bytes of one number: half of an element for complex types."""
+        return self.itemsize // (2 if self in (DType.COMPLEX64, DType.COMPLEX128) else 1)
+
+    @property
     def is_float(self) -> bool:
         """Whether lossy codecs accept it: the four real floating-point types."""
         return self <= DType.BFLOAT16

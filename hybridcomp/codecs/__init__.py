@@ -5,6 +5,8 @@ from __future__ import annotations
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.cast import BFloat16Codec, Float16Codec
 from hybridcomp.codecs.feedback import ErrorFeedback
+from hybridcomp.codecs.lossless import LosslessCodec
+from hybridcomp.codecs.mpc import MPCCodec
 from hybridcomp.codecs.none import NoneCodec
 from hybridcomp.codecs.powersgd import PowerSGDCodec
 from hybridcomp.codecs.quantize import Int2Codec, Int4Codec, Int8Codec
@@ -29,6 +31,8 @@ __all__ = [
     "Int4Codec",
     "Int2Codec",
     "SignCodec",
+    "LosslessCodec",
+    "MPCCodec",
     "TopKCodec",
     "PowerSGDCodec",
 ]

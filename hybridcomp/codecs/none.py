@@ -1,4 +1,4 @@
-"""``none``: the bytes as they are. The only codec that carries every dtype."""
+"""``none``: the bytes as they are. Carries every dtype."""
 
 from __future__ import annotations
 

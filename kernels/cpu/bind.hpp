@@ -62,6 +62,8 @@ inline DTypeCode sum_dtype(int code) {
 void bind_block(nb::module_& m);
 void bind_convert(nb::module_& m);
 void bind_lowrank(nb::module_& m);
+void bind_mpc(nb::module_& m);
+void bind_planes(nb::module_& m);
 void bind_sign(nb::module_& m);
 void bind_topk(nb::module_& m);
 

@@ -10,6 +10,8 @@ namespace hybridcomp::HC_ISA {
 extern const BlockKernels block_kernels;
 extern const ConvertKernels convert_kernels;
 extern const LowrankKernels lowrank_kernels;
+extern const MpcKernels mpc_kernels;
+extern const PlanesKernels planes_kernels;
 extern const SignKernels sign_kernels;
 extern const TopkKernels topk_kernels;
 
@@ -21,6 +23,8 @@ const Kernels table = {
     .block = &block_kernels,
     .convert = &convert_kernels,
     .lowrank = &lowrank_kernels,
+    .mpc = &mpc_kernels,
+    .planes = &planes_kernels,
     .sign = &sign_kernels,
     .topk = &topk_kernels,
 };

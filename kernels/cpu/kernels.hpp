@@ -15,6 +15,8 @@ namespace hybridcomp {
 struct BlockKernels;
 struct ConvertKernels;
 struct LowrankKernels;
+struct MpcKernels;
+struct PlanesKernels;
 struct SignKernels;
 struct TopkKernels;
 
@@ -24,6 +26,8 @@ struct Kernels {
   const BlockKernels* block;
   const ConvertKernels* convert;
   const LowrankKernels* lowrank;
+  const MpcKernels* mpc;
+  const PlanesKernels* planes;
   const SignKernels* sign;
   const TopkKernels* topk;
 };

@@ -47,6 +47,8 @@ NB_MODULE(_kernels, m) {
   bind_block(m);
   bind_convert(m);
   bind_lowrank(m);
+  bind_mpc(m);
+  bind_planes(m);
   bind_sign(m);
   bind_topk(m);
 }

@@ -76,7 +76,9 @@ def test_hostile_bytes(spec, n):
     common.check_hostile(hc.get_codec(spec), common.gaussian(n))
 
 
-@pytest.mark.parametrize("spec", ["int8", "int4:block=24", "topk:ratio=0.3,values=bf16", "powersgd"])
+@pytest.mark.parametrize(
+    "spec", ["int8", "int4:block=24", "topk:ratio=0.3,values=bf16", "powersgd", "lossless", "mpc"]
+)
 def test_hostile_bytes_of_large_messages(spec):
     common.check_hostile(hc.get_codec(spec), common.gaussian(70000))
 
@@ -135,13 +137,34 @@ def test_other_codecs_messages_are_refused(spec):
             codec.decode(hc.get_codec(other).encode(common.gaussian(20)))
 
 
-@pytest.mark.parametrize("spec", [s for s in SPECS if s != "none"])
+@pytest.mark.parametrize("spec", [s for s in SPECS if not hc.get_codec(s).lossless])
 def test_integers_are_refused(spec):
     codec = hc.get_codec(spec)
     for dtype in ("int32", "bool", "complex64", "uint8"):
         with pytest.raises(hc.CodecMismatchError, match="not floating-point"):
             codec.encode(np.zeros((4, 4), dtype))
         assert codec.can_carry(DType[dtype.upper()], (4, 4)) is not None
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if hc.get_codec(s).lossless])
+def test_lossless_codecs_carry_every_dtype(spec):
+    codec = hc.get_codec(spec)
+    for dtype in DType:
+        if dtype.is_float:
+            continue
+        assert codec.can_carry(dtype, (10,)) is None
+        for n in (0, 1, 10, 5000):
+            x = np.arange(n).astype(dtype.storage)
+            y = hc.decode(common.check_message(codec, x))
+            assert y.dtype == x.dtype
+            np.testing.assert_array_equal(y, x)
+    msg = codec.encode(np.arange(3))
+    with pytest.raises(hc.CodecMismatchError, match="cannot be decoded into"):
+        hc.decode(msg, out=np.empty(3, np.float32))
+    with pytest.raises(hc.CodecMismatchError):
+        hc.decode_add(msg, np.zeros(3, np.int64))
+    with pytest.raises(hc.CodecMismatchError, match="cannot be carried"):
+        codec.encode(np.array(["text"]))
 
 
 @settings(deadline=None, max_examples=60)
@@ -164,7 +187,7 @@ def test_flush_to_zero_does_not_change_messages():
     rng = np.random.default_rng(8)
     x = (rng.standard_normal(4096) * np.exp2(rng.integers(-149, 120, 4096))).astype(np.float32)
     halves = rng.integers(0, 0x7C00, 4096, np.uint16).view(np.float16)
-    specs = ["none", "fp16", "bf16", "int8:block=8", "int4:block=8", "topk:ratio=0.5"]
+    specs = ["none", "lossless", "mpc", "fp16", "bf16", "int8:block=8", "int4:block=8", "topk:ratio=0.5"]
     assert np.any((x != 0) & (np.abs(x) < np.finfo(np.float32).tiny))
 
     def everything() -> list[bytes]:
