@@ -240,8 +240,11 @@ class Core:
         """Start a send."""
         self._check_rank(dest, "dest")
         choice = self._choose("send", data, name, phase, codec)
+        framed = self._framed(data.dtype, codec)
+        if not framed and choice.compresses:
+            choice = Choice(_NONE, None, f"sends of {data.dtype.label} are not compressed")
         call = self._call("send", choice, data.nbytes, data.nbytes)
-        if not self._framed(data.dtype, codec):
+        if not framed:
             return self._start(p2p.send_bytes(self._p2p, data, dest, tag), call, exact=True)
         carrier = Carrier(self._transport, choice.codec, data.dtype, call)
         return self._start(p2p.send_message(carrier, self._p2p, data, dest, tag), call)
@@ -306,6 +309,8 @@ class Core:
         choice = self._choose(op_name, data, name, phase, codec)
         if choice.codec.linear and op_name != "all_reduce":
             return Choice(_NONE, None, f"{choice.codec.name} only all-reduces")
+        if choice.compresses and not data.dtype.is_float:
+            return Choice(_NONE, None, f"sums of {data.dtype.label} are MPI's own")
         return choice
 
     @staticmethod

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import hybridcomp as hc
 from hybridcomp.errors import MismatchError
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
 
-CODECS = {"none": 1e-6, "fp16": 1e-3, "int8": 0.012, "int4": 0.2}
+CODECS = {"none": 1e-6, "lossless": 1e-6, "mpc": 1e-6, "fp16": 1e-3, "int8": 0.012, "int4": 0.2}
 BLOCKS = [0, 1, 3, 129, 70_001]
 
 
@@ -101,6 +102,28 @@ def test_bcast(make, codec):
             verdict(
                 relative_error(x, gaussian(n, root).astype(np.float64)) < CODECS[codec] * (2 if n < 9 else 1)
             )
+
+
+@pytest.mark.parametrize("codec", ["lossless", "mpc"])
+@pytest.mark.parametrize("dtype", ["int32", "bool", "uint8", "complex64", "complex128"])
+def test_exact_codecs_move_every_dtype(make, codec, dtype):
+    comm = make(codec)
+    p, me, n = WORLD.size, WORLD.rank, 20_001
+    x = (np.arange(n) // 50 + me).astype(dtype)
+    every = np.empty(p * n, dtype)
+    comm.Allgather(x, every)
+    want = np.concatenate([(np.arange(n) // 50 + r).astype(dtype) for r in range(p)])
+    verdict(every.tobytes() == want.tobytes())
+    got = x.copy()
+    comm.Bcast(got, 0)
+    verdict(got.tobytes() == want[:n].tobytes())
+    request = comm.Isend(x, (me + 1) % p)
+    comm.Recv(got, (me - 1) % p)
+    request.wait()
+    previous = (me - 1) % p
+    verdict(got.tobytes() == want[previous * n : (previous + 1) * n].tobytes())
+    gathered = next(row for row in comm.stats() if row.op == "all_gather")
+    verdict(p == 1 or gathered.codec == hc.get_codec(codec).spec)
 
 
 def test_rooted_operations(make):
