@@ -79,12 +79,12 @@ def test_arguments_are_checked():
     x, out = np.zeros(64, np.float32), np.zeros(1000, np.uint8)
     k = kernels
     for call, text in [
-        (lambda: k.quantize_encode(x, 9, 8, 8, 3, 0, out), "dtype code"),
-        (lambda: k.quantize_encode(x, 1, 5, 8, 3, 0, out), "bits"),
-        (lambda: k.quantize_encode(x, 1, 8, 12, 3, 0, out), "block"),
-        (lambda: k.quantize_encode(x, 1, 8, 8, 256, 0, out), "codec"),
-        (lambda: k.quantize_encode(x, 1, 8, 8, 3, 0, out[:135]), "too small"),
-        (lambda: k.quantize_encode(np.zeros(7, np.uint8), 1, 8, 8, 3, 0, out), "whole number"),
+        (lambda: k.quantize_encode(x, 9, 8, 8, True, False, False, 0, 3, 0, out), "dtype code"),
+        (lambda: k.quantize_encode(x, 1, 5, 8, True, False, False, 0, 3, 0, out), "bits"),
+        (lambda: k.quantize_encode(x, 1, 8, 12, True, False, False, 0, 3, 0, out), "block"),
+        (lambda: k.quantize_encode(x, 1, 8, 8, True, False, False, 0, 256, 0, out), "codec"),
+        (lambda: k.quantize_encode(x, 1, 8, 8, True, False, False, 0, 3, 0, out[:135]), "too small"),
+        (lambda: k.quantize_encode(np.zeros(7, np.uint8), 1, 8, 8, True, False, False, 0, 3, 0, out), "whole number"),
         (lambda: k.quantize_decode(out, 63, 1, 8, x, 1, False), "n elements"),
         (lambda: k.quantize_decode(out, 64, 1, 5, x, 1, False), "bits"),
         (lambda: k.quantize_decode(out, 128, 1, 8, x, 3, True), "float32 or float64"),
@@ -134,7 +134,7 @@ def test_the_gil_is_released():
         begin = time.perf_counter()
         while time.perf_counter() - begin < 0.3:
             kernels.crc32c(x)
-            kernels.quantize_encode(x, 1, 8, 128, 3, 0, out)
+            kernels.quantize_encode(x, 1, 8, 128, True, False, False, 0, 3, 0, out)
         end = time.perf_counter()
     finally:
         stop.set()
