@@ -64,6 +64,7 @@ void bind_convert(nb::module_& m);
 void bind_lowrank(nb::module_& m);
 void bind_mpc(nb::module_& m);
 void bind_planes(nb::module_& m);
+void bind_minifloat(nb::module_& m);
 void bind_sign(nb::module_& m);
 void bind_topk(nb::module_& m);
 

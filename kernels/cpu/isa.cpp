@@ -12,6 +12,7 @@ extern const ConvertKernels convert_kernels;
 extern const LowrankKernels lowrank_kernels;
 extern const MpcKernels mpc_kernels;
 extern const PlanesKernels planes_kernels;
+extern const MinifloatKernels minifloat_kernels;
 extern const SignKernels sign_kernels;
 extern const TopkKernels topk_kernels;
 
@@ -25,6 +26,7 @@ const Kernels table = {
     .lowrank = &lowrank_kernels,
     .mpc = &mpc_kernels,
     .planes = &planes_kernels,
+    .minifloat = &minifloat_kernels,
     .sign = &sign_kernels,
     .topk = &topk_kernels,
 };

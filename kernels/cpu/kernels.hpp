@@ -17,6 +17,7 @@ struct ConvertKernels;
 struct LowrankKernels;
 struct MpcKernels;
 struct PlanesKernels;
+struct MinifloatKernels;
 struct SignKernels;
 struct TopkKernels;
 
@@ -28,6 +29,7 @@ struct Kernels {
   const LowrankKernels* lowrank;
   const MpcKernels* mpc;
   const PlanesKernels* planes;
+  const MinifloatKernels* minifloat;
   const SignKernels* sign;
   const TopkKernels* topk;
 };

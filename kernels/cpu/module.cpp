@@ -49,6 +49,7 @@ NB_MODULE(_kernels, m) {
   bind_lowrank(m);
   bind_mpc(m);
   bind_planes(m);
+  bind_minifloat(m);
   bind_sign(m);
   bind_topk(m);
 }

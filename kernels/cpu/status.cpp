@@ -23,6 +23,10 @@ const char* status_text(int code) {
       return "the lag is not from 1 to 32, or reserved bits are set";
     case kBadZeros:
       return "a chunk is not as long as its bitmap says";
+    case kBadFormat:
+      return "the number format is not one of the codec's";
+    case kBadMxBlock:
+      return "the block of a microscaling format is not of 32 elements";
     default:
       return "unknown status";
   }

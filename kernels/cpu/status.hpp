@@ -13,6 +13,8 @@ enum Status : int {
   kBadBitmap = 6,      // a bitmap with another number of bits than its block's count
   kBadLag = 32,        // a lag out of range, or reserved bits set
   kBadZeros = 33,      // a chunk not as long as its bitmap says
+  kBadFormat = 56,     // a number format that the codec does not have
+  kBadMxBlock = 57,    // a microscaling block that is not of 32 elements
 };
 
 // What a Status means, in words.
