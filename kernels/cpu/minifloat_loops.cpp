@@ -84,7 +84,10 @@ void encode_tile(const float* x, std::size_t m, std::size_t block, std::uint8_t*
   }
   for (std::size_t b = 0; b < blocks; ++b)
     inverse[b] = write_scale<F, Mx>(peaks[b], scales + b * kScaleBytes<Mx>);
-  for (std::size_t b = 0; b < blocks; ++b) {
+  std::size_t b = 0;
+  if constexpr (Mx) b = encode_mx<F>(x, inverse, m / N, codes);
+  codes += bytes_of<F>(b * N);
+  for (; b < blocks; ++b) {
     const std::size_t len = smaller(block, m - b * block);
     const std::size_t bytes = bytes_of<F>(len);
     if (inverse[b] == 0.0f)  // zero or not finite
