@@ -1,6 +1,9 @@
 // 8-bit and 4-bit floating-point formats; compiled once per instruction set. Loops over tiles of whole
 // blocks; minifloat_vector.hpp turns values into codes and back.
 #include "minifloat.hpp"
+
+#include <type_traits>
+
 #include "minifloat_vector.hpp"
 #include "tile.hpp"
 
@@ -37,17 +40,16 @@ std::uint32_t peak_of(const float* x, std::size_t m) {
 template <bool Mx>
 constexpr std::size_t kConstant = Mx ? kMxBlock : kUsualBlock;
 
+// A scale as it is stored, and its inverse.
+template <bool Mx>
+using ScaleOf = std::conditional_t<Mx, MxScale, BlockScale<float>>;
+
 template <MinifloatFormat F, bool Mx>
-float write_scale(std::uint32_t peak, std::uint8_t* to) {
-  if constexpr (Mx) {
-    const MxScale scale = mx_scale<F>(peak);
-    *to = scale.stored;
-    return scale.inverse;
-  } else {
-    const BlockScale<float> scale = minifloat_scale<F>(peak);
-    std::memcpy(to, &scale.stored, sizeof(float));
-    return scale.inverse;
-  }
+ScaleOf<Mx> scale_of(std::uint32_t peak) {
+  if constexpr (Mx)
+    return mx_scale<F>(peak);
+  else
+    return minifloat_scale<F>(peak);
 }
 
 template <bool Mx>
@@ -77,14 +79,21 @@ void encode_tile(const float* x, std::size_t m, std::size_t block, std::uint8_t*
   constexpr std::size_t N = kConstant<Mx>;
   std::uint32_t peaks[kTile / kMinBlock];
   float inverse[kTile / kMinBlock];
+  decltype(ScaleOf<Mx>::stored) stored[kTile / kMinBlock];
   const std::size_t blocks = blocks_of(m, block);
-  for (std::size_t b = 0; b < blocks; ++b) {
+  std::size_t b = 0;
+  if constexpr (Mx) b = peaks_mx(x, m / N, peaks);
+  for (; b < blocks; ++b) {
     const std::size_t len = smaller(block, m - b * block);
     peaks[b] = len == N ? peak_of<N>(x + b * block, len) : peak_of<0>(x + b * block, len);
   }
-  for (std::size_t b = 0; b < blocks; ++b)
-    inverse[b] = write_scale<F, Mx>(peaks[b], scales + b * kScaleBytes<Mx>);
-  std::size_t b = 0;
+  for (b = 0; b < blocks; ++b) {
+    const ScaleOf<Mx> scale = scale_of<F, Mx>(peaks[b]);
+    stored[b] = scale.stored;
+    inverse[b] = scale.inverse;
+  }
+  std::memcpy(scales, stored, blocks * kScaleBytes<Mx>);
+  b = 0;
   if constexpr (Mx) b = encode_mx<F>(x, inverse, m / N, codes);
   codes += bytes_of<F>(b * N);
   for (; b < blocks; ++b) {
@@ -111,14 +120,16 @@ void encode_long(const std::uint8_t* src, std::size_t m, std::uint8_t* scale, st
     const std::uint32_t p = peak_of<0>(floats<D>(src + at * kSize, len, buffer), len);
     peak = p > peak ? p : peak;
   }
-  const float inverse = write_scale<F, Mx>(peak, scale);
-  if (inverse == 0.0f) {
+  const ScaleOf<Mx> both = scale_of<F, Mx>(peak);
+  std::memcpy(scale, &both.stored, kScaleBytes<Mx>);
+  if (both.inverse == 0.0f) {
     std::memset(codes, 0, bytes_of<F>(m));
     return;
   }
   for (std::size_t at = 0; at < m; at += kTile) {
     const std::size_t len = smaller(kTile, m - at);
-    encode_values<F, Mx, 0>(floats<D>(src + at * kSize, len, buffer), len, inverse, codes + bytes_of<F>(at));
+    encode_values<F, Mx, 0>(floats<D>(src + at * kSize, len, buffer), len, both.inverse,
+                            codes + bytes_of<F>(at));
   }
 }
 

@@ -24,7 +24,9 @@ inline __m512i codes_of(__m512 y) {
   const auto all = [](std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); };
   const __m512i u = _mm512_castps_si512(y);
   __m512i a = _mm512_and_si512(u, all(0x7FFFFFFFu));
-  if constexpr (Saturate) a = _mm512_maskz_min_epi32(0xFFFF, a, all(Minifloat<F>::kLimit));
+  if constexpr (Saturate)  // the smaller magnitude, without a sign
+    a = _mm512_castps_si512(
+        _mm512_maskz_range_ps(0xFFFF, y, _mm512_castsi512_ps(all(Minifloat<F>::kLimit)), 0xA));
   const __m512i e = _mm512_maskz_max_epi32(0xFFFF, _mm512_and_si512(a, all(0x7F800000u)), all(R::kLeast));
   const __m512 magic = _mm512_castsi512_ps(_mm512_add_epi32(e, all(R::kAdd)));
   const __m512i sum = _mm512_add_epi32(_mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(a), magic)),
@@ -32,6 +34,29 @@ inline __m512i codes_of(__m512 y) {
   // The bits of kCode from the sum, the others (of which the sign is the only one) from y.
   return _mm512_ternarylogic_epi32(all(R::kCode), sum,
                                    _mm512_maskz_srli_epi32(0xFFFF, u, 32 - Minifloat<F>::kBits), 0xCA);
+}
+
+// The largest magnitudes of 16 microscaling blocks.
+inline void peaks16(const float* x, std::uint32_t* peaks) {
+  __m512i v[16];
+  const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+  const auto larger = [](__m512i a, __m512i b) { return _mm512_maskz_max_epi32(0xFFFF, a, b); };
+  for (int i = 0; i < 16; ++i)
+    v[i] = larger(_mm512_and_si512(_mm512_loadu_si512(x + 32 * i), magnitude),
+                  _mm512_and_si512(_mm512_loadu_si512(x + 32 * i + 16), magnitude));
+  // Two vectors become one with half the lanes of each, until one has a lane of each block: within 128 bits
+  // first, then across.
+  for (int i = 0; i < 8; ++i)
+    v[i] = larger(_mm512_maskz_unpacklo_epi32(0xFFFF, v[2 * i], v[2 * i + 1]),
+                  _mm512_maskz_unpackhi_epi32(0xFFFF, v[2 * i], v[2 * i + 1]));
+  for (int i = 0; i < 4; ++i)
+    v[i] = larger(_mm512_maskz_unpacklo_epi64(0xFF, v[2 * i], v[2 * i + 1]),
+                  _mm512_maskz_unpackhi_epi64(0xFF, v[2 * i], v[2 * i + 1]));
+  for (int i = 0; i < 2; ++i)
+    v[i] = larger(_mm512_maskz_shuffle_i32x4(0xFFFF, v[2 * i], v[2 * i + 1], 0x44),
+                  _mm512_maskz_shuffle_i32x4(0xFFFF, v[2 * i], v[2 * i + 1], 0xEE));
+  _mm512_storeu_si512(peaks, larger(_mm512_maskz_shuffle_i32x4(0xFFFF, v[0], v[1], 0x88),
+                                    _mm512_maskz_shuffle_i32x4(0xFFFF, v[0], v[1], 0xDD)));
 }
 
 // The codes of 64 values, of which the first 32 are multiplied by one factor and the others by another; a
@@ -75,6 +100,18 @@ void encode_values(const float* __restrict x, std::size_t m, float inverse, std:
                                                code_of<F, Saturate>(x[i + 1] * inverse) << 4);
     if (i < n) codes[i / 2] = static_cast<std::uint8_t>(code_of<F, Saturate>(x[i] * inverse));
   }
+}
+
+// The largest magnitudes of whole microscaling blocks, as many as this instruction set takes at once; returns
+// their number.
+inline std::size_t peaks_mx(const float* x, std::size_t blocks, std::uint32_t* peaks) {
+  std::size_t b = 0;
+#if defined(__AVX512F__)
+  for (; b + 16 <= blocks; b += 16) peaks16(x + b * kMxBlock, peaks + b);
+#else
+  (void)x, (void)blocks, (void)peaks;
+#endif
+  return b;
 }
 
 // The codes of whole microscaling blocks, as many as this instruction set takes at once; returns their
