@@ -95,10 +95,15 @@ void encode_values(const float* __restrict x, std::size_t m, float inverse, std:
   if constexpr (Minifloat<F>::kBits == 8) {
     for (; i < n; ++i) codes[i] = static_cast<std::uint8_t>(code_of<F, Saturate>(x[i] * inverse));
   } else {
-    for (; i + 2 <= n; i += 2)
-      codes[i / 2] = static_cast<std::uint8_t>(code_of<F, Saturate>(x[i] * inverse) |
-                                               code_of<F, Saturate>(x[i + 1] * inverse) << 4);
-    if (i < n) codes[i / 2] = static_cast<std::uint8_t>(code_of<F, Saturate>(x[i] * inverse));
+    while (i < n) {  // all codes first, in loops that the compiler vectorizes, then pairs of them
+      const std::size_t len = N && N <= kMxBlock ? N : smaller(kMxBlock, n - i);
+      std::uint8_t single[kMxBlock] = {};
+      for (std::size_t j = 0; j < len; ++j)
+        single[j] = static_cast<std::uint8_t>(code_of<F, Saturate>(x[i + j] * inverse));
+      for (std::size_t j = 0; j < (len + 1) / 2; ++j)
+        codes[i / 2 + j] = pack_nibbles(single[2 * j], single[2 * j + 1]);
+      i += len;
+    }
   }
 }
 
