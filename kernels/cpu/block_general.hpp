@@ -19,18 +19,6 @@ constexpr std::size_t bytes_of(std::size_t m) {  // of the integers of a block o
   return (m + 8 / Bits - 1) / (8 / Bits);
 }
 
-template <typename T, std::size_t N>
-typename Real<T>::Bits peak_of(const T* x, std::size_t m) {
-  using Signed = typename Real<T>::Signed;  // magnitudes are positive; signed maxima are cheaper on old CPUs
-  const std::size_t n = N ? N : m;
-  Signed peak = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    const Signed a = static_cast<Signed>(magnitude(x[i]));
-    peak = a > peak ? a : peak;
-  }
-  return static_cast<typename Real<T>::Bits>(peak);
-}
-
 template <typename T>
 void range_of(const T* x, std::size_t m, typename Real<T>::Signed* low, typename Real<T>::Signed* high) {
   typename Real<T>::Signed a = *low, b = *high;

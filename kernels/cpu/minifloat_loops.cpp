@@ -25,17 +25,6 @@ const float* floats(const std::uint8_t* src, std::size_t m, float* buffer) {
   }
 }
 
-template <std::size_t N>
-std::uint32_t peak_of(const float* x, std::size_t m) {
-  const std::size_t n = N ? N : m;
-  std::int32_t peak = 0;  // magnitudes are positive; signed maxima are cheaper on old CPUs
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::int32_t a = static_cast<std::int32_t>(magnitude(x[i]));
-    peak = a > peak ? a : peak;
-  }
-  return static_cast<std::uint32_t>(peak);
-}
-
 // Blocks that are not of the usual length take the loops with a length that varies.
 template <bool Mx>
 constexpr std::size_t kConstant = Mx ? kMxBlock : kUsualBlock;
@@ -85,7 +74,7 @@ void encode_tile(const float* x, std::size_t m, std::size_t block, std::uint8_t*
   if constexpr (Mx) b = peaks_mx(x, m / N, peaks);
   for (; b < blocks; ++b) {
     const std::size_t len = smaller(block, m - b * block);
-    peaks[b] = len == N ? peak_of<N>(x + b * block, len) : peak_of<0>(x + b * block, len);
+    peaks[b] = len == N ? peak_of<float, N>(x + b * block, len) : peak_of<float, 0>(x + b * block, len);
   }
   for (b = 0; b < blocks; ++b) {
     const ScaleOf<Mx> scale = scale_of<F, Mx>(peaks[b]);
@@ -117,7 +106,7 @@ void encode_long(const std::uint8_t* src, std::size_t m, std::uint8_t* scale, st
   std::uint32_t peak = 0;
   for (std::size_t at = 0; at < m; at += kTile) {
     const std::size_t len = smaller(kTile, m - at);
-    const std::uint32_t p = peak_of<0>(floats<D>(src + at * kSize, len, buffer), len);
+    const std::uint32_t p = peak_of<float, 0>(floats<D>(src + at * kSize, len, buffer), len);
     peak = p > peak ? p : peak;
   }
   const ScaleOf<Mx> both = scale_of<F, Mx>(peak);

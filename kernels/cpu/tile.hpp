@@ -145,6 +145,19 @@ void store_add(const T* src, std::uint8_t* dst, std::size_t m) {
   if (out == copy) std::memcpy(dst, copy, m * sizeof(S));
 }
 
+// The largest magnitude of m values (N, if that is not 0), as an integer.
+template <typename T, std::size_t N>
+typename Real<T>::Bits peak_of(const T* x, std::size_t m) {
+  using Signed = typename Real<T>::Signed;  // magnitudes are positive; signed maxima are cheaper on old CPUs
+  const std::size_t n = N ? N : m;
+  Signed peak = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const Signed a = static_cast<Signed>(magnitude(x[i]));
+    peak = a > peak ? a : peak;
+  }
+  return static_cast<typename Real<T>::Bits>(peak);
+}
+
 // Calls f.template operator()<D>() for the dtype `code`.
 template <typename F>
 void with_dtype(DTypeCode code, F f) {

@@ -216,6 +216,37 @@ def test_extreme_magnitudes(spec):
 
 
 @pytest.mark.parametrize("spec", SPECS)
+def test_flush_to_zero_modes_change_nothing(spec):
+    """Blocks of every magnitude about the smallest that are kept, with denormals among them."""
+    codec = hc.get_codec(spec)
+    block = min(parts(codec)[1], 256)
+    rng = np.random.default_rng(11)
+    peaks = np.repeat(rng.uniform(-130, -60, 3000), block)
+    x = (rng.choice([-1, 1], peaks.size) * np.exp2(peaks - rng.uniform(0, 40, peaks.size))).astype(np.float32)
+    if block != parts(codec)[1]:  # one peak for thousands of these
+        x = np.minimum(np.abs(x), SMALLEST)
+    assert np.any((x != 0) & (np.abs(x) < np.finfo(np.float32).tiny))
+
+    def everything() -> list[bytes]:
+        found = []
+        for name in common.isas():
+            with common.isa(name):
+                for data in (x, x.astype(np.float64)):
+                    msg = codec.encode(data)
+                    found += [msg.tobytes(), hc.decode(msg).tobytes()]
+        return found
+
+    plain = everything()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has no flush-to-zero mode")
+    try:
+        flushed = everything()
+    finally:
+        torch.set_flush_denormal(False)
+    assert plain == flushed
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if "65536" not in s])
 def test_any_code_decodes(spec):
     """Codes that no encoder writes too: NaN and infinity; every E8M0 scale."""
     codec = hc.get_codec(spec)
