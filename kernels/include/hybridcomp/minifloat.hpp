@@ -52,10 +52,10 @@ struct Minifloat<kE2M1> {
 };
 
 // The constants of minifloat_of. With e the exponent of |y|, or the format's least one if that is larger, the
-// numbers of the format around y are kStep = 2^(e - mantissa bits) apart, and that is the unit of the last
+// numbers of the format around y are 2^(e - mantissa bits) apart, and that is the unit of the last
 // bit of a float from 2^(e + kDrop) on. So |y| + 2^(e + kDrop) rounds |y| to a multiple of it, to nearest
 // even, and has the multiple in its last bits. The code is that multiple plus (e - least e) << mantissa bits:
-// a constant added along, an even one, puts the difference right modulo 256 (or 16).
+// a constant added along, an even one, puts the difference right in the bits of a code.
 template <MinifloatFormat F>
 struct Rounding {
   static constexpr int kDrop = 23 - Minifloat<F>::kMantissa;
