@@ -187,20 +187,8 @@ def test_flush_to_zero_does_not_change_messages():
     rng = np.random.default_rng(8)
     x = (rng.standard_normal(4096) * np.exp2(rng.integers(-149, 120, 4096))).astype(np.float32)
     halves = rng.integers(0, 0x7C00, 4096, np.uint16).view(np.float16)
-    specs = ["none", "lossless", "mpc", "fp16", "bf16", "int8:block=8", "int4:block=8", "topk:ratio=0.5"]
-    specs = [
-        "none",
-        "fp16",
-        "bf16",
-        "int8:block=8",
-        "int4:block=8",
-        "topk:ratio=0.5",
-        "fp8:block=8",
-        "fp8:e5m2,block=8",
-        "mxfp8",
-        "mxfp8:e5m2",
-        "mxfp4",
-    ]
+    # PowerSGD's sums of products are not protected: they are float32 arithmetic on the data itself.
+    specs = [spec for spec in SPECS if not spec.startswith("powersgd")]
     assert np.any((x != 0) & (np.abs(x) < np.finfo(np.float32).tiny))
 
     def everything() -> list[bytes]:
