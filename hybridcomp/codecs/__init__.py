@@ -14,6 +14,7 @@ from hybridcomp.codecs.quantize import Int2Codec, Int4Codec, Int8Codec
 from hybridcomp.codecs.registry import codec_for, decode, decode_add, get_codec, names, parse_spec, register
 from hybridcomp.codecs.sign import SignCodec
 from hybridcomp.codecs.topk import TopKCodec
+from hybridcomp.codecs.zfp import ZfpCodec
 
 __all__ = [
     "Codec",
@@ -37,6 +38,7 @@ __all__ = [
     "Float8Codec",
     "MXFP8Codec",
     "MXFP4Codec",
+    "ZfpCodec",
     "TopKCodec",
     "PowerSGDCodec",
 ]

@@ -67,5 +67,6 @@ void bind_planes(nb::module_& m);
 void bind_minifloat(nb::module_& m);
 void bind_sign(nb::module_& m);
 void bind_topk(nb::module_& m);
+void bind_zfp(nb::module_& m);
 
 }  // namespace hybridcomp

@@ -15,6 +15,7 @@ extern const PlanesKernels planes_kernels;
 extern const MinifloatKernels minifloat_kernels;
 extern const SignKernels sign_kernels;
 extern const TopkKernels topk_kernels;
+extern const ZfpKernels zfp_kernels;
 
 extern const Kernels table;
 // clang-format off
@@ -29,6 +30,7 @@ const Kernels table = {
     .minifloat = &minifloat_kernels,
     .sign = &sign_kernels,
     .topk = &topk_kernels,
+    .zfp = &zfp_kernels,
 };
 // clang-format on
 

@@ -20,6 +20,7 @@ struct PlanesKernels;
 struct MinifloatKernels;
 struct SignKernels;
 struct TopkKernels;
+struct ZfpKernels;
 
 struct Kernels {
   const char* name;
@@ -32,6 +33,7 @@ struct Kernels {
   const MinifloatKernels* minifloat;
   const SignKernels* sign;
   const TopkKernels* topk;
+  const ZfpKernels* zfp;
 };
 
 // Best first.

@@ -52,4 +52,5 @@ NB_MODULE(_kernels, m) {
   bind_minifloat(m);
   bind_sign(m);
   bind_topk(m);
+  bind_zfp(m);
 }

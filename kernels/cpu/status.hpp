@@ -11,6 +11,7 @@ enum Status : int {
   kBadIndexOrder = 4,  // indices of a block not strictly ascending
   kBadIndexRange = 5,  // an index, or a bit of a bitmap, past the end of its block
   kBadBitmap = 6,      // a bitmap with another number of bits than its block's count
+  kBadZfpBits = 24,    // zfp: bits per block out of range for the dtype, or reserved bits set
   kBadLag = 32,        // a lag out of range, or reserved bits set
   kBadZeros = 33,      // a chunk not as long as its bitmap says
   kBadFormat = 56,     // a number format that the codec does not have
