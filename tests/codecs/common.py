@@ -52,6 +52,9 @@ SPECS = [
     "topk:ratio=0.05,values=(int8:block=64)",
     "powersgd",
     "powersgd:rank=1,seed=7",
+    "zfp:rate=8",
+    "zfp:rate=7.25",
+    "zfp:rate=24",
 ]
 SIZES = [0, 1, 2, 3, 7, 8, 9, 127, 128, 129, 1000, 4097, 65535, 65536, 65537]
 FLOATS = ["float32", "float64", "float16", "bfloat16"]

@@ -21,6 +21,7 @@ def test_wire_ids_never_change():
         "int4": 4,
         "int2": 5,
         "sign": 6,
+        "zfp": 10,
         "lossless": 12,
         "mpc": 13,
         "fp8": 7,
@@ -48,6 +49,7 @@ def test_defaults():
         "powersgd:rank=4:seed=0",
         "sign:block=1024",
         "topk:ratio=0.01:values=none",
+        "zfp:rate=8",
     ]
 
 

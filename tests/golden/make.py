@@ -43,6 +43,9 @@ SPECS = [
     "topk:ratio=0.3,values=(int8:block=8)",
     "powersgd:rank=1",
     "powersgd:rank=2,seed=5",
+    "zfp:rate=4",
+    "zfp:rate=8",
+    "zfp:rate=13.75",
 ]
 DTYPES = [DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16]
 COUNTS = [0, 1, 13, 35]
