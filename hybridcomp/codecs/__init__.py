@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.bounded import BoundedCodec
 from hybridcomp.codecs.cast import BFloat16Codec, Float16Codec
 from hybridcomp.codecs.feedback import ErrorFeedback
 from hybridcomp.codecs.lossless import LosslessCodec
@@ -39,6 +40,7 @@ __all__ = [
     "MXFP8Codec",
     "MXFP4Codec",
     "ZfpCodec",
+    "BoundedCodec",
     "TopKCodec",
     "PowerSGDCodec",
 ]

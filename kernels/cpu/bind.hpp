@@ -60,6 +60,7 @@ inline DTypeCode sum_dtype(int code) {
 
 // Each family's functions.
 void bind_block(nb::module_& m);
+void bind_bounded(nb::module_& m);
 void bind_convert(nb::module_& m);
 void bind_lowrank(nb::module_& m);
 void bind_mpc(nb::module_& m);

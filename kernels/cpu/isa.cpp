@@ -8,6 +8,7 @@
 namespace hybridcomp::HC_ISA {
 
 extern const BlockKernels block_kernels;
+extern const BoundedKernels bounded_kernels;
 extern const ConvertKernels convert_kernels;
 extern const LowrankKernels lowrank_kernels;
 extern const MpcKernels mpc_kernels;
@@ -23,6 +24,7 @@ const Kernels table = {
     .name = HC_STRING(HC_ISA),
     .crc32c = nullptr,  // chosen apart
     .block = &block_kernels,
+    .bounded = &bounded_kernels,
     .convert = &convert_kernels,
     .lowrank = &lowrank_kernels,
     .mpc = &mpc_kernels,

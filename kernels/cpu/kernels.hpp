@@ -13,6 +13,7 @@
 namespace hybridcomp {
 
 struct BlockKernels;
+struct BoundedKernels;
 struct ConvertKernels;
 struct LowrankKernels;
 struct MpcKernels;
@@ -26,6 +27,7 @@ struct Kernels {
   const char* name;
   Crc32cFn crc32c;
   const BlockKernels* block;
+  const BoundedKernels* bounded;
   const ConvertKernels* convert;
   const LowrankKernels* lowrank;
   const MpcKernels* mpc;

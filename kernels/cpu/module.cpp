@@ -45,6 +45,7 @@ NB_MODULE(_kernels, m) {
   m.def("threads", &thread_count);
   m.def("set_threads", &set_threads, "count"_a);
   bind_block(m);
+  bind_bounded(m);
   bind_convert(m);
   bind_lowrank(m);
   bind_mpc(m);

@@ -29,6 +29,12 @@ const char* status_text(int code) {
       return "the number format is not one of the codec's";
     case kBadMxBlock:
       return "the block of a microscaling format is not of 32 elements";
+    case kBadBound:
+      return "the error bound is not a number of at least 0";
+    case kBadBoundedBlock:
+      return "the block size is not 64, or reserved bits are set";
+    case kBadBoundedCode:
+      return "a block has an unknown code";
     default:
       return "unknown status";
   }

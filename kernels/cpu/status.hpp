@@ -16,6 +16,12 @@ enum Status : int {
   kBadZeros = 33,      // a chunk not as long as its bitmap says
   kBadFormat = 56,     // a number format that the codec does not have
   kBadMxBlock = 57,    // a microscaling block that is not of 32 elements
+
+  kBadBound = 16,         // an error bound that is negative, infinite or NaN
+  kBadBoundedBlock = 17,  // not the block size of this version, or reserved bits set
+  kBadBoundedCode = 18,   // a block code that there is not
+  kBadLag = 32,           // a lag out of range, or reserved bits set
+  kBadZeros = 33,         // a chunk not as long as its bitmap says
 };
 
 // What a Status means, in words.

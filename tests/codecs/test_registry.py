@@ -27,6 +27,7 @@ def test_wire_ids_never_change():
         "fp8": 7,
         "mxfp8": 8,
         "mxfp4": 9,
+        "bounded": 11,
         "topk": 16,
         "powersgd": 32,
     }
@@ -36,6 +37,7 @@ def test_defaults():
     specs = [hc.get_codec(name).spec for name in names()]
     assert specs == [
         "bf16",
+        "bounded:rel=0.001",
         "fp16",
         "fp8:format=e4m3:block=128",
         "int2:block=128",

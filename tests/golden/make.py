@@ -38,6 +38,8 @@ SPECS = [
     "mxfp8:e4m3",
     "mxfp8:e5m2",
     "mxfp4",
+    "bounded:abs=0.1",
+    "bounded:rel=0.01",
     "topk:ratio=0.1",
     "topk:ratio=0.9,values=bf16",
     "topk:ratio=0.3,values=(int8:block=8)",
