@@ -47,9 +47,8 @@ struct Available {
   Available() {
 #if HC_X86
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c() &&
-                      __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-                      __builtin_cpu_supports("popcnt");
+    const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("bmi") &&
+                      __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
     const bool clmul = __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul");
     if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
