@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,23 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 class DType(enum.IntEnum):
-    """Element types, by their code in a message's header."""
+    """Element types, by their code in a message's header.
+
+    Attributes:
+        storage: the NumPy dtype that holds it (uint16 for bfloat16).
+        itemsize: bytes of one element.
+        component_bytes: bytes of one number: half of an element for complex types.
+        is_float: whether lossy codecs accept it: the four real floating-point types.
+        accumulator: the type that sums are kept in: float64 for float64, float32 for the other floats.
+        label: the usual spelling: ``float32``.
+    """
+
+    storage: np.dtype[Any]
+    itemsize: int
+    component_bytes: int
+    is_float: bool
+    accumulator: DType
+    label: str
 
     FLOAT32 = 1
     FLOAT64 = 2
@@ -39,44 +54,19 @@ class DType(enum.IntEnum):
     COMPLEX64 = 14
     COMPLEX128 = 15
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return self.storage.itemsize
 
-    @property
-    def storage(self) -> np.dtype[Any]:
-        """The NumPy dtype that holds it (uint16 for bfloat16)."""
-        return _STORAGE[self]
+# Plain attributes, set once: an encode of a small array spends most of its time here otherwise.
+for _d in DType:
+    _d.label = _d.name.lower()
+    _d.storage = np.dtype("uint16" if _d is DType.BFLOAT16 else _d.label)
+    _d.itemsize = _d.storage.itemsize
+    _d.component_bytes = _d.itemsize // (2 if _d in (DType.COMPLEX64, DType.COMPLEX128) else 1)
+    _d.is_float = _d <= DType.BFLOAT16
+    _d.accumulator = _d
+    if _d.is_float and _d is not DType.FLOAT64:
+        _d.accumulator = DType.FLOAT32
 
-    @property
-    def component_bytes(self) -> int:
-        """Bytes of one number: half of an element for complex types."""
-        return self.itemsize // (2 if self in (DType.COMPLEX64, DType.COMPLEX128) else 1)
-
-    @property
-    def is_float(self) -> bool:
-        """Whether lossy codecs accept it: the four real floating-point types."""
-        return self <= DType.BFLOAT16
-
-    @property
-    def accumulator(self) -> DType:
-        """The type that sums are kept in: float64 for float64, float32 for the other floats."""
-        if self.is_float:
-            return DType.FLOAT64 if self is DType.FLOAT64 else DType.FLOAT32
-        return self
-
-    @property
-    def label(self) -> str:
-        """The usual spelling: ``float32``."""
-        return self.name.lower()
-
-
-_STORAGE: dict[DType, np.dtype[Any]] = {
-    d: np.dtype("uint16" if d is DType.BFLOAT16 else "bool" if d is DType.BOOL else d.name.lower())
-    for d in DType
-}
-_BY_NUMPY: dict[np.dtype[Any], DType] = {s: d for d, s in _STORAGE.items() if d is not DType.BFLOAT16}
+_BY_NUMPY: dict[Any, DType] = {d.storage: d for d in DType if d is not DType.BFLOAT16}
 _BY_NAME: dict[str, DType] = {d.label: d for d in DType}
 
 DTypeLike = DType | str | npt.DTypeLike
@@ -90,6 +80,9 @@ def as_dtype(dtype: Any) -> DType:
     """
     if isinstance(dtype, DType):
         return dtype
+    found = _BY_NUMPY.get(dtype) if isinstance(dtype, np.dtype) else None
+    if found is not None:
+        return found
     name = str(dtype).removeprefix("torch.")
     if name in _BY_NAME:
         return _BY_NAME[name]
@@ -97,14 +90,13 @@ def as_dtype(dtype: Any) -> DType:
         key = np.dtype(dtype)
     except TypeError:
         key = np.dtype("O")
-    if key.name in _BY_NAME:  # includes ml_dtypes' bfloat16
+    if key.name in _BY_NAME and key.isnative:  # includes ml_dtypes' bfloat16
         return _BY_NAME[key.name]
     allowed = ", ".join(_BY_NAME)
     raise CodecMismatchError(f"dtype {dtype} cannot be carried in a message; allowed: {allowed}")
 
 
-@dataclass(frozen=True, slots=True)
-class Flat:
+class Flat(NamedTuple):
     """A caller's array as flat storage.
 
     Attributes:
@@ -149,6 +141,10 @@ def flatten(x: Any, *, writable: bool = False) -> Flat:
         CodecMismatchError: unsupported dtype, or ``writable`` and ``x`` is read-only or not contiguous.
         CudaUnavailableError: ``x`` is on a device.
     """
+    if type(x) is np.ndarray and x.ndim == 1 and (not writable or x.flags.writeable):
+        kind = _BY_NUMPY.get(x.dtype)
+        if kind is not None and x.flags.c_contiguous:  # the usual case, without asking further
+            return Flat(x, kind, x.shape, True, False)
     if is_torch(x):
         return _flatten_torch(x, writable)
     if hasattr(x, "__cuda_array_interface__"):

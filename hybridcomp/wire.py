@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,11 +33,11 @@ HEADER_BYTES = 32
 _HEADER = struct.Struct("<IBBHQQII")
 _CRC = struct.Struct("<I")
 _CRC_AT = 28
+_DTYPES = {int(d): d for d in DType}
 MAX_COUNT = 1 << 48  # more elements than any address space holds; keeps size arithmetic far from overflow
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """A checked header. ``count`` is in elements, ``payload`` in bytes."""
 
     codec: int
@@ -68,10 +67,9 @@ def peek(msg: ByteArray) -> Header:
         raise WireError(f"not a hybridcomp message of version 1: it begins with {bytes(msg[:4])!r}")
     if flags:
         raise WireError(f"reserved flag bits are set: {flags:#06x}")
-    try:
-        kind = DType(dtype)
-    except ValueError:
-        raise WireError(f"unknown dtype code {dtype}") from None
+    kind = _DTYPES.get(dtype)
+    if kind is None:
+        raise WireError(f"unknown dtype code {dtype}")
     if count > MAX_COUNT:
         raise WireError(f"element count {count} is over the limit of {MAX_COUNT}")
     if payload > msg.size - HEADER_BYTES:
@@ -87,9 +85,9 @@ def open_message(msg: Any) -> tuple[ByteArray, Header]:
     """
     raw = _as_bytes(msg)
     header = peek(raw)
-    raw = raw[: HEADER_BYTES + header.payload]
-    kernels = native.kernels()
-    crc = kernels.crc32c(raw[HEADER_BYTES:], kernels.crc32c(raw[:_CRC_AT]))
+    if raw.size != HEADER_BYTES + header.payload:
+        raw = raw[: HEADER_BYTES + header.payload]
+    crc = native.kernels().message_crc(raw)
     (stored,) = _CRC.unpack_from(raw.data, _CRC_AT)
     if crc != stored:
         raise WireError(f"damaged message: CRC-32C is {crc:#010x}, the header says {stored:#010x}")
@@ -99,8 +97,7 @@ def open_message(msg: Any) -> tuple[ByteArray, Header]:
 def seal(out: ByteArray, codec: int, params: int, *, dtype: DType, count: int, payload: int) -> int:
     """Write the header before a payload already in ``out[32:32 + payload]``; return the message's length."""
     _HEADER.pack_into(out.data, 0, MAGIC, codec, dtype, 0, count, payload, params, 0)
-    kernels = native.kernels()
-    crc = kernels.crc32c(out[HEADER_BYTES : HEADER_BYTES + payload], kernels.crc32c(out[:_CRC_AT]))
+    crc = native.kernels().message_crc(out[: HEADER_BYTES + payload])
     _CRC.pack_into(out.data, _CRC_AT, crc)
     return HEADER_BYTES + payload
 

@@ -140,3 +140,9 @@ assert "torch" not in sys.modules
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
     )
     assert run.returncode == 0, run.stderr
+
+
+def test_foreign_byte_order_is_refused():
+    for dtype in (">f4", ">i8", ">f8"):
+        with pytest.raises(hc.CodecMismatchError, match="cannot be carried"):
+            hc.get_codec("none").encode(np.zeros(3, dtype))

@@ -84,7 +84,10 @@ def test_arguments_are_checked():
         (lambda: k.quantize_encode(x, 1, 8, 12, True, False, False, 0, 3, 0, out), "block"),
         (lambda: k.quantize_encode(x, 1, 8, 8, True, False, False, 0, 256, 0, out), "codec"),
         (lambda: k.quantize_encode(x, 1, 8, 8, True, False, False, 0, 3, 0, out[:135]), "too small"),
-        (lambda: k.quantize_encode(np.zeros(7, np.uint8), 1, 8, 8, True, False, False, 0, 3, 0, out), "whole number"),
+        (
+            lambda: k.quantize_encode(np.zeros(7, np.uint8), 1, 8, 8, True, False, False, 0, 3, 0, out),
+            "whole number",
+        ),
         (lambda: k.quantize_decode(out, 63, 1, 8, x, 1, False), "n elements"),
         (lambda: k.quantize_decode(out, 64, 1, 5, x, 1, False), "bits"),
         (lambda: k.quantize_decode(out, 128, 1, 8, x, 3, True), "float32 or float64"),

@@ -11,6 +11,16 @@ std::uint32_t crc32c(nb::handle data, std::uint32_t init) {
   return kernels().crc32c(buffer.data(), buffer.bytes(), init);
 }
 
+// CRC-32C of a whole message but for the CRC's own bytes.
+std::uint32_t message_crc(nb::handle message) {
+  const Buffer buffer(message, false);
+  if (buffer.bytes() < sizeof(Header)) Buffer::fail("message is shorter than a header");
+  nb::gil_scoped_release release;
+  const Kernels& k = kernels();
+  return k.crc32c(buffer.data() + sizeof(Header), buffer.bytes() - sizeof(Header),
+                  k.crc32c(buffer.data(), kCrcAt, 0));
+}
+
 nb::list available_isas() {
   std::size_t count = 0;
   const Kernels* const* all = available_kernels(&count);
@@ -38,6 +48,7 @@ NB_MODULE(_kernels, m) {
   using namespace nb::literals;
   m.doc() = "Compiled CPU kernels of hybridcomp. Buffers are anything with the buffer protocol.";
   m.def("crc32c", &crc32c, "data"_a, "init"_a = 0);
+  m.def("message_crc", &message_crc, "message"_a);
   m.def("available_isas", &available_isas);
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("set_isa", &set_isa, "name"_a);
