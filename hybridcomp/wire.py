@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,8 @@ _DTYPES = {int(d): d for d in DType}
 MAX_COUNT = 1 << 48  # more elements than any address space holds; keeps size arithmetic far from overflow
 
 
-class Header(NamedTuple):
+@dataclass(slots=True)
+class Header:
     """A checked header. ``count`` is in elements, ``payload`` in bytes."""
 
     codec: int

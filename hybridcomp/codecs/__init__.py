@@ -7,8 +7,8 @@ from hybridcomp.codecs.bounded import BoundedCodec
 from hybridcomp.codecs.cast import BFloat16Codec, Float16Codec
 from hybridcomp.codecs.feedback import ErrorFeedback
 from hybridcomp.codecs.lossless import LosslessCodec
-from hybridcomp.codecs.mpc import MPCCodec
 from hybridcomp.codecs.minifloat import Float8Codec, MXFP4Codec, MXFP8Codec
+from hybridcomp.codecs.mpc import MPCCodec
 from hybridcomp.codecs.none import NoneCodec
 from hybridcomp.codecs.powersgd import PowerSGDCodec
 from hybridcomp.codecs.quantize import Int2Codec, Int4Codec, Int8Codec

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from mpi4py import MPI
@@ -351,7 +350,7 @@ class Core:
 
 
 def _copied(data: Flat) -> Flat:
-    return replace(data, data=data.data.copy(), shares=False)
+    return data._replace(data=data.data.copy(), shares=False)
 
 
 def _mpi_op(op: Op) -> MPI.Op:
