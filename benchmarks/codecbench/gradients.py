@@ -1,0 +1,85 @@
+"""Gradients of the GPT trainer's model on its own text: what data parallelism would reduce.
+
+One process, nothing split, nothing compressed. They are taken before clipping, from as many steps as the wanted
+size needs, with training going on in between: nothing is repeated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.data import Batches
+from hybridcomp.train.model import ModelShape, build_gpt, loss_of
+from hybridcomp.train.optim import learning_rate, make_optimizer, set_learning_rate
+from hybridcomp.train.text import load_corpus
+
+BETWEEN = 5  # steps from one that is taken to the next
+
+Tensors = tuple[tuple[int, tuple[int, ...]], ...]
+
+
+def collect(n: int, *, small: bool = False) -> tuple[str, npt.NDArray[np.float32], Tensors]:
+    """Train a while, then take gradients.
+
+    Args:
+        n: elements; the last tensor taken is cut off there.
+        small: a smaller model and fewer steps before the first is taken.
+
+    Returns:
+        What they are, in words; float32 of ``n`` elements, in the parameters' order; start and shape of each
+        tensor in it.
+    """
+    config = TrainConfig(micro_batches=1)
+    before = 20
+    if small:
+        config = TrainConfig(layers=2, d_model=64, seq_len=64, micro_batches=1, micro_batch_size=2)
+        before = 2
+    corpus = load_corpus(config.data, config.tokenizer, config.val_fraction, config.vocab_size)
+    batches = Batches(corpus, config)
+    shape = ModelShape(corpus.vocab_size, config.layers, config.d_model, config.heads, config.seq_len)
+    model = build_gpt(shape, config.seed)
+    parameters = dict(model.named_parameters())
+    optimizer = make_optimizer(parameters, config)
+    values = np.empty(n, np.float32)
+    tensors: list[tuple[int, tuple[int, ...]]] = []
+    filled, step, taken = 0, 0, []
+    while filled < n:
+        batch = torch.from_numpy(batches.train(step, 0))
+        loss_of(model(batch[:, :-1]), batch[:, 1:]).backward()
+        if step >= before and (step - before) % BETWEEN == 0:
+            taken.append(step)
+            filled = _take(parameters, values, filled, tensors)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        set_learning_rate(optimizer, learning_rate(config, step))
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+    count = sum(p.numel() for p in parameters.values())
+    says = (
+        f"gradients of the trainer's GPT ({config.layers} layers, width {config.d_model}, {count / 1e6:.1f} M "
+        f"parameters, {config.tokens_per_step} tokens a step of {corpus.source}) at "
+        f"step {', '.join(map(str, taken))}, before clipping"
+    )
+    return says, values, tuple(tensors)
+
+
+def _take(
+    parameters: dict[str, torch.nn.Parameter],
+    values: npt.NDArray[np.float32],
+    filled: int,
+    tensors: list[tuple[int, tuple[int, ...]]],
+) -> int:
+    """Append all gradients to ``values`` from ``filled`` on, as far as there is room; return the new end."""
+    for parameter in parameters.values():
+        assert parameter.grad is not None
+        room = min(parameter.numel(), values.size - filled)
+        if room == 0:
+            break
+        values[filled : filled + room] = parameter.grad.detach().reshape(-1)[:room].numpy()
+        whole = room == parameter.numel()
+        tensors.append((filled, tuple(parameter.shape) if whole else (room,)))
+        filled += room
+    return filled

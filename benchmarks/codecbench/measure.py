@@ -1,0 +1,334 @@
+"""Errors, promises and speeds of one way to compress, ours or a peer's.
+
+A speed is the input's bytes over the median time, and its ratio to memcpy of the same bytes: in each repetition a
+memcpy into a buffer of its own is timed, then the operation, so that both see the same machine. All buffers exist
+and have been touched before. Errors are relative: of the L2 norms, and of the largest error to the largest
+magnitude.
+"""
+
+from __future__ import annotations
+
+import abc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import hybridcomp as hc
+from hybridcomp.arrays import byte_view, flatten
+from hybridcomp.codecs import Codec
+
+from .data import DataSet
+from .peers import Peer
+from .specs import Entry
+
+OPERATIONS = ("encode", "decode", "decode_add")
+_AT_ONCE = 1 << 18  # elements whose errors are summed at once: they stay in the cache
+
+
+class CheckFailed(Exception):  # noqa: N818  (it is not the program's error)
+    """A codec does not hold what it promises, so that its speed means nothing."""
+
+
+# -- errors ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far decoded values are from the input.
+
+    Attributes:
+        l2: norm of the difference over the norm of the input (0/0 is 0).
+        peak: largest difference over the largest magnitude.
+        absolute: largest difference.
+    """
+
+    l2: float
+    peak: float
+    absolute: float
+
+
+def errors(x: Any, y: Any) -> Errors:
+    """Errors of ``y`` for ``x``: flat arrays or tensors of float32, float16 or bfloat16. NaN where ``y`` has one."""
+    squares = norm = largest = magnitude = 0.0
+    for start in range(0, len(x), _AT_ONCE):
+        a = wide(x[start : start + _AT_ONCE])
+        d = np.abs(a - wide(y[start : start + _AT_ONCE]))
+        squares += float(d @ d)
+        norm += float(a @ a)
+        largest = float(np.maximum(largest, d.max()))  # keeps NaN
+        magnitude = max(magnitude, float(np.abs(a).max()))
+    return Errors(_over(squares, norm) ** 0.5, _over(largest, magnitude), largest)
+
+
+def wide(x: Any) -> npt.NDArray[np.float64]:
+    """Flat floats of any kind as float64."""
+    flat = flatten(x)
+    if flat.dtype.label == "bfloat16":
+        return (flat.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return flat.data.astype(np.float64)
+
+
+def _over(part: float, whole: float) -> float:
+    return part / whole if whole else (0.0 if part == 0 else float("inf"))
+
+
+# -- one face for ours and theirs --------------------------------------------------------------------------
+
+
+class Subject(abc.ABC):
+    """Something that encodes ``x`` again and again, with buffers made beforehand.
+
+    Attributes:
+        x: what is encoded.
+        acc: float32 that :meth:`decode_add` adds to.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+        self.acc = np.ones(len(x), np.float32)
+
+    @abc.abstractmethod
+    def encode(self) -> None: ...
+
+    @abc.abstractmethod
+    def decode(self) -> None: ...
+
+    @abc.abstractmethod
+    def decode_add(self) -> None: ...
+
+    @property
+    @abc.abstractmethod
+    def values(self) -> Any:
+        """What :meth:`decode` gave."""
+
+    @abc.abstractmethod
+    def floats(self) -> npt.NDArray[np.float32]:
+        """The decoded values in float32, not rounded to the input's type."""
+
+    @property
+    @abc.abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of what :meth:`encode` made."""
+
+
+class Ours(Subject):
+    """A codec of this package, with the caller's buffers."""
+
+    def __init__(self, codec: Codec, x: Any) -> None:
+        super().__init__(x)
+        flat = flatten(x)
+        self._codec = codec
+        self._out = np.zeros(codec.bound(flat.size, flat.dtype), np.uint8)
+        self._values = hc.decode(hc.get_codec("none").encode(x))  # like x, and memory that has been touched
+        self._msg: Any = None
+
+    def encode(self) -> None:
+        self._msg = self._codec.encode(self.x, out=self._out)
+
+    def decode(self) -> None:
+        self._codec.decode(self._msg, out=self._values)
+
+    def decode_add(self) -> None:
+        self._codec.decode_add(self._msg, self.acc)
+
+    @property
+    def values(self) -> Any:
+        return self._values
+
+    def floats(self) -> npt.NDArray[np.float32]:
+        return self._codec.decode(self._msg, out=np.empty(len(self.x), np.float32))
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._msg)
+
+
+class Theirs(Subject):
+    """A peer; to add, it decodes and adds."""
+
+    def __init__(self, peer: Peer, x: Any) -> None:
+        super().__init__(x)
+        self._peer = peer
+        self._coded: Any = None
+        self._values: Any = None
+
+    def encode(self) -> None:
+        self._coded = self._peer.encode(self.x)
+
+    def decode(self) -> None:
+        self._values = self._peer.decode(self._coded, self.x.size)
+
+    def decode_add(self) -> None:
+        np.add(self.acc, self._peer.decode(self._coded, self.x.size), out=self.acc)
+
+    @property
+    def values(self) -> Any:
+        return self._values
+
+    def floats(self) -> npt.NDArray[np.float32]:
+        return self._values
+
+    @property
+    def nbytes(self) -> int:
+        return self._peer.nbytes(self._coded)
+
+
+# -- quality -----------------------------------------------------------------------------------------------
+
+
+def quality(subject: Subject) -> dict[str, float]:
+    """Encode and decode once: bits per value and errors."""
+    subject.encode()
+    subject.decode()
+    found = errors(subject.x, subject.values)
+    return {"bits": subject.nbytes * 8 / len(subject.x), "l2": found.l2, "peak": found.peak}
+
+
+def quality_by_tensor(codec: Codec, data: DataSet) -> dict[str, float]:
+    """The same with each tensor by itself, in its shape; those that the codec cannot carry go as they are."""
+    decoded, total = data.values.copy(), 0
+    for start, shape in data.tensors:
+        span = slice(start, start + int(np.prod(shape)))
+        tensor = data.values[span].reshape(shape)
+        if codec.can_carry(flatten(tensor).dtype, shape) is not None:
+            total += tensor.nbytes
+            continue
+        msg = codec.encode(tensor)
+        total += msg.size
+        codec.decode(msg, out=decoded[span])
+    found = errors(data.values, decoded)
+    return {"bits": total * 8 / data.values.size, "l2": found.l2, "peak": found.peak}
+
+
+def check_promise(entry: Entry, data: DataSet, subject: Subject) -> None:
+    """Check what the entry promises of ``subject``, which has just encoded and decoded ``data``.
+
+    Raises:
+        CheckFailed: it does not hold.
+    """
+    expect, x, y = entry.expect, subject.x, subject.values
+    where = f"{entry.spec} on {data.name}"
+    found = errors(x, y)
+    if not np.isfinite(found.absolute):
+        raise CheckFailed(f"{where}: finite values decode to {found.absolute}")
+    if expect.exact and not np.array_equal(byte_view(x), byte_view(y)):
+        raise CheckFailed(f"{where}: not the same bits")
+    if expect.l2 is not None and data.name == "Gaussian" and found.l2 > expect.l2:
+        raise CheckFailed(f"{where}: relative L2 error {found.l2:.3e}, promised {expect.l2:.3e}")
+    if expect.peak is not None and found.peak > expect.peak:
+        raise CheckFailed(f"{where}: an error of {found.peak:.3e} of the largest, promised {expect.peak:.3e}")
+    if expect.absolute is not None and found.absolute > expect.absolute:
+        raise CheckFailed(f"{where}: an error of {found.absolute:.3e}, promised {expect.absolute:.3e}")
+    if expect.relative is not None and not _within(x, y, expect.relative):
+        raise CheckFailed(f"{where}: an element off by more than {expect.relative:.3e} of itself")
+    if expect.kept and not np.all((y == 0) | (y == x)):
+        raise CheckFailed(f"{where}: an element that is neither zero nor the input's")
+
+
+def _within(x: Any, y: Any, part: float) -> bool:
+    a = np.abs(x.astype(np.float64))
+    return bool(np.all(np.abs(x - y.astype(np.float64)) <= part * a))
+
+
+def check_sum(name: str, subject: Subject) -> None:
+    """Check that decode_add is decode, then one addition.
+
+    Raises:
+        CheckFailed: it is not.
+    """
+    subject.acc[:] = np.linspace(-1, 1, subject.acc.size, dtype=np.float32)
+    expected = subject.acc + subject.floats()
+    subject.decode_add()
+    if not np.array_equal(subject.acc, expected):
+        raise CheckFailed(f"{name}: decode_add is not decode and an addition")
+    subject.acc[:] = 1
+
+
+def keeps_non_finite(make: Callable[[Any], Subject]) -> bool:
+    """Whether NaN and the infinities decode to something that is not finite, wherever they are."""
+    for value in (np.nan, np.inf, -np.inf):
+        for at in (0, 2500, 4999):
+            x = np.random.default_rng(5).standard_normal(5000, dtype=np.float32)
+            x[at] = value
+            subject = make(x)
+            subject.encode()
+            with np.errstate(all="ignore"):
+                subject.decode()
+            if np.isfinite(subject.values[at]):
+                return False
+    return True
+
+
+# -- speed -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How often and how long to measure an operation.
+
+    Attributes:
+        seconds: about so long in all, memcpy included.
+        least: repetitions at least.
+        most: repetitions at most.
+    """
+
+    seconds: float
+    least: int = 3
+    most: int = 300
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one operation, in input bytes as float32: 4 for each element, whatever the input's type.
+
+    Attributes:
+        gb_s: GB/s at the median time.
+        memcpy_gb_s: of the memcpy of as many float32, timed in turn with it.
+        ratio: the first over the second.
+        repetitions: that the medians are of.
+    """
+
+    gb_s: float
+    memcpy_gb_s: float
+    ratio: float
+    repetitions: int
+
+
+class Memcpy:
+    """The yardstick: a copy of ``n`` float32 from one buffer to another."""
+
+    def __init__(self, source: npt.NDArray[np.float32]) -> None:
+        self._source = source
+        self._target = np.ones_like(source)
+
+    def __call__(self) -> None:
+        np.copyto(self._target, self._source)
+
+
+def speeds(subject: Subject, memcpy: Memcpy, timing: Timing) -> dict[str, Speed]:
+    """Time each operation in turn with memcpy; ``subject`` has encoded once before."""
+    nbytes = 4 * len(subject.x)
+    return {name: _speed(getattr(subject, name), memcpy, nbytes, timing) for name in OPERATIONS}
+
+
+def _speed(operation: Callable[[], None], memcpy: Memcpy, nbytes: int, timing: Timing) -> Speed:
+    memcpy()
+    once = _seconds(operation) + _seconds(memcpy)  # also warms both up
+    count = min(timing.most, max(timing.least, int(timing.seconds / once)))
+    copies, times = [], []
+    for _ in range(count):
+        copies.append(_seconds(memcpy))
+        times.append(_seconds(operation))
+    copy, own = statistics.median(copies), statistics.median(times)
+    return Speed(nbytes / own / 1e9, nbytes / copy / 1e9, copy / own, count)
+
+
+def _seconds(operation: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    operation()
+    return time.perf_counter() - began

@@ -1,0 +1,145 @@
+"""Which codecs are measured, what each promises about its error, and the speeds that were asked for.
+
+A promise is checked before a speed is printed. A row of :data:`ENTRIES` is all that a new codec needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridcomp.codecs import Codec, get_codec
+
+
+@dataclass(frozen=True)
+class Expect:
+    """What decode(encode(x)) must hold; None promises nothing.
+
+    Attributes:
+        exact: every bit comes back, on every data set.
+        l2: largest relative L2 error on Gaussian data.
+        peak: largest error of an element relative to the largest magnitude, on every data set.
+        absolute: largest error of an element, on every data set.
+        relative: largest error of an element relative to that element, on every data set.
+        kept: each element is the input's, bit for bit, or zero, on every data set.
+    """
+
+    exact: bool = False
+    l2: float | None = None
+    peak: float | None = None
+    absolute: float | None = None
+    relative: float | None = None
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A codec to measure.
+
+    Attributes:
+        spec: its spec string, as the results name it.
+        family: the group it is shown in.
+        expect: what it promises.
+        by_tensor: on data that came as tensors (gradients), each is encoded by itself, in its shape.
+    """
+
+    spec: str
+    family: str
+    expect: Expect
+    by_tensor: bool = False
+
+    def codec(self) -> Codec:
+        return get_codec(self.spec)
+
+
+ENTRIES = [
+    Entry("none", "exact", Expect(exact=True)),
+    Entry("lossless", "exact", Expect(exact=True)),
+    Entry("mpc", "exact", Expect(exact=True)),
+    Entry("fp16", "cast", Expect(l2=3e-4, peak=2**-11)),
+    Entry("bf16", "cast", Expect(l2=2e-3, peak=2**-8)),
+    Entry("int8", "integer", Expect(l2=0.0075, peak=1 / 253)),
+    Entry("int8:rounding=stochastic", "integer", Expect(l2=0.012, peak=1 / 126)),
+    Entry("int4", "integer", Expect(l2=0.13, peak=1 / 13.9)),
+    Entry("int4:rounding=stochastic", "integer", Expect(l2=0.18, peak=1 / 6.9)),
+    Entry("int4:hadamard=true", "integer", Expect(l2=0.13)),
+    Entry("int2", "integer", Expect(l2=0.8)),
+    Entry("sign", "integer", Expect(l2=0.61)),
+    Entry("fp8:e4m3", "small float", Expect(l2=0.03, peak=2**-4)),
+    Entry("fp8:e5m2", "small float", Expect(l2=0.06, peak=2**-3)),
+    Entry("mxfp8", "small float", Expect(l2=0.04, peak=2**-3)),
+    Entry("mxfp4", "small float", Expect(l2=0.15, peak=2**-2)),
+    Entry("zfp:rate=8", "error-bounded", Expect(l2=0.05)),
+    Entry("zfp:rate=16", "error-bounded", Expect(l2=3e-4)),
+    Entry("bounded:abs=1e-3", "error-bounded", Expect(absolute=1e-3)),
+    Entry("bounded:rel=1e-3", "error-bounded", Expect(peak=2e-3)),
+    Entry("topk:ratio=0.01", "sparse", Expect(kept=True)),
+    Entry("topk:ratio=0.01,values=bf16", "sparse", Expect(l2=1.0)),
+    Entry("threshold", "sparse", Expect(kept=True)),
+    Entry("sidco:ratio=0.001", "sparse", Expect(kept=True)),
+    Entry("randomblock", "sparse", Expect()),
+    Entry("powersgd:rank=4", "low rank", Expect(l2=1.0), by_tensor=True),
+    Entry("lattice:bits=8", "homomorphic", Expect()),
+    Entry("sketch", "homomorphic", Expect()),
+]
+
+# TEMPORARY, until every codec is merged. Delete this block: what is not registered is then an error.
+def _exists(entry: Entry) -> bool:
+    try:
+        entry.codec()
+    except ValueError:
+        return False
+    return True
+
+
+ENTRIES = [entry for entry in ENTRIES if _exists(entry)]
+# END TEMPORARY
+
+MEMCPY = "memcpy"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A speed that was asked for, at 64 MiB of float32 on one thread.
+
+    Attributes:
+        spec: the codec.
+        operation: ``encode``, ``decode`` or ``decode_add``.
+        times: at least so many times as fast as ``than``.
+        than: memcpy of the input, or a peer's name.
+    """
+
+    spec: str
+    operation: str
+    times: float
+    than: str = MEMCPY
+
+
+def _of_memcpy(specs: str, operations: str, times: float) -> list[Asked]:
+    return [Asked(spec, operation, times) for spec in specs.split() for operation in operations.split()]
+
+
+ASKED = [
+    *_of_memcpy("int8 int4 int2 sign", "encode decode_add", 1.3),
+    *_of_memcpy("fp16 bf16", "encode decode_add", 1.0),
+    *_of_memcpy("fp8:e4m3 fp8:e5m2 mxfp8 mxfp4", "encode decode_add", 0.7),
+    *_of_memcpy("threshold sidco:ratio=0.001", "encode", 0.7),
+    *_of_memcpy("topk:ratio=0.01", "encode", 0.35),
+    Asked("topk:ratio=0.01", "encode", 20, "torch topk 1 %"),
+    Asked("zfp:rate=8", "encode", 3, "zfpy rate 8"),
+    Asked("zfp:rate=8", "decode", 3, "zfpy rate 8"),
+    *_of_memcpy("mpc", "encode decode", 0.15),
+    *_of_memcpy("bounded:abs=1e-3 bounded:rel=1e-3", "encode decode", 0.25),
+]
+
+LARGEST_FALL = 0.25
+"""A ratio may be smaller by this part at another size or dtype than at 16 Mi float32."""
+
+
+def find(specs: list[str]) -> list[Entry]:
+    """The entries of these specs: those of :data:`ENTRIES`, and others without promises.
+
+    Raises:
+        ValueError: a spec that makes no codec.
+    """
+    known = {entry.codec().spec: entry for entry in ENTRIES}
+    return [known.get(get_codec(spec).spec, Entry(spec, "other", Expect())) for spec in specs]

@@ -1,0 +1,322 @@
+"""Every codec and what others offer, on one thread: speed beside memcpy, size, error.
+
+python benchmarks/codecs.py --json runs/bench/codecs.json             # all codecs, peers, five data sets; 5 minutes
+python benchmarks/codecs.py --sizes --json runs/bench/codecs_sizes.json    # do ratios hold at other sizes and types?
+python benchmarks/codecs.py --codec 'int8;topk:ratio=0.01' --threads 2
+
+A codec's promise (exact, or its largest error), decode_add against decode and an addition, and that NaN survives are
+checked before a speed is printed; the exit code is 1 if one does not hold. Speeds are of Gaussian data, in GB/s of
+input as float32 and as a ratio to memcpy of the same buffer, taken in turn with it in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from codecbench import data, measure, specs
+from codecbench.measure import OPERATIONS, CheckFailed, Memcpy, Ours, Subject, Theirs, Timing
+from codecbench.peers import PEERS, Peer
+
+import hybridcomp as hc
+from hybridcomp import native
+from hybridcomp.demo import machine
+
+ELEMENTS = 1 << 24
+SIZES = {"64 Ki": 1 << 16, "1 Mi + 1": (1 << 20) + 1, "16 Mi": ELEMENTS, "100 Mi": 100 << 20}
+HALVES = ("float16", "bfloat16")
+QUICK_ELEMENTS = 50_000
+QUICK_SIZES = {"4 Ki": 1 << 12, "16 Ki": 1 << 14}
+
+Row = dict[str, Any]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--codec", help="only these, separated by ';'; by default all")
+    parser.add_argument("--elements", type=int, help=f"float32 values in each data set (default {ELEMENTS})")
+    parser.add_argument(
+        "--sizes", action="store_true", help="compare sizes and input types instead; without peers"
+    )
+    parser.add_argument("--no-peers", action="store_true", help="only our own codecs")
+    parser.add_argument("--threads", type=int, default=1, help="threads of codecs, and of torch")
+    parser.add_argument("--seconds", type=float, default=0.6, help="time for each operation (default 0.6)")
+    parser.add_argument("--quick", action="store_true", help="small arrays and few repetitions: only to try it")
+    parser.add_argument("--json", type=Path, help="also write the results there")
+    args = parser.parse_args()
+    try:
+        args.entries = specs.ENTRIES if args.codec is None else specs.find(args.codec.split(";"))
+        args.codecs = [entry.codec() for entry in args.entries]  # an unknown one is an error before the work
+    except ValueError as error:
+        parser.error(str(error))
+    if args.elements is None:
+        args.elements = QUICK_ELEMENTS if args.quick else ELEMENTS
+    if args.elements < 1:
+        parser.error(f"--elements must be positive, not {args.elements}")
+    args.timing = Timing(0.01, 3, 5) if args.quick else Timing(args.seconds)
+    return args
+
+
+# -- the comparison ----------------------------------------------------------------------------------------
+
+
+def our_row(entry: specs.Entry, sets: list[data.DataSet], memcpy: Memcpy, timing: Timing) -> Row:
+    """Measure one codec of ours.
+
+    Raises:
+        CheckFailed: it does not hold what it promises.
+    """
+    codec = entry.codec()
+    row: Row = {"name": entry.spec, "spec": codec.spec, "family": entry.family, "ours": True, "sets": {}}
+    first = None
+    for one in sets:
+        subject = Ours(codec, one.values)
+        row["sets"][one.name] = measure.quality(subject)
+        measure.check_promise(entry, one, subject)
+        if entry.by_tensor and one.tensors:
+            row["sets"][one.name] = measure.quality_by_tensor(codec, one)
+        first = first or subject
+    assert first is not None
+    if not measure.keeps_non_finite(lambda x: Ours(codec, x)):
+        raise CheckFailed(f"{entry.spec}: NaN or an infinity decodes to a finite value")
+    measure.check_sum(entry.spec, first)
+    row["keeps_nan"] = True
+    return row | timed(first, memcpy, timing)
+
+
+def peer_row(kind: type[Peer], sets: list[data.DataSet], memcpy: Memcpy, timing: Timing) -> Row:
+    """Measure a peer; it promised us nothing, so nothing is checked but that values come back."""
+    row: Row = {"name": kind.name, "family": kind.family, "ours": False, "sets": {}}
+    missing = kind.missing()
+    if missing is not None:
+        return row | {"missing": missing}
+    peer = kind()
+    first = None
+    for one in sets:
+        subject = Theirs(peer, one.values)
+        row["sets"][one.name] = measure.quality(subject)
+        first = first or subject
+    assert first is not None
+    with np.errstate(all="ignore"):
+        row["keeps_nan"] = measure.keeps_non_finite(lambda x: Theirs(peer, x))
+    return row | timed(first, memcpy, timing)
+
+
+def timed(subject: Subject, memcpy: Memcpy, timing: Timing) -> Row:
+    return {name: asdict(speed) for name, speed in measure.speeds(subject, memcpy, timing).items()}
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """All codecs and peers on all data sets."""
+    print("# making the data ...", flush=True)
+    sets = data.every(args.elements, small=args.quick)
+    for one in sets:
+        print(f"#   {one.name}: {one.says}")
+    memcpy = Memcpy(sets[0].values)
+    jobs: list[tuple[str, Callable[[], Row]]] = [
+        (e.spec, lambda e=e: our_row(e, sets, memcpy, args.timing)) for e in args.entries
+    ]
+    if not args.no_peers:
+        jobs += [(p.name, lambda p=p: peer_row(p, sets, memcpy, args.timing)) for p in PEERS]
+    rows: list[Row] = []
+    with lines(len(jobs)) as say:
+        say(SPEED_HEADER)
+        for name, job in jobs:
+            try:
+                rows.append(job())
+            except CheckFailed as failure:
+                rows.append({"name": name, "failed": str(failure)})
+            say(speed_line(rows[-1]), done=1)
+    judged = judge(rows)
+    print_errors(rows, [one.name for one in sets])
+    print_asked(judged, args)
+    return {"sets": {one.name: one.says for one in sets}, "rows": rows, "asked": judged}
+
+
+def judge(rows: list[Row]) -> list[Row]:
+    """What was asked of the rows measured, and whether it is met (None: the peer was not measured)."""
+    by_name = {row["name"]: row for row in rows if "encode" in row}
+    judged = []
+    for asked in specs.ASKED:
+        own = by_name.get(asked.spec)
+        if own is None:
+            continue
+        times = own[asked.operation]["ratio"]
+        if asked.than != specs.MEMCPY:
+            other = by_name.get(asked.than)
+            times = other and own[asked.operation]["gb_s"] / other[asked.operation]["gb_s"]
+        judged.append(asdict(asked) | {"measured": times, "met": None if times is None else times >= asked.times})
+    return judged
+
+
+# -- sizes and types ---------------------------------------------------------------------------------------
+
+
+def size_row(entry: specs.Entry, x: Any, memcpy: Memcpy, timing: Timing) -> Row:
+    """One codec on one array.
+
+    Raises:
+        CheckFailed: decode_add is not decode and an addition.
+    """
+    subject = Ours(entry.codec(), x)
+    bits = measure.quality(subject)["bits"]
+    measure.check_sum(entry.spec, subject)
+    return {"name": entry.spec, "bits": bits} | timed(subject, memcpy, timing)
+
+
+def study(args: argparse.Namespace) -> dict[str, Any]:
+    """Ratios to memcpy of as many float32 at other sizes and input types, beside the largest size but one's."""
+    sizes = QUICK_SIZES if args.quick else SIZES
+    base = "16 Ki" if args.quick else "16 Mi"
+    cases = [(label, n, "float32") for label, n in sizes.items()] + [(base, sizes[base], d) for d in HALVES]
+    rows: list[Row] = []
+    with lines(len(cases) * len(args.entries)) as say:
+        say(f"{'codec':32} {'elements':>9} {'type':>9}  " + "".join(f"{name + ' x memcpy':>22}" for name in OPERATIONS))
+        for label, n, dtype in cases:
+            plain = data.gaussian(n).values
+            x, memcpy = as_type(plain, dtype), Memcpy(plain)
+            for entry in args.entries:
+                try:
+                    row = size_row(entry, x, memcpy, args.timing)
+                except CheckFailed as failure:
+                    row = {"name": entry.spec, "failed": str(failure)}
+                rows.append(row | {"size": label, "elements": n, "dtype": dtype})
+                say(size_line(rows[-1]), done=1)
+    falls = fallen(rows, base)
+    print(f"\n# ratio lower by more than {specs.LARGEST_FALL:.0%} than at {base} float32: {len(falls)} of {len(rows) * 3}")
+    for fall in falls:
+        print(f"#   {fall['name']} {fall['operation']}, {fall['size']} {fall['dtype']}: {fall['part']:.2f} of it")
+    return {"base": base, "rows": rows, "fallen": falls}
+
+
+def as_type(x: Any, dtype: str) -> Any:
+    if dtype != "bfloat16":
+        return x.astype(dtype, copy=False)
+    import torch  # noqa: PLC0415  (NumPy has no bfloat16)
+
+    return torch.from_numpy(x).to(torch.bfloat16)
+
+
+def fallen(rows: list[Row], base: str) -> list[Row]:
+    """The operations whose ratio is lower than at the base by more than allowed."""
+    usual = {r["name"]: r for r in rows if r["size"] == base and r["dtype"] == "float32" and "failed" not in r}
+    found = []
+    for row in rows:
+        if "failed" in row or row["name"] not in usual:
+            continue
+        for name in OPERATIONS:
+            part = row[name]["ratio"] / usual[row["name"]][name]["ratio"]
+            if part < 1 - specs.LARGEST_FALL:
+                where = {key: row[key] for key in ("name", "size", "dtype")}
+                found.append(where | {"operation": name, "part": part})
+    return found
+
+
+# -- output ------------------------------------------------------------------------------------------------
+
+SPEED_HEADER = (
+    f"{'codec':40} {'bits':>7}  " + "".join(f"{name + ' GB/s (x memcpy)':>28}" for name in OPERATIONS) + "   NaN"
+)
+
+
+@contextlib.contextmanager
+def lines(total: int) -> Iterator[Callable[..., None]]:
+    """Print lines as they come: above a progress bar on a terminal that has rich, else plainly."""
+    try:
+        from rich.console import Console  # noqa: PLC0415  (of the train extra)
+        from rich.progress import Progress  # noqa: PLC0415
+    except ImportError:
+        Console = None  # noqa: N806
+    if Console is None or not sys.stdout.isatty():
+        yield lambda text, done=0: print(text, flush=True)
+        return
+    with Progress(console=Console(soft_wrap=True), transient=True) as progress:
+        task = progress.add_task("codecs", total=total)
+
+        def say(text: str, done: int = 0) -> None:
+            progress.console.print(text, markup=False, highlight=False)
+            progress.advance(task, done)
+
+        yield say
+
+
+def unmeasured(row: Row) -> str | None:
+    """Why a row has no figures, or None."""
+    if "failed" in row:
+        return f"FAILED: {row['failed']}"
+    return row.get("missing")
+
+
+def speed_line(row: Row) -> str:
+    why = unmeasured(row)
+    if why is not None:
+        return f"{row['name']:40} {why}"
+    cells = "".join(f"{row[name]['gb_s']:>19.2f} ({row[name]['ratio']:>6.3f})" for name in OPERATIONS)
+    bits = next(iter(row["sets"].values()))["bits"]
+    return f"{row['name']:40} {bits:>7.3f}  {cells}   {'kept' if row['keeps_nan'] else 'LOST'}"
+
+
+def size_line(row: Row) -> str:
+    start = f"{row['name']:32} {row['size']:>9} {row['dtype']:>9}  "
+    why = unmeasured(row)
+    return start + (why or "".join(f"{row[name]['ratio']:>22.3f}" for name in OPERATIONS))
+
+
+def print_errors(rows: list[Row], sets: list[str]) -> None:
+    print("\n# relative L2 error, bits per value, largest error over the largest magnitude")
+    print(f"{'codec':40}" + "".join(f"{name:>28}" for name in sets))
+    for row in rows:
+        if unmeasured(row) is not None:
+            continue
+        cells = (row["sets"][name] for name in sets)
+        print(f"{row['name']:40}" + "".join(f"{c['l2']:>10.1e} {c['bits']:>7.3f} {c['peak']:>9.1e}" for c in cells))
+
+
+def print_asked(judged: list[Row], args: argparse.Namespace) -> None:
+    if not judged:
+        return
+    note = "" if args.elements == ELEMENTS and args.threads == 1 else " (asked for 64 MiB and one thread: not this run)"
+    print(f"\n# speeds asked for{note}")
+    for row in judged:
+        measured = "not measured" if row["met"] is None else f"{row['measured']:.2f}"
+        met = {True: "met", False: "NOT MET", None: "-"}[row["met"]]
+        print(f"{row['spec']:28} {row['operation']:>10} >= {row['times']:<5g} x {row['than']:16} {measured:>14}  {met}")
+
+
+def main() -> None:
+    args = arguments()
+    hc.set_num_threads(args.threads)
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: PLC0415
+
+        torch.set_num_threads(args.threads)
+    print(f"# {args.threads} thread(s), {native.kernels().isa()}, {'sizes' if args.sizes else args.elements} elements")
+    found = study(args) if args.sizes else compare(args)
+    if args.json is not None:
+        facts = {key: value for key, value in machine.facts("none").items() if key != "lab"}
+        record = {
+            "benchmark": "codec sizes" if args.sizes else "codecs",
+            "command": shlex.join(["python", *sys.argv]),
+            "machine": facts | {"kernels": native.kernels().isa()},
+            "elements": None if args.sizes else args.elements,
+            "threads": args.threads,
+            "quick": args.quick,
+            **found,
+        }
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    sys.exit(any("failed" in row for row in found["rows"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Write the measurements of docs/codecs.md from the result files.
+
+python benchmarks/codecs_doc.py            # rewrite docs/codecs.md between its RESULTS markers
+python benchmarks/codecs_doc.py --check    # exit 1 if docs/codecs.md and the files differ
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "codecs.md"
+BEGIN, END = "<!-- RESULTS: written by benchmarks/codecs_doc.py -->", "<!-- END RESULTS -->"
+OPERATIONS = ("encode", "decode", "decode_add")
+
+Row = dict[str, Any]
+
+
+def name(row: Row) -> str:
+    return f"`{row['name']}`" if row.get("ours", True) else row["name"]
+
+
+def why_not(row: Row) -> str | None:
+    return f"FAILED: {row['failed']}" if "failed" in row else row.get("missing")
+
+
+def speed_table(record: Row, *, ours: bool) -> list[str]:
+    """Bits and speeds, GB/s and in brackets the ratio to memcpy."""
+    lines = [
+        "| | bits per value | encode | decode | decode_add | NaN and infinity |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for row in record["rows"]:
+        if row.get("ours", True) is not ours:
+            continue
+        why = why_not(row)
+        if why is not None:
+            lines.append(f"| {name(row)} | {why} | | | | |")
+            continue
+        cells = " | ".join(f"{row[op]['gb_s']:.2f} ({row[op]['ratio']:.2f})" for op in OPERATIONS)
+        kept = "kept" if row["keeps_nan"] else "**lost**"
+        lines.append(f"| {name(row)} | {row['sets']['Gaussian']['bits']:.2f} | {cells} | {kept} |")
+    return lines
+
+
+def error_table(record: Row) -> list[str]:
+    """Relative L2 error and largest error by data set, bits where they depend on the data."""
+    sets = list(record["sets"])
+    lines = ["| | " + " | ".join(sets) + " |", "|---|" + "---:|" * len(sets)]
+    for row in record["rows"]:
+        if why_not(row) is not None:
+            continue
+        cells = [row["sets"][key] for key in sets]
+        varies = max(c["bits"] for c in cells) - min(c["bits"] for c in cells) > 0.01
+        text = [
+            "exact" + (f", {c['bits']:.2f} bits" if varies else "")
+            if c["peak"] == 0
+            else f"{number(c['l2'])}, {number(c['peak'])}" + (f", {c['bits']:.2f} bits" if varies else "")
+            for c in cells
+        ]
+        lines.append(f"| {name(row)} | " + " | ".join(text) + " |")
+    return lines
+
+
+def number(value: float) -> str:
+    return f"{value:.2f}" if 0.1 <= value < 10 else f"{value:.1e}"
+
+
+def asked_table(record: Row) -> list[str]:
+    lines = ["| | | asked: at least | measured | |", "|---|---|---:|---:|---|"]
+    for row in record["asked"]:
+        measured = "not measured" if row["met"] is None else f"{row['measured']:.2f}"
+        met = {True: "met", False: "**not met**", None: ""}[row["met"]]
+        lines.append(f"| `{row['spec']}` | {row['operation']} | {row['times']:g} x {row['than']} | {measured} | {met} |")
+    return lines
+
+
+def size_table(record: Row) -> list[str]:
+    """Ratio to memcpy of as many float32: encode / decode_add."""
+    cases = list(dict.fromkeys((row["size"], row["dtype"]) for row in record["rows"]))
+    lines = [
+        "| | " + " | ".join(f"{size}, {dtype}" for size, dtype in cases) + " |",
+        "|---|" + "---:|" * len(cases),
+    ]
+    names = list(dict.fromkeys(row["name"] for row in record["rows"]))
+    found = {(row["name"], row["size"], row["dtype"]): row for row in record["rows"]}
+    slow = {(f["name"], f["size"], f["dtype"], f["operation"]) for f in record["fallen"]}
+    for spec in names:
+        cells = []
+        for case in cases:
+            row = found[(spec, *case)]
+            if "failed" in row:
+                cells.append("FAILED")
+                continue
+            parts = [
+                f"**{row[op]['ratio']:.2f}**" if (spec, *case, op) in slow else f"{row[op]['ratio']:.2f}"
+                for op in ("encode", "decode_add")
+            ]
+            cells.append(" / ".join(parts))
+        lines.append(f"| `{spec}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def made() -> str:
+    """Everything between the markers."""
+    record = json.loads((RESULTS / "codecs.json").read_text())
+    sizes = json.loads((RESULTS / "codecs_sizes.json").read_text())
+    machine, packages = record["machine"], record["machine"]["packages"]
+    not_met = sum(row["met"] is False for row in record["asked"])
+    peak = "largest error relative to the largest magnitude"
+    blocks = [
+        [
+            f"{machine['processor']}, kernels for {machine['kernels']}; {packages}. "
+            f"{record['elements']:,} float32 values ({record['elements'] * 4 / 2**20:.0f} MiB), "
+            f"{record['threads']} thread. GB/s of input, in brackets the ratio to a memcpy of the same buffer "
+            "timed in turn with it; medians; Gaussian data. Every codec's promise is checked before its speed is "
+            "taken.",
+        ],
+        ["![Error against bits per value](../benchmarks/results/codecs_error.png)"],
+        ["![Speed against bits per value](../benchmarks/results/codecs_speed.png)"],
+        speed_table(record, ours=True),
+        ["What else there is, in the same run (to add, a peer decodes and adds):"],
+        speed_table(record, ours=False),
+        [f"Errors: relative L2 error, {peak}, and the bits per value where they depend on the data."],
+        [f"*{key}*: {says}." for key, says in record["sets"].items()],
+        error_table(record),
+        [f"Speeds that were asked for: {not_met} of {len(record['asked'])} not met in this run."],
+        asked_table(record),
+        [
+            "Other sizes and input types: ratio of encode / decode_add to a memcpy of as many float32; **bold** where it "
+            f"is lower by more than a quarter than at {sizes['base']} float32.",
+        ],
+        size_table(sizes),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def main() -> None:
+    text = PAGE.read_text()
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    new = f"{text[:start]}\n{made()}\n{text[end:]}"
+    if "--check" in sys.argv[1:]:
+        sys.exit(new != text)
+    PAGE.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
