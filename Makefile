@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi lint bench build cuda clean format check-tools
+.PHONY: demo test test-unit test-mpi lint bench bench-codecs build cuda clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -49,6 +49,14 @@ bench: $(VENV)/.installed
 	  --json $(RESULTS)/allreduce_unshaped_4hosts.json
 	$(MPIEXEC) -n 4 $(BIN)/$(ALLREDUCE) --codec int8,int4 --size 64K:64M:4 --iters 9 \
 	  --json $(RESULTS)/allreduce_sharedmemory_4ranks.json
+
+# Every codec beside memcpy and the peers that are installed, then other sizes and types, on one thread. With
+# RESULTS=benchmarks/results it renews docs/codecs.md too.
+bench-codecs: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --json $(RESULTS)/codecs.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --sizes --json $(RESULTS)/codecs_sizes.json
+	$(BIN)/python benchmarks/plot_codecs.py $(RESULTS)
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/codecs_doc.py)
 
 # Compile every CUDA source for the architectures we support; needs nvcc, no GPU.
 cuda:

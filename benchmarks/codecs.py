@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from hybridcomp.demo import machine
 ELEMENTS = 1 << 24
 SIZES = {"64 Ki": 1 << 16, "1 Mi + 1": (1 << 20) + 1, "16 Mi": ELEMENTS, "100 Mi": 100 << 20}
 HALVES = ("float16", "bfloat16")
+BUSY = 0.5  # load average of other programs, from which on figures are not worth keeping
 QUICK_ELEMENTS = 50_000
 QUICK_SIZES = {"4 Ki": 1 << 12, "16 Ki": 1 << 14}
 
@@ -50,8 +52,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--no-peers", action="store_true", help="only our own codecs")
     parser.add_argument("--threads", type=int, default=1, help="threads of codecs, and of torch")
-    parser.add_argument("--seconds", type=float, default=0.6, help="time for each operation (default 0.6)")
-    parser.add_argument("--quick", action="store_true", help="small arrays and few repetitions: only to try it")
+    parser.add_argument(
+        "--seconds", type=float, help="time for each operation (default 0.6; 0.3 with --sizes)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small arrays and few repetitions: only to try it"
+    )
     parser.add_argument("--json", type=Path, help="also write the results there")
     args = parser.parse_args()
     try:
@@ -63,7 +69,7 @@ def arguments() -> argparse.Namespace:
         args.elements = QUICK_ELEMENTS if args.quick else ELEMENTS
     if args.elements < 1:
         parser.error(f"--elements must be positive, not {args.elements}")
-    args.timing = Timing(0.01, 3, 5) if args.quick else Timing(args.seconds)
+    args.timing = Timing(0.01, 3, 5) if args.quick else Timing(args.seconds or (0.3 if args.sizes else 0.6))
     return args
 
 
@@ -155,7 +161,9 @@ def judge(rows: list[Row]) -> list[Row]:
         if asked.than != specs.MEMCPY:
             other = by_name.get(asked.than)
             times = other and own[asked.operation]["gb_s"] / other[asked.operation]["gb_s"]
-        judged.append(asdict(asked) | {"measured": times, "met": None if times is None else times >= asked.times})
+        judged.append(
+            asdict(asked) | {"measured": times, "met": None if times is None else times >= asked.times}
+        )
     return judged
 
 
@@ -181,7 +189,10 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
     cases = [(label, n, "float32") for label, n in sizes.items()] + [(base, sizes[base], d) for d in HALVES]
     rows: list[Row] = []
     with lines(len(cases) * len(args.entries)) as say:
-        say(f"{'codec':32} {'elements':>9} {'type':>9}  " + "".join(f"{name + ' x memcpy':>22}" for name in OPERATIONS))
+        say(
+            f"{'codec':32} {'elements':>9} {'type':>9}  "
+            + "".join(f"{name + ' x memcpy':>22}" for name in OPERATIONS)
+        )
         for label, n, dtype in cases:
             plain = data.gaussian(n).values
             x, memcpy = as_type(plain, dtype), Memcpy(plain)
@@ -193,9 +204,13 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
                 rows.append(row | {"size": label, "elements": n, "dtype": dtype})
                 say(size_line(rows[-1]), done=1)
     falls = fallen(rows, base)
-    print(f"\n# ratio lower by more than {specs.LARGEST_FALL:.0%} than at {base} float32: {len(falls)} of {len(rows) * 3}")
+    print(
+        f"\n# ratio lower by more than {specs.LARGEST_FALL:.0%} than at {base} float32: {len(falls)} of {len(rows) * 3}"
+    )
     for fall in falls:
-        print(f"#   {fall['name']} {fall['operation']}, {fall['size']} {fall['dtype']}: {fall['part']:.2f} of it")
+        print(
+            f"#   {fall['name']} {fall['operation']}, {fall['size']} {fall['dtype']}: {fall['part']:.2f} of it"
+        )
     return {"base": base, "rows": rows, "fallen": falls}
 
 
@@ -209,7 +224,9 @@ def as_type(x: Any, dtype: str) -> Any:
 
 def fallen(rows: list[Row], base: str) -> list[Row]:
     """The operations whose ratio is lower than at the base by more than allowed."""
-    usual = {r["name"]: r for r in rows if r["size"] == base and r["dtype"] == "float32" and "failed" not in r}
+    usual = {
+        r["name"]: r for r in rows if r["size"] == base and r["dtype"] == "float32" and "failed" not in r
+    }
     found = []
     for row in rows:
         if "failed" in row or row["name"] not in usual:
@@ -225,7 +242,9 @@ def fallen(rows: list[Row], base: str) -> list[Row]:
 # -- output ------------------------------------------------------------------------------------------------
 
 SPEED_HEADER = (
-    f"{'codec':40} {'bits':>7}  " + "".join(f"{name + ' GB/s (x memcpy)':>28}" for name in OPERATIONS) + "   NaN"
+    f"{'codec':40} {'bits':>7}  "
+    + "".join(f"{name + ' GB/s (x memcpy)':>28}" for name in OPERATIONS)
+    + "   NaN"
 )
 
 
@@ -279,35 +298,49 @@ def print_errors(rows: list[Row], sets: list[str]) -> None:
         if unmeasured(row) is not None:
             continue
         cells = (row["sets"][name] for name in sets)
-        print(f"{row['name']:40}" + "".join(f"{c['l2']:>10.1e} {c['bits']:>7.3f} {c['peak']:>9.1e}" for c in cells))
+        print(
+            f"{row['name']:40}"
+            + "".join(f"{c['l2']:>10.1e} {c['bits']:>7.3f} {c['peak']:>9.1e}" for c in cells)
+        )
 
 
 def print_asked(judged: list[Row], args: argparse.Namespace) -> None:
     if not judged:
         return
-    note = "" if args.elements == ELEMENTS and args.threads == 1 else " (asked for 64 MiB and one thread: not this run)"
+    note = (
+        ""
+        if args.elements == ELEMENTS and args.threads == 1
+        else " (asked for 64 MiB and one thread: not this run)"
+    )
     print(f"\n# speeds asked for{note}")
     for row in judged:
         measured = "not measured" if row["met"] is None else f"{row['measured']:.2f}"
         met = {True: "met", False: "NOT MET", None: "-"}[row["met"]]
-        print(f"{row['spec']:28} {row['operation']:>10} >= {row['times']:<5g} x {row['than']:16} {measured:>14}  {met}")
+        print(
+            f"{row['spec']:28} {row['operation']:>10} >= {row['times']:<5g} x {row['than']:16} {measured:>14}  {met}"
+        )
 
 
 def main() -> None:
     args = arguments()
+    load = os.getloadavg()[0]
     hc.set_num_threads(args.threads)
     with contextlib.suppress(ImportError):
         import torch  # noqa: PLC0415
 
         torch.set_num_threads(args.threads)
-    print(f"# {args.threads} thread(s), {native.kernels().isa()}, {'sizes' if args.sizes else args.elements} elements")
+    print(
+        f"# {args.threads} thread(s), {native.kernels().isa()}, {'sizes' if args.sizes else args.elements} elements"
+    )
+    if load > BUSY and not args.quick:
+        print(f"# the machine is busy (load {load:.1f}): what others do shows in the figures")
     found = study(args) if args.sizes else compare(args)
     if args.json is not None:
         facts = {key: value for key, value in machine.facts("none").items() if key != "lab"}
         record = {
             "benchmark": "codec sizes" if args.sizes else "codecs",
             "command": shlex.join(["python", *sys.argv]),
-            "machine": facts | {"kernels": native.kernels().isa()},
+            "machine": facts | {"kernels": native.kernels().isa(), "load": round(load, 2)},
             "elements": None if args.sizes else args.elements,
             "threads": args.threads,
             "quick": args.quick,

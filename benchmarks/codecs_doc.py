@@ -75,7 +75,9 @@ def asked_table(record: Row) -> list[str]:
     for row in record["asked"]:
         measured = "not measured" if row["met"] is None else f"{row['measured']:.2f}"
         met = {True: "met", False: "**not met**", None: ""}[row["met"]]
-        lines.append(f"| `{row['spec']}` | {row['operation']} | {row['times']:g} x {row['than']} | {measured} | {met} |")
+        lines.append(
+            f"| `{row['spec']}` | {row['operation']} | {row['times']:g} x {row['than']} | {measured} | {met} |"
+        )
     return lines
 
 
@@ -116,7 +118,8 @@ def made() -> str:
         [
             f"{machine['processor']}, kernels for {machine['kernels']}; {packages}. "
             f"{record['elements']:,} float32 values ({record['elements'] * 4 / 2**20:.0f} MiB), "
-            f"{record['threads']} thread. GB/s of input, in brackets the ratio to a memcpy of the same buffer "
+            f"{record['threads']} thread, the machine's load before it "
+            f"{machine['load']}. GB/s of input, in brackets the ratio to a memcpy of the same buffer "
             "timed in turn with it; medians; Gaussian data. Every codec's promise is checked before its speed is "
             "taken.",
         ],
@@ -131,8 +134,8 @@ def made() -> str:
         [f"Speeds that were asked for: {not_met} of {len(record['asked'])} not met in this run."],
         asked_table(record),
         [
-            "Other sizes and input types: ratio of encode / decode_add to a memcpy of as many float32; **bold** where it "
-            f"is lower by more than a quarter than at {sizes['base']} float32.",
+            "Other sizes and types: encode / decode_add as a ratio to memcpy of as many float32; **bold** where it is "
+            f"lower by more than a quarter than at {sizes['base']} float32.",
         ],
         size_table(sizes),
     ]

@@ -116,7 +116,14 @@ class Labels:
     def add(self, text: str, point: Point, colour: Any) -> None:
         """Label ``point``."""
         note = self._axes.annotate(
-            text, point, xytext=(0, 0), textcoords="offset pixels", va="bottom", ha="left", fontsize=SMALL, color=colour
+            text,
+            point,
+            xytext=(0, 0),
+            textcoords="offset pixels",
+            va="bottom",
+            ha="left",
+            fontsize=SMALL,
+            color=colour,
         )
         extent = note.get_window_extent()
         self._labels.append((note, self._axes.transData.transform(point), extent.width, extent.height))
@@ -148,7 +155,9 @@ class Labels:
         radii = (7, 12, 20, 30, 42, 56, 72, 90)
         angles = [step * math.pi / 12 for step in range(24)]
         return [
-            (r * self._pixel * math.cos(angle), r * self._pixel * math.sin(angle)) for r in radii for angle in angles
+            (r * self._pixel * math.cos(angle), r * self._pixel * math.sin(angle))
+            for r in radii
+            for angle in angles
         ]
 
     @staticmethod
@@ -160,7 +169,9 @@ class Labels:
 
     def _cost(self, box: Box, spot: Point, place: Any, others: list[Box]) -> float:
         left, bottom, right, top = self._frame
-        outside = max(0, left - box[0]) + max(0, box[2] - right) + max(0, bottom - box[1]) + max(0, box[3] - top)
+        outside = (
+            max(0, left - box[0]) + max(0, box[2] - right) + max(0, bottom - box[1]) + max(0, box[3] - top)
+        )
         covered = sum(_overlap(box, other) for other in others)
         way = [(place[0] + part * spot[0], place[1] + part * spot[1]) for part in (0.35, 0.5, 0.65, 0.8)]
         crossed = sum(b[0] < x < b[2] and b[1] < y < b[3] for x, y in way for b in others)
@@ -179,7 +190,9 @@ def plot(axes: Any, rows: list[Row], place: Callable[[Row], Point], peers: list[
     for row, (x, y) in points:
         colour, marker = STYLES[row["family"]]
         face = colour if row["ours"] else "white"
-        axes.plot(x, y, marker=marker, color=colour, markerfacecolor=face, markersize=7.5, zorder=3, clip_on=False)
+        axes.plot(
+            x, y, marker=marker, color=colour, markerfacecolor=face, markersize=7.5, zorder=3, clip_on=False
+        )
     labels = Labels(axes, [point for _, point in points])
     for row, point in points:
         labels.add(short(row["name"]), point, darker(STYLES[row["family"]][0] if row["ours"] else "#999999"))
@@ -193,15 +206,18 @@ def darker(colour: str) -> tuple[float, ...]:
 
 def short(name: str) -> str:
     """A label: the parameter names that everybody guesses are left out."""
-    for long, brief in (("ratio=", ""), ("rounding=", ""), (",values=", " "), ("=true", ""), ("rate=", ""), ("rank=", "")):
-        name = name.replace(long, brief)
+    for guessed in ("ratio=", "rounding=", "=true", "rate=", "rank="):
+        name = name.replace(guessed, "")
+    name = name.replace(",values=", " ")
     return name.removeprefix("numcodecs ").removesuffix(", Blosc zstd")
 
 
 def legend(figure: Figure, rows: list[Row], *, peers: bool) -> None:
     shown = [family for family in STYLES if any(row["family"] == family for row in rows)]
     handles = [
-        mpl.lines.Line2D([], [], linestyle="none", color=STYLES[f][0], marker=STYLES[f][1], markersize=7, label=f)
+        mpl.lines.Line2D(
+            [], [], linestyle="none", color=STYLES[f][0], marker=STYLES[f][1], markersize=7, label=f
+        )
         for f in shown
     ]
     if peers:
@@ -223,7 +239,9 @@ def draw_errors(record: dict[str, Any]) -> Figure:
         bits_axis(axes)
         axes.set_yscale("log")
         axes.set_ylim(EXACT_AT / 2, 2)
-        axes.set_yticks([EXACT_AT, 1e-4, 1e-3, 1e-2, 0.1, 1], ["exact", "0.0001", "0.001", "0.01", "0.1", "1"])
+        axes.set_yticks(
+            [EXACT_AT, 1e-4, 1e-3, 1e-2, 0.1, 1], ["exact", "0.0001", "0.001", "0.01", "0.1", "1"]
+        )
         axes.minorticks_off()
         axes.set_title(f"Relative L2 error: {name}")
         cells = {row["name"]: row["sets"][name] for row in rows}

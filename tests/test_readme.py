@@ -1,4 +1,4 @@
-"""The README's figures are those of the committed result files."""
+"""The figures of README.md and docs/codecs.md are those of the committed result files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
-def test_figures_come_from_the_files():
-    subprocess.run([sys.executable, ROOT / "benchmarks" / "readme.py", "--check"], check=True, timeout=30)
+@pytest.mark.parametrize("script", ["readme.py", "codecs_doc.py"])
+def test_figures_come_from_the_files(script):
+    subprocess.run([sys.executable, ROOT / "benchmarks" / script, "--check"], check=True, timeout=30)

@@ -6,6 +6,10 @@ size needs, with training going on in between: nothing is repeated.
 
 from __future__ import annotations
 
+import itertools
+import json
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -26,7 +30,7 @@ def collect(n: int, *, small: bool = False) -> tuple[str, npt.NDArray[np.float32
 
     Args:
         n: elements; the last tensor taken is cut off there.
-        small: a smaller model and fewer steps before the first is taken.
+        small: a smaller model and text, and fewer steps before the first is taken.
 
     Returns:
         What they are, in words; float32 of ``n`` elements, in the parameters' order; start and shape of each
@@ -35,28 +39,37 @@ def collect(n: int, *, small: bool = False) -> tuple[str, npt.NDArray[np.float32
     config = TrainConfig(micro_batches=1)
     before = 20
     if small:
-        config = TrainConfig(layers=2, d_model=64, seq_len=64, micro_batches=1, micro_batch_size=2)
-        before = 2
+        config = TrainConfig(
+            data=str(Path(json.__file__).parent),
+            layers=2,
+            d_model=64,
+            seq_len=64,
+            micro_batches=1,
+            micro_batch_size=2,
+        )
+        before = 0
     corpus = load_corpus(config.data, config.tokenizer, config.val_fraction, config.vocab_size)
     batches = Batches(corpus, config)
     shape = ModelShape(corpus.vocab_size, config.layers, config.d_model, config.heads, config.seq_len)
     model = build_gpt(shape, config.seed)
     parameters = dict(model.named_parameters())
-    optimizer = make_optimizer(parameters, config)
+    optimizer = None  # made where a second step is needed: torch takes seconds to load its optimizers
     values = np.empty(n, np.float32)
     tensors: list[tuple[int, tuple[int, ...]]] = []
-    filled, step, taken = 0, 0, []
-    while filled < n:
+    filled, taken = 0, []
+    for step in itertools.count():
         batch = torch.from_numpy(batches.train(step, 0))
         loss_of(model(batch[:, :-1]), batch[:, 1:]).backward()
         if step >= before and (step - before) % BETWEEN == 0:
             taken.append(step)
             filled = _take(parameters, values, filled, tensors)
+            if filled == n:
+                break
+        optimizer = optimizer or make_optimizer(parameters, config)
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         set_learning_rate(optimizer, learning_rate(config, step))
         optimizer.step()
         optimizer.zero_grad()
-        step += 1
     count = sum(p.numel() for p in parameters.values())
     says = (
         f"gradients of the trainer's GPT ({config.layers} layers, width {config.d_model}, {count / 1e6:.1f} M "
