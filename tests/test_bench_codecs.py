@@ -21,15 +21,15 @@ from hybridcomp.codecs import names
 ROOT = Path(__file__).parent.parent
 
 
-def run(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run(*args: str, script: str = "codecs.py", code: int = 0) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(ROOT / "benchmarks" / "codecs.py"), *args]
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
 
-def test_comparison(tmp_path):
+def test_comparison_and_pictures(tmp_path):
     out = tmp_path / "codecs.json"
     done = run(
         "--quick", "--no-peers", "--codec", "none;int8;topk:ratio=0.01;powersgd:rank=4", "--json", str(out)
@@ -55,6 +55,11 @@ def test_comparison(tmp_path):
     assert own["measured"] == record["rows"][1]["encode"]["ratio"]
     assert own["met"] == (own["measured"] >= 1.3)
     assert asked["topk:ratio=0.01", "encode", "torch topk 1 %"]["met"] is None  # no peers in this run
+    run(str(tmp_path), script="plot_codecs.py")
+    for picture in ("codecs_error.png", "codecs_speed.png"):
+        content = (tmp_path / picture).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert 10_000 < len(content) < 200_000
 
 
 def test_sizes_and_types(tmp_path):
