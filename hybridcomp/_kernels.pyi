@@ -27,6 +27,50 @@ def bounded_encode(
 def bounded_decode(payload: Buffer, n: int, dtype: int, out: Buffer, out_dtype: int, add: bool) -> int: ...
 def bounded_check(payload: Buffer, n: int, dtype: int) -> int: ...
 def convert(src: Buffer, src_dtype: int, dst: Buffer, dst_dtype: int, add: bool) -> None: ...
+def feedback_add(x: Buffer, dtype: int, e: Buffer, out: Buffer, subtract: bool) -> bool: ...
+def feedback_lose(corrected: Buffer, decoded: Buffer, out: Buffer, wide: bool, weight: float) -> bool: ...
+def feedback_move(
+    x: Buffer, dtype: int, velocity: Buffer, sum: Buffer, moved: Buffer, out: Buffer, momentum: float
+) -> None: ...
+def feedback_mask(corrected: Buffer, decoded: Buffer, moved: Buffer, wide: bool) -> bool: ...
+def feedback_encode(
+    x: Buffer,
+    dtype: int,
+    e: Buffer,
+    lost: Buffer,
+    bits: int,
+    block: int,
+    codec: int,
+    params: int,
+    out: Buffer,
+) -> tuple[int, bool]: ...
+def average_fresh_bytes(start: int, n: int, wide: bool) -> int: ...
+def average_encode(
+    x: Buffer,
+    dtype: int,
+    state: Buffer,
+    count: int,
+    start: int,
+    fresh: Buffer,
+    beta: float,
+    bits: int,
+    block: int,
+    codec: int,
+    params: int,
+    out: Buffer,
+) -> tuple[int, bool]: ...
+def average_correct(x: Buffer, dtype: int, state: Buffer, count: int, start: int, out: Buffer) -> None: ...
+def average_keep(
+    corrected: Buffer,
+    decoded: Buffer,
+    wide: bool,
+    state: Buffer,
+    count: int,
+    start: int,
+    fresh: Buffer,
+    weight: float,
+    beta: float,
+) -> bool: ...
 def topk_select(src: Buffer, dtype: int, k: int, indices: Buffer, values: Buffer) -> int: ...
 def topk_index_bound(n: int, k: int) -> int: ...
 def topk_scatter(

@@ -6,6 +6,8 @@ from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.bounded import BoundedCodec
 from hybridcomp.codecs.cast import BFloat16Codec, Float16Codec
 from hybridcomp.codecs.feedback import ErrorFeedback
+from hybridcomp.codecs.forms import FORMS, Form, parse_form
+from hybridcomp.codecs.memory import Memory
 from hybridcomp.codecs.lossless import LosslessCodec
 from hybridcomp.codecs.minifloat import Float8Codec, MXFP4Codec, MXFP8Codec
 from hybridcomp.codecs.mpc import MPCCodec
@@ -13,6 +15,7 @@ from hybridcomp.codecs.none import NoneCodec
 from hybridcomp.codecs.powersgd import PowerSGDCodec
 from hybridcomp.codecs.quantize import Int2Codec, Int4Codec, Int8Codec
 from hybridcomp.codecs.registry import codec_for, decode, decode_add, get_codec, names, parse_spec, register
+from hybridcomp.codecs.resharding import reshard
 from hybridcomp.codecs.sign import SignCodec
 from hybridcomp.codecs.topk import TopKCodec
 from hybridcomp.codecs.zfp import ZfpCodec
@@ -20,6 +23,11 @@ from hybridcomp.codecs.zfp import ZfpCodec
 __all__ = [
     "Codec",
     "ErrorFeedback",
+    "FORMS",
+    "Form",
+    "Memory",
+    "parse_form",
+    "reshard",
     "get_codec",
     "decode",
     "decode_add",

@@ -98,6 +98,12 @@ class Codec(abc.ABC):
         """The codec to use at ``step`` (0, 1, ...): another seed for codecs that draw random numbers, else itself."""
         return self
 
+    @property
+    def integer_blocks(self) -> tuple[int, int] | None:
+        """(bits, block) if a message holds the integers of :mod:`.quantize`, nearest to the values, and nothing
+        else: kernels of error feedback write such messages themselves. None for every other codec."""
+        return None
+
     # -- what it gets from that ----------------------------------------------------------------------
 
     def encode(self, x: Any, out: Any = None) -> Any:

@@ -1,48 +1,93 @@
-"""Error feedback: what a lossy codec dropped is added to what it encodes next.
+"""Error feedback: what a lossy codec dropped is made up for by what it encodes next.
 
-Form ``ef`` (Seide et al., "1-Bit Stochastic Gradient Descent", 2014; Karimireddy et al., arXiv:1901.09847)::
-
-    corrected = x + residual;  msg = encode(corrected);  residual = corrected - decode(msg)
+The forms are in :mod:`.memories` and :mod:`.estimates`; here they are kept by key, saved and loaded.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hybridcomp import arrays, native
+from hybridcomp import arrays
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.estimates import EstimateMemory
+from hybridcomp.codecs.forms import FORMS, Form, parse_form
+from hybridcomp.codecs.memories import AverageMemory, MomentumMemory, PlainMemory
+from hybridcomp.codecs.memory import Memory, Scratch
 from hybridcomp.codecs.registry import get_codec
 
+__all__ = ["FORMS", "ErrorFeedback", "Form", "Key", "Memory", "parse_form"]
+
 Key = tuple[str | int, ...]
-FORMS = ("ef",)
+Arrays = dict[str, npt.NDArray[Any]]
+MEMORIES: dict[str, type[Memory]] = {
+    cls.name: cls for cls in (PlainMemory, EstimateMemory, AverageMemory, MomentumMemory)
+}
+_FORM, _STEPS = "form", "steps"  # what a state says of a key beside its arrays
 
 
 class ErrorFeedback:
-    """Residuals of a lossy codec, by key: (axis, parameter or bucket name, ...).
+    """Memories of a lossy codec, by key: (axis, parameter or bucket name, ...).
 
-    Residuals are float32 (float64 for float64 data), zero at first and zero again when the count or dtype
-    under a key changes.
+    States are float32 (float64 for float64 data; 8 bits for ``loco``), zero at first and zero again when the count
+    or dtype under a key changes.
 
     Args:
-        codec: what :meth:`encode` encodes with, a codec or its spec; None if only :meth:`residual` is used.
-        form: ``"ef"``.
+        codec: what :meth:`encode` encodes with, a codec or its spec; None if only memories are used.
+        form: ``"ef"``, ``"ef21"``, ``"loco"`` or ``"dgc"``, or a spec with its parameters
+            (``"loco:beta=0.9"``). None: :meth:`memory` says which, key by key.
+        options: the form's parameters: ``beta`` (0.8) and ``reset_steps`` (1024) of ``loco``, ``momentum`` (0.9)
+            of ``dgc``.
+
+    Raises:
+        ValueError: an unknown form or parameter, or a value out of its range.
     """
 
-    def __init__(self, codec: Codec | str | None = None, form: str = "ef") -> None:
-        if form not in FORMS:
-            raise ValueError(f"unknown form of error feedback {form!r}; known: {', '.join(FORMS)}")
+    def __init__(
+        self, codec: Codec | str | None = None, form: str | Form | None = "ef", **options: Any
+    ) -> None:
         self.codec = None if codec is None else get_codec(codec)
-        self.form = form
-        self._residuals: dict[Key, npt.NDArray[Any]] = {}
+        if form is None and options:
+            raise ValueError(f"{', '.join(options)} belong to a form, and form is None")
+        self.form = None if form is None else parse_form(form, **options)
+        self._memories: dict[Key, Memory] = {}
+        self._scratch = Scratch()
+
+    def memory(
+        self, key: Key, n: int, dtype: arrays.DTypeLike = DType.FLOAT32, form: str | Form | None = None
+    ) -> Memory:
+        """The memory under ``key``, for collectives, which correct and encode spans of an array.
+
+        Args:
+            key: a tuple of str and int.
+            n: elements.
+            dtype: of the data; the memory has its accumulator's dtype.
+            form: of this key, where this object was made without one.
+
+        Raises:
+            ValueError: no form is known, or the key's memory (loaded, say) is of another form.
+        """
+        wanted = self._form(form)
+        kind = arrays.as_dtype(dtype).accumulator
+        found = self._memories.get(_checked(key))
+        if found is not None and found.form != wanted:
+            _same_form(json.dumps(list(key)), found.form, wanted)
+            arrays_, steps = found.arrays(), found.steps
+            found = MEMORIES[wanted.name].restore(wanted, arrays_, self._scratch)  # with other parameters
+            found.steps = steps
+            self._memories[key] = found
+        if found is None or found.n != n or found.kind is not kind:
+            found = MEMORIES[wanted.name](wanted, n, kind, self._scratch)
+            self._memories[key] = found
+        return found
 
     def residual(self, key: Key, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> npt.NDArray[Any]:
-        """The residual under ``key``, to be changed in place.
+        """The residual under ``key``, to be changed in place: of ``ef`` only.
 
         Args:
             key: a tuple of str and int.
@@ -50,69 +95,175 @@ class ErrorFeedback:
             dtype: of the data; the residual has its accumulator's dtype.
 
         Returns:
-            1-D float32 or float64 of ``n`` elements.
+            1-D float32 or float64 of ``n`` elements, until the next :meth:`encode` under the key.
+
+        Raises:
+            ValueError: the form is not ``ef``.
         """
-        storage = arrays.as_dtype(dtype).accumulator.storage
-        found = self._residuals.get(_checked(key))
-        if found is None or found.size != n or found.dtype != storage:
-            found = np.zeros(n, storage)
-            self._residuals[key] = found
-        return found
+        memory = self.memory(key, n, dtype, "ef" if self.form is None else None)
+        if not isinstance(memory, PlainMemory):
+            raise ValueError(f"only the form 'ef' has a residual, not {memory.form.name!r}")
+        return memory.error
 
-    def encode(self, x: Any, key: Key) -> Any:
-        """Encode ``x`` plus its residual, and keep what that lost.
+    def encode(self, x: Any, key: Key, out: Any = None) -> Any:
+        """Encode ``x`` with feedback: by the codec at the key's step (:meth:`Codec.at_step`).
 
-        If what was lost is not finite everywhere (a gradient overflowed), the residual stays as it was, so
-        that a step which a gradient scaler skips does not spoil those after it.
+        If what is to be kept is not finite everywhere (a gradient overflowed), the state stays as it was, so that
+        a step which a gradient scaler skips does not spoil those after it.
+
+        Args:
+            x: as :meth:`Codec.encode` takes it.
+            key: a tuple of str and int.
+            out: optional 1-D uint8 buffer for the message.
 
         Returns:
             The message, in ``x``'s library. It holds float32 (float64 for float64 data).
 
         Raises:
-            ValueError: this object has no codec.
+            ValueError: this object has no codec, or no form; ``out`` is too small.
             CodecMismatchError: the codec cannot carry ``x``.
         """
         if self.codec is None:
-            raise ValueError("this ErrorFeedback was made without a codec: it keeps residuals only")
+            raise ValueError("this ErrorFeedback was made without a codec: it keeps memories only")
         src = arrays.flatten(x)
-        kind = src.dtype.accumulator
         if not src.dtype.is_float:
-            return self.codec.encode(x)
-        residual = self.residual(key, src.size, src.dtype)
-        corrected = residual.copy()
-        kernels = native.kernels()
-        kernels.convert(src.data, src.dtype, corrected, kind, True)
-        msg = self.codec.encode(corrected.reshape(src.shape))
-        decoded = self.codec.decode(msg)
-        np.subtract(corrected, decoded, out=corrected)
-        if np.isfinite(corrected).all():
-            residual[...] = corrected
-        return arrays.like(msg, src)
+            return self.codec.encode(x, out)
+        memory = self.memory(key, src.size, src.dtype)
+        codec = self.codec.at_step(memory.begin())
+        need = codec.bound(src.size, memory.kind)
+        buffer = np.empty(need, np.uint8) if out is None else arrays.flatten(out, writable=True).data
+        if buffer.dtype != np.uint8 or buffer.size < need:
+            raise ValueError(f"out must be uint8 of at least {need} bytes, not {buffer.dtype}[{buffer.size}]")
+        nbytes = memory.encode(codec, src, buffer)
+        return arrays.like(buffer[:nbytes], src)
+
+    def accumulate(self, key: Key, decoded_sum: Any) -> Any:
+        """The receiver's side: what the sum of all senders' messages of a step means.
+
+        Under ``ef21`` messages are differences: this adds their sum to the running sum of the senders' estimates
+        and returns that. Under every other form a message means what it decodes to, and ``decoded_sum`` itself
+        is returned.
+
+        Every rank that sends under a key calls this after its :meth:`encode`, with the same sum: where that is
+        not finite, the running sum stays as it was, and what this object sent last is taken back, on all ranks.
+
+        Args:
+            key: the senders' key.
+            decoded_sum: sum of the decoded messages; float32 (float64 for float64 data), any shape.
+
+        Returns:
+            The running sum, of the shape and library of ``decoded_sum``; a copy.
+        """
+        known = self._memories.get(_checked(key))
+        form = known.form if self.form is None and known is not None else self._form(None)
+        if form.name != EstimateMemory.name:
+            return decoded_sum
+        flat = arrays.flatten(decoded_sum)
+        memory = self.memory(key, flat.size, flat.dtype, form)
+        assert isinstance(memory, EstimateMemory)
+        return arrays.like(memory.add(flat.data), flat).reshape(flat.shape)
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of all residuals, by keys in JSON: ``{'["dp", "layer.0.weight"]': array}``."""
-        return {json.dumps(list(key)): value.copy() for key, value in self._residuals.items()}
+        """Copies of all states, as arrays by keys in JSON: ``{'["dp", "layer.0.weight"]': array}``.
+
+        What else a key has follows its JSON after a ``#``: further arrays, ``#steps`` where steps were counted, and
+        ``#form``, the form's spec in bytes, where it is not ``ef``.
+        """
+        state: dict[str, npt.NDArray[Any]] = {}
+        for key, memory in self._memories.items():
+            text = json.dumps(list(key))
+            state |= pack_key(text, memory.form, memory.steps, memory.arrays())
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace all residuals by those that :meth:`state_dict` gave (NumPy arrays or torch tensors).
+        """Replace all states by those that :meth:`state_dict` gave (NumPy arrays or torch tensors).
+
+        The form's parameters are this object's, whatever those of the saved ones were.
 
         Raises:
-            ValueError: a key or a dtype that no state has.
+            ValueError: a key or an array that no state has, or a state of another form than this object's.
         """
-        loaded: dict[Key, npt.NDArray[Any]] = {}
-        for text, value in state.items():
-            flat: Flat = arrays.flatten(value)
-            if flat.dtype not in (DType.FLOAT32, DType.FLOAT64):
-                raise ValueError(f"residual {text} is {flat.dtype.label}, not float32 or float64")
-            loaded[_key_of(text)] = flat.data.copy()
-        self._residuals = loaded
+        loaded: dict[Key, Memory] = {}
+        for text, (saved, steps, parts) in unpack_keys(state).items():
+            form = self.form or saved
+            _same_form(text, saved, form)
+            try:
+                memory = MEMORIES[form.name].restore(form, parts, self._scratch)
+            except ValueError as error:
+                raise ValueError(f"residual {text} cannot be of the form {form.name!r}: {error}") from error
+            memory.steps = steps
+            loaded[_key_of(text)] = memory
+        self._memories = loaded
 
     def clear(self) -> None:
-        """Forget all residuals."""
-        self._residuals.clear()
+        """Forget all states."""
+        self._memories.clear()
+        self._scratch.clear()
 
     def __len__(self) -> int:
-        return len(self._residuals)
+        return len(self._memories)
+
+    def _form(self, given: str | Form | None) -> Form:
+        if given is None:
+            if self.form is None:
+                raise ValueError("form must be given: this ErrorFeedback was made without one")
+            return self.form
+        form = parse_form(given)
+        if self.form is not None and form != self.form:
+            raise ValueError(f"form must be {self.form.spec!r}, this ErrorFeedback's, not {form.spec!r}")
+        return form
+
+
+def pack_key(text: str, form: Form, steps: int, parts: Arrays) -> Arrays:
+    """A key's part of a state."""
+    packed = {f"{text}#{name}" if name else text: array for name, array in parts.items()}
+    if steps:
+        packed[f"{text}#{_STEPS}"] = np.array(steps, np.int64)
+    if form.name != PlainMemory.name:
+        packed[f"{text}#{_FORM}"] = np.frombuffer(form.spec.encode(), np.uint8).copy()
+    return packed
+
+
+def unpack_keys(state: Mapping[str, Any]) -> dict[str, tuple[Form, int, Arrays]]:
+    """A state's keys in JSON, each with its form, steps and arrays.
+
+    Raises:
+        ValueError: a malformed key, form or number of steps.
+    """
+    found: dict[str, Arrays] = {}
+    for full, value in state.items():
+        # JSON of a list ends with a bracket, so a # after the last one is ours.
+        text, name = (full, "") if full.endswith("]") else full.rpartition("#")[::2]
+        _key_of(text)
+        flat: Flat = arrays.flatten(value)
+        found.setdefault(text, {})[name] = flat.data
+        if flat.dtype is DType.BFLOAT16:
+            raise ValueError(f"residual {full} is bfloat16, which no form keeps")
+    return {text: _described(text, parts) for text, parts in found.items()}
+
+
+def _described(text: str, parts: Arrays) -> tuple[Form, int, Arrays]:
+    spec = parts.pop(_FORM, None)
+    count = parts.pop(_STEPS, np.zeros(1, np.int64))
+    if count.size != 1 or count.dtype.kind not in "iu" or count[0] < 0:
+        raise ValueError(f"residual {text} has no number of steps: {count!r}")
+    if spec is not None and spec.dtype != np.uint8:
+        raise ValueError(f"residual {text} has a form that is not text: {spec!r}")
+    form = parse_form(PlainMemory.name if spec is None else spec.tobytes().decode(errors="replace"))
+    return form, int(count[0]), parts
+
+
+def _same_form(text: str, saved: Form, wanted: Form) -> None:
+    if saved.name != wanted.name:
+        raise ValueError(
+            f"the memory of {text} is of the form {saved.spec!r}, and {wanted.spec!r} is asked for: "
+            "load it where its form is in use, or clear() it"
+        )
+
+
+def keys_of(states: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All keys of some states, in the order in which they come."""
+    return list(dict.fromkeys(text for state in states for text in state))
 
 
 def _checked(key: Key) -> Key:

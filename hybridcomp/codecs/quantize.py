@@ -114,6 +114,10 @@ class _BlockCodec(Codec):
             return self
         return type(self)(**{**self.params, "seed": checks.stepped(self._seed, step)})
 
+    @property
+    def integer_blocks(self) -> tuple[int, int] | None:
+        return self.bits, self._block
+
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         full, rest = divmod(n, self._block)
         scale = (8 if arrays.as_dtype(dtype) is DType.FLOAT64 else 4) * (1 if self._symmetric else 2)

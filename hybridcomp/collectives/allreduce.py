@@ -6,14 +6,20 @@
 4. Every rank, the owner too, decodes that message: all ranks end with the same bits.
 
 The sum is encoded once, where a ring would encode it again at each hop and let the error grow with the square
-root of the rank count. Steps overlap chunk by chunk. With error feedback the residual of what a rank encoded,
-in step 1 for others' shards and in step 3 for its own, is added to its data of the next call.
+root of the rank count. Steps overlap chunk by chunk. With error feedback what a rank encodes, in step 1 for others'
+shards and in step 3 for its own, is corrected by a memory of all of its data (:mod:`hybridcomp.codecs.memory`):
+
+*   ``ef`` and ``loco`` do the same in both steps; the owner's own part enters the sum as it is.
+*   ``dgc``: the owner's own part too is what its memory would have sent, or momentum would weigh ranks differently;
+    what step 3 loses is sent with the owner's next part.
+*   ``ef21``: parts and results are differences, from estimates that their receivers hold.
 """
 
 from __future__ import annotations
 
-from hybridcomp.arrays import Flat
-from hybridcomp.collectives.carry import Array, Carrier, narrow, widen
+from hybridcomp.arrays import ByteArray, Flat
+from hybridcomp.codecs import Memory
+from hybridcomp.collectives.carry import Array, Carrier, narrow
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming, Mailbox, arrival
@@ -29,7 +35,7 @@ def allreduce(
     tags: tuple[int, int],
     *,
     mean: bool = False,
-    residual: Array | None = None,
+    memory: Memory | None = None,
 ) -> Steps:
     """Sum ``send`` over all ranks into ``recv``.
 
@@ -38,12 +44,12 @@ def allreduce(
         send, recv: the same count and dtype; either the same memory or none in common.
         tags: one for the parts, one for the results.
         mean: divide the sum by the number of ranks (before it is encoded).
-        residual: error-feedback memory of the accumulator's dtype and the same count, updated in place.
+        memory: error feedback of as many elements; its step has begun.
 
     Raises:
         WireError, MismatchError: from a peer's message.
     """
-    run = _Run(carrier, send, recv, tags, mean, residual)
+    run = _Run(carrier, send, recv, tags, mean, memory)
     count = run.shards.count
     with carrier.transport.keeping(run):
         for k in range(count + _BEHIND):
@@ -70,18 +76,19 @@ class _Run:
         recv: Flat,
         tags: tuple[int, int],
         mean: bool,
-        residual: Array | None,
+        memory: Memory | None,
     ) -> None:
         self.carrier = carrier
         self.send, self.recv = send.data, recv.data
         self.dtype = send.dtype
-        # A lossless codec carries the sum rounded to the caller's dtype; a lossy one the accumulator itself.
-        self.sum_dtype = send.dtype if carrier.codec.lossless else send.dtype.accumulator
-        # What feedback corrects is in the accumulator's dtype, and so are its messages.
-        self.part_dtype = send.dtype if residual is None else send.dtype.accumulator
+        # What feedback corrects is in the accumulator's dtype, and so are its messages. Without it a lossless codec
+        # carries the sum rounded to the caller's dtype, a lossy one the accumulator itself.
+        wide = send.dtype.accumulator
+        self.sum_dtype = send.dtype if carrier.codec.lossless and memory is None else wide
+        self.part_dtype = send.dtype if memory is None else wide
         self.tags = tags
         self.mean = mean
-        self.residual = residual
+        self.memory = memory
         self.rank, self.others = carrier.transport.rank, carrier.transport.others
         self.shards = Shards.of(send.size, carrier.transport.size, send.dtype.itemsize)
         self.mailbox = Mailbox(carrier.transport)
@@ -101,11 +108,10 @@ class _Run:
         ]
         for q in owners:
             span = shards.span(q, k)
-            if self.residual is None:
+            if self.memory is None:
                 buffer, nbytes = carrier.encode(self.send[span])
             else:
-                data = widen(self.send[span], self.dtype)
-                buffer, nbytes = carrier.encode_with_feedback(data, self.residual[span])
+                buffer, nbytes = carrier.encode_with_feedback(self.send[span], self.memory, span)
             carrier.call.wire_bytes += nbytes
             mailbox.send(buffer, nbytes, [q], self.tags[0])
 
@@ -115,29 +121,33 @@ class _Run:
         span = self.shards.span(self.rank, k)
         if span.start == span.stop:
             return
-        acc = widen(self.send[span], self.dtype)
+        memory = self.memory
+        acc = carrier.own(self.send[span], memory, span)
         for message in self.parts.pop(k):
             carrier.decode_add(message.buffer, acc, message.peer, self.part_dtype)
-        if self.mean:
-            acc /= carrier.transport.size
-        if self.residual is not None:
-            # The residual is a share of a sum; what this rank's share of a mean lost counts once per rank.
-            residual = self.residual[span]
-            if self.mean:
-                residual /= carrier.transport.size
-            buffer, nbytes = carrier.encode_with_feedback(acc, residual)
-            if self.mean:
-                residual *= carrier.transport.size
-        elif carrier.codec.lossless:
-            buffer, nbytes = carrier.encode(narrow(acc, self.dtype))
+        if memory is not None:
+            ranks = carrier.transport.size if self.mean else 1
+            buffer, nbytes = carrier.encode_sum_with_feedback(acc, memory, span, ranks)
         else:
-            buffer, nbytes = carrier.encode(acc, self.sum_dtype)
+            if self.mean:
+                acc /= carrier.transport.size
+            buffer, nbytes = self._encode_sum(acc)
         carrier.call.wire_bytes += nbytes * len(self.others)
         self.mailbox.send(buffer, nbytes, self.others, self.tags[1])
-        carrier.decode(buffer[:nbytes], self.recv[span], self.rank, self.sum_dtype)
+        self._take(buffer[:nbytes], span, self.rank)
 
     def gather(self, k: int) -> None:
         """Step 4 for chunk ``k`` of the other ranks' shards."""
         for message in self.results.pop(k):
-            span = self.shards.span(message.peer, k)
-            self.carrier.decode(message.buffer, self.recv[span], message.peer, self.sum_dtype)
+            self._take(message.buffer, self.shards.span(message.peer, k), message.peer)
+
+    def _encode_sum(self, acc: Array) -> tuple[ByteArray, int]:
+        if self.carrier.codec.lossless:
+            return self.carrier.encode(narrow(acc, self.dtype))
+        return self.carrier.encode(acc, self.sum_dtype)
+
+    def _take(self, message: ByteArray, span: slice, owner: int) -> None:
+        if self.memory is None:
+            self.carrier.decode(message, self.recv[span], owner, self.sum_dtype)
+        else:
+            self.carrier.decode_result(message, self.recv[span], owner, self.memory, span)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
-from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.codecs import Codec, Memory, get_codec
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport import Transport
 from hybridcomp.errors import MismatchError
@@ -44,22 +44,34 @@ class Carrier:
             nbytes = self.codec.encode_flat(Flat(data, kind, data.shape, True, False), buffer)
         return buffer, nbytes
 
-    def encode_with_feedback(self, data: Array, residual: Array) -> tuple[ByteArray, int]:
-        """Encode ``data`` plus ``residual`` (both of the accumulator's dtype) and leave the error in ``residual``.
+    def encode_with_feedback(self, data: Array, memory: Memory, span: slice) -> tuple[ByteArray, int]:
+        """Encode a span of data as ``memory`` corrects it; the message is of the accumulator's dtype.
 
-        Data that is not finite leaves the residual as it was: the overflow passes, the memory stays good.
+        Data that is not finite leaves the memory of its span as it was: the overflow passes, the memory stays good.
         """
-        kind = self.dtype.accumulator
+        buffer = self.transport.take(self.codec.bound(data.size, self.dtype.accumulator))
         with self.call.encoding():
-            data += residual
-        buffer, nbytes = self.encode(data, kind)
-        with self.call.encoding():
-            raw, header = wire.open_message(buffer[:nbytes])
-            decoded = np.empty_like(data)
-            self.codec.decode_flat(raw, header, decoded, kind)
-            data -= decoded
-            np.copyto(residual, data, where=np.isfinite(data))
+            nbytes = memory.encode(self.codec, self._flat(data), buffer, span)
         return buffer, nbytes
+
+    def own(self, data: Array, memory: Memory | None, span: slice) -> Array:
+        """A new accumulator for a span that this rank owns, with its own part in it."""
+        if memory is None:
+            return widen(data, self.dtype)
+        with self.call.encoding():
+            return memory.own(self.codec, self._flat(data), span)
+
+    def encode_sum_with_feedback(
+        self, total: Array, memory: Memory, span: slice, ranks: int
+    ) -> tuple[ByteArray, int]:
+        """Encode the sum of a span that this rank owns, over ``ranks`` for a mean; ``total`` is used up."""
+        buffer = self.transport.take(self.codec.bound(total.size, self.dtype.accumulator))
+        with self.call.encoding():
+            nbytes = memory.encode_sum(self.codec, total, buffer, span, ranks)
+        return buffer, nbytes
+
+    def _flat(self, data: Array) -> Flat:
+        return Flat(data, self.dtype, data.shape, True, False)
 
     def inbox_bytes(self, n: int, dtype: DType | None = None) -> int:
         """Size of a buffer for a message of ``n`` elements.
@@ -97,6 +109,20 @@ class Carrier:
         with self.call.decoding():
             raw, header = self.open(msg, out.size, peer, source)
             self.codec.decode_flat(raw, header, out, self.dtype)
+
+    def decode_result(self, msg: ByteArray, out: Array, peer: int, memory: Memory, span: slice) -> None:
+        """Check a message of an owner's sum, and write what it means to ``out``, of the caller's dtype."""
+        kind = self.dtype.accumulator
+        if not memory.tracks:
+            self.decode(msg, out, peer, kind)
+            return
+        values = out if self.dtype is kind else np.empty(out.size, kind.storage)
+        with self.call.decoding():
+            raw, header = self.open(msg, out.size, peer, kind)
+            self.codec.decode_flat(raw, header, values, kind)
+            memory.result(values, span)
+            if values is not out:
+                out[:] = narrow(values, self.dtype)
 
     def decode_add(self, msg: ByteArray, acc: Array, peer: int, source: DType | None = None) -> None:
         """Check a message of ``source`` elements and add its values to the fp32 or fp64 ``acc``."""

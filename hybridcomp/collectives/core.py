@@ -12,7 +12,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat, byte_view
-from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
+from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
 from hybridcomp.collectives import p2p
 from hybridcomp.collectives.agreement import agree_on_policy
 from hybridcomp.collectives.allgather import allgather
@@ -28,7 +28,7 @@ from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.transport import Transport
 from hybridcomp.errors import CodecMismatchError
-from hybridcomp.policy import Choice, Message, Policy, load_policy
+from hybridcomp.policy import Choice, Message, Policy, check_feedback, load_policy
 
 Op = MPI.Op | str
 CodecLike = Codec | str | None
@@ -56,7 +56,7 @@ class Core:
         self.axis = axis
         self.timeout = timeout
         self.step = 0
-        self.feedback = ErrorFeedback()
+        self.feedback = ErrorFeedback(form=None)
         self.warm: dict[str, Array] = {}
         self.mpi = comm.Dup()
         self._p2p = comm.Dup()
@@ -87,17 +87,18 @@ class Core:
                 lambda s, r: self.mpi.Iallreduce(s, r, _mpi_op(op)), send, recv, p if mean else 1
             )
             return self._start(steps, call, exact=True)
-        carrier = Carrier(self._transport, choice.codec, recv.dtype, call)
         tag = self._transport.tag
         if choice.codec.linear:
+            carrier = Carrier(self._transport, choice.codec, recv.dtype, call)
             residual = self._residual(choice, name, recv.size, DType.FLOAT32)
             tags = (tag(), tag(), tag(), tag())
             low = lowrank_allreduce(
                 carrier, send, recv, tags, mean=mean, residual=residual, warm=self.warm, name=name
             )
             return self._start(low, call)
-        residual = self._residual(choice, name, recv.size, recv.dtype)
-        return self._start(allreduce(carrier, send, recv, (tag(), tag()), mean=mean, residual=residual), call)
+        memory, stepped = self._memory("all_reduce", choice, name, recv.size, recv.dtype)
+        carrier = Carrier(self._transport, stepped, recv.dtype, call)
+        return self._start(allreduce(carrier, send, recv, (tag(), tag()), mean=mean, memory=memory), call)
 
     def reduce_scatter_block(
         self, send: Flat, recv: Flat, op: Op, name: str | None, phase: str | None, codec: CodecLike
@@ -121,9 +122,9 @@ class Core:
                 lambda s, r: self.mpi.Ireduce_scatter_block(s, r, _mpi_op(op)), send, recv, p if mean else 1
             )
             return self._start(steps, call, exact=True)
-        carrier = Carrier(self._transport, choice.codec, send.dtype, call)
-        residual = self._residual(choice, name, send.size, send.dtype)
-        steps = reduce_scatter_block(carrier, send, recv, self._transport.tag(), mean=mean, residual=residual)
+        memory, stepped = self._memory("reduce_scatter", choice, name, send.size, send.dtype)
+        carrier = Carrier(self._transport, stepped, send.dtype, call)
+        steps = reduce_scatter_block(carrier, send, recv, self._transport.tag(), mean=mean, memory=memory)
         return self._start(steps, call)
 
     def allgather(
@@ -322,7 +323,18 @@ class Core:
     def _residual(self, choice: Choice, name: str | None, n: int, dtype: DType) -> Array | None:
         if choice.feedback is None or name is None:
             return None
+        check_feedback("all_reduce", choice.codec, choice.feedback)
         return self.feedback.residual((self.axis, name), n, dtype.accumulator)
+
+    def _memory(
+        self, op: str, choice: Choice, name: str | None, n: int, dtype: DType
+    ) -> tuple[Memory | None, Codec]:
+        """The feedback's memory of a message, its step begun, and the codec of that step."""
+        if choice.feedback is None or name is None:
+            return None, choice.codec
+        check_feedback(op, choice.codec, choice.feedback)
+        memory = self.feedback.memory((self.axis, name), n, dtype, choice.feedback)
+        return memory, choice.codec.at_step(memory.begin())
 
     # -- starting ------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hybridcomp.arrays import Flat
-from hybridcomp.collectives.carry import Array, Carrier, narrow, widen
+from hybridcomp.codecs import Memory
+from hybridcomp.collectives.carry import Carrier, narrow
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming, Mailbox, arrival
@@ -12,7 +13,7 @@ _AHEAD = 3
 
 
 def reduce_scatter_block(
-    carrier: Carrier, send: Flat, recv: Flat, tag: int, *, mean: bool = False, residual: Array | None = None
+    carrier: Carrier, send: Flat, recv: Flat, tag: int, *, mean: bool = False, memory: Memory | None = None
 ) -> Steps:
     """Sum ``send`` over all ranks; rank r gets block r.
 
@@ -22,8 +23,8 @@ def reduce_scatter_block(
         recv: one block; may be a part of ``send``.
         tag: this operation's tag.
         mean: divide the sum by the number of ranks.
-        residual: error-feedback memory of the accumulator's dtype, ``send.size`` elements, updated in place.
-            This rank's own block is added uncompressed and leaves none.
+        memory: error feedback of ``send.size`` elements; its step has begun. This rank's own block is added
+            uncompressed and leaves nothing in it, but under ``dgc``, as in an all-reduce, as if it were sent.
 
     Raises:
         WireError, MismatchError: from a peer's message.
@@ -31,7 +32,7 @@ def reduce_scatter_block(
     t = carrier.transport
     mailbox = Mailbox(t)
     shards = Shards.fixed(send.size, t.size, recv.size, send.dtype.itemsize)
-    dtype = send.dtype if residual is None else send.dtype.accumulator
+    dtype = send.dtype if memory is None else send.dtype.accumulator
     parts: dict[int, list[Incoming]] = {}
 
     def scatter(k: int) -> None:
@@ -39,11 +40,10 @@ def reduce_scatter_block(
         parts[k] = [mailbox.receive(nbytes, q, tag) for q in sorted(t.others)]
         for q in t.others:
             span = shards.span(q, k)
-            if residual is None:
+            if memory is None:
                 buffer, length = carrier.encode(send.data[span])
             else:
-                data = widen(send.data[span], send.dtype)
-                buffer, length = carrier.encode_with_feedback(data, residual[span])
+                buffer, length = carrier.encode_with_feedback(send.data[span], memory, span)
             carrier.call.wire_bytes += length
             mailbox.send(buffer, length, [q], tag)
 
@@ -54,7 +54,7 @@ def reduce_scatter_block(
                     scatter(ahead)
             yield arrival(parts[k])
             own = shards.span(t.rank, k)
-            acc = widen(send.data[own], send.dtype)
+            acc = carrier.own(send.data[own], memory, own)
             for message in parts.pop(k):
                 carrier.decode_add(message.buffer, acc, message.peer, dtype)
             if mean:

@@ -6,6 +6,16 @@ live beside this file in ``presets/``.
 
 from hybridcomp.policy.load import PRESETS, load_policy
 from hybridcomp.policy.message import OPS, PHASES, Choice, Message
-from hybridcomp.policy.rules import Policy, Rule
+from hybridcomp.policy.rules import Policy, Rule, check_feedback
 
-__all__ = ["OPS", "PHASES", "PRESETS", "Choice", "Message", "Policy", "Rule", "load_policy"]
+__all__ = [
+    "OPS",
+    "PHASES",
+    "PRESETS",
+    "Choice",
+    "Message",
+    "Policy",
+    "Rule",
+    "check_feedback",
+    "load_policy",
+]

@@ -42,7 +42,7 @@ class Choice:
 
     Attributes:
         codec: what carries the message; ``none`` sends it as it is.
-        feedback: form of error feedback (``"ef"``) or None.
+        feedback: spec of a form of error feedback (``"ef"``, ``"loco:beta=0.9"``) or None.
         reason: why this codec, in a few words, for ``stats()``.
     """
 

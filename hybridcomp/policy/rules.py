@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.codecs import FORMS, Codec, get_codec, parse_form
 from hybridcomp.errors import PolicyError
 from hybridcomp.policy.message import Choice, Message
 
@@ -24,7 +24,7 @@ class Rule:
 
     Attributes:
         codecs: tried in order; the first that can carry the message is used.
-        feedback: form of error feedback for messages that have a name.
+        feedback: spec of the form of error feedback for messages that have a name.
         warmup_steps: steps sent uncompressed at first.
         min_bytes: smaller messages are sent uncompressed.
         exclude: ``fnmatch`` patterns of message names that are sent uncompressed.
@@ -147,6 +147,27 @@ class Policy:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+def check_feedback(op: str, codec: Codec, feedback: str | None) -> None:
+    """Check that an operation (or phase) can give a codec this form of error feedback.
+
+    ``ef21`` needs every rank to see the result; a linear codec's own algorithm keeps plain residuals.
+
+    Raises:
+        PolicyError: names the operation or the codec, and what is allowed.
+    """
+    if feedback is None:
+        return
+    name = parse_form(feedback).name
+    if codec.linear and name != "ef":
+        raise PolicyError(f"feedback of {codec.name} must be ef, not {feedback!r}: it is linear")
+    if op == "reduce_scatter" and name == "ef21":
+        allowed = ", ".join(form for form in FORMS if form != name)
+        raise PolicyError(
+            f"feedback of reduce_scatter must be one of {allowed}, not {feedback!r}: a rank does not see the result "
+            "of what it sends, so senders and receivers could not tell together that a step overflowed"
+        )
 
 
 def _canonical(key: str, rule: Rule) -> str:

@@ -10,6 +10,8 @@
     all_reduce = { codec = ["powersgd:rank=4", "int8"], feedback = "ef", warmup_steps = 100 }
     [pp]
     forward = "int8:block=128"             # an operation or a phase; a bare string is its codec
+    [fsdp]
+    reduce_scatter = { codec = "int4", feedback = "loco:beta=0.9" }    # or ef, dgc (momentum=), ef21 (all_reduce)
 """
 
 from __future__ import annotations
@@ -18,12 +20,11 @@ import re
 import tomllib
 from typing import Any, NoReturn
 
-from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.codecs import Codec, get_codec, parse_form
 from hybridcomp.errors import PolicyError
 from hybridcomp.policy.message import OPS, PHASES
-from hybridcomp.policy.rules import Policy, Rule
+from hybridcomp.policy.rules import Policy, Rule, check_feedback
 
-FEEDBACK_FORMS = ("ef",)
 _RULE_KEYS = ("codec", "feedback", "warmup_steps", "min_bytes", "exclude")
 
 
@@ -97,17 +98,18 @@ class _Reader:
             value = table.get(key, 0)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 self._fail(section, entry or key, f"{key} must be an integer from 0 up, not {value!r}")
-        feedback = table.get("feedback")
-        if feedback is not None and feedback not in FEEDBACK_FORMS:
-            self._fail(
-                section, entry or "feedback", f"feedback must be one of {FEEDBACK_FORMS}, not {feedback!r}"
-            )
+        feedback = self._feedback(table.get("feedback"), section, entry)
         exclude = table.get("exclude")
         if exclude is not None and not (
             isinstance(exclude, list) and all(isinstance(e, str) for e in exclude)
         ):
             self._fail(section, entry or "exclude", f"exclude must be a list of patterns, not {exclude!r}")
         codecs = self._codecs(table["codec"], section, entry) if "codec" in table else None
+        for codec in codecs or ():
+            try:
+                check_feedback(entry or "", codec, feedback)
+            except PolicyError as error:
+                self._fail(section, entry or "feedback", str(error), error)
         for key in ("feedback", "warmup_steps"):
             if key in table and codecs is None:
                 self._fail(section, entry or key, f"{key} stands beside a codec, and here is none")
@@ -118,6 +120,15 @@ class _Reader:
             table.get("min_bytes"),
             None if exclude is None else tuple(exclude),
         )
+
+    def _feedback(self, value: Any, section: str | None, entry: str | None) -> str | None:
+        """The spec of a form, without the parameters that are at their defaults."""
+        if value is None:
+            return None
+        try:
+            return parse_form(value).spec
+        except ValueError as error:
+            self._fail(section, entry or "feedback", f"feedback {value!r}: {error}", error)
 
     def _codecs(self, value: Any, section: str | None, entry: str | None) -> tuple[Codec, ...]:
         specs = value if isinstance(value, list) else [value]

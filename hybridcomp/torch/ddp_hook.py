@@ -21,10 +21,10 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from hybridcomp.arrays import DType, as_dtype
-from hybridcomp.codecs import ErrorFeedback
+from hybridcomp.codecs import Codec, ErrorFeedback, Memory
 from hybridcomp.collectives import StatRow
 from hybridcomp.errors import CodecMismatchError
-from hybridcomp.policy import load_policy
+from hybridcomp.policy import check_feedback, load_policy
 from hybridcomp.torch.channels import open_channel
 from hybridcomp.torch.exchange import Encoded, Exact, Exchange, Thing
 from hybridcomp.torch.hook_plan import Piece, Plan, last_warmup_step, make_plan
@@ -69,7 +69,7 @@ class HookState:
         self.policy = default_policy() if policy is None else load_policy(policy)
         self.axis = axis
         self.step = 0
-        self.feedback = ErrorFeedback()
+        self.feedback = ErrorFeedback(form=None)
         self._factors: dict[str, Array] = {}
         self._module = module
         self._group = process_group or getattr(module, "process_group", None)
@@ -154,12 +154,10 @@ class HookState:
         values = wide.numpy()
 
         exact = torch.cat([host[p.start : p.stop] for p in plan.exact]) if plan.exact else host[:0]
-        codecs = [
-            Encoded(
-                p.choice.codec, values[p.start : p.stop], self._residual(p, dtype.accumulator), rank, size
-            )
-            for p in plan.encoded
-        ]
+        codecs = []
+        for p in plan.encoded:
+            memory, codec = self._memory(p, dtype)
+            codecs.append(Encoded(codec, values[p.start : p.stop], memory, rank, size))
         # PowerSGD computes in float32.
         matrices = [values[p.start : p.stop].astype(np.float32, copy=False) for p in plan.low_rank]
         low_rank = [
@@ -192,7 +190,16 @@ class HookState:
     def _residual(self, piece: Piece, dtype: DType) -> Array | None:
         if piece.choice.feedback is None:
             return None
+        check_feedback("all_reduce", piece.choice.codec, piece.choice.feedback)
         return self.feedback.residual((self.axis, piece.name), piece.size, dtype)
+
+    def _memory(self, piece: Piece, dtype: DType) -> tuple[Memory | None, Codec]:
+        """The feedback's memory of a parameter, its step begun, and the codec of that step."""
+        codec, form = piece.choice.codec, piece.choice.feedback
+        if form is None:
+            return None, codec
+        memory = self.feedback.memory((self.axis, piece.name), piece.size, dtype, form)
+        return memory, codec.at_step(memory.begin())
 
     def _count(
         self, parts_of: list[tuple[list[Piece], list[Thing]]], dtype: DType, wire: float, total: float

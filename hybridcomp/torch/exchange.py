@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hybridcomp.arrays import ByteArray
-from hybridcomp.codecs import Codec
+from hybridcomp.arrays import ByteArray, Flat, as_dtype
+from hybridcomp.codecs import Codec, Memory
 
 _ALIGN = 64  # bytes
 Array = npt.NDArray[Any]
@@ -158,25 +158,22 @@ class Exact:
 
 
 class Encoded:
-    """An array averaged by a codec, with error feedback if it has a residual.
+    """An array averaged by a codec, with error feedback if it has a memory: as in
+    :mod:`hybridcomp.collectives.allreduce`, with one chunk to a shard."""
 
-    The residual is what this rank's messages lost: of its own data in others' shards, and of the average, times
-    the number of ranks, in its own. It is added to the data of the next call.
-    """
-
-    def __init__(self, codec: Codec, values: Array, residual: Array | None, rank: int, size: int) -> None:
+    def __init__(self, codec: Codec, values: Array, memory: Memory | None, rank: int, size: int) -> None:
         """Average ``values`` in place.
 
         Args:
             codec: for parts and sums.
             values: 1-D float32 or float64.
-            residual: of the same shape and dtype, updated in place; None for no feedback.
+            memory: of as many elements, its step begun; None for no feedback.
             rank, size: of the channel.
         """
         self.seconds = [0.0, 0.0]
         self._codec = codec
         self._values = values
-        self._residual = residual
+        self._memory = memory
         self._rank, self._size = rank, size
         self._length = -(-values.size // size)
         self.slot = codec.bound(self._length, values.dtype)
@@ -184,40 +181,37 @@ class Encoded:
     def encode(self, shard: int, out: ByteArray) -> None:
         """See :class:`Thing`."""
         span = self._span(shard)
-        if self._residual is None:
+        if self._memory is None:
             self._codec.encode(self._values[span], out=out)
         else:
-            self._encode_corrected(self._values[span] + self._residual[span], span, out, 1)
+            self._memory.encode(self._codec, self._flat(span), out, span)
 
     def reduce(self, parts: Sequence[ByteArray], out: ByteArray) -> None:
         """See :class:`Thing`."""
         span = self._span(self._rank)
-        total = self._values[span].copy()
-        if self._residual is not None:
-            total += self._residual[span]
+        memory = self._memory
+        total = (
+            self._values[span].copy() if memory is None else memory.own(self._codec, self._flat(span), span)
+        )
         for rank, part in enumerate(parts):
             if rank != self._rank:
                 self._codec.decode_add(part, total)
-        total /= self._size
-        if self._residual is None:
+        if memory is None:
+            total /= self._size
             self._codec.encode(total, out=out)
         else:
-            self._encode_corrected(total, span, out, self._size)
+            memory.encode_sum(self._codec, total, out, span, self._size)
 
     def decode(self, shard: int, message: ByteArray) -> None:
         """See :class:`Thing`."""
-        self._codec.decode(message, out=self._values[self._span(shard)])
+        span = self._span(shard)
+        self._codec.decode(message, out=self._values[span])
+        if self._memory is not None and self._memory.tracks:
+            self._memory.result(self._values[span], span)
 
-    def _encode_corrected(self, corrected: Array, span: slice, out: ByteArray, weight: int) -> None:
-        """Encode, and keep what was lost; where that is not finite the residual stays as it was."""
-        assert self._residual is not None
-        message = self._codec.encode(corrected, out=out)
-        lost = corrected
-        with np.errstate(invalid="ignore"):
-            lost -= self._codec.decode(message)
-        if weight != 1:
-            lost *= weight
-        np.copyto(self._residual[span], lost, where=np.isfinite(lost))
+    def _flat(self, span: slice) -> Flat:
+        values = self._values[span]
+        return Flat(values, as_dtype(values.dtype), values.shape, True, False)
 
     def _span(self, shard: int) -> slice:
         start = min(shard * self._length, self._values.size)

@@ -62,6 +62,7 @@ inline DTypeCode sum_dtype(int code) {
 void bind_block(nb::module_& m);
 void bind_bounded(nb::module_& m);
 void bind_convert(nb::module_& m);
+void bind_feedback(nb::module_& m);
 void bind_lowrank(nb::module_& m);
 void bind_mpc(nb::module_& m);
 void bind_planes(nb::module_& m);

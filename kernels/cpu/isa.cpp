@@ -10,6 +10,7 @@ namespace hybridcomp::HC_ISA {
 extern const BlockKernels block_kernels;
 extern const BoundedKernels bounded_kernels;
 extern const ConvertKernels convert_kernels;
+extern const FeedbackKernels feedback_kernels;
 extern const LowrankKernels lowrank_kernels;
 extern const MpcKernels mpc_kernels;
 extern const PlanesKernels planes_kernels;
@@ -26,6 +27,7 @@ const Kernels table = {
     .block = &block_kernels,
     .bounded = &bounded_kernels,
     .convert = &convert_kernels,
+    .feedback = &feedback_kernels,
     .lowrank = &lowrank_kernels,
     .mpc = &mpc_kernels,
     .planes = &planes_kernels,

@@ -15,6 +15,7 @@ namespace hybridcomp {
 struct BlockKernels;
 struct BoundedKernels;
 struct ConvertKernels;
+struct FeedbackKernels;
 struct LowrankKernels;
 struct MpcKernels;
 struct PlanesKernels;
@@ -29,6 +30,7 @@ struct Kernels {
   const BlockKernels* block;
   const BoundedKernels* bounded;
   const ConvertKernels* convert;
+  const FeedbackKernels* feedback;
   const LowrankKernels* lowrank;
   const MpcKernels* mpc;
   const PlanesKernels* planes;

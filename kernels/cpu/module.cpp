@@ -58,6 +58,7 @@ NB_MODULE(_kernels, m) {
   bind_block(m);
   bind_bounded(m);
   bind_convert(m);
+  bind_feedback(m);
   bind_lowrank(m);
   bind_mpc(m);
   bind_planes(m);

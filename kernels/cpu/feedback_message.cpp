@@ -1,0 +1,191 @@
+// Error feedback around block quantizers: correction, message and what it lost, tile by tile in L1.
+#include <atomic>
+
+#include "block.hpp"
+#include "feedback.hpp"
+#include "fixed.hpp"
+#include "message.hpp"
+
+namespace hybridcomp {
+namespace {
+
+constexpr std::size_t kStep = 2048;  // elements of a tile of a state: a multiple of kStateBlock
+constexpr std::size_t kStreamed = std::size_t(4) << 20;  // bytes from which on a residual bypasses the caches
+
+std::size_t scale_bytes(bool wide) { return wide ? 8 : 4; }
+DTypeCode sum_type(bool wide) { return wide ? kFloat64 : kFloat32; }
+
+// The part of a state that holds elements start .. start + n, in whole blocks, and its fresh copy.
+struct Window {
+  Window(const Kernels& kernels, const State8& whole, std::size_t start, std::size_t n, bool is_wide,
+         std::uint8_t* fresh)
+      : k(kernels),
+        state(whole),
+        wide(is_wide),
+        first(start - start % kStateBlock),
+        last(std::min(whole.n, (start + n + kStateBlock - 1) / kStateBlock * kStateBlock)),
+        fresh_scales(fresh),
+        fresh_values(fresh + state_scales(last - first, is_wide)) {}
+
+  // Elements at .. at + m of the state as values; `at` begins a block.
+  void read(std::size_t at, std::size_t m, std::uint8_t* values) const {
+    k.block->dequantize(state.scales + at / kStateBlock * scale_bytes(wide), state.values + at, wide, m,
+                        kStateBlock, 8, values, sum_type(wide), false);
+  }
+
+  // The same back, to the fresh copy.
+  void write(std::size_t at, std::size_t m, const std::uint8_t* values) const {
+    const std::size_t i = at - first;
+    k.block->quantize(values, sum_type(wide), m, kStateBlock, 8,
+                      fresh_scales + i / kStateBlock * scale_bytes(wide), fresh_values + i);
+  }
+
+  void commit() const {
+    std::memcpy(state.scales + first / kStateBlock * scale_bytes(wide), fresh_scales,
+                state_scales(last - first, wide));
+    std::memcpy(state.values + first, fresh_values, last - first);
+  }
+
+  const Kernels& k;
+  const State8& state;
+  const bool wide;
+  const std::size_t first, last;
+  std::uint8_t* const fresh_scales;
+  std::uint8_t* const fresh_values;
+};
+
+// A quarter of the cache lines of what the next tile reads: asked for between the steps of this one, which
+// would otherwise leave the memory idle while they compute.
+void fetch(const std::uint8_t* data, std::size_t bytes, int quarter) {
+  const std::size_t part = bytes / 4;
+  const std::uint8_t* const from = data + part * static_cast<std::size_t>(quarter);
+  for (std::size_t i = 0; i < part; i += 64) __builtin_prefetch(from + i, 0, 3);
+}
+
+// Write the message of n corrected elements. correct(at, m, out) fills a tile; keep(at, m, corrected,
+// decoded) takes what became of it.
+template <typename Correct, typename Keep, typename Fetch>
+std::size_t encode_tiles(const Kernels& k, const BlockCodec& codec, DTypeCode dtype, std::size_t n,
+                         int threads, std::uint8_t* out, Correct correct, Keep keep, Fetch fetch_next) {
+  const bool wide = dtype == kFloat64;
+  const std::size_t tile = fused_tile(codec.block);
+  const QuantizePrefix prefix{codec.block, 0};
+  const auto scales_of = [&](std::size_t e) { return blocks_of(e, codec.block) * scale_bytes(wide); };
+  const auto packed_of = [&](std::size_t e) { return packed_bytes(e, codec.block, codec.bits); };
+  return write_fixed(
+      k, {codec.codec, sum_type(wide), codec.params, &prefix, sizeof(prefix)}, n, tile, threads, out,
+      scales_of, packed_of, [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
+        alignas(64) std::uint8_t corrected[kLongestFused * 8], decoded[kLongestFused * 8];
+        for (std::size_t i = 0; i < m; i += tile) {
+          const std::size_t len = std::min(tile, m - i);
+          std::uint8_t* const s = scales + scales_of(i);
+          std::uint8_t* const p = packed + packed_of(i);
+          const std::size_t next = at + i + len, ahead = std::min(tile, n - next);
+          fetch_next(next, ahead, 0);
+          correct(at + i, len, corrected);
+          fetch_next(next, ahead, 1);
+          k.block->quantize(corrected, sum_type(wide), len, codec.block, codec.bits, s, p);
+          fetch_next(next, ahead, 2);
+          k.block->dequantize(s, p, wide, len, codec.block, codec.bits, decoded, sum_type(wide), false);
+          fetch_next(next, ahead, 3);
+          keep(at + i, len, corrected, decoded);
+        }
+      });
+}
+
+}  // namespace
+
+std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std::uint8_t* x, DTypeCode dtype,
+                            std::size_t n, const std::uint8_t* e, std::uint8_t* lost, int threads,
+                            std::uint8_t* out, bool* finite) {
+  const bool wide = dtype == kFloat64;
+  const std::size_t size = scale_bytes(wide);
+  const bool streams = n * size >= kStreamed;
+  std::atomic<bool> good{true};
+  const std::size_t bytes = encode_tiles(
+      k, codec, dtype, n, threads, out,
+      [&](std::size_t at, std::size_t m, std::uint8_t* corrected) {
+        k.feedback->add(x + at * size_of(dtype), dtype, e + at * size, corrected, m, false);
+      },
+      [&](std::size_t at, std::size_t m, std::uint8_t* corrected, std::uint8_t* decoded) {
+        std::uint8_t* const to = streams ? decoded : lost + at * size;
+        if (!k.feedback->lose(corrected, decoded, to, wide, m, 1.0)) good = false;
+        if (streams) k.feedback->stream(decoded, lost + at * size, m * size);
+      },
+      [&](std::size_t at, std::size_t m, int quarter) {
+        fetch(x + at * size_of(dtype), m * size_of(dtype), quarter);
+        fetch(e + at * size, m * size, quarter);
+      });
+  *finite = good;
+  return bytes;
+}
+
+std::size_t encode_average(const Kernels& k, const BlockCodec& codec, const std::uint8_t* x, DTypeCode dtype,
+                           std::size_t start, std::size_t n, const State8& state, std::uint8_t* fresh,
+                           double beta, int threads, std::uint8_t* out, bool* finite) {
+  const bool wide = dtype == kFloat64;
+  const Window window(k, state, start, n, wide, fresh);
+  std::atomic<bool> good{true};
+  const std::size_t bytes = encode_tiles(
+      k, codec, dtype, n, threads, out,
+      [&](std::size_t at, std::size_t m, std::uint8_t* corrected) {
+        window.read(start + at, m, corrected);
+        k.feedback->add(x + at * size_of(dtype), dtype, corrected, corrected, m, false);
+      },
+      [&](std::size_t at, std::size_t m, std::uint8_t* corrected, std::uint8_t* decoded) {
+        alignas(64) std::uint8_t e[kLongestFused * 8];
+        window.read(start + at, m, e);
+        if (!k.feedback->average(corrected, decoded, e, wide, m, 1.0, beta)) good = false;
+        window.write(start + at, m, e);
+      },
+      [&](std::size_t at, std::size_t m, int quarter) {
+        fetch(x + at * size_of(dtype), m * size_of(dtype), quarter);
+        fetch(state.values + start + at, m, quarter);
+      });
+  *finite = good;
+  if (good) window.commit();
+  return bytes;
+}
+
+void correct_average(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, std::size_t start,
+                     std::size_t n, const State8& state, std::uint8_t* out, int threads) {
+  const bool wide = dtype == kFloat64;
+  const std::size_t size = scale_bytes(wide);
+  const Window window(k, state, start, n, wide, nullptr);
+  const std::size_t span = window.last - window.first;
+  split(span, kStep, ranges_of(span, kStep, threads), [&](int, std::size_t begin, std::size_t end) {
+    alignas(64) std::uint8_t e[kStep * 8];
+    for (std::size_t at = window.first + begin; at < window.first + end; at += kStep) {
+      const std::size_t m = std::min(kStep, window.first + end - at);
+      const std::size_t low = std::max(at, start), high = std::min(at + m, start + n);
+      window.read(at, m, e);
+      k.feedback->add(x + (low - start) * size_of(dtype), dtype, e + (low - at) * size,
+                      out + (low - start) * size, high - low, false);
+    }
+  });
+}
+
+bool keep_average(const Kernels& k, const std::uint8_t* corrected, const std::uint8_t* decoded, bool wide,
+                  std::size_t start, std::size_t n, const State8& state, std::uint8_t* fresh, double weight,
+                  double beta, int threads) {
+  const std::size_t size = scale_bytes(wide);
+  const Window window(k, state, start, n, wide, fresh);
+  const std::size_t span = window.last - window.first;
+  std::atomic<bool> good{true};
+  split(span, kStep, ranges_of(span, kStep, threads), [&](int, std::size_t begin, std::size_t end) {
+    alignas(64) std::uint8_t e[kStep * 8];
+    for (std::size_t at = window.first + begin; at < window.first + end; at += kStep) {
+      const std::size_t m = std::min(kStep, window.first + end - at);
+      const std::size_t low = std::max(at, start), high = std::min(at + m, start + n);
+      window.read(at, m, e);
+      if (!k.feedback->average(corrected + (low - start) * size, decoded + (low - start) * size,
+                               e + (low - at) * size, wide, high - low, weight, beta))
+        good = false;
+      window.write(at, m, e);
+    }
+  });
+  if (good) window.commit();
+  return good;
+}
+
+}  // namespace hybridcomp

@@ -1,0 +1,27 @@
+// The arithmetic of error feedback, for host and device (see arithmetic.hpp for the rules). T is float, or
+// double for double data.
+#pragma once
+
+#include "hybridcomp/arithmetic.hpp"
+
+namespace hybridcomp {
+
+// What a message lost of `corrected`. `weight` is 1, or the number of ranks where the message is of a mean.
+template <typename T>
+HC_HD T lost_of(T corrected, T decoded, T weight) {
+  return (corrected - decoded) * weight;
+}
+
+// LoCo's moving average of what messages lost; `rest` is 1 - beta.
+template <typename T>
+HC_HD T averaged(T error, T lost, T beta, T rest) {
+  return beta * error + rest * lost;
+}
+
+// DGC's momentum.
+template <typename T>
+HC_HD T moved(T velocity, T x, T momentum) {
+  return momentum * velocity + x;
+}
+
+}  // namespace hybridcomp
