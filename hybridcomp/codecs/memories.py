@@ -5,10 +5,13 @@
     c = x + e;  send C(c);  e = c - C(c)
 
 ``loco``: Xie et al., arXiv:2407.04480. The error is a moving average, kept in 8 bits (the payload of an ``int8``
-message, blocks of 128), and forgotten every ``reset_steps`` steps of its key. It is not exact: a share of what was
-lost is never sent. ::
+message, blocks of 128), and forgotten every ``reset_steps`` steps of its key. ::
 
     c = x + e;  send C(c);  e = beta e + (1 - beta) (c - C(c))
+
+What a step loses is sent in the steps after it, in shares (1 - beta) beta^k that add up to one: what was meant less
+what was sent is e / (1 - beta), where ``ef`` has e. Lost for good is, both over (1 - beta), what the 8 bits round
+off at each step (half a scale at most: 1/254 of the largest error of the block) and what a reset forgets.
 
 ``dgc``: Lin et al., "Deep Gradient Compression", arXiv:1712.01887: momentum correction and momentum factor masking.
 The optimizer's own momentum must be off: this is it. ::
@@ -154,8 +157,10 @@ class AverageMemory(Memory):
 
     def _encode_at_once(self, codec: Codec, data: Flat, out: ByteArray, span: slice) -> int | None:
         blocks = _blocks(codec)
-        # The kernel's tiles, of about 1,024 elements and whole blocks of the codec, must be whole blocks here too.
-        if blocks is None or span.start % 128 or (blocks[1] % 128 and 1024 % blocks[1]):
+        # The span, and the kernel's tiles of about 1,024 elements and whole blocks of the codec, must be whole blocks
+        # of the state too.
+        whole = not span.start % 128 and (not span.stop % 128 or span.stop == self.n)
+        if blocks is None or not whole or (blocks[1] % 128 and 1024 % blocks[1]):
             return None
         fresh = self._fresh(span)
         nbytes, _ = self._kernels.average_encode(

@@ -153,7 +153,9 @@ nb::tuple average_encode(nb::handle x, int dtype, nb::handle state, std::size_t 
   const Buffer from(x, false), sections(state, true), scratch(fresh, true), to(out, true);
   const std::size_t n = from.elements(size_of(type), "x");
   const State8 whole = state8(sections, count, wide, start, n);
-  if (start % kStateBlock || fused_tile(block) % kStateBlock) Buffer::fail("the span must begin a block");
+  const std::size_t stop = start + n;
+  if (start % kStateBlock || (stop % kStateBlock && stop != count) || fused_tile(block) % kStateBlock)
+    Buffer::fail("the span and the tiles must be whole blocks of the state");
   check_fresh(scratch, start, n, wide);
   check_out(to, n, wide, made);
   bool finite = true;

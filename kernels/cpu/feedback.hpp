@@ -60,8 +60,8 @@ std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std
                             std::size_t n, const std::uint8_t* e, std::uint8_t* lost, int threads,
                             std::uint8_t* out, bool* finite);
 
-// The same with the moving average of elements start .. start + n of `state`, which must be a multiple of
-// kStateBlock, and a codec whose tile (see fused_tile) is one too. What becomes of the state is written to
+// The same with the moving average of elements start .. start + n of `state`, which must be whole blocks of
+// it, and a codec whose tile (see fused_tile) is whole blocks too. What becomes of the state is written to
 // `fresh` (state_bytes of the span) and from there to the state if all is finite.
 std::size_t encode_average(const Kernels& k, const BlockCodec& codec, const std::uint8_t* x, DTypeCode dtype,
                            std::size_t start, std::size_t n, const State8& state, std::uint8_t* fresh,

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import hybridcomp as hc
 import hybridcomp.torch as hct
 from tests.torch.models import WIDTH, assert_near, batch, loss_of, model, reference_gradients, relative_error
 from tests.torch.parallel import assert_errors_within, assert_same_on_all_ranks
@@ -30,10 +31,11 @@ def group(backend: str) -> dist.ProcessGroup:
 BACKENDS = ("hybridcomp", "gloo")
 
 
-def policy(codec: str, feedback: bool = False, **more: object) -> str:
-    """A policy file; ``more`` are keys of the top level."""
+def policy(codec: str, feedback: bool | str = False, **more: object) -> str:
+    """A policy file; ``more`` are keys of the top level. ``feedback`` is a form, or True for ``ef``."""
+    form = "ef" if feedback is True else feedback
     lines = [f"{key} = {value!r}" for key, value in more.items() if key != "warmup_steps"]
-    entry = [f'codec = "{codec}"'] + (['feedback = "ef"'] if feedback else [])
+    entry = [f'codec = "{codec}"'] + ([f'feedback = "{form}"'] if form else [])
     if "warmup_steps" in more:
         entry.append(f"warmup_steps = {more['warmup_steps']}")
     with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
@@ -270,3 +272,37 @@ def case_overlap_with_a_training_loop() -> None:
     assert losses["none"] < 0.8 * start, (start, losses)
     for codec, loss in losses.items():
         assert start - loss > 0.5 * (start - losses["none"]), (codec, start, losses)
+
+
+def case_every_form_of_feedback() -> None:
+    """All ranks agree; a resumed run goes on with the same bits; an overflow leaves the memory good."""
+    for codec in ("int4:block=128", "topk:ratio=0.1"):
+        for form in ("ef", "ef21", "loco:beta=0.5", "dgc"):
+            chosen = policy(codec, feedback=form)
+            ddp = hooked("hybridcomp", chosen, bucket_cap_mb=0.1)
+            for i in range(2):
+                assert_same_on_all_ranks(step(ddp, 1 + i))
+            bad = step(ddp, float("inf") if dist.get_rank() == 0 else 1.0)
+            assert not all(torch.isfinite(grad).all() for grad in bad.values())
+            saved = {k: torch.from_numpy(v.copy()).numpy() for k, v in ddp.state.memory().items()}
+            going_on = [step(ddp, 3), step(ddp, 4)]
+            assert all(torch.isfinite(grad).all() for run in going_on for grad in run.values())
+            again = hooked("gloo", chosen, bucket_cap_mb=25)
+            again.state.load_memory(saved)
+            for i, want in enumerate(going_on):
+                got = step(again, 3 + i)
+                assert all(torch.equal(got[name], grad) for name, grad in want.items()), (codec, form, i)
+
+
+def case_ef21_nears_a_constant_gradient() -> None:
+    exact = expected()
+    ddp = hooked("hybridcomp", policy("topk:ratio=0.2", feedback="ef21"))
+    for _ in range(25):
+        gradients = step(ddp)
+    for name, grad in exact.items():
+        assert relative_error(gradients[name], grad) < 0.02, name
+
+
+def case_a_form_that_does_not_fit_fails_before_training() -> None:
+    with pytest.raises(hc.PolicyError, match="feedback of powersgd must be ef"):
+        hct.HookState(policy("powersgd:rank=4", feedback="loco"))
