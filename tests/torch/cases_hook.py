@@ -276,28 +276,28 @@ def case_overlap_with_a_training_loop() -> None:
 
 def case_every_form_of_feedback() -> None:
     """All ranks agree; a resumed run goes on with the same bits; an overflow leaves the memory good."""
-    for codec in ("int4:block=128", "topk:ratio=0.1"):
-        for form in ("ef", "ef21", "loco:beta=0.5", "dgc"):
-            chosen = policy(codec, feedback=form)
-            ddp = hooked("hybridcomp", chosen, bucket_cap_mb=0.1)
-            for i in range(2):
-                assert_same_on_all_ranks(step(ddp, 1 + i))
-            bad = step(ddp, float("inf") if dist.get_rank() == 0 else 1.0)
-            assert not all(torch.isfinite(grad).all() for grad in bad.values())
-            saved = {k: torch.from_numpy(v.copy()).numpy() for k, v in ddp.state.memory().items()}
-            going_on = [step(ddp, 3), step(ddp, 4)]
-            assert all(torch.isfinite(grad).all() for run in going_on for grad in run.values())
-            again = hooked("gloo", chosen, bucket_cap_mb=25)
-            again.state.load_memory(saved)
-            for i, want in enumerate(going_on):
-                got = step(again, 3 + i)
-                assert all(torch.equal(got[name], grad) for name, grad in want.items()), (codec, form, i)
+    forms = {"ef21": "int4:block=128", "loco:beta=0.5": "int4:block=128", "dgc": "topk:ratio=0.1"}
+    for form, codec in forms.items():
+        chosen = policy(codec, feedback=form)
+        ddp = hooked("hybridcomp", chosen, bucket_cap_mb=0.1)
+        for i in range(2):
+            assert_same_on_all_ranks(step(ddp, 1 + i))
+        bad = step(ddp, float("inf") if dist.get_rank() == 0 else 1.0)
+        assert not all(torch.isfinite(grad).all() for grad in bad.values())
+        saved = {k: torch.from_numpy(v.copy()).numpy() for k, v in ddp.state.memory().items()}
+        going_on = [step(ddp, 3), step(ddp, 4)]
+        assert all(torch.isfinite(grad).all() for run in going_on for grad in run.values())
+        again = hooked("gloo", chosen, bucket_cap_mb=25)
+        again.state.load_memory(saved)
+        for i, want in enumerate(going_on):
+            got = step(again, 3 + i)
+            assert all(torch.equal(got[name], grad) for name, grad in want.items()), (codec, form, i)
 
 
 def case_ef21_nears_a_constant_gradient() -> None:
     exact = expected()
     ddp = hooked("hybridcomp", policy("topk:ratio=0.2", feedback="ef21"))
-    for _ in range(25):
+    for _ in range(15):
         gradients = step(ddp)
     for name, grad in exact.items():
         assert relative_error(gradients[name], grad) < 0.02, name
