@@ -100,8 +100,8 @@ class Codec(abc.ABC):
 
     @property
     def integer_blocks(self) -> tuple[int, int] | None:
-        """(bits, block) if a message holds the integers of :mod:`.quantize`, nearest to the values, and nothing
-        else: kernels of error feedback write such messages themselves. None for every other codec."""
+        """(bits, block) if a message holds the integers of :mod:`.quantize`, nearest to the values, with
+        scales alone: kernels of error feedback write such messages themselves. None for every other codec."""
         return None
 
     # -- what it gets from that ----------------------------------------------------------------------

@@ -116,7 +116,8 @@ class _BlockCodec(Codec):
 
     @property
     def integer_blocks(self) -> tuple[int, int] | None:
-        return self.bits, self._block
+        plain = self._rounding == "nearest" and self._symmetric and not self._hadamard
+        return (self.bits, self._block) if plain else None
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         full, rest = divmod(n, self._block)

@@ -96,15 +96,14 @@ bool feedback_mask(nb::handle corrected, nb::handle decoded, nb::handle moved, b
 }
 
 BlockCodec block_codec(int bits, std::uint32_t block, int codec, std::uint32_t params) {
-  if (bits != 8 && bits != 4) Buffer::fail("bits must be 8 or 4");
+  if (bits != 8 && bits != 4 && bits != 2) Buffer::fail("bits must be 8, 4 or 2");
   if (!valid_block(block) || block > kLongestFused) Buffer::fail("block must be a multiple of 8 up to 8192");
   if (codec < 0 || codec > 255) Buffer::fail("codec must fit a byte");
   return {static_cast<std::uint8_t>(codec), params, block, bits};
 }
 
 void check_out(const Buffer& out, std::size_t n, bool wide, const BlockCodec& codec) {
-  if (out.bytes() <
-      sizeof(Header) + quantized_payload(n, wide ? kFloat64 : kFloat32, codec.block, codec.bits))
+  if (out.bytes() < sizeof(Header) + quantized_payload(n, wide ? kFloat64 : kFloat32, format_of(codec)))
     Buffer::fail("out is too small");
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "block.hpp"
 #include "hybridcomp/wire.hpp"
 #include "kernels.hpp"
 
@@ -43,13 +44,14 @@ struct State8 {
   std::size_t n;
 };
 
-// What codec a message is for.
+// What codec a message is for: one that rounds to nearest, with scales alone.
 struct BlockCodec {
   std::uint8_t codec;    // wire id
   std::uint32_t params;  // hash of the spec
   std::uint32_t block;
   int bits;
 };
+constexpr BlockFormat format_of(const BlockCodec& codec) { return {codec.block, codec.bits, true, false, 0}; }
 
 // Longest block that the functions below take.
 constexpr std::uint32_t kLongestFused = 8192;

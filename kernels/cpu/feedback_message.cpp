@@ -9,6 +9,7 @@
 namespace hybridcomp {
 namespace {
 
+constexpr BlockFormat kStateFormat{kStateBlock, 8, true, false, 0};
 constexpr std::size_t kStep = 2048;  // elements of a tile of a state: a multiple of kStateBlock
 constexpr std::size_t kStreamed = std::size_t(4) << 20;  // bytes from which on a residual bypasses the caches
 
@@ -29,14 +30,14 @@ struct Window {
 
   // Elements at .. at + m of the state as values; `at` begins a block.
   void read(std::size_t at, std::size_t m, std::uint8_t* values) const {
-    k.block->dequantize(state.scales + at / kStateBlock * scale_bytes(wide), state.values + at, wide, m,
-                        kStateBlock, 8, values, sum_type(wide), false);
+    k.block->dequantize(state.scales + at / kStateBlock * scale_bytes(wide), state.values + at, wide, m, 0,
+                        kStateFormat, values, sum_type(wide), false);
   }
 
   // The same back, to the fresh copy.
   void write(std::size_t at, std::size_t m, const std::uint8_t* values) const {
     const std::size_t i = at - first;
-    k.block->quantize(values, sum_type(wide), m, kStateBlock, 8,
+    k.block->quantize(values, sum_type(wide), m, 0, kStateFormat, false,
                       fresh_scales + i / kStateBlock * scale_bytes(wide), fresh_values + i);
   }
 
@@ -69,28 +70,29 @@ std::size_t encode_tiles(const Kernels& k, const BlockCodec& codec, DTypeCode dt
                          int threads, std::uint8_t* out, Correct correct, Keep keep, Fetch fetch_next) {
   const bool wide = dtype == kFloat64;
   const std::size_t tile = fused_tile(codec.block);
+  const BlockFormat format = format_of(codec);
   const QuantizePrefix prefix{codec.block, 0};
   const auto scales_of = [&](std::size_t e) { return blocks_of(e, codec.block) * scale_bytes(wide); };
   const auto packed_of = [&](std::size_t e) { return packed_bytes(e, codec.block, codec.bits); };
-  return write_fixed(
-      k, {codec.codec, sum_type(wide), codec.params, &prefix, sizeof(prefix)}, n, tile, threads, out,
-      scales_of, packed_of, [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
-        alignas(64) std::uint8_t corrected[kLongestFused * 8], decoded[kLongestFused * 8];
-        for (std::size_t i = 0; i < m; i += tile) {
-          const std::size_t len = std::min(tile, m - i);
-          std::uint8_t* const s = scales + scales_of(i);
-          std::uint8_t* const p = packed + packed_of(i);
-          const std::size_t next = at + i + len, ahead = std::min(tile, n - next);
-          fetch_next(next, ahead, 0);
-          correct(at + i, len, corrected);
-          fetch_next(next, ahead, 1);
-          k.block->quantize(corrected, sum_type(wide), len, codec.block, codec.bits, s, p);
-          fetch_next(next, ahead, 2);
-          k.block->dequantize(s, p, wide, len, codec.block, codec.bits, decoded, sum_type(wide), false);
-          fetch_next(next, ahead, 3);
-          keep(at + i, len, corrected, decoded);
-        }
-      });
+  return write_fixed(k, {codec.codec, sum_type(wide), codec.params, &prefix, sizeof(prefix)}, n, tile,
+                     threads, out, scales_of, packed_of,
+                     [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
+                       alignas(64) std::uint8_t corrected[kLongestFused * 8], decoded[kLongestFused * 8];
+                       for (std::size_t i = 0; i < m; i += tile) {
+                         const std::size_t len = std::min(tile, m - i);
+                         std::uint8_t* const s = scales + scales_of(i);
+                         std::uint8_t* const p = packed + packed_of(i);
+                         const std::size_t next = at + i + len, ahead = std::min(tile, n - next);
+                         fetch_next(next, ahead, 0);
+                         correct(at + i, len, corrected);
+                         fetch_next(next, ahead, 1);
+                         k.block->quantize(corrected, sum_type(wide), len, 0, format, false, s, p);
+                         fetch_next(next, ahead, 2);
+                         k.block->dequantize(s, p, wide, len, 0, format, decoded, sum_type(wide), false);
+                         fetch_next(next, ahead, 3);
+                         keep(at + i, len, corrected, decoded);
+                       }
+                     });
 }
 
 }  // namespace

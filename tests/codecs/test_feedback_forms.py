@@ -16,7 +16,17 @@ from tests.codecs import common
 
 KEY = ("dp", "layer.0.weight")
 STATE = hc.get_codec("int8:block=128")
-SPECS = ["int8", "int4:block=32", "int4:block=24", "int8:block=16384", "topk:ratio=0.1", "bf16"]
+SPECS = [
+    "int8",
+    "int2",
+    "int4:hadamard=true",
+    "int4:symmetric=false",
+    "int4:block=32",
+    "int4:block=24",
+    "int8:block=16384",
+    "topk:ratio=0.1",
+    "bf16",
+]
 
 
 class Model:
@@ -26,15 +36,16 @@ class Model:
         self.form, self.codec = form, codec
         self.a, self.b = np.zeros(n, dtype), np.zeros(n, dtype)
 
-    def encode(self, x: np.ndarray) -> bytes:
+    def encode(self, x: np.ndarray, step: int) -> bytes:
         t = x.dtype.type
         if self.form == "dgc":
             moved = t(0.9) * self.b + x
             c = self.a + moved
         else:
             c = x - self.a if self.form == "ef21" else x + self.a
-        msg = self.codec.encode(c)
-        d = self.codec.decode(msg)
+        codec = self.codec.at_step(step)
+        msg = codec.encode(c)
+        d = codec.decode(msg)
         if self.form == "ef":
             self.a = c - d
         elif self.form == "ef21":
@@ -62,7 +73,7 @@ def test_a_model_in_numpy_gives_the_same_bits(form, spec, dtype):
     for step in range(4):
         x = common.gaussian(n, dtype, seed=step)
         got = common.bits(feedback.encode(x, KEY))
-        assert got == model.encode(common.wide(x).astype(wide)), step
+        assert got == model.encode(common.wide(x).astype(wide), step), step
     np.testing.assert_array_equal(state_of(feedback, n, dtype), model.a)
     if form == "dgc":
         np.testing.assert_array_equal(feedback.memory(KEY, n, dtype).arrays()["velocity"], model.b)
