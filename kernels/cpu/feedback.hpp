@@ -31,8 +31,8 @@ struct FeedbackKernels {
   // decoded = corrected - decoded; moved = 0 where decoded was not 0
   bool (*mask)(const void* corrected, void* decoded, void* moved, bool wide, std::size_t n);
 
-  // Copy past the caches: for outputs that will not be read before they would have left them. Ends with a
-  // fence.
+  // Copy past the caches: for outputs that will not be read before they would have left them. The thread must
+  // pass a fence, or end, before anybody reads them.
   void (*stream)(const void* from, void* to, std::size_t bytes);
 };
 

@@ -146,7 +146,6 @@ void stream(const void* from, void* to, std::size_t bytes) {
   for (; i + 64 <= bytes; i += 64)
     _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i), _mm512_loadu_si512(src + i));
   std::memcpy(dst + i, src + i, bytes - i);
-  _mm_sfence();
 #elif defined(__AVX2__)
   const std::size_t head = smaller(bytes, (32 - reinterpret_cast<std::uintptr_t>(dst) % 32) % 32);
   std::memcpy(dst, src, head);
@@ -155,7 +154,6 @@ void stream(const void* from, void* to, std::size_t bytes) {
     _mm256_stream_si256(reinterpret_cast<__m256i*>(dst + i),
                         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + i)));
   std::memcpy(dst + i, src + i, bytes - i);
-  _mm_sfence();
 #else
   if (bytes) std::memcpy(dst, src, bytes);
 #endif

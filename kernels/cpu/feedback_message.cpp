@@ -78,19 +78,20 @@ std::size_t encode_tiles(const Kernels& k, const BlockCodec& codec, DTypeCode dt
                      threads, out, scales_of, packed_of,
                      [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
                        alignas(64) std::uint8_t corrected[kLongestFused * 8], decoded[kLongestFused * 8];
+                       alignas(64) std::uint8_t state[kLongestFused * 8];
                        for (std::size_t i = 0; i < m; i += tile) {
                          const std::size_t len = std::min(tile, m - i);
                          std::uint8_t* const s = scales + scales_of(i);
                          std::uint8_t* const p = packed + packed_of(i);
                          const std::size_t next = at + i + len, ahead = std::min(tile, n - next);
                          fetch_next(next, ahead, 0);
-                         correct(at + i, len, corrected);
+                         correct(at + i, len, state, corrected);
                          fetch_next(next, ahead, 1);
                          k.block->quantize(corrected, sum_type(wide), len, 0, format, false, s, p);
                          fetch_next(next, ahead, 2);
                          k.block->dequantize(s, p, wide, len, 0, format, decoded, sum_type(wide), false);
                          fetch_next(next, ahead, 3);
-                         keep(at + i, len, corrected, decoded);
+                         keep(at + i, len, state, corrected, decoded);
                        }
                      });
 }
@@ -106,10 +107,10 @@ std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std
   std::atomic<bool> good{true};
   const std::size_t bytes = encode_tiles(
       k, codec, dtype, n, threads, out,
-      [&](std::size_t at, std::size_t m, std::uint8_t* corrected) {
+      [&](std::size_t at, std::size_t m, std::uint8_t*, std::uint8_t* corrected) {
         k.feedback->add(x + at * size_of(dtype), dtype, e + at * size, corrected, m, false);
       },
-      [&](std::size_t at, std::size_t m, std::uint8_t* corrected, std::uint8_t* decoded) {
+      [&](std::size_t at, std::size_t m, std::uint8_t*, std::uint8_t* corrected, std::uint8_t* decoded) {
         std::uint8_t* const to = streams ? decoded : lost + at * size;
         if (!k.feedback->lose(corrected, decoded, to, wide, m, 1.0)) good = false;
         if (streams) k.feedback->stream(decoded, lost + at * size, m * size);
@@ -118,6 +119,7 @@ std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std
         fetch(x + at * size_of(dtype), m * size_of(dtype), quarter);
         fetch(e + at * size, m * size, quarter);
       });
+  if (streams) std::atomic_thread_fence(std::memory_order_seq_cst);  // on this thread; the others have ended
   *finite = good;
   return bytes;
 }
@@ -130,13 +132,11 @@ std::size_t encode_average(const Kernels& k, const BlockCodec& codec, const std:
   std::atomic<bool> good{true};
   const std::size_t bytes = encode_tiles(
       k, codec, dtype, n, threads, out,
-      [&](std::size_t at, std::size_t m, std::uint8_t* corrected) {
-        window.read(start + at, m, corrected);
-        k.feedback->add(x + at * size_of(dtype), dtype, corrected, corrected, m, false);
-      },
-      [&](std::size_t at, std::size_t m, std::uint8_t* corrected, std::uint8_t* decoded) {
-        alignas(64) std::uint8_t e[kLongestFused * 8];
+      [&](std::size_t at, std::size_t m, std::uint8_t* e, std::uint8_t* corrected) {
         window.read(start + at, m, e);
+        k.feedback->add(x + at * size_of(dtype), dtype, e, corrected, m, false);
+      },
+      [&](std::size_t at, std::size_t m, std::uint8_t* e, std::uint8_t* corrected, std::uint8_t* decoded) {
         if (!k.feedback->average(corrected, decoded, e, wide, m, 1.0, beta)) good = false;
         window.write(start + at, m, e);
       },
