@@ -157,10 +157,10 @@ class AverageMemory(Memory):
 
     def _encode_at_once(self, codec: Codec, data: Flat, out: ByteArray, span: slice) -> int | None:
         blocks = _blocks(codec)
-        # The span, and the kernel's tiles of about 1,024 elements and whole blocks of the codec, must be whole blocks
+        # The span, and the kernel's tiles of about 256 elements and whole blocks of the codec, must be whole blocks
         # of the state too.
         whole = not span.start % 128 and (not span.stop % 128 or span.stop == self.n)
-        if blocks is None or not whole or (blocks[1] % 128 and 1024 % blocks[1]):
+        if blocks is None or not whole or (blocks[1] % 128 and 128 % blocks[1]):
             return None
         fresh = self._fresh(span)
         nbytes, _ = self._kernels.average_encode(

@@ -12,6 +12,8 @@ namespace hybridcomp {
 
 // Arrays of states are aligned and of the computing type: double if `wide`, else float. What returns bool
 // says whether all values written are finite. An output may be the same memory as an input of its own type.
+constexpr std::uint32_t kLongestTile = 1024;
+
 struct FeedbackKernels {
   // out = x + e, or x - e with `subtract`. x is of `dtype`, of any alignment.
   bool (*add)(const void* x, DTypeCode dtype, const void* e, void* out, std::size_t n, bool subtract);
@@ -30,6 +32,12 @@ struct FeedbackKernels {
 
   // decoded = corrected - decoded; moved = 0 where decoded was not 0
   bool (*mask)(const void* corrected, void* decoded, void* moved, bool wide, std::size_t n);
+
+  // Quantize x + e to int8 blocks as BlockKernels does (to nearest, scales alone), and write what that loses
+  // to `lost`, past the caches if it `streams` (see below): each element is read once. `block` is at most
+  // kLongestTile.
+  bool (*quantize8)(const void* x, DTypeCode dtype, const void* e, void* lost, std::size_t n,
+                    std::uint32_t block, std::uint8_t* scales, std::uint8_t* q, bool streams);
 
   // Copy past the caches: for outputs that will not be read before they would have left them. The thread must
   // pass a fence, or end, before anybody reads them.
@@ -69,8 +77,8 @@ std::size_t encode_average(const Kernels& k, const BlockCodec& codec, const std:
                            std::size_t start, std::size_t n, const State8& state, std::uint8_t* fresh,
                            double beta, int threads, std::uint8_t* out, bool* finite);
 
-// Elements that the two functions above take at a time.
-constexpr std::size_t fused_tile(std::uint32_t block) { return block <= 1024 ? 1024 / block * block : block; }
+// Elements that the two functions above take at a time: few, so that memory is read all the while.
+constexpr std::size_t fused_tile(std::uint32_t block) { return block <= 256 ? 256 / block * block : block; }
 
 // out = x + elements start .. start + n of the state, n elements.
 void correct_average(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, std::size_t start,

@@ -159,9 +159,87 @@ void stream(const void* from, void* to, std::size_t bytes) {
 #endif
 }
 
+// c = x + e; returns the largest magnitude.
+template <typename T, std::size_t N>
+typename Real<T>::Bits add_peak(const T* __restrict x, const T* __restrict e, T* __restrict c,
+                                std::size_t m) {
+  const std::size_t n = N ? N : m;
+  typename Real<T>::Signed peak = 0;
+  for (std::size_t i = 0; i < n; ++i) peak = larger<T>(peak, c[i] = x[i] + e[i]);
+  return static_cast<typename Real<T>::Bits>(peak);
+}
+
+// q and what it loses of c; returns the largest magnitude of that.
+template <typename T, std::size_t N>
+typename Real<T>::Signed quantize_lost(const T* __restrict c, std::size_t m, BlockScale<T> scale,
+                                       std::uint8_t* __restrict q, T* __restrict lost) {
+  const std::size_t n = N ? N : m;
+  typename Real<T>::Signed peak = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto k = static_cast<std::int8_t>(quantized(c[i], scale.inverse));
+    q[i] = static_cast<std::uint8_t>(k);
+    peak = larger<T>(peak, lost[i] = c[i] - static_cast<T>(k) * scale.stored);
+  }
+  return peak;
+}
+
+// The same of a block whose integers are all zero: it is tiny, or not finite, which its scale says.
+template <typename T>
+typename Real<T>::Signed zeros_lost(const T* c, std::size_t m, BlockScale<T> scale, std::uint8_t* q,
+                                    T* lost) {
+  typename Real<T>::Signed peak = 0;
+  for (std::size_t i = 0; i < m; ++i) {
+    q[i] = 0;
+    peak = larger<T>(peak, lost[i] = c[i] - T(0) * scale.stored);
+  }
+  return peak;
+}
+
+bool quantize8(const void* x, DTypeCode dtype, const void* e, void* lost, std::size_t n, std::uint32_t block,
+               std::uint8_t* scales, std::uint8_t* q, bool streams) {
+  constexpr std::size_t kUsual = 128;
+  bool finite = true;
+  with_dtype(dtype, [&]<DTypeCode D>() {
+    using T = ComputeOf<D>;
+    alignas(64) T buffer[kTile], c[kLongestTile], out[kLongestTile];
+    BlockScale<T> scale[kLongestTile / kMinBlock];
+    typename Real<T>::Bits peaks[kLongestTile / kMinBlock];
+    typename Real<T>::Signed largest = 0;
+    const auto* from = static_cast<const std::uint8_t*>(x);
+    const std::size_t tile = fused_tile(block);
+    for (std::size_t at = 0; at < n; at += tile) {
+      const std::size_t m = smaller(tile, n - at), blocks = blocks_of(m, block);
+      const T* values = view<D>(from + at * sizeof(StorageOf<D>), m, buffer);
+      const T* error = static_cast<const T*>(e) + at;
+      for (std::size_t b = 0; b < blocks; ++b) {
+        const std::size_t i = b * block, len = smaller(block, m - i);
+        peaks[b] = len == kUsual ? add_peak<T, kUsual>(values + i, error + i, c + i, len)
+                                 : add_peak<T, 0>(values + i, error + i, c + i, len);
+      }
+      for (std::size_t b = 0; b < blocks; ++b) {
+        scale[b] = block_scale<T>(peaks[b], T(127));
+        std::memcpy(scales + b * sizeof(T), &scale[b].stored, sizeof(T));
+      }
+      T* const to = streams ? out : static_cast<T*>(lost) + at;
+      for (std::size_t b = 0; b < blocks; ++b) {
+        const std::size_t i = b * block, len = smaller(block, m - i);
+        const auto peak = scale[b].inverse == T(0) ? zeros_lost<T>(c + i, len, scale[b], q + i, to + i)
+                          : len == kUsual ? quantize_lost<T, kUsual>(c + i, len, scale[b], q + i, to + i)
+                                          : quantize_lost<T, 0>(c + i, len, scale[b], q + i, to + i);
+        largest = peak > largest ? peak : largest;
+      }
+      if (streams) stream(out, static_cast<T*>(lost) + at, m * sizeof(T));
+      scales += blocks * sizeof(T);
+      q += m;
+    }
+    finite = is_finite<T>(largest);
+  });
+  return finite;
+}
+
 }  // namespace
 
 extern const FeedbackKernels feedback_kernels;
-const FeedbackKernels feedback_kernels = {add, lose, average, move, mask, stream};
+const FeedbackKernels feedback_kernels = {add, lose, average, move, mask, quantize8, stream};
 
 }  // namespace hybridcomp::HC_ISA

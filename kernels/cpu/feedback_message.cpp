@@ -55,19 +55,11 @@ struct Window {
   std::uint8_t* const fresh_values;
 };
 
-// A quarter of the cache lines of what the next tile reads: asked for between the steps of this one, which
-// would otherwise leave the memory idle while they compute.
-void fetch(const std::uint8_t* data, std::size_t bytes, int quarter) {
-  const std::size_t part = bytes / 4;
-  const std::uint8_t* const from = data + part * static_cast<std::size_t>(quarter);
-  for (std::size_t i = 0; i < part; i += 64) __builtin_prefetch(from + i, 0, 3);
-}
-
-// Write the message of n corrected elements. correct(at, m, out) fills a tile; keep(at, m, corrected,
-// decoded) takes what became of it.
-template <typename Correct, typename Keep, typename Fetch>
+// Write the message of n corrected elements, tile by tile. correct(at, m, state, out) fills a tile, and may
+// leave something in `state` for keep(at, m, state, corrected, decoded), which takes what became of it.
+template <typename Correct, typename Keep>
 std::size_t encode_tiles(const Kernels& k, const BlockCodec& codec, DTypeCode dtype, std::size_t n,
-                         int threads, std::uint8_t* out, Correct correct, Keep keep, Fetch fetch_next) {
+                         int threads, std::uint8_t* out, Correct correct, Keep keep) {
   const bool wide = dtype == kFloat64;
   const std::size_t tile = fused_tile(codec.block);
   const BlockFormat format = format_of(codec);
@@ -83,14 +75,9 @@ std::size_t encode_tiles(const Kernels& k, const BlockCodec& codec, DTypeCode dt
                          const std::size_t len = std::min(tile, m - i);
                          std::uint8_t* const s = scales + scales_of(i);
                          std::uint8_t* const p = packed + packed_of(i);
-                         const std::size_t next = at + i + len, ahead = std::min(tile, n - next);
-                         fetch_next(next, ahead, 0);
                          correct(at + i, len, state, corrected);
-                         fetch_next(next, ahead, 1);
                          k.block->quantize(corrected, sum_type(wide), len, 0, format, false, s, p);
-                         fetch_next(next, ahead, 2);
                          k.block->dequantize(s, p, wide, len, 0, format, decoded, sum_type(wide), false);
-                         fetch_next(next, ahead, 3);
                          keep(at + i, len, state, corrected, decoded);
                        }
                      });
@@ -105,6 +92,21 @@ std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std
   const std::size_t size = scale_bytes(wide);
   const bool streams = n * size >= kStreamed;
   std::atomic<bool> good{true};
+  if (codec.bits == 8 && codec.block <= kLongestTile) {
+    const QuantizePrefix prefix{codec.block, 0};
+    const std::size_t bytes = write_fixed(
+        k, {codec.codec, sum_type(wide), codec.params, &prefix, sizeof(prefix)}, n, fused_tile(codec.block),
+        threads, out, [&](std::size_t m) { return blocks_of(m, codec.block) * size; },
+        [](std::size_t m) { return m; },
+        [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* q) {
+          if (!k.feedback->quantize8(x + at * size_of(dtype), dtype, e + at * size, lost + at * size, m,
+                                     codec.block, scales, q, streams))
+            good = false;
+        });
+    if (streams) std::atomic_thread_fence(std::memory_order_seq_cst);
+    *finite = good;
+    return bytes;
+  }
   const std::size_t bytes = encode_tiles(
       k, codec, dtype, n, threads, out,
       [&](std::size_t at, std::size_t m, std::uint8_t*, std::uint8_t* corrected) {
@@ -114,10 +116,6 @@ std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std
         std::uint8_t* const to = streams ? decoded : lost + at * size;
         if (!k.feedback->lose(corrected, decoded, to, wide, m, 1.0)) good = false;
         if (streams) k.feedback->stream(decoded, lost + at * size, m * size);
-      },
-      [&](std::size_t at, std::size_t m, int quarter) {
-        fetch(x + at * size_of(dtype), m * size_of(dtype), quarter);
-        fetch(e + at * size, m * size, quarter);
       });
   if (streams) std::atomic_thread_fence(std::memory_order_seq_cst);  // on this thread; the others have ended
   *finite = good;
@@ -139,10 +137,6 @@ std::size_t encode_average(const Kernels& k, const BlockCodec& codec, const std:
       [&](std::size_t at, std::size_t m, std::uint8_t* e, std::uint8_t* corrected, std::uint8_t* decoded) {
         if (!k.feedback->average(corrected, decoded, e, wide, m, 1.0, beta)) good = false;
         window.write(start + at, m, e);
-      },
-      [&](std::size_t at, std::size_t m, int quarter) {
-        fetch(x + at * size_of(dtype), m * size_of(dtype), quarter);
-        fetch(state.values + start + at, m, quarter);
       });
   *finite = good;
   if (good) window.commit();
