@@ -7,8 +7,8 @@ from hybridcomp.codecs.bounded import BoundedCodec
 from hybridcomp.codecs.cast import BFloat16Codec, Float16Codec
 from hybridcomp.codecs.feedback import ErrorFeedback
 from hybridcomp.codecs.forms import FORMS, Form, parse_form
-from hybridcomp.codecs.memory import Memory
 from hybridcomp.codecs.lossless import LosslessCodec
+from hybridcomp.codecs.memory import Memory
 from hybridcomp.codecs.minifloat import Float8Codec, MXFP4Codec, MXFP8Codec
 from hybridcomp.codecs.mpc import MPCCodec
 from hybridcomp.codecs.none import NoneCodec
