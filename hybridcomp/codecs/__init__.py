@@ -7,6 +7,8 @@ from hybridcomp.codecs.bounded import BoundedCodec
 from hybridcomp.codecs.cast import BFloat16Codec, Float16Codec
 from hybridcomp.codecs.feedback import ErrorFeedback
 from hybridcomp.codecs.forms import FORMS, Form, parse_form
+from hybridcomp.codecs.lattice import LatticeCodec
+from hybridcomp.codecs.linear import LinearCodec
 from hybridcomp.codecs.lossless import LosslessCodec
 from hybridcomp.codecs.memory import Memory
 from hybridcomp.codecs.minifloat import Float8Codec, MXFP4Codec, MXFP8Codec
@@ -14,14 +16,17 @@ from hybridcomp.codecs.mpc import MPCCodec
 from hybridcomp.codecs.none import NoneCodec
 from hybridcomp.codecs.powersgd import PowerSGDCodec
 from hybridcomp.codecs.quantize import Int2Codec, Int4Codec, Int8Codec
+from hybridcomp.codecs.randomblock import RandomBlockCodec
 from hybridcomp.codecs.registry import codec_for, decode, decode_add, get_codec, names, parse_spec, register
 from hybridcomp.codecs.resharding import reshard
 from hybridcomp.codecs.sign import SignCodec
+from hybridcomp.codecs.sketch import SketchCodec
 from hybridcomp.codecs.topk import TopKCodec
 from hybridcomp.codecs.zfp import ZfpCodec
 
 __all__ = [
     "Codec",
+    "LinearCodec",
     "ErrorFeedback",
     "FORMS",
     "Form",
@@ -50,5 +55,8 @@ __all__ = [
     "ZfpCodec",
     "BoundedCodec",
     "TopKCodec",
+    "RandomBlockCodec",
     "PowerSGDCodec",
+    "LatticeCodec",
+    "SketchCodec",
 ]

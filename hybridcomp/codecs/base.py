@@ -38,7 +38,7 @@ class Codec(abc.ABC):
         wire_id: the header's codec byte; also selects the decoder.
         fixed_size: every message of n elements is exactly ``bound(n, dtype)`` bytes.
         lossless: decode(encode(x)) == x bit for bit.
-        linear: messages of the same parameters may be summed as numbers (see :mod:`.powersgd`).
+        linear: it sums in the compressed domain (see :mod:`.linear`).
         seldom: parameters that the spec string leaves out while they have their defaults.
     """
 

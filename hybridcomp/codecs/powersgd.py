@@ -28,7 +28,7 @@ import numpy.typing as npt
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
-from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.linear import LinearCodec, Reduced, Reduction, Round
 from hybridcomp.codecs.registry import register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
@@ -179,7 +179,7 @@ def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 @register
-class PowerSGDCodec(Codec):
+class PowerSGDCodec(LinearCodec):
     """A matrix by its ``rank`` strongest directions, about.
 
     Made for gradients with error feedback; float32 inside, whatever the dtype: float64 loses precision, and
@@ -198,7 +198,7 @@ class PowerSGDCodec(Codec):
     name = "powersgd"
     wire_id = 32
     fixed_size = False
-    linear = True
+    rounds = 2
 
     def __init__(self, rank: int = 4, seed: int = 0) -> None:
         self._rank = checks.integer("rank", rank, 1, MAX_RANK)
@@ -252,6 +252,41 @@ class PowerSGDCodec(Codec):
         return wire.seal(
             out, self.wire_id, self.params_hash, dtype=src.dtype, count=src.size, payload=at - HEADER_BYTES
         )
+
+    def reduction(
+        self,
+        x: Flat,
+        *,
+        ranks: int,
+        rank: int = 0,
+        mean: bool = False,
+        own: bool = True,
+        step: int = 0,
+        warm: dict[str, npt.NDArray[Any]] | None = None,
+        name: str | None = None,
+    ) -> Reduction:
+        """Two rounds: P, and Q. ``warm`` keeps the mean Q by name; the step is not used.
+
+        The approximation is of the mean, and that is what is taken for each rank's own.
+        """
+        shape, columns = matrix_shape(x.shape), effective_rank(x.shape, self._rank)
+        kind = x.dtype.accumulator.storage
+        matrix = _as_float32(x)
+        q = warm.get(name) if warm is not None and name is not None else None
+        if q is None or q.shape != (shape[1], columns):
+            q = initial_q(shape[1], columns, self._seed)
+        p = _project(matrix, shape, q)
+        yield Round(p, "sum")
+        orthogonalize(p)
+        q = _project_back(matrix, shape, p)
+        yield Round(q, "sum")
+        q /= np.float32(ranks)
+        if warm is not None and name is not None and np.isfinite(q).all():
+            warm[name] = q
+        approximation = np.empty(x.size, np.float32)
+        reconstruct(p, q, approximation)
+        wide = approximation.astype(kind, copy=False)
+        return Reduced(wide if mean else wide * kind.type(ranks), wide if own else None)
 
     @classmethod
     def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:

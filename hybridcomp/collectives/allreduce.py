@@ -1,4 +1,4 @@
-"""All-reduce of floats by a codec, encoded once.
+"""All-reduce of floats by a codec, encoded once; and of integers as they are.
 
 1. Each rank owns a shard. It encodes every other rank's shard of its own data and sends it there.
 2. The owner adds the decoded shards to its own in rank order, in float32 (float64 for float64).
@@ -16,6 +16,8 @@ shards and in step 3 for its own, is corrected by a memory of all of its data (:
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from hybridcomp.arrays import ByteArray, Flat
 from hybridcomp.codecs import Memory
@@ -36,6 +38,7 @@ def allreduce(
     *,
     mean: bool = False,
     memory: Memory | None = None,
+    fold: np.ufunc | None = None,
 ) -> Steps:
     """Sum ``send`` over all ranks into ``recv``.
 
@@ -45,11 +48,12 @@ def allreduce(
         tags: one for the parts, one for the results.
         mean: divide the sum by the number of ranks (before it is encoded).
         memory: error feedback of as many elements; its step has begun.
+        fold: for integers, by the codec ``none``: what reduces two arrays. None sums floats.
 
     Raises:
         WireError, MismatchError: from a peer's message.
     """
-    run = _Run(carrier, send, recv, tags, mean, memory)
+    run = _Run(carrier, send, recv, tags, mean, memory, fold)
     count = run.shards.count
     with carrier.transport.keeping(run):
         for k in range(count + _BEHIND):
@@ -77,6 +81,7 @@ class _Run:
         tags: tuple[int, int],
         mean: bool,
         memory: Memory | None,
+        fold: np.ufunc | None,
     ) -> None:
         self.carrier = carrier
         self.send, self.recv = send.data, recv.data
@@ -89,6 +94,7 @@ class _Run:
         self.tags = tags
         self.mean = mean
         self.memory = memory
+        self.fold = fold
         self.rank, self.others = carrier.transport.rank, carrier.transport.others
         self.shards = Shards.of(send.size, carrier.transport.size, send.dtype.itemsize)
         self.mailbox = Mailbox(carrier.transport)
@@ -122,9 +128,16 @@ class _Run:
         if span.start == span.stop:
             return
         memory = self.memory
-        acc = carrier.own(self.send[span], memory, span)
-        for message in self.parts.pop(k):
-            carrier.decode_add(message.buffer, acc, message.peer, self.part_dtype)
+        if self.fold is None:
+            acc = carrier.own(self.send[span], memory, span)
+            for message in self.parts.pop(k):
+                carrier.decode_add(message.buffer, acc, message.peer, self.part_dtype)
+        else:
+            acc = self.send[span].copy()
+            part = np.empty_like(acc)
+            for message in self.parts.pop(k):
+                carrier.decode(message.buffer, part, message.peer)
+                self.fold(acc, part, out=acc)
         if memory is not None:
             ranks = carrier.transport.size if self.mean else 1
             buffer, nbytes = carrier.encode_sum_with_feedback(acc, memory, span, ranks)

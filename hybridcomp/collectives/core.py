@@ -12,7 +12,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat, byte_view
-from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
+from hybridcomp.codecs import Codec, ErrorFeedback, LinearCodec, Memory, get_codec
 from hybridcomp.collectives import p2p
 from hybridcomp.collectives.agreement import agree_on_policy
 from hybridcomp.collectives.allgather import allgather
@@ -23,7 +23,7 @@ from hybridcomp.collectives.buffers import overlap, same_memory
 from hybridcomp.collectives.carry import Array, Carrier
 from hybridcomp.collectives.engine import Request, Steps, engine
 from hybridcomp.collectives.exact import AVG, native, reduce_native
-from hybridcomp.collectives.lowrank import lowrank_allreduce
+from hybridcomp.collectives.linear import linear_allreduce
 from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.transport import Transport
@@ -88,14 +88,20 @@ class Core:
             )
             return self._start(steps, call, exact=True)
         tag = self._transport.tag
-        if choice.codec.linear:
+        if isinstance(choice.codec, LinearCodec):
             carrier = Carrier(self._transport, choice.codec, recv.dtype, call)
-            residual = self._residual(choice, name, recv.size, DType.FLOAT32)
-            tags = (tag(), tag(), tag(), tag())
-            low = lowrank_allreduce(
-                carrier, send, recv, tags, mean=mean, residual=residual, warm=self.warm, name=name
+            linear = linear_allreduce(
+                carrier,
+                send,
+                recv,
+                [(tag(), tag()) for _ in range(choice.codec.rounds)],
+                mean=mean,
+                residual=self._residual(choice, name, recv.size, recv.dtype),
+                step=self.step,
+                warm=self.warm,
+                name=name,
             )
-            return self._start(low, call)
+            return self._start(linear, call)
         memory, stepped = self._memory("all_reduce", choice, name, recv.size, recv.dtype)
         carrier = Carrier(self._transport, stepped, recv.dtype, call)
         return self._start(allreduce(carrier, send, recv, (tag(), tag()), mean=mean, memory=memory), call)

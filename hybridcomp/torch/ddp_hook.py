@@ -13,7 +13,6 @@ import time
 import weakref
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
@@ -28,7 +27,7 @@ from hybridcomp.policy import check_feedback, load_policy
 from hybridcomp.torch.channels import open_channel
 from hybridcomp.torch.exchange import Encoded, Exact, Exchange, Thing
 from hybridcomp.torch.hook_plan import Piece, Plan, last_warmup_step, make_plan
-from hybridcomp.torch.low_rank import LowRank
+from hybridcomp.torch.linear import Linear
 from hybridcomp.torch.memory import pack, unpack
 from hybridcomp.torch.options import PolicyLike, default_policy
 from hybridcomp.torch.promise import Promise
@@ -93,6 +92,7 @@ class HookState:
         buffer = bucket.buffer()
         parameters = bucket.parameters()
         plan = self._plan(parameters, buffer, exchange.channel.size)
+        step = self.step
         if bucket.is_last():
             self.step += 1
         ready: torch.cuda.Event | None = None
@@ -102,7 +102,7 @@ class HookState:
             ready.record(torch.cuda.current_stream(buffer.device))
             devices = [buffer.device]
         promise = Promise(devices)
-        self._worker.submit(functools.partial(self._work, buffer, plan, ready, promise))
+        self._worker.submit(functools.partial(self._work, buffer, plan, step, ready, promise))
         return promise.future
 
     def _open(self) -> Exchange:
@@ -132,17 +132,22 @@ class HookState:
     # -- the worker's side ---------------------------------------------------------------------------
 
     def _work(
-        self, buffer: torch.Tensor, plan: Plan, ready: torch.cuda.Event | None, promise: Promise
+        self,
+        buffer: torch.Tensor,
+        plan: Plan,
+        step: int,
+        ready: torch.cuda.Event | None,
+        promise: Promise,
     ) -> None:
         try:
             if ready is not None:
                 ready.synchronize()
-            self._average(buffer, plan)
+            self._average(buffer, plan, step)
             promise.succeed(buffer)
         except Exception as error:
             promise.fail(error)
 
-    def _average(self, buffer: torch.Tensor, plan: Plan) -> None:
+    def _average(self, buffer: torch.Tensor, plan: Plan, step: int) -> None:
         """Average a bucket over all ranks, in place."""
         exchange = self._exchange
         assert exchange is not None
@@ -158,33 +163,38 @@ class HookState:
         for p in plan.encoded:
             memory, codec = self._memory(p, dtype)
             codecs.append(Encoded(codec, values[p.start : p.stop], memory, rank, size))
-        # PowerSGD computes in float32.
-        matrices = [values[p.start : p.stop].astype(np.float32, copy=False) for p in plan.low_rank]
-        low_rank = [
-            LowRank(p, matrix, self._residual(p, DType.FLOAT32), self._factors)
-            for p, matrix in zip(plan.low_rank, matrices, strict=True)
+        linear = [
+            Linear(
+                p,
+                values[p.start : p.stop],
+                self._residual(p, dtype.accumulator),
+                self._factors,
+                step,
+                rank,
+                size,
+            )
+            for p in plan.linear
         ]
         rest = Exact(exact, rank, size, mean=True)
-        first = [low.first(rank, size) for low in low_rank]
+        first = [thing for run in linear for thing in run.next()]
         wire = exchange.sum([rest, *first, *codecs])
-        second = [low.second(rank, size) for low in low_rank]
-        wire += exchange.sum(second)
+        while following := [thing for run in linear for thing in run.next()]:
+            wire += exchange.sum(following)
 
         if plan.exact:
             parts = torch.split(exact, [p.size for p in plan.exact])
             for piece, part in zip(plan.exact, parts, strict=True):
                 host[piece.start : piece.stop] = part
-        for piece, low, matrix in zip(plan.low_rank, low_rank, matrices, strict=True):
-            low.end()
-            values[piece.start : piece.stop] = matrix
+        for run in linear:
+            run.end()
         if wide is not host:
-            for piece in [*plan.encoded, *plan.low_rank]:
+            for piece in [*plan.encoded, *plan.linear]:
                 host[piece.start : piece.stop] = wide[piece.start : piece.stop]
         if buffer.is_cuda:
             buffer.copy_(host)
         parts_of: list[tuple[list[Piece], list[Thing]]] = [(plan.exact, [rest])]
         parts_of += [([p], [thing]) for p, thing in zip(plan.encoded, codecs, strict=True)]
-        parts_of += [([p], [a, b]) for p, a, b in zip(plan.low_rank, first, second, strict=True)]
+        parts_of += [([p], run.things) for p, run in zip(plan.linear, linear, strict=True)]
         self._count(parts_of, dtype, wire, time.perf_counter() - began)
 
     def _residual(self, piece: Piece, dtype: DType) -> Array | None:

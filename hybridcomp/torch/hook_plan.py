@@ -40,12 +40,12 @@ class Plan:
     Attributes:
         exact: uncompressed.
         encoded: by a codec that encodes elements.
-        low_rank: by PowerSGD.
+        linear: by a codec that sums in the compressed domain.
     """
 
     exact: list[Piece] = field(default_factory=list)
     encoded: list[Piece] = field(default_factory=list)
-    low_rank: list[Piece] = field(default_factory=list)
+    linear: list[Piece] = field(default_factory=list)
 
 
 def make_plan(
@@ -76,7 +76,7 @@ def make_plan(
         if ranks == 1 or not choice.compresses:
             plan.exact.append(piece)
         elif choice.codec.linear:
-            plan.low_rank.append(piece)
+            plan.linear.append(piece)
         else:
             plan.encoded.append(piece)
     return plan

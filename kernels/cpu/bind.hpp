@@ -63,11 +63,13 @@ void bind_block(nb::module_& m);
 void bind_bounded(nb::module_& m);
 void bind_convert(nb::module_& m);
 void bind_feedback(nb::module_& m);
+void bind_lattice(nb::module_& m);
 void bind_lowrank(nb::module_& m);
 void bind_mpc(nb::module_& m);
 void bind_planes(nb::module_& m);
 void bind_minifloat(nb::module_& m);
 void bind_sign(nb::module_& m);
+void bind_sketch(nb::module_& m);
 void bind_topk(nb::module_& m);
 void bind_zfp(nb::module_& m);
 

@@ -11,11 +11,13 @@ extern const BlockKernels block_kernels;
 extern const BoundedKernels bounded_kernels;
 extern const ConvertKernels convert_kernels;
 extern const FeedbackKernels feedback_kernels;
+extern const LatticeKernels lattice_kernels;
 extern const LowrankKernels lowrank_kernels;
 extern const MpcKernels mpc_kernels;
 extern const PlanesKernels planes_kernels;
 extern const MinifloatKernels minifloat_kernels;
 extern const SignKernels sign_kernels;
+extern const SketchKernels sketch_kernels;
 extern const TopkKernels topk_kernels;
 extern const ZfpKernels zfp_kernels;
 
@@ -28,11 +30,13 @@ const Kernels table = {
     .bounded = &bounded_kernels,
     .convert = &convert_kernels,
     .feedback = &feedback_kernels,
+    .lattice = &lattice_kernels,
     .lowrank = &lowrank_kernels,
     .mpc = &mpc_kernels,
     .planes = &planes_kernels,
     .minifloat = &minifloat_kernels,
     .sign = &sign_kernels,
+    .sketch = &sketch_kernels,
     .topk = &topk_kernels,
     .zfp = &zfp_kernels,
 };

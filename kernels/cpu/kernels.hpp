@@ -16,11 +16,13 @@ struct BlockKernels;
 struct BoundedKernels;
 struct ConvertKernels;
 struct FeedbackKernels;
+struct LatticeKernels;
 struct LowrankKernels;
 struct MpcKernels;
 struct PlanesKernels;
 struct MinifloatKernels;
 struct SignKernels;
+struct SketchKernels;
 struct TopkKernels;
 struct ZfpKernels;
 
@@ -31,11 +33,13 @@ struct Kernels {
   const BoundedKernels* bounded;
   const ConvertKernels* convert;
   const FeedbackKernels* feedback;
+  const LatticeKernels* lattice;
   const LowrankKernels* lowrank;
   const MpcKernels* mpc;
   const PlanesKernels* planes;
   const MinifloatKernels* minifloat;
   const SignKernels* sign;
+  const SketchKernels* sketch;
   const TopkKernels* topk;
   const ZfpKernels* zfp;
 };

@@ -59,11 +59,13 @@ NB_MODULE(_kernels, m) {
   bind_bounded(m);
   bind_convert(m);
   bind_feedback(m);
+  bind_lattice(m);
   bind_lowrank(m);
   bind_mpc(m);
   bind_planes(m);
   bind_minifloat(m);
   bind_sign(m);
+  bind_sketch(m);
   bind_topk(m);
   bind_zfp(m);
 }

@@ -35,6 +35,10 @@ const char* status_text(int code) {
       return "the block size is not 64, or reserved bits are set";
     case kBadBoundedCode:
       return "a block has an unknown code";
+    case kBadLattice:
+      return "the integers' width or the number of contributions is out of range";
+    case kBadScale:
+      return "the scale is negative, infinite or not a float";
     default:
       return "unknown status";
   }

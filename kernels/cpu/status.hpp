@@ -17,6 +17,8 @@ enum Status : int {
   kBadZfpBits = 24,       // zfp: bits per block out of range for the dtype, or reserved bits set
   kBadLag = 32,           // a lag out of range, or reserved bits set
   kBadZeros = 33,         // a chunk not as long as its bitmap says
+  kBadLattice = 48,       // the integers' width or the room for contributions is out of range
+  kBadScale = 49,         // a scale is negative, infinite or not of its type
   kBadFormat = 56,        // a number format that the codec does not have
   kBadMxBlock = 57,       // a microscaling block that is not of 32 elements
 };

@@ -58,6 +58,13 @@ SPECS = [
     "zfp:rate=8",
     "zfp:rate=7.25",
     "zfp:rate=24",
+    "randomblock:ratio=0.05",
+    "randomblock:ratio=0.7,seed=3,values=(int8:block=64)",
+    "lattice",
+    "lattice:bits=16:rounding=stochastic:seed=5",
+    "lattice:bits=32:ranks=3",
+    "sketch",
+    "sketch:load=0.5:lanes=64:form=packed",
 ]
 SIZES = [0, 1, 2, 3, 7, 8, 9, 127, 128, 129, 1000, 4097, 65535, 65536, 65537]
 FLOATS = ["float32", "float64", "float16", "bfloat16"]

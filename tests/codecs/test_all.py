@@ -77,7 +77,18 @@ def test_hostile_bytes(spec, n):
 
 
 @pytest.mark.parametrize(
-    "spec", ["int8", "int4:block=24", "topk:ratio=0.3,values=bf16", "powersgd", "lossless", "mpc"]
+    "spec",
+    [
+        "int8",
+        "int4:block=24",
+        "topk:ratio=0.3,values=bf16",
+        "powersgd",
+        "lossless",
+        "mpc",
+        "lattice",
+        "sketch",
+        "randomblock",
+    ],
 )
 def test_hostile_bytes_of_large_messages(spec):
     common.check_hostile(hc.get_codec(spec), common.gaussian(70000))
@@ -190,6 +201,7 @@ def test_flush_to_zero_does_not_change_messages():
     # PowerSGD's sums of products are not protected: they are float32 arithmetic on the data itself.
     specs = [spec for spec in SPECS if not spec.startswith("powersgd")]
     specs += ["bounded:rel=1e-30", "bounded:abs=1e-3", "bounded:abs=1e-37", "bounded:abs=1e-42"]
+    specs += [f"lattice:bits={b}:rounding={r}" for b in (8, 16, 32) for r in ("nearest", "stochastic")]
     assert np.any((x != 0) & (np.abs(x) < np.finfo(np.float32).tiny))
 
     def everything() -> list[bytes]:

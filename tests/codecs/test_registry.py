@@ -29,7 +29,10 @@ def test_wire_ids_never_change():
         "mxfp4": 9,
         "bounded": 11,
         "topk": 16,
+        "randomblock": 19,
         "powersgd": 32,
+        "lattice": 33,
+        "sketch": 34,
     }
 
 
@@ -43,13 +46,16 @@ def test_defaults():
         "int2:block=128",
         "int4:block=128",
         "int8:block=128",
+        "lattice:bits=8",
         "lossless:level=3",
         "mpc:lag=6",
         "mxfp4",
         "mxfp8:format=e4m3",
         "none",
         "powersgd:rank=4:seed=0",
+        "randomblock:ratio=0.01:seed=0:values=none",
         "sign:block=1024",
+        "sketch:load=0.6",
         "topk:ratio=0.01:values=none",
         "zfp:rate=8",
     ]

@@ -48,6 +48,13 @@ SPECS = [
     "zfp:rate=4",
     "zfp:rate=8",
     "zfp:rate=13.75",
+    "randomblock:ratio=0.3,seed=1",
+    "randomblock:ratio=0.5,values=bf16",
+    "lattice:bits=8",
+    "lattice:bits=16,ranks=4",
+    "lattice:bits=32",
+    "lattice:bits=8,rounding=stochastic,seed=9",
+    "sketch",
 ]
 DTYPES = [DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16]
 COUNTS = [0, 1, 13, 35]

@@ -18,6 +18,9 @@ LOSSY = {
     "int4:block=128": (1e-2, 0.3),
     "topk:ratio=0.1": (0.1, 0.95),
     "powersgd:rank=4": (1e-2, 0.95),
+    "lattice:bits=8": (1e-3, 0.1),
+    "randomblock:ratio=0.6": (0.1, 0.95),
+    "sketch": (0, 2e-6),
 }
 _groups: dict[str, dist.ProcessGroup] = {}
 
@@ -100,7 +103,7 @@ def case_buckets_do_not_change_the_result() -> None:
 def case_feedback_makes_up_for_what_was_lost() -> None:
     """With a constant gradient, the mean of what came out nears it; without feedback the error stays."""
     exact = expected()
-    for codec in ("int4:block=128", "topk:ratio=0.1", "powersgd:rank=2"):
+    for codec in ("int4:block=128", "topk:ratio=0.1", "powersgd:rank=2", "randomblock:ratio=0.3"):
         errors = {}
         for feedback in (False, True):
             ddp = hooked("hybridcomp", policy(codec, feedback))

@@ -1,0 +1,193 @@
+"""Linear codecs: their messages, or parts of them, may be summed as numbers without being decoded.
+
+An all-reduce by a linear codec is a few all-reduces of plain arrays, which any transport can do: MPI's own
+``Allreduce``, ours, or a switch. :meth:`LinearCodec.reduction` is this rank's side of one, as a generator::
+
+    steps = codec.reduction(x, ranks=comm.size, rank=comm.rank)
+    try:
+        step = next(steps)
+        while True:
+            comm.Allreduce(MPI.IN_PLACE, step.array, {"sum": MPI.SUM, "max": MPI.MAX, "or": MPI.BOR}[step.op])
+            step = next(steps)
+    except StopIteration as end:
+        total = end.value.total
+
+Ranks that give arrays of the same count, dtype and shape to equal codecs go through the same rounds, with
+arrays of the same size and dtype. All that decides on a round is the same on all ranks: the counts and what
+earlier rounds gave. So where a round's result has the same bits on all ranks, the total has.
+
+:func:`reduce_all` plays all ranks in one process.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp import arrays, native
+from hybridcomp.arrays import Flat
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.registry import get_codec
+
+Array = npt.NDArray[Any]
+FOLDS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "or": np.bitwise_or}
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """An all-reduce that a reduction waits for.
+
+    Attributes:
+        array: to be reduced over the ranks in place: C-contiguous, aligned, of any shape, maybe empty;
+            float32, float64, or an integer type.
+        op: ``"sum"``; for unsigned integers also ``"max"`` and ``"or"`` (bitwise).
+    """
+
+    array: Array
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What a reduction comes to on one rank.
+
+    Attributes:
+        total: the sum of all ranks' arrays (or their mean), about: 1-D, float32 (float64 for float64).
+        own: what of the total stands for this rank's array; for ``powersgd`` the mean. Error feedback keeps
+            the difference. None where it was not asked for.
+        recovered: share of the elements that ``total`` holds as the codec promises: below 1 only for
+            ``sketch`` where its sketch was too small.
+    """
+
+    total: Array
+    own: Array | None
+    recovered: float = 1.0
+
+
+Reduction = Generator[Round, None, Reduced]
+
+
+class LinearCodec(Codec):
+    """Base class of linear codecs.
+
+    Attributes:
+        rounds: the most rounds that a reduction has.
+    """
+
+    linear: ClassVar[bool] = True
+    rounds: ClassVar[int]
+
+    @abc.abstractmethod
+    def reduction(
+        self,
+        x: Flat,
+        *,
+        ranks: int,
+        rank: int = 0,
+        mean: bool = False,
+        own: bool = True,
+        step: int = 0,
+        warm: dict[str, Array] | None = None,
+        name: str | None = None,
+    ) -> Reduction:
+        """Sum ``x`` over all ranks: a generator of rounds that returns a :class:`Reduced`.
+
+        Args:
+            x: this rank's values: any float dtype; they are not changed, and must not change meanwhile.
+            ranks: how many there are.
+            rank: this one; it only picks random numbers, where ranks draw different ones.
+            mean: divide by ``ranks``.
+            own: whether :attr:`Reduced.own` is wanted; error feedback needs it.
+            step: 0, 1, ...; the same on all ranks. Codecs that draw random numbers draw others.
+            warm: memory by name that the codec may keep between steps.
+            name: of the parameter.
+
+        Raises:
+            ValueError: so many ranks cannot be summed with these parameters.
+        """
+
+
+def derived_seed(seed: int, *counters: int) -> int:
+    """A seed from 0 to 2^63 - 1 for each combination of a seed and counters (splitmix64 over them)."""
+    state = seed
+    for counter in counters:
+        state = _mixed((state + 0x9E3779B97F4A7C15 * (counter + 1)) & _WORD)
+    return state >> 1
+
+
+def _mixed(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WORD
+    return z ^ (z >> 31)
+
+
+_WORD = 2**64 - 1
+
+
+def widened(x: Flat) -> Array:
+    """A copy of the values in their accumulator's type, float32 or float64."""
+    out = np.empty(x.size, x.dtype.accumulator.storage)
+    native.kernels().convert(x.data, x.dtype, out, x.dtype.accumulator, False)
+    return out
+
+
+def reduce_all(
+    codec: Codec | str,
+    parts: Sequence[Any],
+    *,
+    mean: bool = False,
+    step: int = 0,
+    warm: Sequence[dict[str, Array]] | None = None,
+    name: str | None = None,
+) -> list[Reduced]:
+    """Play a reduction on all ranks, in this process: for tests and examples.
+
+    Args:
+        codec: a linear codec or its spec.
+        parts: each rank's array; the same shape and dtype.
+        mean, step, name: see :meth:`LinearCodec.reduction`.
+        warm: each rank's memory.
+
+    Returns:
+        What each rank gets; floats are summed in rank order.
+
+    Raises:
+        TypeError: the codec is not linear.
+        ValueError: the ranks' rounds differ.
+    """
+    linear = get_codec(codec)
+    if not isinstance(linear, LinearCodec):
+        raise TypeError(f"codec {linear.spec!r} is not linear")
+    runs = [
+        linear.reduction(
+            arrays.flatten(part),
+            ranks=len(parts),
+            rank=rank,
+            mean=mean,
+            step=step,
+            warm=None if warm is None else warm[rank],
+            name=name,
+        )
+        for rank, part in enumerate(parts)
+    ]
+    while True:
+        rounds, results = [], []
+        for run in runs:
+            try:
+                rounds.append(next(run))
+            except StopIteration as end:
+                results.append(end.value)
+        if not rounds:
+            return results
+        if results or len({(r.op, r.array.shape, r.array.dtype) for r in rounds}) != 1:
+            raise ValueError(f"ranks differ in their rounds: {[(r.op, r.array.shape) for r in rounds]}")
+        total = rounds[0].array.copy()
+        for later in rounds[1:]:
+            FOLDS[later.op](total, later.array, out=total)
+        for each in rounds:
+            each.array[...] = total

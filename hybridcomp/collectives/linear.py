@@ -1,0 +1,103 @@
+"""All-reduce by a linear codec: ``powersgd``, ``randomblock``, ``lattice``, ``sketch``.
+
+1. The codec is given this rank's data plus residual and says which array is to be reduced first.
+2. Every such round is an exact all-reduce of our own: floats are summed by the owner of a shard, always in the same
+   order. Integers, which MPI could sum in any order, go the same way: MPI's own non-blocking collectives must be
+   started in one order on all ranks, and with several operations in flight a second round starts whenever the first
+   has ended here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear.py.)
+3. The codec makes the result of what the rounds gave, which has the same bits on all ranks, and so has the result;
+   the residual is what the result lacks of this rank's data.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hybridcomp.arrays import Flat, as_dtype
+from hybridcomp.codecs import LinearCodec, get_codec
+from hybridcomp.codecs.linear import FOLDS, Reduced, Reduction, Round
+from hybridcomp.collectives.allreduce import allreduce
+from hybridcomp.collectives.carry import Array, Carrier, narrow, widen
+from hybridcomp.collectives.engine import Steps
+from hybridcomp.collectives.stats import Call
+
+_NONE = get_codec("none")
+
+
+def linear_allreduce(
+    carrier: Carrier,
+    send: Flat,
+    recv: Flat,
+    tags: Sequence[tuple[int, int]],
+    *,
+    mean: bool,
+    residual: Array | None,
+    step: int,
+    warm: dict[str, Array],
+    name: str | None,
+) -> Steps:
+    """Sum ``send`` over all ranks into ``recv``.
+
+    Args:
+        carrier: a linear codec, transport and statistics.
+        send, recv: the same dtype and count; the codec sees ``recv``'s shape.
+        tags: two for each round that the codec may take.
+        mean: divide the sum by the number of ranks.
+        residual: error-feedback memory of the accumulator's dtype, updated in place.
+        step: of training; codecs that draw random numbers draw others.
+        warm: what the codec keeps by name between calls.
+        name: of the parameter.
+
+    Raises:
+        WireError, MismatchError: from a peer's message.
+        ValueError: the codec cannot sum so many ranks.
+    """
+    t, codec, call = carrier.transport, carrier.codec, carrier.call
+    assert isinstance(codec, LinearCodec)
+    given = replace(send, shape=recv.shape)
+    with call.encoding():
+        if residual is not None:
+            corrected = widen(send.data, send.dtype)
+            corrected += residual
+            given = Flat(corrected, send.dtype.accumulator, recv.shape, True, False)
+    rounds = codec.reduction(
+        given,
+        ranks=t.size,
+        rank=t.rank,
+        mean=mean,
+        own=residual is not None,
+        step=step,
+        warm=warm,
+        name=name,
+    )
+    pairs = iter(tags)
+    following = _advance(rounds, call)
+    while isinstance(following, Round):
+        kind = as_dtype(following.array.dtype)
+        flat = Flat(following.array.reshape(-1), kind, following.array.shape, True, False)
+        fold = None if kind.is_float else FOLDS[following.op]
+        yield from allreduce(Carrier(t, _NONE, kind, call), flat, flat, next(pairs), fold=fold)
+        following = _advance(rounds, call)
+    result = following
+    with call.decoding():
+        if residual is not None and result.own is not None:
+            lost = given.data - result.own
+            if np.isfinite(lost).all():
+                residual[:] = lost
+        recv.data[:] = narrow(result.total, recv.dtype)
+
+
+def _advance(rounds: Reduction, call: Call) -> Round | Reduced:
+    """The next round, or the result; what comes before a round counts as encoding, what comes last as decoding."""
+    began = time.perf_counter()
+    try:
+        following: Round | Reduced = next(rounds)
+        call.encode_seconds += time.perf_counter() - began
+    except StopIteration as end:
+        following = end.value
+        call.decode_seconds += time.perf_counter() - began
+    return following
