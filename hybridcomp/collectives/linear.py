@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -58,7 +57,7 @@ def linear_allreduce(
     """
     t, codec, call = carrier.transport, carrier.codec, carrier.call
     assert isinstance(codec, LinearCodec)
-    given = replace(send, shape=recv.shape)
+    given = send._replace(shape=recv.shape)
     with call.encoding():
         if residual is not None:
             corrected = widen(send.data, send.dtype)
