@@ -11,7 +11,8 @@ message, blocks of 128), and forgotten every ``reset_steps`` steps of its key. :
 
 What a step loses is sent in the steps after it, in shares (1 - beta) beta^k that add up to one: what was meant less
 what was sent is e / (1 - beta), where ``ef`` has e. Lost for good is, both over (1 - beta), what the 8 bits round
-off at each step (half a scale at most: 1/254 of the largest error of the block) and what a reset forgets.
+off at each step (half a scale at most: 1/254 of the largest error of the block) and what a reset forgets. The mean of
+a reduction divides by all ranks of its communicator.
 
 ``dgc``: Lin et al., "Deep Gradient Compression", arXiv:1712.01887: momentum correction and momentum factor masking.
 The optimizer's own momentum must be off: this is it. ::
