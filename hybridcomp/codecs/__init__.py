@@ -19,8 +19,10 @@ from hybridcomp.codecs.quantize import Int2Codec, Int4Codec, Int8Codec
 from hybridcomp.codecs.randomblock import RandomBlockCodec
 from hybridcomp.codecs.registry import codec_for, decode, decode_add, get_codec, names, parse_spec, register
 from hybridcomp.codecs.resharding import reshard
+from hybridcomp.codecs.sidco import SIDCoCodec
 from hybridcomp.codecs.sign import SignCodec
 from hybridcomp.codecs.sketch import SketchCodec
+from hybridcomp.codecs.threshold import ThresholdCodec
 from hybridcomp.codecs.topk import TopKCodec
 from hybridcomp.codecs.zfp import ZfpCodec
 
@@ -56,6 +58,8 @@ __all__ = [
     "BoundedCodec",
     "TopKCodec",
     "RandomBlockCodec",
+    "ThresholdCodec",
+    "SIDCoCodec",
     "PowerSGDCodec",
     "LatticeCodec",
     "SketchCodec",

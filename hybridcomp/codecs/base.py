@@ -38,6 +38,7 @@ class Codec(abc.ABC):
         wire_id: the header's codec byte; also selects the decoder.
         fixed_size: every message of n elements is exactly ``bound(n, dtype)`` bytes.
         lossless: decode(encode(x)) == x bit for bit.
+        carries_values: a sparse codec may send its values through it (``values=``).
         linear: it sums in the compressed domain (see :mod:`.linear`).
         seldom: parameters that the spec string leaves out while they have their defaults.
     """
@@ -46,6 +47,7 @@ class Codec(abc.ABC):
     wire_id: ClassVar[int]
     fixed_size: ClassVar[bool] = True
     lossless: ClassVar[bool] = False
+    carries_values: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     seldom: ClassVar[frozenset[str]] = frozenset()
 

@@ -18,6 +18,7 @@ class _CastCodec(Codec):
     """Payload: the elements in ``target``, little-endian. float64 is rounded once, not by way of float32."""
 
     target: ClassVar[DType]
+    carries_values = True
 
     @property
     def params(self) -> dict[str, Any]:

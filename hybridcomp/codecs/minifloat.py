@@ -42,6 +42,7 @@ class _MinifloatCodec(Codec):
 
     bits: ClassVar[int] = 8
     mx: ClassVar[bool]
+    carries_values = True
 
     def __init__(self, format: str, block: int) -> None:
         self._format = format

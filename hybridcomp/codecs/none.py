@@ -21,6 +21,7 @@ class NoneCodec(Codec):
     name = "none"
     wire_id = 0
     lossless = True
+    carries_values = True
 
     @property
     def params(self) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class _BlockCodec(Codec):
     """
 
     bits: ClassVar[int]
+    carries_values = True
     seldom = frozenset({"rounding", "seed", "symmetric", "hadamard"})
 
     def __init__(

@@ -38,6 +38,11 @@ def names() -> list[str]:
     return sorted(_BY_NAME)
 
 
+def classes() -> list[type[Codec]]:
+    """All registered codecs."""
+    return list(_BY_NAME.values())
+
+
 def get_codec(spec: str | Codec, **params: Any) -> Codec:
     """Make a codec from a spec string, or from a name and keyword arguments.
 

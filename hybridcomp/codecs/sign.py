@@ -36,6 +36,7 @@ class SignCodec(Codec):
 
     name = "sign"
     wire_id = 6
+    carries_values = True
 
     def __init__(self, block: int = 1024) -> None:
         self._block = checks.integer("block", block, 8, 65536, step=8)

@@ -8,25 +8,33 @@
 #include <cstdint>
 
 #include "kernels.hpp"
+#include "parallel.hpp"
+#include "sparse.hpp"
 #include "status.hpp"
-#include "topk.hpp"
 
 namespace hybridcomp {
 
-constexpr std::size_t kIndexBlock = 65536;
+constexpr std::size_t bitmap_bytes(std::size_t elements) { return (elements + 7) / 8; }
+
+// Whether `count` indices of a block of m elements are stored as a bitmap.
+constexpr bool is_bitmap(std::size_t count, std::size_t m) { return 2 * count > bitmap_bytes(m); }
+
+// Bytes of a block's section.
+constexpr std::size_t section_bytes(std::size_t count, std::size_t m) {
+  return is_bitmap(count, m) ? bitmap_bytes(m) : 2 * count;
+}
 
 // Most bytes that the section of k indices out of n elements takes.
 std::size_t index_bound(std::size_t n, std::size_t k);
 
-// Write the index section of the k elements of largest magnitude to `indices` (index_bound bytes) and those
-// elements, ascending by index, to `values` (k elements of `dtype`). Returns the section's bytes.
-std::size_t select_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                           std::size_t k, std::uint8_t* indices, std::uint8_t* values);
+// Write the section of a block of m elements with these `count` indices.
+void write_section(const std::uint16_t* indices, std::size_t count, std::size_t m, std::uint8_t* section);
 
 // Check an index section of k indices and write `values` (k elements of `dtype`) to their places in `out`,
 // zero elsewhere; with `add` (kFloat32 or kFloat64) add them. Returns a Status; `out` may be partly written
 // when it is not kOk.
-int scatter(const std::uint8_t* indices, std::size_t bytes, std::size_t n, std::size_t k,
-            const std::uint8_t* values, DTypeCode dtype, std::uint8_t* out, bool add);
+int scatter(const Kernels& kernels, const std::uint8_t* indices, std::size_t bytes, std::size_t n,
+            std::size_t k, const std::uint8_t* values, DTypeCode dtype, std::uint8_t* out, bool add,
+            int threads);
 
 }  // namespace hybridcomp

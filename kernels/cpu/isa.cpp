@@ -12,13 +12,14 @@ extern const BoundedKernels bounded_kernels;
 extern const ConvertKernels convert_kernels;
 extern const FeedbackKernels feedback_kernels;
 extern const LatticeKernels lattice_kernels;
+extern const FitKernels fit_kernels;
 extern const LowrankKernels lowrank_kernels;
 extern const MpcKernels mpc_kernels;
 extern const PlanesKernels planes_kernels;
 extern const MinifloatKernels minifloat_kernels;
 extern const SignKernels sign_kernels;
 extern const SketchKernels sketch_kernels;
-extern const TopkKernels topk_kernels;
+extern const SparseKernels sparse_kernels;
 extern const ZfpKernels zfp_kernels;
 
 extern const Kernels table;
@@ -31,13 +32,14 @@ const Kernels table = {
     .convert = &convert_kernels,
     .feedback = &feedback_kernels,
     .lattice = &lattice_kernels,
+    .fit = &fit_kernels,
     .lowrank = &lowrank_kernels,
     .mpc = &mpc_kernels,
     .planes = &planes_kernels,
     .minifloat = &minifloat_kernels,
     .sign = &sign_kernels,
     .sketch = &sketch_kernels,
-    .topk = &topk_kernels,
+    .sparse = &sparse_kernels,
     .zfp = &zfp_kernels,
 };
 // clang-format on

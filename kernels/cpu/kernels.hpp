@@ -17,13 +17,14 @@ struct BoundedKernels;
 struct ConvertKernels;
 struct FeedbackKernels;
 struct LatticeKernels;
+struct FitKernels;
 struct LowrankKernels;
 struct MpcKernels;
 struct PlanesKernels;
 struct MinifloatKernels;
 struct SignKernels;
 struct SketchKernels;
-struct TopkKernels;
+struct SparseKernels;
 struct ZfpKernels;
 
 struct Kernels {
@@ -34,13 +35,14 @@ struct Kernels {
   const ConvertKernels* convert;
   const FeedbackKernels* feedback;
   const LatticeKernels* lattice;
+  const FitKernels* fit;
   const LowrankKernels* lowrank;
   const MpcKernels* mpc;
   const PlanesKernels* planes;
   const MinifloatKernels* minifloat;
   const SignKernels* sign;
   const SketchKernels* sketch;
-  const TopkKernels* topk;
+  const SparseKernels* sparse;
   const ZfpKernels* zfp;
 };
 

@@ -66,6 +66,6 @@ NB_MODULE(_kernels, m) {
   bind_minifloat(m);
   bind_sign(m);
   bind_sketch(m);
-  bind_topk(m);
+  bind_sparse(m);
   bind_zfp(m);
 }

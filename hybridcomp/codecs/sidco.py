@@ -1,0 +1,69 @@
+"""``sidco``: about the k = ceil(ratio * n) largest elements, by a limit that is estimated, not sorted out.
+
+After Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for Distributed
+Training Systems" (SIDCo, MLSys 2021): the magnitudes are taken as exponential, which gives the limit that a
+share of them reaches; since they are not, a stage keeps at most a quarter, and the next one fits the survivors'
+excess over the last limit. The paper adapts the number of stages over training steps. A codec keeps no state, so
+here the fit counts: on a sample, each stage starts from the survivors that the last one really left, stages are
+added while too many remain, and one that went too far is taken back between the last two limits, until the share
+is right within a tenth.
+
+One pass over the tensor then takes what reaches the limit. If that is not 0.8 k to 1.25 k elements, because
+the sample was too small to tell or because no limit does (many equal magnitudes), exactly the k largest are
+sent as by ``topk``, lower indices first among equals. So a tensor of one value sends its first k elements.
+Zeros are never sent, even where fewer than k elements are not zero. NaN and infinities stay out of the fit and
+are always sent, but for those that would make more than 1.25 k.
+
+The sample is all of up to 32,768 elements, else groups of 16 neighbours at places that depend on n and k only: as
+many as hold 512 of those sent, from 16,384 elements to an eighth of the tensor. Sums are in double, in 16 lanes;
+in them, magnitudes below 2^-100 count as zero (for float64 below 2^-400, and above 2^400 as 2^400).
+``kernels/include/hybridcomp/sparse.hpp`` fixes all of that.
+
+The payload is that of :mod:`.sparse`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridcomp import native
+from hybridcomp.arrays import Flat
+from hybridcomp.codecs import checks
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.registry import register
+from hybridcomp.codecs.sparse import RatioCodec
+
+
+@register
+class SIDCoCodec(RatioCodec):
+    """Statistical threshold.
+
+    Args:
+        ratio: share of the elements that is aimed at; above 0, at most 1.
+        values: codec of the sent values, as for ``topk``.
+        stages: 0: as many fits as it takes; 1 to 8: the paper's, that many, whatever number of elements they
+            find up to 1.25 k (if more, the k largest).
+    """
+
+    name = "sidco"
+    wire_id = 18
+    seldom = frozenset({"stages"})
+
+    def __init__(self, ratio: float = 0.001, values: str | Codec = "none", stages: int = 0) -> None:
+        super().__init__(ratio, values)
+        self._stages = checks.integer("stages", stages, 0, 8)
+
+    @property
+    def stages(self) -> int:
+        """Fits that are made; 0: as many as it takes."""
+        return self._stages
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return {"ratio": self._ratio, "values": self._values.spec, "stages": self._stages}
+
+    def most(self, n: int) -> int:
+        return int(native.kernels().sparse_sidco_most(n, self.k(n)))
+
+    def select(self, src: Flat) -> Any:
+        return native.kernels().sparse_sidco(src.data, src.dtype, self.k(src.size), self._stages)

@@ -1,0 +1,162 @@
+"""What the sparse codecs share: they send some elements, the rest decode to zero.
+
+Payload: uint64 k, uint64 bytes of the index section, the index section, then the k values, ascending by
+index, as a message of their own (the ``values`` codec's). The index section is a uint32 count per block of
+65,536 elements, then per block the indices within it: uint16 each, or a bitmap where that is smaller.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import struct
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from hybridcomp import arrays, native, wire
+from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.codecs import checks
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.none import NoneCodec
+from hybridcomp.codecs.registry import classes, codec_for, get_codec
+from hybridcomp.errors import WireError
+from hybridcomp.wire import HEADER_BYTES
+
+_PREFIX = struct.Struct("<QQ")
+_INDEX_BLOCK = 65536
+
+
+class SparseCodec(Codec):
+    """Base of the sparse codecs. A subclass says which elements are sent and how many they may be."""
+
+    fixed_size = False
+
+    def __init__(self, values: str | Codec) -> None:
+        self._values = get_codec(values)
+        if not self._values.carries_values:
+            allowed = ", ".join(sorted(cls.name for cls in classes() if cls.carries_values))
+            raise ValueError(f"values must be one of {allowed}, not {self._values.name!r}")
+
+    @property
+    def values(self) -> Codec:
+        """Codec of the sent values."""
+        return self._values
+
+    @abc.abstractmethod
+    def most(self, n: int) -> int:
+        """The most elements of ``n`` that are sent."""
+
+    @abc.abstractmethod
+    def select(self, src: Flat) -> Any:
+        """The elements to send, as the kernels' ``Selected``."""
+
+    def at_step(self, step: int) -> Codec:
+        values = self._values.at_step(step)
+        return self if values is self._values else type(self)(**{**self.params, "values": values})
+
+    def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
+        k = self.most(n)
+        indices = int(native.kernels().sparse_index_bound(n, k))
+        return HEADER_BYTES + _PREFIX.size + indices + self._values.bound(k, dtype)
+
+    def encode_flat(self, src: Flat, out: ByteArray) -> int:
+        selected = self.select(src)
+        start = HEADER_BYTES + _PREFIX.size
+        index_bytes: int = selected.write_indices(out[start:])
+        _PREFIX.pack_into(out.data, HEADER_BYTES, selected.count, index_bytes)
+        values = selected.values.view(src.dtype.storage)
+        end = start + index_bytes
+        end += self._values.encode_flat(Flat(values, src.dtype, values.shape, True, False), out[end:])
+        return wire.seal(
+            out, self.wire_id, self.params_hash, dtype=src.dtype, count=src.size, payload=end - HEADER_BYTES
+        )
+
+    @classmethod
+    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
+        cls._open(msg, header)
+
+    @classmethod
+    def decode_flat(
+        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
+    ) -> None:
+        cls._scatter(msg, header, out, dtype, add=False)
+
+    @classmethod
+    def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
+        cls._scatter(msg, header, acc, header.dtype.accumulator, add=True)
+
+    @classmethod
+    def _open(cls, msg: ByteArray, header: wire.Header) -> tuple[ByteArray, ByteArray, wire.Header]:
+        """Check and split a message: its index section, the values' message and that one's header."""
+        checks.floating(header, cls.name)
+        malformed = f"malformed {cls.name} payload: "
+        if header.payload < _PREFIX.size:
+            raise WireError(f"{malformed}{header.payload} bytes are too few")
+        k, index_bytes = _PREFIX.unpack_from(msg.data, HEADER_BYTES)
+        start = HEADER_BYTES + _PREFIX.size
+        counts = 4 * -(-header.count // _INDEX_BLOCK)
+        if index_bytes > msg.size - start or index_bytes < counts:
+            raise WireError(f"{malformed}{index_bytes} bytes of indices for {header.count} elements")
+        if k > min(header.count, 8 * (index_bytes - counts)):  # an index takes a bit at least
+            raise WireError(f"{malformed}{k} of {header.count} elements in {index_bytes} bytes of indices")
+        values, inner = wire.open_message(msg[start + index_bytes :])
+        codec = codec_for(inner)
+        if not codec.carries_values or inner.count != k or inner.dtype is not header.dtype:
+            raise WireError(
+                f"{malformed}{inner.count} {inner.dtype.label} values by codec {codec.name!r} "
+                f"for {k} {header.dtype.label} elements"
+            )
+        if values.size != msg.size - start - index_bytes:
+            raise WireError(f"{malformed}bytes after the values")
+        codec.check_payload(values, inner)
+        return msg[start : start + index_bytes], values, inner
+
+    @classmethod
+    def _scatter(
+        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, *, add: bool
+    ) -> None:
+        indices, message, inner = cls._open(msg, header)
+        if inner.codec == NoneCodec.wire_id and inner.dtype is dtype:
+            values = message[HEADER_BYTES:]  # as they are
+        else:
+            values = np.empty(inner.count, dtype.storage)
+            codec_for(inner).decode_flat(message, inner, values, dtype)
+        code = native.kernels().sparse_scatter(indices, header.count, inner.count, values, out, dtype, add)
+        checks.status(code, cls.name)
+
+
+class RatioCodec(SparseCodec):
+    """A sparse codec that aims at a share of the elements.
+
+    Args:
+        ratio: that share; above 0, at most 1.
+        values: codec of the sent values.
+    """
+
+    def __init__(self, ratio: float, values: str | Codec) -> None:
+        super().__init__(values)
+        self._ratio = number("ratio", ratio, most=1)
+        # In whole numbers of the ratio as written: 0.07 * 100 is 7.000000000000001 in floating point.
+        self._share = Fraction(str(self._ratio)).as_integer_ratio()
+
+    @property
+    def ratio_kept(self) -> float:
+        """Share of the elements that is sent."""
+        return self._ratio
+
+    def k(self, n: int) -> int:
+        """The share of ``n`` elements, rounded up."""
+        numerator, denominator = self._share
+        return -(-n * numerator // denominator)
+
+
+def number(name: str, value: Any, most: float = math.inf) -> float:
+    """Return ``value`` as a float; ValueError unless a finite number above 0 and at most ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        limit = "" if most == math.inf else f" and at most {most}"
+        raise ValueError(f"{name} must be a number above 0{limit}, not {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, not {value!r}")
+    return float(value)

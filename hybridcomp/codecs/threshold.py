@@ -1,0 +1,71 @@
+"""``threshold``: the elements of at least a given magnitude; the rest decode to zero.
+
+Sent are the elements with ``|x| >= abs``, or with ``|x| >= rel`` times the root mean square of the tensor's
+finite elements, and every NaN. How many those are depends on the data, so ``bound`` is that of all elements.
+
+The comparison is exact, in the tensor's own type. The mean square is summed in double, in an order that does
+not depend on threads: 16 lanes over each block of 65,536 elements, the lanes halved until one is left, the
+blocks in turn. Magnitudes below 2^-100 count as zero in it; those of a float64 tensor below 2^-400, and above
+2^400 as 2^400.
+
+The payload is that of :mod:`.sparse`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridcomp import native
+from hybridcomp.arrays import Flat
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.registry import register
+from hybridcomp.codecs.sparse import SparseCodec, number
+
+_DEFAULT_REL = 3.0
+
+
+@register
+class ThresholdCodec(SparseCodec):
+    """Magnitude threshold. Of ``abs`` and ``rel`` give one; without either, ``rel`` is 3.
+
+    Args:
+        abs: the least magnitude that is sent; above 0.
+        rel: the same, as a multiple of the tensor's root mean square; above 0.
+        values: codec of the sent values, as for ``topk``.
+    """
+
+    name = "threshold"
+    wire_id = 17
+
+    def __init__(
+        self, abs: float | None = None, rel: float | None = None, values: str | Codec = "none"
+    ) -> None:
+        super().__init__(values)
+        if abs is not None and rel is not None:
+            raise ValueError(f"abs={abs!r} and rel={rel!r}: give only one of them")
+        self._abs = None if abs is None else number("abs", abs)
+        self._rel = None if abs is not None else number("rel", _DEFAULT_REL if rel is None else rel)
+
+    @property
+    def abs(self) -> float | None:
+        """The least magnitude that is sent, or None."""
+        return self._abs
+
+    @property
+    def rel(self) -> float | None:
+        """The least magnitude that is sent over the root mean square, or None."""
+        return self._rel
+
+    @property
+    def params(self) -> dict[str, Any]:
+        limit = {"abs": self._abs} if self._rel is None else {"rel": self._rel}
+        return {**limit, "values": self._values.spec}
+
+    def most(self, n: int) -> int:
+        return n
+
+    def select(self, src: Flat) -> Any:
+        kernels = native.kernels()
+        if self._rel is None:
+            return kernels.sparse_threshold(src.data, src.dtype, self._abs)
+        return kernels.sparse_relative(src.data, src.dtype, self._rel)

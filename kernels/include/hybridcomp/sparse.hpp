@@ -1,0 +1,162 @@
+// What decides which elements the sparse codecs send: limits as integers, the order of sums, SIDCo's sample
+// and its fit.
+#pragma once
+
+#include "hybridcomp/arithmetic.hpp"
+#include "hybridcomp/wire.hpp"
+
+namespace hybridcomp {
+
+// -- magnitudes as integers: ordered as the numbers are, infinity above them, NaN above infinity -----------
+
+struct KeyFormat {
+  int mantissa;       // bits
+  std::uint64_t inf;  // the key of infinity
+};
+
+HC_HD KeyFormat key_format(DTypeCode dtype) {
+  switch (dtype) {
+    case kFloat64:
+      return {52, 0x7FF0000000000000ull};
+    case kFloat16:
+      return {10, 0x7C00u};
+    case kBFloat16:
+      return {7, 0x7F80u};
+    default:
+      return {23, 0x7F800000u};
+  }
+}
+
+// A finite key as the double of the same value; exact, in integers (denormal numbers are read in no mode).
+HC_HD double key_value(std::uint64_t key, KeyFormat format) {
+  if (format.mantissa == 52) return float_of(key);
+  const std::uint64_t one = 1ull << format.mantissa;
+  const std::uint64_t bias = (format.inf >> format.mantissa) / 2;
+  std::uint64_t exponent = (key >> format.mantissa) + 1023 - bias;
+  std::uint64_t fraction = key & (one - 1);
+  if (key < one) {
+    if (key == 0) return 0.0;
+    ++exponent;
+    for (; fraction < one; fraction <<= 1) --exponent;
+    fraction -= one;
+  }
+  return float_of(std::uint64_t((exponent << 52) | (fraction << (52 - format.mantissa))));
+}
+
+// The least key whose value is at least `limit` (not negative, not NaN); infinity's if no number reaches it.
+HC_HD std::uint64_t least_key(double limit, DTypeCode dtype) {
+  const KeyFormat format = key_format(dtype);
+  std::uint64_t low = 0, high = format.inf;
+  while (low < high) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    if (bits_of(key_value(middle, format)) >= bits_of(limit))  // as integers, which no mode flushes
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return low;
+}
+
+// -- sums
+// ----------------------------------------------------------------------------------------------------
+
+// Element i is added to lane i % kLanes, in double; then the upper half of the lanes to the lower half, until
+// one is left.
+constexpr int kLanes = 16;
+
+HC_HD double sum_of_lanes(const double* lanes) {
+  double sums[kLanes];
+  for (int i = 0; i < kLanes; ++i) sums[i] = lanes[i];
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  return sums[0];
+}
+
+// The magnitude that a finite element of a float or double tensor adds to a sum. Zero where it is so small
+// that it, or its square, may be denormal: processor modes that flush them then change nothing. A double is
+// at most 2^400, so that no sum of squares is infinite.
+HC_HD double summand(std::uint32_t key) {
+  const float kept = float_of(key < Real<float>::kSmallest ? 0u : key);
+  return static_cast<double>(kept);
+}
+HC_HD double summand(std::uint64_t key) {
+  const std::uint64_t kLeast = 0x26F0000000000000ull;  // 2^-400
+  const std::uint64_t kMost = 0x58F0000000000000ull;   // 2^400
+  return float_of(key < kLeast ? std::uint64_t(0) : key > kMost ? kMost : key);
+}
+
+HC_HD double square_root(double x) {
+#if defined(__CUDA_ARCH__)
+  return __dsqrt_rn(x);
+#else
+  return __builtin_sqrt(x);  // correctly rounded, as IEEE 754 asks
+#endif
+}
+
+// -- SIDCo
+// ---------------------------------------------------------------------------------------------------
+
+constexpr std::uint64_t kGroupOfSample = 16;   // neighbours taken together: a cache line of floats
+constexpr std::uint64_t kLeastSample = 16384;  // elements; all of a tensor up to twice as many
+// So many of the sample should be sent: their number is then known to 4 %. But at most one element in eight
+// is looked at.
+constexpr std::uint64_t kSampleOfSelected = 512;
+constexpr std::uint64_t kMostShareOfSample = 8;
+constexpr int kMostStages = 16;
+
+// How many groups of a tensor of n elements, of which k are to be sent, are in the sample. 0: all elements
+// are.
+HC_HD std::uint64_t sample_groups(std::uint64_t n, std::uint64_t k) {
+  if (n <= 2 * kLeastSample) return 0;
+  const std::uint64_t wanted = (n / k + 1) * kSampleOfSelected, most = n / kMostShareOfSample;
+  const std::uint64_t size = wanted < most ? wanted : most;
+  return (size < kLeastSample ? kLeastSample : size) / kGroupOfSample;
+}
+
+// The first element of a group: evenly spaced, moved by a hash so that no period of the data (a row) is met.
+HC_HD std::uint64_t group_start(std::uint64_t group, std::uint64_t groups, std::uint64_t n) {
+  const std::uint64_t slot = n / groups;
+  std::uint32_t h = static_cast<std::uint32_t>(group) * 0x9E3779B9u + 0x7F4A7C15u;
+  h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
+  h = (h ^ (h >> 13)) * 0xC2B2AE35u;
+  h ^= h >> 16;
+  return slot * group + ((h * (slot / kGroupOfSample)) >> 32) * kGroupOfSample;
+}
+
+// ln(x) of a normal x > 0, to 13 digits, by additions, multiplications and divisions only.
+HC_HD double natural_log(double x) {
+  const std::uint64_t bits = bits_of(x);
+  std::int64_t exponent = static_cast<std::int64_t>(bits >> 52) - 1023;
+  double m = float_of(std::uint64_t((bits & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull));
+  if (m > 1.4142135623730951) {
+    m = m / 2;
+    ++exponent;
+  }
+  const double s = (m - 1) / (m + 1), z = s * s;  // ln m = 2 atanh s, |s| < 0.172
+  double series = 1.0 / 17;
+  for (int odd = 15; odd > 0; odd -= 2) series = series * z + 1.0 / odd;
+  const double twice = s + s;
+  return static_cast<double>(exponent) * 0.6931471805599453 + twice * series;
+}
+
+// The survivors of a limit: how many elements of the sample reach it, and the sum of their magnitudes.
+struct Tail {
+  double limit;
+  double count;
+  double sum;
+};
+
+// One stage: what exceeds the tail's limit is taken as exponential; where would `goal` of them remain?
+HC_HD double exponential_limit(Tail tail, double goal) {
+  const double excess = tail.sum / tail.count - tail.limit;
+  return tail.limit + (excess > 0 ? excess : 0.0) * natural_log(tail.count / goal);
+}
+
+// The same between two limits whose survivors are counted.
+HC_HD double limit_between(Tail low, Tail high, double goal) {
+  const double below = natural_log(low.count / goal);
+  const double across = natural_log(low.count / (high.count < 0.5 ? 0.5 : high.count));
+  return low.limit + (high.limit - low.limit) * (below / across);
+}
+
+}  // namespace hybridcomp
