@@ -58,6 +58,7 @@ class BoundedCodec(Codec):
 
     name = "bounded"
     wire_id = 11
+    carries_values = True
     fixed_size = False
 
     def __init__(self, rel: float | None = None, abs: float | None = None) -> None:

@@ -48,6 +48,7 @@ class ZfpCodec(Codec):
 
     name = "zfp"
     wire_id = 10
+    carries_values = True
 
     def __init__(self, rate: float = 8) -> None:
         number = isinstance(rate, int | float) and not isinstance(rate, bool)
