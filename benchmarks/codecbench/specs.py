@@ -122,19 +122,6 @@ ASKED = [
 ]
 
 
-# TEMPORARY, until every codec is merged. Delete this block: what is not registered is then an error.
-def _exists(entry: Entry) -> bool:
-    try:
-        entry.codec()
-    except ValueError:
-        return False
-    return True
-
-
-ENTRIES = [entry for entry in ENTRIES if _exists(entry)]
-ASKED = [asked for asked in ASKED if asked.spec in {entry.spec for entry in ENTRIES}]
-# END TEMPORARY
-
 LARGEST_FALL = 0.25
 """A ratio may be smaller by this part at another size or dtype than at 16 Mi float32."""
 

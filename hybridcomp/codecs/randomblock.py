@@ -28,13 +28,12 @@ from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.linear import Array, LinearCodec, Reduced, Reduction, Round, derived_seed
-from hybridcomp.codecs.registry import codec_for, get_codec, register
+from hybridcomp.codecs.registry import classes, codec_for, get_codec, register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
 
 _PREFIX = struct.Struct("<QdII")
 _MOST = 65536  # elements for one that is sent: a short message cannot ask for any amount of memory
-_VALUE_CODECS = ("none", "fp16", "bf16", "int8", "int4")  # of fixed size, so that messages are
 
 
 @register
@@ -59,7 +58,8 @@ class RandomBlockCodec(LinearCodec):
         self._seed = checks.integer("seed", seed, 0, 2**63 - 1)
         self._values = get_codec(values)
         if not _carries_values(type(self._values)):
-            raise ValueError(f"values must be one of {', '.join(_VALUE_CODECS)}, not {self._values.name!r}")
+            allowed = ", ".join(sorted(cls.name for cls in classes() if _carries_values(cls)))
+            raise ValueError(f"values must be one of {allowed}, not {self._values.name!r}")
 
     @property
     def ratio_kept(self) -> float:
@@ -179,7 +179,7 @@ def _share(ratio: float, n: int) -> int:
 
 
 def _carries_values(cls: type[Codec]) -> bool:
-    return cls.name in _VALUE_CODECS
+    return cls.carries_values and cls.fixed_size  # so that messages are
 
 
 def _parts(start: int, k: int, n: int) -> tuple[slice, slice]:
