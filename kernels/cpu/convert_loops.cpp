@@ -39,11 +39,43 @@ void widen_all(const std::uint8_t* src, float* dst, std::size_t n) {
   stream_end();
 }
 
+// dst[i] += src[i], widened: in registers, without a buffer between.
+template <DTypeCode S>
+void add_widened(const std::uint16_t* src, float* dst, std::size_t n) {
+  std::size_t i = 0;
+#if defined(__AVX512F__)
+  for (; i + 16 <= n; i += 16) {
+    const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + i));
+    __m512 x;
+    if constexpr (S == kFloat16)
+      x = _mm512_maskz_cvtph_ps(0xFFFF, h);
+    else
+      x = _mm512_castsi512_ps(
+          _mm512_maskz_slli_epi32(0xFFFF, _mm512_maskz_cvtepu16_epi32(0xFFFF, h), 16));
+    _mm512_storeu_ps(dst + i, _mm512_add_ps(_mm512_loadu_ps(dst + i), x));
+  }
+#elif defined(__AVX2__)
+  for (; i + 8 <= n; i += 8) {
+    const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i));
+    __m256 x;
+    if constexpr (S == kFloat16)
+      x = _mm256_cvtph_ps(h);
+    else
+      x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+    _mm256_storeu_ps(dst + i, _mm256_add_ps(_mm256_loadu_ps(dst + i), x));
+  }
+#endif
+  for (; i < n; ++i)
+    dst[i] += float_of(S == kFloat16 ? half_to_float_bits(src[i]) : bfloat_to_float_bits(src[i]));
+}
+
 template <DTypeCode S, DTypeCode D>
 void convert_all(const std::uint8_t* src, std::uint8_t* dst, std::size_t n, bool add) {
   if constexpr (D == kFloat32 && sizeof(StorageOf<S>) == 2) {
     if (!add && n >= kStream / sizeof(float) && aligned<float>(dst))
       return widen_all<S>(src, reinterpret_cast<float*>(dst), n);
+    if (add && aligned<float>(dst) && aligned<std::uint16_t>(src))
+      return add_widened<S>(reinterpret_cast<const std::uint16_t*>(src), reinterpret_cast<float*>(dst), n);
   }
   alignas(64) ComputeOf<S> buffer[kTile];
   for (std::size_t at = 0; at < n; at += kTile) {
