@@ -134,7 +134,9 @@ class Ours(Subject):
         self._codec = codec
         self._xs = [x] + [clone(x) for _ in range(copies - 1)]
         self._outs = [np.zeros(codec.bound(flat.size, flat.dtype), np.uint8) for _ in range(copies)]
-        self._decoded = [hc.decode(hc.get_codec("none").encode(x)) for _ in range(copies)]  # like x, and touched
+        self._decoded = [
+            hc.decode(hc.get_codec("none").encode(x)) for _ in range(copies)
+        ]  # like x, and touched
         self._accs = [self.acc] + [self.acc.copy() for _ in range(copies - 1)]
         self._msgs = [codec.encode(one, out=out) for one, out in zip(self._xs, self._outs, strict=True)]
         self._turn = 0
@@ -252,6 +254,10 @@ def check_promise(entry: Entry, data: DataSet, subject: Subject) -> None:
         raise CheckFailed(f"{where}: an element off by more than {expect.span:.3e} of the range")
     if expect.kept and not np.all((y == 0) | (y == x)):
         raise CheckFailed(f"{where}: an element that is neither zero nor the input's")
+    if expect.ratio is not None:
+        times = np.count_nonzero(y) / (expect.ratio * len(x))
+        if not 0.8 <= times <= 1.25:
+            raise CheckFailed(f"{where}: {times:.2f} times the share asked for")
 
 
 def check_sum(name: str, subject: Subject) -> None:

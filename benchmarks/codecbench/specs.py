@@ -21,6 +21,7 @@ class Expect:
         absolute: largest error of an element, on every data set.
         span: largest error of an element relative to the range of the values, on every data set.
         kept: each element is the input's, bit for bit, or zero, on every data set.
+        ratio: the share of elements that is sent is 0.8 to 1.25 times this, on every data set.
     """
 
     exact: bool = False
@@ -29,6 +30,7 @@ class Expect:
     absolute: float | None = None
     span: float | None = None
     kept: bool = False
+    ratio: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,10 @@ ENTRIES = [
     Entry("bounded:rel=1e-3", "error-bounded", Expect(span=1e-3)),
     Entry("topk:ratio=0.01", "sparse", Expect(kept=True)),
     Entry("topk:ratio=0.01,values=bf16", "sparse", Expect(l2=1.0)),
-    Entry("threshold", "sparse", Expect(kept=True)),
-    Entry("sidco:ratio=0.001", "sparse", Expect(kept=True)),
+    Entry("threshold:abs=2.5758", "sparse", Expect(kept=True)),  # 1 % of Gaussian values
+    Entry("threshold:rel=3.0", "sparse", Expect(kept=True)),
+    Entry("sidco:ratio=0.01", "sparse", Expect(kept=True, ratio=0.01)),
+    Entry("sidco:ratio=0.001", "sparse", Expect(kept=True, ratio=0.001)),
     Entry("randomblock", "sparse", Expect(kept=True)),
     Entry("powersgd:rank=4", "low rank", Expect(l2=1.0), by_tensor=True),
     Entry("lattice:bits=8", "homomorphic", Expect(peak=1 / 253)),
@@ -112,7 +116,7 @@ ASKED = [
     *_of_memcpy("int8 int4 int2 sign", "encode decode_add", 1.3),
     *_of_memcpy("fp16 bf16", "encode decode_add", 1.0),
     *_of_memcpy("fp8:e4m3 fp8:e5m2 mxfp8 mxfp4", "encode decode_add", 0.7),
-    *_of_memcpy("threshold sidco:ratio=0.001", "encode", 0.7),
+    *_of_memcpy("threshold:abs=2.5758 threshold:rel=3.0 sidco:ratio=0.01 sidco:ratio=0.001", "encode", 0.7),
     *_of_memcpy("topk:ratio=0.01", "encode", 0.35),
     Asked("topk:ratio=0.01", "encode", 20, "torch topk 1 %"),
     Asked("zfp:rate=8", "encode", 3, "zfpy rate 8"),

@@ -89,7 +89,8 @@ class Codec(abc.ABC):
     def can_carry(self, dtype: DType, shape: tuple[int, ...]) -> str | None:
         """None if this codec can carry such an array, else the reason why not."""
         if not (dtype.is_float or self.lossless):
-            return f"{dtype.label} is not floating-point"
+            allowed = ", ".join(d.label for d in DType if d.is_float)
+            return f"{dtype.label} is not floating-point; allowed: {allowed}"
         return None
 
     def refuses(self, src: Flat) -> str | None:
