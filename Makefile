@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi lint bench bench-codecs build cuda clean format check-tools
+.PHONY: demo test test-unit test-mpi lint fuzz fuzz-smoke bench bench-codecs build cuda clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -24,6 +24,15 @@ test-mpi: $(VENV)/.installed
 	  echo "== tests/mpi on $$n ranks"; \
 	  OMP_NUM_THREADS=1 timeout -k 10 600 $(MPIEXEC) -n $$n $(BIN)/python -m pytest tests/mpi --with-mpi -q -p no:cacheprovider; \
 	done
+
+# Mutated messages through every decoder, on kernels with AddressSanitizer and UndefinedBehaviorSanitizer.
+fuzz-smoke: $(VENV)/.installed
+	tests/fuzz/run.sh smoke
+
+# The same guided by coverage, with clang's libFuzzer: make fuzz RUNS=10000000
+RUNS ?= 1000000
+fuzz: $(VENV)/.installed
+	tests/fuzz/run.sh guided $(RUNS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -26,7 +26,7 @@ struct Guess {
 Guess guess_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                     std::size_t k) {
   constexpr std::size_t kMost = 16384;
-  const std::size_t sample = std::min(kMost, n / 32), size = size_of(dtype);
+  const std::size_t sample = std::clamp<std::size_t>(n / 128, 1024, kMost), size = size_of(dtype);
   std::uint8_t elements[kMost * 8];
   const std::size_t slot = n / sample;
   const auto take = [&]<typename U>(U) {
