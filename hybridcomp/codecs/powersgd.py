@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,7 @@ Matrix = npt.NDArray[np.float32]
 
 _PREFIX = struct.Struct("<QQQ")
 MAX_RANK = 4096
+_PANEL = 1 << 18  # elements widened at a time: 1 MiB
 
 
 # -- the linear steps ----------------------------------------------------------------------------------------
@@ -94,7 +96,8 @@ def start(matrix: Matrix, q: Matrix) -> Matrix:
     Returns:
         float32 of (rows, rank).
     """
-    return _project(matrix, matrix.shape, q)
+    _expect(matrix, "matrix")
+    return _project([_Panel(0, matrix.shape[0], matrix)], matrix.shape, q)
 
 
 def orthogonalize(p: Matrix) -> None:
@@ -121,7 +124,8 @@ def finish(matrix: Matrix, p: Matrix) -> Matrix:
     Returns:
         float32 of (cols, rank), C-contiguous.
     """
-    return _project_back(matrix, matrix.shape, p)
+    _expect(matrix, "matrix")
+    return _project_back([_Panel(0, matrix.shape[0], matrix)], matrix.shape, p)
 
 
 def reconstruct(p: Matrix, q: Matrix, out: Matrix, *, add: bool = False) -> None:
@@ -140,25 +144,53 @@ def reconstruct(p: Matrix, q: Matrix, out: Matrix, *, add: bool = False) -> None
     )
 
 
-def _project(matrix: Matrix, shape: tuple[int, ...], q: Matrix) -> Matrix:
-    _expect(matrix, "matrix")
+class _Panel(NamedTuple):
+    """Rows first .. first + rows of a matrix, in float32; the last row may be short."""
+
+    first: int
+    rows: int
+    values: Matrix
+
+
+def _panels(src: Flat, shape: tuple[int, int]) -> Iterator[_Panel]:
+    """A matrix of ``shape`` in whole rows: at once where it is aligned float32, else widened a panel at a time."""
+    rows, cols = shape
+    if src.dtype is DType.FLOAT32 and src.data.flags.aligned:
+        yield _Panel(0, rows, src.data)
+        return
+    if src.size == 0:
+        yield _Panel(0, rows, np.empty(0, np.float32))
+        return
+    step = max(1, _PANEL // max(1, cols))
+    buffer = np.empty(min(src.size, step * cols), np.float32)
+    for first in range(0, rows, step):
+        part = src.data[first * cols : (first + step) * cols]
+        values = buffer[: part.size]
+        native.kernels().convert(part, src.dtype, values, DType.FLOAT32, False)
+        yield _Panel(first, min(step, rows - first), values)
+
+
+def _project(panels: Iterable[_Panel], shape: tuple[int, ...], q: Matrix) -> Matrix:
     rows, cols = shape
     if q.ndim != 2 or q.shape[0] != cols:
         raise ValueError(f"q must have the shape ({cols}, rank), not {q.shape}")
     p = np.empty((rows, q.shape[1]), np.float32)
     columns = np.ascontiguousarray(q.T, np.float32)
-    native.kernels().lowrank_project(matrix, rows, cols, q.shape[1], columns, p, False)
+    for first, count, values in panels:
+        part = p[first : first + count]
+        native.kernels().lowrank_project(values, count, cols, q.shape[1], columns, part, False)
     return p
 
 
-def _project_back(matrix: Matrix, shape: tuple[int, ...], p: Matrix) -> Matrix:
-    _expect(matrix, "matrix")
+def _project_back(panels: Iterable[_Panel], shape: tuple[int, ...], p: Matrix) -> Matrix:
     rows, cols = shape
     if p.ndim != 2 or p.shape[0] != rows:
         raise ValueError(f"p must have the shape ({rows}, rank), not {p.shape}")
-    columns = np.empty((p.shape[1], cols), np.float32)
+    columns = np.zeros((p.shape[1], cols), np.float32)
     contiguous = np.ascontiguousarray(p, np.float32)
-    native.kernels().lowrank_project(matrix, rows, cols, p.shape[1], columns, contiguous, True)
+    for first, count, values in panels:  # the sums go on from panel to panel, in the order of the rows
+        part = contiguous[first : first + count]
+        native.kernels().lowrank_project(values, count, cols, p.shape[1], columns, part, True)
     return np.ascontiguousarray(columns.T)
 
 
@@ -240,10 +272,9 @@ class PowerSGDCodec(LinearCodec):
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
         rows, cols = matrix_shape(src.shape)
         rank = effective_rank(src.shape, self._rank)
-        matrix = _as_float32(src)
-        p = _project(matrix, (rows, cols), initial_q(cols, rank, self._seed))
+        p = _project(_panels(src, (rows, cols)), (rows, cols), initial_q(cols, rank, self._seed))
         orthogonalize(p)
-        q = _project_back(matrix, (rows, cols), p)
+        q = _project_back(_panels(src, (rows, cols)), (rows, cols), p)
         _PREFIX.pack_into(out.data, HEADER_BYTES, rows, cols, rank)
         at = HEADER_BYTES + _PREFIX.size
         for factor in (p, q):
@@ -271,14 +302,13 @@ class PowerSGDCodec(LinearCodec):
         """
         shape, columns = matrix_shape(x.shape), effective_rank(x.shape, self._rank)
         kind = x.dtype.accumulator.storage
-        matrix = _as_float32(x)
         q = warm.get(name) if warm is not None and name is not None else None
         if q is None or q.shape != (shape[1], columns):
             q = initial_q(shape[1], columns, self._seed)
-        p = _project(matrix, shape, q)
+        p = _project(_panels(x, shape), shape, q)
         yield Round(p, "sum")
         orthogonalize(p)
-        q = _project_back(matrix, shape, p)
+        q = _project_back(_panels(x, shape), shape, p)
         yield Round(q, "sum")
         q /= np.float32(ranks)
         if warm is not None and name is not None and np.isfinite(q).all():
@@ -296,32 +326,28 @@ class PowerSGDCodec(LinearCodec):
     def decode_flat(
         cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
     ) -> None:
-        p, q = _open(msg, header)
-        if dtype is DType.FLOAT32 and out.flags.aligned:
-            reconstruct(p, q, out)
-        else:
-            values = np.empty(header.count, np.float32)
-            reconstruct(p, q, values)
-            native.kernels().convert(values, DType.FLOAT32, out, dtype, False)
+        _expand(*_open(msg, header), out, dtype, add=False)
 
     @classmethod
     def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
-        p, q = _open(msg, header)
-        if header.dtype.accumulator is DType.FLOAT32 and acc.flags.aligned:
-            reconstruct(p, q, acc, add=True)
-        else:
-            values = np.empty(header.count, np.float32)
-            reconstruct(p, q, values)
-            native.kernels().convert(values, DType.FLOAT32, acc, header.dtype.accumulator, True)
+        _expand(*_open(msg, header), acc, header.dtype.accumulator, add=True)
 
 
-def _as_float32(src: Flat) -> Matrix:
-    """The elements as aligned float32: the caller's memory where it is that already."""
-    if src.dtype is DType.FLOAT32 and src.data.flags.aligned:
-        return src.data
-    values = np.empty(src.size, np.float32)
-    native.kernels().convert(src.data, src.dtype, values, DType.FLOAT32, False)
-    return values
+def _expand(p: Matrix, q: Matrix, out: np.ndarray[Any, Any], dtype: DType, *, add: bool) -> None:
+    """Write P Q^T to, or add it to, ``out`` of any float dtype: by way of a panel of rows unless it is float32."""
+    if out.size == 0:
+        return
+    if dtype is DType.FLOAT32 and out.flags.aligned:
+        reconstruct(p, q, out, add=add)
+        return
+    cols = q.shape[0]
+    step = max(1, _PANEL // max(1, cols))
+    buffer = np.empty(min(out.size, step * cols), np.float32)
+    for first in range(0, p.shape[0], step):
+        part = out[first * cols : (first + step) * cols]
+        values = buffer[: part.size]
+        reconstruct(p[first : first + step], q, values)
+        native.kernels().convert(values, DType.FLOAT32, part, dtype, add)
 
 
 def _open(msg: ByteArray, header: wire.Header) -> tuple[Matrix, Matrix]:

@@ -15,7 +15,7 @@ struct LowrankKernels {
   void (*project)(const float* m, std::size_t n, std::size_t rows, std::size_t cols, std::size_t rank,
                   const float* q, float* p);
 
-  // q[k][j] = sum over i of m[i][j] * p[i][k].
+  // q[k][j] += sum over i of m[i][j] * p[i][k], the terms one after another.
   void (*project_back)(const float* m, std::size_t n, std::size_t rows, std::size_t cols, std::size_t rank,
                        const float* p, float* q);
 

@@ -164,7 +164,6 @@ void project_back_tile(const float* m, std::size_t first_column, std::size_t wid
 void project_back(const float* m, std::size_t n, std::size_t rows, std::size_t cols, std::size_t rank,
                   const float* p, float* q) {
   if (!cols || !rank) return;
-  std::memset(q, 0, rank * cols * sizeof(float));
   for (std::size_t first = 0; first < cols; first += kTileColumns) {
     const std::size_t width = smaller(kTileColumns, cols - first);
     in_groups(rank, [&]<std::size_t R>(std::size_t k) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -245,3 +247,19 @@ def test_forged_sizes():
         bad[32:56] = np.array(sizes, np.uint64).view(np.uint8)
         with pytest.raises(hc.WireError):
             hc.decode(common.reseal(bad))
+
+
+@pytest.mark.parametrize("shape", [(700, 1000), (3, 300_000), (1, 270_001), (270_001,), (600_000, 2)])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_types_go_panel_by_panel(shape, dtype):
+    """More elements than a panel: the same factors, and the same values, as from the float32 array."""
+    x = common.gaussian(math.prod(shape), "float16").astype(dtype).reshape(shape)
+    codec = hc.get_codec("powersgd:rank=2")
+    msg, wide = codec.encode(x), codec.encode(x.astype(np.float32))
+    np.testing.assert_array_equal(msg[32:], wide[32:])
+    expected = hc.decode(wide)
+    np.testing.assert_array_equal(hc.decode(msg, out=np.empty(x.size, np.float32)), expected)
+    np.testing.assert_array_equal(hc.decode(msg), expected.astype(dtype))
+    acc = np.ones(x.size, np.float64 if dtype == "float64" else np.float32)
+    hc.decode_add(msg, acc)
+    np.testing.assert_array_equal(acc, expected.astype(acc.dtype) + 1)
