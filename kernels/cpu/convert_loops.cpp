@@ -50,8 +50,7 @@ void add_widened(const std::uint16_t* src, float* dst, std::size_t n) {
     if constexpr (S == kFloat16)
       x = _mm512_maskz_cvtph_ps(0xFFFF, h);
     else
-      x = _mm512_castsi512_ps(
-          _mm512_maskz_slli_epi32(0xFFFF, _mm512_maskz_cvtepu16_epi32(0xFFFF, h), 16));
+      x = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xFFFF, _mm512_maskz_cvtepu16_epi32(0xFFFF, h), 16));
     _mm512_storeu_ps(dst + i, _mm512_add_ps(_mm512_loadu_ps(dst + i), x));
   }
 #elif defined(__AVX2__)
