@@ -156,7 +156,7 @@ def test_parameters():
     for ratio in (0, 1.01, -1, 1e-6, np.nan, "a", True):
         with pytest.raises(ValueError, match="ratio must be a number from 1/65536 to 1"):
             hc.get_codec("randomblock", ratio=ratio)
-    with pytest.raises(ValueError, match="values must be one of none"):
+    with pytest.raises(ValueError, match="values must be one of bf16, fp16"):
         hc.get_codec("randomblock:values=topk")
     with pytest.raises(ValueError, match="seed must be"):
         hc.get_codec("randomblock:seed=-1")
