@@ -17,6 +17,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +35,7 @@ from hybridcomp.demo import machine
 ELEMENTS = 1 << 24
 SIZES = {"64 Ki": 1 << 16, "1 Mi + 1": (1 << 20) + 1, "16 Mi": ELEMENTS, "100 Mi": 100 << 20}
 HALVES = ("float16", "bfloat16")
-BUSY = 0.5  # load average of other programs, from which on figures are not worth keeping
+BUSY = 0.3  # cores that other programs use, from which on figures are not worth keeping
 QUICK_ELEMENTS = 50_000
 QUICK_SIZES = {"4 Ki": 1 << 12, "16 Ki": 1 << 14}
 
@@ -325,9 +326,26 @@ def print_asked(judged: list[Row], args: argparse.Namespace) -> None:
         )
 
 
+def busy_cores(seconds: float = 1.0) -> float:
+    """How many cores other programs use: measured for a while, since a load average still holds our last run."""
+
+    def ticks() -> tuple[int, int]:
+        fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(fields), fields[3] + fields[4]  # all, and those idle or waiting for a disk
+
+    try:
+        total, idle = ticks()
+        time.sleep(seconds)
+        total_then, idle_then = ticks()
+    except OSError:  # no Linux
+        return os.getloadavg()[0]
+    elapsed = max(1, total_then - total)
+    return (1 - (idle_then - idle) / elapsed) * (os.cpu_count() or 1)
+
+
 def main() -> None:
     args = arguments()
-    load = os.getloadavg()[0]
+    load = busy_cores()
     hc.set_num_threads(args.threads)
     with contextlib.suppress(ImportError):
         import torch  # noqa: PLC0415
@@ -337,7 +355,7 @@ def main() -> None:
         f"# {args.threads} thread(s), {native.kernels().isa()}, {'sizes' if args.sizes else args.elements} elements"
     )
     if load > BUSY and not args.quick:
-        print(f"# the machine is busy (load {load:.1f}): what others do shows in the figures")
+        print(f"# the machine is busy ({load:.1f} cores): what others do shows in the figures")
     found = study(args) if args.sizes else compare(args)
     if args.json is not None:
         facts = {key: value for key, value in machine.facts("none").items() if key != "lab"}

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "codecs.md"
 BEGIN, END = "<!-- RESULTS: written by benchmarks/codecs_doc.py -->", "<!-- END RESULTS -->"
-BUSY = 0.5  # load average of other programs, from which on speeds are not worth keeping
+BUSY = 0.5  # cores that other programs used before a run, from which on speeds are not worth keeping
 OPERATIONS = ("encode", "decode", "decode_add")
 
 Row = dict[str, Any]
@@ -119,7 +119,7 @@ def made() -> str:
         [
             f"{machine['processor']}, kernels for {machine['kernels']}; {packages}. "
             f"{record['elements']:,} float32 values ({record['elements'] * 4 / 2**20:.0f} MiB), "
-            f"{record['threads']} thread, the machine's load before it "
+            f"{record['threads']} thread, cores that other programs used before it: "
             f"{machine['load']}. GB/s of input, in brackets the ratio to a memcpy of the same buffer "
             "timed in turn with it; medians; Gaussian data. Every codec's promise is checked before its speed is "
             "taken.",

@@ -61,7 +61,10 @@ def test_the_innermost_rule_wins(policy, asked, spec):
         (message("dp", name="h.0.attn.bias"), "excluded by '*.bias'"),
         (message("dp", name="h.0.norm1.weight"), "excluded by '*norm*'"),
         (message("dp", step=9), "warm-up (10 steps)"),
-        (message("dp", dtype=DType.INT32), "int32 is not floating-point; allowed: float32, float64, float16, bfloat16"),
+        (
+            message("dp", dtype=DType.INT32),
+            "int32 is not floating-point; allowed: float32, float64, float16, bfloat16",
+        ),
         (message("dp", "broadcast"), "broadcasts are exact unless named"),
     ],
 )
