@@ -36,8 +36,7 @@ import numpy as np
 
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
-from hybridcomp.codecs import checks
-from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.registry import register
 from hybridcomp.wire import HEADER_BYTES
 
@@ -47,7 +46,7 @@ _DEFAULT_REL = 1e-3
 
 
 @register
-class BoundedCodec(Codec):
+class BoundedCodec(KernelCodec):
     """Error-bounded compression: give one of the two bounds.
 
     Args:
@@ -94,28 +93,16 @@ class BoundedCodec(Codec):
         return size
 
     @classmethod
-    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
-        checks.floating(header, cls.name)
-        code = native.kernels().bounded_check(msg[HEADER_BYTES:], header.count, header.dtype)
-        checks.status(code, cls.name)
+    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
+        code: int = native.kernels().bounded_check(payload, header.count, header.dtype)
+        return code
 
     @classmethod
-    def decode_flat(
-        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
-    ) -> None:
-        checks.floating(header, cls.name)
-        code = native.kernels().bounded_decode(
-            msg[HEADER_BYTES:], header.count, header.dtype, out, dtype, False
-        )
-        checks.status(code, cls.name)
-
-    @classmethod
-    def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
-        checks.floating(header, cls.name)
-        code = native.kernels().bounded_decode(
-            msg[HEADER_BYTES:], header.count, header.dtype, acc, header.dtype.accumulator, True
-        )
-        checks.status(code, cls.name)
+    def decode_native(
+        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
+    ) -> int:
+        code: int = native.kernels().bounded_decode(payload, header.count, header.dtype, out, dtype, add)
+        return code
 
 
 def _bound(name: str, value: Any) -> float:

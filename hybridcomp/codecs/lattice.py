@@ -27,6 +27,7 @@ import numpy as np
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
+from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.linear import Array, LinearCodec, Reduced, Reduction, Round, derived_seed
 from hybridcomp.codecs.registry import register
 from hybridcomp.errors import CodecMismatchError
@@ -38,7 +39,7 @@ _ROUNDINGS = ("nearest", "stochastic")
 
 
 @register
-class LatticeCodec(LinearCodec):
+class LatticeCodec(KernelCodec, LinearCodec):
     """Quantization on a shared scale, summed as integers.
 
     Args:
@@ -205,26 +206,16 @@ class LatticeCodec(LinearCodec):
         return size
 
     @classmethod
-    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
-        checks.floating(header, cls.name)
-        code = native.kernels().lattice_check(msg[HEADER_BYTES:], header.count, header.dtype)
-        checks.status(code, cls.name)
+    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
+        code: int = native.kernels().lattice_check(payload, header.count, header.dtype)
+        return code
 
     @classmethod
-    def decode_flat(
-        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
-    ) -> None:
-        checks.floating(header, cls.name)
-        payload = msg[HEADER_BYTES:]
-        code = native.kernels().lattice_decode(payload, header.count, header.dtype, out, dtype, False)
-        checks.status(code, cls.name)
-
-    @classmethod
-    def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
-        checks.floating(header, cls.name)
-        payload, kind = msg[HEADER_BYTES:], header.dtype.accumulator
-        code = native.kernels().lattice_decode(payload, header.count, header.dtype, acc, kind, True)
-        checks.status(code, cls.name)
+    def decode_native(
+        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
+    ) -> int:
+        code: int = native.kernels().lattice_decode(payload, header.count, header.dtype, out, dtype, add)
+        return code
 
     # -- the reduction -------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ import numpy as np
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
-from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.quantize import MAX_BLOCK
 from hybridcomp.codecs.registry import register
 from hybridcomp.wire import HEADER_BYTES
@@ -37,7 +37,7 @@ _FORMATS = {"e4m3": 0, "e5m2": 1, "e2m1": 2}
 MX_BLOCK = 32
 
 
-class _MinifloatCodec(Codec):
+class _MinifloatCodec(KernelCodec):
     """What the three share: the layout, and everything but the parameters."""
 
     bits: ClassVar[int] = 8
@@ -66,28 +66,18 @@ class _MinifloatCodec(Codec):
         return size
 
     @classmethod
-    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
-        checks.floating(header, cls.name)
-        code = native.kernels().minifloat_check(msg[HEADER_BYTES:], header.count, cls.bits, cls.mx)
-        checks.status(code, cls.name)
+    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
+        code: int = native.kernels().minifloat_check(payload, header.count, cls.bits, cls.mx)
+        return code
 
     @classmethod
-    def decode_flat(
-        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
-    ) -> None:
-        checks.floating(header, cls.name)
-        code = native.kernels().minifloat_decode(
-            msg[HEADER_BYTES:], header.count, cls.bits, cls.mx, out, dtype, False
+    def decode_native(
+        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
+    ) -> int:
+        code: int = native.kernels().minifloat_decode(
+            payload, header.count, cls.bits, cls.mx, out, dtype, add
         )
-        checks.status(code, cls.name)
-
-    @classmethod
-    def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
-        checks.floating(header, cls.name)
-        code = native.kernels().minifloat_decode(
-            msg[HEADER_BYTES:], header.count, cls.bits, cls.mx, acc, header.dtype.accumulator, True
-        )
-        checks.status(code, cls.name)
+        return code
 
 
 def _format8(value: Any) -> str:

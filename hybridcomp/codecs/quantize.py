@@ -32,6 +32,7 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.registry import register
 from hybridcomp.wire import HEADER_BYTES
 
@@ -41,7 +42,7 @@ MAX_HADAMARD = 2048
 MAX_BLOCK = 65536
 
 
-class _BlockCodec(Codec):
+class _BlockCodec(KernelCodec):
     """Block quantization to ``bits`` bits.
 
     Args:
@@ -144,28 +145,18 @@ class _BlockCodec(Codec):
         return size
 
     @classmethod
-    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
-        checks.floating(header, cls.name)
-        code = native.kernels().quantize_check(msg[HEADER_BYTES:], header.count, header.dtype, cls.bits)
-        checks.status(code, cls.name)
+    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
+        code: int = native.kernels().quantize_check(payload, header.count, header.dtype, cls.bits)
+        return code
 
     @classmethod
-    def decode_flat(
-        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
-    ) -> None:
-        checks.floating(header, cls.name)
-        code = native.kernels().quantize_decode(
-            msg[HEADER_BYTES:], header.count, header.dtype, cls.bits, out, dtype, False
+    def decode_native(
+        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
+    ) -> int:
+        code: int = native.kernels().quantize_decode(
+            payload, header.count, header.dtype, cls.bits, out, dtype, add
         )
-        checks.status(code, cls.name)
-
-    @classmethod
-    def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
-        checks.floating(header, cls.name)
-        code = native.kernels().quantize_decode(
-            msg[HEADER_BYTES:], header.count, header.dtype, cls.bits, acc, header.dtype.accumulator, True
-        )
-        checks.status(code, cls.name)
+        return code
 
 
 @register

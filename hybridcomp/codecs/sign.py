@@ -19,7 +19,7 @@ import numpy as np
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
-from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.registry import register
 from hybridcomp.wire import HEADER_BYTES
 
@@ -27,7 +27,7 @@ _PREFIX_BYTES = 8
 
 
 @register
-class SignCodec(Codec):
+class SignCodec(KernelCodec):
     """1 bit an element and a scale per block.
 
     Args:
@@ -61,24 +61,13 @@ class SignCodec(Codec):
         return size
 
     @classmethod
-    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
-        checks.floating(header, cls.name)
-        checks.status(native.kernels().sign_check(msg[HEADER_BYTES:], header.count, header.dtype), cls.name)
+    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
+        code: int = native.kernels().sign_check(payload, header.count, header.dtype)
+        return code
 
     @classmethod
-    def decode_flat(
-        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
-    ) -> None:
-        cls._decode(msg, header, out, dtype, add=False)
-
-    @classmethod
-    def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
-        cls._decode(msg, header, acc, header.dtype.accumulator, add=True)
-
-    @classmethod
-    def _decode(
-        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, *, add: bool
-    ) -> None:
-        checks.floating(header, cls.name)
-        code = native.kernels().sign_decode(msg[HEADER_BYTES:], header.count, header.dtype, out, dtype, add)
-        checks.status(code, cls.name)
+    def decode_native(
+        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
+    ) -> int:
+        code: int = native.kernels().sign_decode(payload, header.count, header.dtype, out, dtype, add)
+        return code
