@@ -54,6 +54,8 @@ class DType(enum.IntEnum):
     COMPLEX64 = 14
     COMPLEX128 = 15
 
+    __hash__ = int.__hash__  # the enum's own hashes the name, in Python
+
 
 # Plain attributes, set once: an encode of a small array spends most of its time here otherwise.
 for _d in DType:
@@ -124,6 +126,9 @@ class Flat(NamedTuple):
         return int(self.data.nbytes)
 
 
+_new_tuple = tuple.__new__  # half the time of Flat(...)
+
+
 def is_torch(x: object) -> bool:
     """Whether ``x`` is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
@@ -141,10 +146,11 @@ def flatten(x: Any, *, writable: bool = False) -> Flat:
         CodecMismatchError: unsupported dtype, or ``writable`` and ``x`` is read-only or not contiguous.
         CudaUnavailableError: ``x`` is on a device.
     """
-    if type(x) is np.ndarray and x.ndim == 1 and (not writable or x.flags.writeable):
+    if type(x) is np.ndarray and x.ndim == 1:  # the usual case, without asking further
         kind = _BY_NUMPY.get(x.dtype)
-        if kind is not None and x.flags.c_contiguous:  # the usual case, without asking further
-            return Flat(x, kind, x.shape, True, False)
+        flags = x.flags
+        if kind is not None and flags.c_contiguous and (not writable or flags.writeable):
+            return _new_tuple(Flat, (x, kind, x.shape, True, False))
     if is_torch(x):
         return _flatten_torch(x, writable)
     if hasattr(x, "__cuda_array_interface__"):

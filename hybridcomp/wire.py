@@ -35,6 +35,7 @@ _HEADER = struct.Struct("<IBBHQQII")
 _CRC = struct.Struct("<I")
 _CRC_AT = 28
 _DTYPES = {int(d): d for d in DType}
+_UINT8 = np.dtype(np.uint8)
 MAX_COUNT = 1 << 48  # more elements than any address space holds; keeps size arithmetic far from overflow
 
 
@@ -86,14 +87,24 @@ def open_message(msg: Any) -> tuple[ByteArray, Header]:
         WireError: as :func:`peek`, or the CRC does not match.
     """
     raw = _as_bytes(msg)
-    header = peek(raw)
-    if raw.size != HEADER_BYTES + header.payload:
-        raw = raw[: HEADER_BYTES + header.payload]
-    crc = native.kernels().message_crc(raw)
+    fields = native.kernels().open_message(raw)
+    if fields is None:
+        raise _fault(raw)
+    codec, kind, count, payload, params = fields
+    if raw.size != HEADER_BYTES + payload:
+        raw = raw[: HEADER_BYTES + payload]
+    return raw, Header(codec, _DTYPES[kind], count, payload, params)
+
+
+def _fault(raw: ByteArray) -> WireError:
+    """What is wrong with a message that the kernels refused."""
+    try:
+        header = peek(raw)
+    except WireError as error:
+        return error
+    crc = native.kernels().message_crc(raw[: HEADER_BYTES + header.payload])
     (stored,) = _CRC.unpack_from(raw.data, _CRC_AT)
-    if crc != stored:
-        raise WireError(f"damaged message: CRC-32C is {crc:#010x}, the header says {stored:#010x}")
-    return raw, header
+    return WireError(f"damaged message: CRC-32C is {crc:#010x}, the header says {stored:#010x}")
 
 
 def seal(out: ByteArray, codec: int, params: int, *, dtype: DType, count: int, payload: int) -> int:
@@ -105,10 +116,10 @@ def seal(out: ByteArray, codec: int, params: int, *, dtype: DType, count: int, p
 
 
 def _as_bytes(msg: Any) -> ByteArray:
+    if type(msg) is np.ndarray and msg.dtype is _UINT8 and msg.ndim == 1 and msg.flags.c_contiguous:
+        return msg  # the usual case, without the cost of asking what it is
     if isinstance(msg, bytes | bytearray | memoryview):
         return np.frombuffer(msg, np.uint8)
-    if type(msg) is np.ndarray and msg.dtype == np.uint8 and msg.ndim == 1 and msg.flags.c_contiguous:
-        return msg  # the usual case, without the cost of asking what it is
     flat = arrays.flatten(msg)
     if flat.dtype is not DType.UINT8:
         raise WireError(f"a message is uint8, not {flat.dtype.label}")

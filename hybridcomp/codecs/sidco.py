@@ -5,17 +5,17 @@ Training Systems" (SIDCo, MLSys 2021): the magnitudes are taken as exponential, 
 share of them reaches; since they are not, a stage keeps at most a quarter, and the next one fits the survivors'
 excess over the last limit. The paper adapts the number of stages over training steps. A codec keeps no state, so
 here the fit counts: on a sample, each stage starts from the survivors that the last one really left, stages are
-added while too many remain, and one that went too far is taken back between the last two limits, until the share
-is right within a tenth.
+added while too many remain, and one that went too far is taken back between the last two limits, until about
+twice the share is left. One pass over the tensor takes what reaches that limit; the last stages count all of
+those, so that the share is right within a tenth whatever the sample missed.
 
-One pass over the tensor then takes what reaches the limit. If that is not 0.8 k to 1.25 k elements, because
-the sample was too small to tell or because no limit does (many equal magnitudes), exactly the k largest are
-sent as by ``topk``, lower indices first among equals. So a tensor of one value sends its first k elements.
-Zeros are never sent, even where fewer than k elements are not zero. NaN and infinities stay out of the fit and
-are always sent, but for those that would make more than 1.25 k.
+If no limit finds 0.8 k to 1.25 k elements (many equal magnitudes), or the sample misled so much that the pass
+took fewer or over ten times as many, exactly the k largest are sent as by ``topk``, lower indices first among
+equals. So a tensor of one value sends its first k elements. Zeros are never sent, even where fewer than k elements
+are not zero. NaN and infinities are always sent, but for those that would make more than 1.25 k.
 
-The sample is all of up to 32,768 elements, else groups of 16 neighbours at places that depend on n and k only: as
-many as hold 512 of those sent, from 16,384 elements to an eighth of the tensor. Sums are in double, in 16 lanes;
+The sample is all of up to 8,192 elements, else groups of 32 neighbours at places that depend on n and k only: as
+many as hold 32 of those sent, from 4,096 elements to a sixteenth of the tensor. Sums are in double, in 16 lanes;
 in them, magnitudes below 2^-100 count as zero (for float64 below 2^-400, and above 2^400 as 2^400).
 ``kernels/include/hybridcomp/sparse.hpp`` fixes all of that.
 

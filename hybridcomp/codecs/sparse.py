@@ -63,6 +63,11 @@ class SparseCodec(Codec):
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
         selected = self.select(src)
+        if type(self._values) is NoneCodec:
+            size: int = selected.write_message(
+                out, self.wire_id, self.params_hash, NoneCodec.wire_id, self._values.params_hash
+            )
+            return size
         start = HEADER_BYTES + _PREFIX.size
         index_bytes: int = selected.write_indices(out[start:])
         _PREFIX.pack_into(out.data, HEADER_BYTES, selected.count, index_bytes)
@@ -117,13 +122,19 @@ class SparseCodec(Codec):
     def _scatter(
         cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, *, add: bool
     ) -> None:
+        kernels = native.kernels()
+        if header.dtype is dtype and dtype.is_float and not kernels.sparse_read(
+            msg, header.count, NoneCodec.wire_id, out, dtype, add
+        ):
+            return
+        # Values that are not plain, or something wrong with the message: look at each part.
         indices, message, inner = cls._open(msg, header)
         if inner.codec == NoneCodec.wire_id and inner.dtype is dtype:
             values = message[HEADER_BYTES:]  # as they are
         else:
             values = np.empty(inner.count, dtype.storage)
             codec_for(inner).decode_flat(message, inner, values, dtype)
-        code = native.kernels().sparse_scatter(indices, header.count, inner.count, values, out, dtype, add)
+        code = kernels.sparse_scatter(indices, header.count, inner.count, values, out, dtype, add)
         checks.status(code, cls.name)
 
 

@@ -3,6 +3,7 @@
 #include "bind.hpp"
 #include "indices.hpp"
 #include "select.hpp"
+#include "sparse_message.hpp"
 
 namespace hybridcomp {
 using namespace nb::literals;
@@ -56,6 +57,16 @@ std::size_t write_indices(const Selected& selected, nb::handle indices) {
   return selected.index_bytes();
 }
 
+std::size_t write_message(const Selected& selected, nb::handle out, std::uint8_t codec, std::uint32_t params,
+                          std::uint8_t plain, std::uint32_t plain_params) {
+  const Buffer to(out, true);
+  const std::size_t bytes = sparse_message_bytes(selected);
+  if (to.bytes() < bytes) Buffer::fail("out is too small");
+  nb::gil_scoped_release release;
+  write_sparse_message(kernels(), selected, {codec, params}, {plain, plain_params}, to.data());
+  return bytes;
+}
+
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
 Bytes values(Selected& selected) {
@@ -76,19 +87,33 @@ int sparse_scatter(nb::handle indices, std::size_t n, std::size_t k, nb::handle 
                  thread_count());
 }
 
+int sparse_read(nb::handle message, std::size_t n, std::uint8_t plain, nb::handle out, int dtype, bool add) {
+  const DTypeCode type = add ? sum_dtype(dtype) : float_dtype(dtype);
+  const Buffer from(message, false), to(out, true);
+  if (from.bytes() < sizeof(Header)) Buffer::fail("message is shorter than a header");
+  if (to.elements(size_of(type), "out") != n) Buffer::fail("out must have n elements");
+  nb::gil_scoped_release release;
+  return read_sparse_payload(kernels(), from.data() + sizeof(Header), from.bytes() - sizeof(Header), n, type,
+                             plain, to.data(), add, thread_count());
+}
+
 }  // namespace
 
 void bind_sparse(nb::module_& m) {
   nb::class_<Selected>(m, "Selected", "Elements that a sparse codec sends.")
       .def_prop_ro("count", &Selected::count)
       .def_prop_ro("values", &values, "Their bytes, in memory that belongs to this object.")
-      .def("write_indices", &write_indices, "indices"_a, "Returns the bytes of the index section.");
+      .def("write_indices", &write_indices, "indices"_a, "Returns the bytes of the index section.")
+      .def("write_message", &write_message, "out"_a, "codec"_a, "params"_a, "plain"_a, "plain_params"_a,
+           "The whole message, with the values as they are. Returns its bytes.");
   m.def("sparse_topk", &sparse_topk, "src"_a, "dtype"_a, "k"_a);
   m.def("sparse_threshold", &sparse_threshold, "src"_a, "dtype"_a, "limit"_a);
   m.def("sparse_relative", &sparse_relative, "src"_a, "dtype"_a, "times"_a);
   m.def("sparse_sidco", &sparse_sidco, "src"_a, "dtype"_a, "k"_a, "stages"_a);
   m.def("sparse_sidco_most", &sidco_most, "n"_a, "k"_a);
   m.def("sparse_index_bound", &sparse_index_bound, "n"_a, "k"_a);
+  m.def("sparse_read", &sparse_read, "message"_a, "n"_a, "plain"_a, "out"_a, "dtype"_a, "add"_a,
+        "Decode a message whose values are of this dtype and as they are. Returns a Status.");
   m.def("sparse_scatter", &sparse_scatter, "indices"_a, "n"_a, "k"_a, "values"_a, "out"_a, "dtype"_a,
         "add"_a);
 }

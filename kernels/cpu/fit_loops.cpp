@@ -127,9 +127,24 @@ std::size_t fit_sample(const void* src, DTypeCode dtype, std::size_t n, std::siz
   return others;
 }
 
+template <typename U>
+std::size_t reaching(const U* x, std::size_t n, U limit) {
+  constexpr U kMask = static_cast<U>(~U(0)) >> 1;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < n; ++i) count += (x[i] & kMask) >= limit;
+  return count;
+}
+
+std::size_t fit_reaching(const void* src, DTypeCode dtype, std::size_t n, std::uint64_t limit) {
+  if (dtype == kFloat64) return reaching(static_cast<const std::uint64_t*>(src), n, limit);
+  if (dtype == kFloat32)
+    return reaching(static_cast<const std::uint32_t*>(src), n, static_cast<std::uint32_t>(limit));
+  return reaching(static_cast<const std::uint16_t*>(src), n, static_cast<std::uint16_t>(limit));
+}
+
 }  // namespace
 
 extern const FitKernels fit_kernels;
-const FitKernels fit_kernels = {fit_squares, fit_sample, fit_tail};
+const FitKernels fit_kernels = {fit_squares, fit_sample, fit_tail, fit_reaching};
 
 }  // namespace hybridcomp::HC_ISA

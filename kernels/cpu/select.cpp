@@ -25,23 +25,16 @@ struct Guess {
 
 Guess guess_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                     std::size_t k) {
-  constexpr std::size_t kMost = 16384;
-  const std::size_t sample = std::clamp<std::size_t>(n / 128, 1024, kMost), size = size_of(dtype);
+  constexpr std::size_t kMost = 16384, kAhead = 8;
+  const std::size_t size = size_of(dtype);
+  const std::size_t groups = std::clamp<std::size_t>(n / 128, 2048, kMost) / kGroupOfSample;
+  const std::size_t sample = groups * kGroupOfSample;
   std::uint8_t elements[kMost * 8];
-  const std::size_t slot = n / sample;
-  const auto take = [&]<typename U>(U) {
-    for (std::size_t i = 0; i < sample; ++i) {
-      // Somewhere in the slot: an even spacing would meet the data's own period.
-      const std::uint64_t hash = static_cast<std::uint32_t>(i) * 0x9E3779B9u;
-      std::memcpy(elements + i * sizeof(U), src + (i * slot + ((hash * slot) >> 32)) * sizeof(U), sizeof(U));
-    }
-  };
-  if (size == 4)
-    take(std::uint32_t(0));
-  else if (size == 8)
-    take(std::uint64_t(0));
-  else
-    take(std::uint16_t(0));
+  for (std::size_t g = 0; g < groups; ++g) {
+    if (g + kAhead < groups) __builtin_prefetch(src + group_start(g + kAhead, groups, n) * size);
+    std::memcpy(elements + g * kGroupOfSample * size, src + group_start(g, groups, n) * size,
+                kGroupOfSample * size);
+  }
   // How many of the k the sample holds is about a binomial number: four deviations and a few more.
   const double share = static_cast<double>(k) / static_cast<double>(n);
   const double expected = share * static_cast<double>(sample);
@@ -119,6 +112,13 @@ bool Selected::collect(const Kernels& kernels, const std::uint8_t* src, Selectio
   return total <= most;
 }
 
+std::size_t Selected::reaching(const Kernels& kernels, std::uint64_t limit) const {
+  std::size_t total = 0;
+  for (const Block& block : blocks_)
+    if (block.count) total += kernels.fit->reaching(values_of(block), dtype_, block.count, limit);
+  return total;
+}
+
 void Selected::narrow(const Kernels& kernels, Selection selection) {
   for (Block& block : blocks_)
     block.count = static_cast<std::uint32_t>(kernels.sparse->collect(values_of(block), dtype_, block.count,
@@ -155,6 +155,14 @@ void Selected::write_indices(std::uint8_t* indices) const {
     if (!block.count) continue;
     write_section(indices_of(block), block.count, m, section);
     section += section_bytes(block.count, m);
+  }
+}
+
+void Selected::copy_values(std::uint8_t* out) const {
+  const std::size_t size = size_of(dtype_);
+  for (const Block& block : blocks_) {
+    if (block.count) std::memcpy(out, values_of(block), block.count * size);
+    out += block.count * size;
   }
 }
 

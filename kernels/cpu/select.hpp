@@ -39,11 +39,15 @@ class Selected {
   std::size_t count() const;        // elements
   std::size_t index_bytes() const;  // of the index section
   DTypeCode dtype() const { return dtype_; }
+  std::size_t elements() const { return n_; }  // of the tensor
 
   // Take the elements with key >= `limit`, and of those with key == `tie` the first. Gives up, returning
   // false, once they are more than `most`. May be called once.
   bool collect(const Kernels& kernels, const std::uint8_t* src, Selection selection, std::size_t most,
                int threads);
+
+  // How many of the elements taken have key >= `limit`.
+  std::size_t reaching(const Kernels& kernels, std::uint64_t limit) const;
 
   // Of the elements taken keep those that the selection names.
   void narrow(const Kernels& kernels, Selection selection);
@@ -57,6 +61,9 @@ class Selected {
 
   // The values, count() of them, one after another; after this nothing else of theirs can be asked for.
   std::uint8_t* values();
+
+  // Copy the values to `out`.
+  void copy_values(std::uint8_t* out) const;
 
  private:
   struct Range {  // what one thread collected

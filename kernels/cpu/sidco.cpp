@@ -10,6 +10,13 @@ namespace hybridcomp {
 namespace {
 
 constexpr double kFirstShare = 0.25;  // the most that a stage drops is all but this
+constexpr std::uint64_t kNone = ~std::uint64_t(0);
+
+// A limit, and the mean by which those that reach it exceed it.
+struct Start {
+  double limit;
+  double excess;
+};
 
 class Fit {
  public:
@@ -24,16 +31,16 @@ class Fit {
               static_cast<double>(others);
   }
 
-  // As many stages as it takes until the share that remains is right within a tenth. Every stage starts from
-  // the survivors that the last one really left; one that went too far is taken back to between the two.
-  double adapted() {
-    if (target_ < 0.5) return infinity();
+  // Stages until about twice the target is left, so that the target surely is: as many as it takes. Every
+  // stage starts from the survivors that the last one really left; one that went too far is taken back to
+  // between the two.
+  Start adapted() {
+    const double want = wide_goal(std::max(target_, 0.0));
     Point low = measure(0), high{};
     low.tail.count = finite_;
     bool bracket = false;
-    for (int stage = 0; stage < kMostStages; ++stage) {
-      if (low.tail.count <= target_ * 1.1) return low.tail.limit;
-      const double goal = bracket ? target_ : std::max(target_, low.tail.count * kFirstShare);
+    for (int stage = 0; stage < kMostStages && low.tail.count > want * (1 + kNear); ++stage) {
+      const double goal = bracket ? want : std::max(want, low.tail.count * kFirstShare);
       double limit = exponential_limit(low.tail, goal);
       if (bracket && !(limit < high.tail.limit)) limit = limit_between(low.tail, high.tail, goal);
       std::uint64_t key = key_of(limit);
@@ -42,17 +49,14 @@ class Fit {
       if (bracket) key = std::min(key, high.key - 1);
       if (key <= low.key) break;  // nothing lies between
       const Point next = measure(key);
-      if (next.tail.count > target_ * 1.1) {
+      if (next.tail.count >= want * (1 - kNear)) {
         low = next;
       } else {
         high = next;
         bracket = true;
-        if (next.tail.count >= target_ * 0.9) return next.tail.limit;
       }
     }
-    if (!bracket) return low.tail.limit;
-    const bool nearer = low.tail.count * high.tail.count < target_ * target_;
-    return nearer ? low.tail.limit : high.tail.limit;
+    return {low.tail.limit, low.tail.count > 0 ? low.tail.sum / low.tail.count - low.tail.limit : 0.0};
   }
 
   // The paper's: the first stage keeps a quarter, the others an equal share each of what is left.
@@ -97,23 +101,58 @@ class Fit {
   double finite_, target_;
 };
 
+// Of the elements taken, which are too many: the key that k of them reach, within kNear; if there is none, one
+// that `least` to `most` reach; else kNone. Only numbers of elements decide: no order of sums matters.
+std::uint64_t refined(const Kernels& kernels, const Selected& taken, std::uint64_t start, double excess,
+                      std::size_t k, std::size_t least, std::size_t most) {
+  const DTypeCode dtype = taken.dtype();
+  const double goal = static_cast<double>(k);
+  std::uint64_t low_key = start, high_key = kNone;
+  Tail low{key_value(start, key_format(dtype)), static_cast<double>(taken.count()), 0}, high{};
+  for (int stage = 0; stage < kMostStages && low.count > goal * (1 + kNear); ++stage) {
+    const bool bracket = high_key != kNone;
+    const double limit = bracket ? limit_between(low, high, goal)
+                                 : low.limit + excess * natural_log(low.count / goal);
+    std::uint64_t key = least_key(limit, dtype);
+    if (bracket && stage >= kMostStages / 2) key = low_key + (high_key - low_key) / 2;
+    key = std::max(key, low_key + 1);
+    if (bracket) key = std::min(key, high_key - 1);
+    if (key <= low_key) break;
+    const Tail next{key_value(key, key_format(dtype)), static_cast<double>(taken.reaching(kernels, key)), 0};
+    if (next.count >= goal * (1 - kNear)) {
+      if (!bracket) {  // the next step goes on as this one did
+        const double across = natural_log(low.count / next.count);
+        excess = across > 0 ? (next.limit - low.limit) / across : 2 * excess;
+      }
+      low = next;
+      low_key = key;
+    } else {
+      high = next;
+      high_key = key;
+    }
+  }
+  if (low.count <= static_cast<double>(most)) return low_key;
+  return high_key != kNone && high.count >= static_cast<double>(least) ? high_key : kNone;
+}
+
 }  // namespace
 
 Selected select_sidco(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                       std::size_t k, int stages, int threads) {
   if (!k) return select_largest(kernels, src, dtype, n, 0, false, threads);
   Fit fit(kernels, src, dtype, n, k);
-  const double limit = stages ? fit.fixed(stages) : fit.adapted();
+  const Start start = stages ? Start{fit.fixed(stages), 0.0} : fit.adapted();
   Selected selected(dtype, n);
   const std::size_t most = sidco_most(n, k), least = stages ? 0 : k - k / 5;
-  const std::uint64_t key = std::max<std::uint64_t>(1, least_key(limit, dtype));  // zeros are never sent
-  if (selected.collect(kernels, src, {key, 0, 0}, 4 * most, threads)) {
-    const std::size_t count = selected.count();
-    if (count >= least && count <= most) return selected;
-    if (count > most) {
-      selected.narrow(kernels, selected.largest(kernels, k, ~std::uint64_t(0)));
-      return selected;
-    }
+  const std::uint64_t key = std::max<std::uint64_t>(1, least_key(start.limit, dtype));  // zeros are never sent
+  if (selected.collect(kernels, src, {key, 0, 0}, kMostTaken * most, threads) && selected.count() >= least) {
+    std::uint64_t last = selected.count() <= most ? key : kNone;
+    if (!stages) last = refined(kernels, selected, key, start.excess, k, least, most);
+    if (last == kNone)
+      selected.narrow(kernels, selected.largest(kernels, k, kNone));
+    else if (last != key)
+      selected.narrow(kernels, {last, 0, 0});
+    return selected;
   }
   return select_largest(kernels, src, dtype, n, k, false, threads);
 }

@@ -19,6 +19,8 @@ const char* status_text(int code) {
       return "an index lies past the end of its block";
     case kBadBitmap:
       return "a bitmap has another number of bits set than its block's count";
+    case kOtherValues:
+      return "the values are not plain elements of the output's type";
     case kBadZfpBits:
       return "the bits per block are out of range for the dtype, or reserved bits are set";
     case kBadLag:

@@ -96,13 +96,19 @@ HC_HD double square_root(double x) {
 // -- SIDCo
 // ---------------------------------------------------------------------------------------------------
 
-constexpr std::uint64_t kGroupOfSample = 16;   // neighbours taken together: a cache line of floats
-constexpr std::uint64_t kLeastSample = 16384;  // elements; all of a tensor up to twice as many
-// So many of the sample should be sent: their number is then known to 4 %. But at most one element in eight
-// is looked at.
-constexpr std::uint64_t kSampleOfSelected = 512;
-constexpr std::uint64_t kMostShareOfSample = 8;
+constexpr std::uint64_t kGroupOfSample = 32;  // neighbours taken together: two cache lines of floats
+constexpr std::uint64_t kLeastSample = 4096;  // elements; all of a tensor up to twice as many
+// So many of the sample should be sent, but at most one element in sixteen is looked at. Their number is known
+// to a fifth then, which is why the sample's limit is one for twice as many (wide_goal).
+constexpr std::uint64_t kSampleOfSelected = 32;
+constexpr std::uint64_t kMostShareOfSample = 16;
 constexpr int kMostStages = 16;
+constexpr std::uint64_t kMostTaken = 8;  // times the most that may be sent, before the limit is given up
+constexpr double kNear = 0.1;  // a share is right when it is within this of what was wanted
+
+// How many of the sample the first limit should leave if `target` of them are to be sent: too few happens to
+// hardly any tensor.
+HC_HD double wide_goal(double target) { return 2 * target + 8; }
 
 // How many groups of a tensor of n elements, of which k are to be sent, are in the sample. 0: all elements
 // are.
@@ -152,7 +158,7 @@ HC_HD double exponential_limit(Tail tail, double goal) {
   return tail.limit + (excess > 0 ? excess : 0.0) * natural_log(tail.count / goal);
 }
 
-// The same between two limits whose survivors are counted.
+// The same from two limits whose survivors are counted, between or beyond them.
 HC_HD double limit_between(Tail low, Tail high, double goal) {
   const double below = natural_log(low.count / goal);
   const double across = natural_log(low.count / (high.count < 0.5 ? 0.5 : high.count));

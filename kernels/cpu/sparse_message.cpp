@@ -1,0 +1,70 @@
+#include "sparse_message.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "indices.hpp"
+
+namespace hybridcomp {
+namespace {
+
+struct Prefix {
+  std::uint64_t k;
+  std::uint64_t index_bytes;
+};
+static_assert(sizeof(Prefix) == 16, "the sparse codecs' prefix is 16 bytes on the wire");
+
+constexpr std::size_t kBeforeIndices = sizeof(Header) + sizeof(Prefix);
+
+// Write a header before its payload, with the CRC of both.
+void seal(const Kernels& kernels, CodecId id, DTypeCode dtype, std::size_t n, std::size_t payload,
+          std::uint8_t* out) {
+  const Header header{kMagic, id.codec, static_cast<std::uint8_t>(dtype), 0, n, payload, id.params, 0};
+  std::memcpy(out, &header, sizeof(header));
+  const std::uint32_t crc = kernels.crc32c(out + sizeof(header), payload, kernels.crc32c(out, kCrcAt, 0));
+  std::memcpy(out + kCrcAt, &crc, sizeof(crc));
+}
+
+}  // namespace
+
+std::size_t sparse_message_bytes(const Selected& selected) {
+  return kBeforeIndices + selected.index_bytes() + sizeof(Header) +
+         selected.count() * size_of(selected.dtype());
+}
+
+void write_sparse_message(const Kernels& kernels, const Selected& selected, CodecId codec, CodecId plain,
+                          std::uint8_t* out) {
+  const DTypeCode dtype = selected.dtype();
+  const std::size_t k = selected.count(), index_bytes = selected.index_bytes();
+  const Prefix prefix{k, index_bytes};
+  std::memcpy(out + sizeof(Header), &prefix, sizeof(prefix));
+  selected.write_indices(out + kBeforeIndices);
+  std::uint8_t* const inner = out + kBeforeIndices + index_bytes;
+  const std::size_t values = k * size_of(dtype);
+  selected.copy_values(inner + sizeof(Header));
+  seal(kernels, plain, dtype, k, values, inner);
+  seal(kernels, codec, dtype, selected.elements(), sizeof(Prefix) + index_bytes + sizeof(Header) + values,
+       out);
+}
+
+int read_sparse_payload(const Kernels& kernels, const std::uint8_t* payload, std::size_t bytes, std::size_t n,
+                        DTypeCode dtype, std::uint8_t plain, std::uint8_t* out, bool add, int threads) {
+  Prefix prefix;
+  if (bytes < sizeof(prefix)) return kBadLength;
+  std::memcpy(&prefix, payload, sizeof(prefix));
+  const std::size_t after = bytes - sizeof(prefix);
+  if (prefix.index_bytes > after || after - prefix.index_bytes < sizeof(Header)) return kBadLength;
+  const std::uint8_t* const indices = payload + sizeof(prefix);
+  Header inner;
+  std::memcpy(&inner, indices + prefix.index_bytes, sizeof(inner));
+  if (inner.magic != kMagic || inner.codec != plain || inner.dtype != dtype || inner.flags)
+    return kOtherValues;
+  const std::size_t values = after - prefix.index_bytes - sizeof(inner);
+  if (inner.count != prefix.k || inner.payload != values || values % size_of(dtype) ||
+      values / size_of(dtype) != prefix.k)
+    return kBadLength;
+  return scatter(kernels, indices, prefix.index_bytes, n, prefix.k,
+                 indices + prefix.index_bytes + sizeof(inner), dtype, out, add, threads);
+}
+
+}  // namespace hybridcomp

@@ -1,0 +1,33 @@
+// Whole messages of the sparse codecs whose values go as they are: nearly all of them. What the values' own
+// codec needs, if it is another, Python puts together from the parts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.hpp"
+#include "select.hpp"
+
+namespace hybridcomp {
+
+// A codec as a header names it.
+struct CodecId {
+  std::uint8_t codec;    // wire id
+  std::uint32_t params;  // hash of its spec
+};
+
+// Bytes of the message of these elements.
+std::size_t sparse_message_bytes(const Selected& selected);
+
+// Write it: by `codec`, its values by `plain`, the codec `none`.
+void write_sparse_message(const Kernels& kernels, const Selected& selected, CodecId codec, CodecId plain,
+                          std::uint8_t* out);
+
+// Decode the payload of a message of n elements of `dtype`, whose values are of the same type and by the codec
+// `plain`, to `out`; with `add` (kFloat32 or kFloat64) add them. Returns a Status; kOtherValues if the values
+// are not so. `out` may be partly written when it is not kOk. The values' own CRC is not looked at: the whole
+// message's covers it.
+int read_sparse_payload(const Kernels& kernels, const std::uint8_t* payload, std::size_t bytes, std::size_t n,
+                        DTypeCode dtype, std::uint8_t plain, std::uint8_t* out, bool add, int threads);
+
+}  // namespace hybridcomp
