@@ -70,7 +70,7 @@ def arguments() -> argparse.Namespace:
         args.elements = QUICK_ELEMENTS if args.quick else ELEMENTS
     if args.elements < 1:
         parser.error(f"--elements must be positive, not {args.elements}")
-    args.timing = Timing(0.01, 3, 5) if args.quick else Timing(args.seconds or (0.3 if args.sizes else 0.6))
+    args.timing = Timing(0.01, 3, 5) if args.quick else Timing(args.seconds or (0.5 if args.sizes else 0.6))
     return args
 
 
@@ -198,12 +198,14 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
             f"{'codec':32} {'elements':>9} {'type':>9}  "
             + "".join(f"{name + ' x memcpy':>22}" for name in OPERATIONS)
         )
-        for label, n, dtype in cases:
-            plain = data.gaussian(n).values
-            x, memcpy = as_type(plain, dtype), Memcpy(plain, measure.copies_of(n))
-            for entry in args.entries:
+        values = {n: data.gaussian(n).values for n in sizes.values()}
+        memcpys = {n: Memcpy(values[n], measure.copies_of(n)) for n in values}
+        inputs = [as_type(values[n], dtype) for _, n, dtype in cases]
+        # A codec's cases one after another: what is compared is then measured within a few seconds.
+        for entry in args.entries:
+            for (label, n, dtype), x in zip(cases, inputs, strict=True):
                 try:
-                    row = size_row(entry, x, memcpy, args.timing)
+                    row = size_row(entry, x, memcpys[n], args.timing)
                 except CheckFailed as failure:
                     row = {"name": entry.spec, "failed": str(failure)}
                 rows.append(row | {"size": label, "elements": n, "dtype": dtype})

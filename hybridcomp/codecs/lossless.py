@@ -39,7 +39,8 @@ from hybridcomp.wire import HEADER_BYTES
 CHUNK = 1 << 17  # words
 MAX_LEVEL = 22
 _HUFFMAN = 0  # in place of a level: no search for repeated strings
-_TRIAL_CHUNKS, _TRIAL_BYTES = 16, 1 << 15
+_TRIAL_CHUNKS = 16  # between two trials
+_TRIAL_SHARE, _LEAST_TRIAL = 4, 1 << 12  # of a plane, and bytes at least
 _WORTH = 0.98  # of the Huffman-coded size: what the search must reach to be used
 _RAW, _ZSTD = 0, 1
 _KIND_SHIFT = 24
@@ -131,7 +132,7 @@ class LosslessCodec(Codec):
 
     def _trial(self, plane: ByteArray) -> int:
         """The level for a plane: ours if searching for repeated strings helps, else none."""
-        part = plane[:_TRIAL_BYTES]
+        part = plane[: max(_LEAST_TRIAL, plane.size // _TRIAL_SHARE)]
         searched, coded = (len(_compressor(level).compress(part)) for level in (self._level, _HUFFMAN))
         return self._level if searched < _WORTH * coded else _HUFFMAN
 

@@ -17,6 +17,7 @@ then the k values, in the block's order, as a message of their own (the ``values
 
 from __future__ import annotations
 
+import functools
 import struct
 from fractions import Fraction
 from typing import Any
@@ -174,8 +175,13 @@ class RandomBlockCodec(LinearCodec):
 
 def _share(ratio: float, n: int) -> int:
     """ceil(ratio * n), in whole numbers of the ratio as written: in floating point, 0.07 * 100 is over 7."""
-    numerator, denominator = Fraction(str(ratio)).as_integer_ratio()
+    numerator, denominator = _whole_numbers(ratio)
     return -(-n * numerator // denominator)
+
+
+@functools.lru_cache(maxsize=64)
+def _whole_numbers(ratio: float) -> tuple[int, int]:
+    return Fraction(str(ratio)).as_integer_ratio()
 
 
 def _carries_values(cls: type[Codec]) -> bool:
