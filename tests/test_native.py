@@ -78,19 +78,28 @@ def test_isa_from_the_environment(name):
 def test_arguments_are_checked():
     x, out = np.zeros(64, np.float32), np.zeros(1000, np.uint8)
     k = kernels
+    int8 = k.quantize_encoder(8, 8, True, False, False, 0, 3, 0)
     for call, text in [
-        (lambda: k.quantize_encode(x, 9, 8, 8, True, False, False, 0, 3, 0, out), "dtype code"),
-        (lambda: k.quantize_encode(x, 1, 5, 8, True, False, False, 0, 3, 0, out), "bits"),
-        (lambda: k.quantize_encode(x, 1, 8, 12, True, False, False, 0, 3, 0, out), "block"),
-        (lambda: k.quantize_encode(x, 1, 8, 8, True, False, False, 0, 256, 0, out), "codec"),
-        (lambda: k.quantize_encode(x, 1, 8, 8, True, False, False, 0, 3, 0, out[:135]), "too small"),
-        (
-            lambda: k.quantize_encode(np.zeros(7, np.uint8), 1, 8, 8, True, False, False, 0, 3, 0, out),
-            "whole number",
-        ),
-        (lambda: k.quantize_decode(out, 63, 1, 8, x, 1, False), "n elements"),
-        (lambda: k.quantize_decode(out, 64, 1, 5, x, 1, False), "bits"),
-        (lambda: k.quantize_decode(out, 128, 1, 8, x, 3, True), "float32 or float64"),
+        (lambda: int8.encode(x, 9, out), "dtype code"),
+        (lambda: int8.encode(x, 1, out[:135]), "too small"),
+        (lambda: int8.encode(np.zeros(7, np.uint8), 1, out), "whole number"),
+        (lambda: k.zfp_encoder(3, 10, 0).encode(x, 1, out), "does not take"),
+        (lambda: k.quantize_encoder(5, 8, True, False, False, 0, 3, 0), "bits"),
+        (lambda: k.quantize_encoder(8, 12, True, False, False, 0, 3, 0), "block"),
+        (lambda: k.sign_encoder(12, 6, 0), "block"),
+        (lambda: k.minifloat_encoder(2, False, 8, 7, 0), "format"),
+        (lambda: k.minifloat_encoder(0, True, 8, 8, 0), "block"),
+        (lambda: k.bounded_encoder(0.0, True, 11, 0), "above 0"),
+        (lambda: k.topk_encoder(3, 2, 16, 0, 0), "at most 1"),
+        (lambda: k.topk_encoder(0, 0, 16, 0, 0), "at most 1"),
+        (lambda: k.sidco_encoder(1, 2, 9, 18, 0, 0), "stages"),
+        (lambda: k.threshold_encoder(-1.0, True, 17, 0, 0), "negative"),
+        (lambda: k.cast_encoder(5, 1, 0), "dtype code"),
+        (lambda: k.lattice_encoder(7, 1, False, 0, 33, 0), "bits"),
+        (lambda: k.decode_payload(3, out, 63, 1, x, 1, False), "n elements"),
+        (lambda: k.decode_payload(3, out, 64, 9, x, 1, False), "dtype code"),
+        (lambda: k.decode_payload(3, out, 128, 1, x, 3, True), "float32 or float64"),
+        (lambda: k.decode_payload(3, out, 32, 1, x, 2, True), "doubles"),
         (lambda: k.convert(x, 1, out, 3, False), "as many"),
         (lambda: k.convert(x, 1, out[:128], 3, True), "float32 or float64"),
         (lambda: k.sparse_topk(x, 1, 65), "larger than"),
@@ -117,12 +126,15 @@ def test_arguments_are_checked():
         k.crc32c(np.zeros((4, 4))[:, 1])
     with pytest.raises(TypeError):
         k.crc32c("text")
+    with pytest.raises(TypeError):
+        k.quantize_encoder(8, 8, True, False, False, 0, 256, 0)  # a codec's id is a byte
 
 
 def test_the_gil_is_released():
     """While one thread selects and encodes, another goes on counting."""
     x = np.random.default_rng(0).standard_normal(1 << 23).astype(np.float32)
     out, ticks, stop = np.empty(x.nbytes, np.uint8), [], threading.Event()
+    encoder = kernels.quantize_encoder(8, 128, True, False, False, 0, 3, 0)
 
     def count() -> None:
         while not stop.is_set():
@@ -136,7 +148,7 @@ def test_the_gil_is_released():
         begin = time.perf_counter()
         while time.perf_counter() - begin < 0.3:
             kernels.crc32c(x)
-            kernels.quantize_encode(x, 1, 8, 128, True, False, False, 0, 3, 0, out)
+            encoder.encode(x, 1, out)
         end = time.perf_counter()
     finally:
         stop.set()

@@ -109,6 +109,11 @@ class Codec(abc.ABC):
         scales alone: kernels of error feedback write such messages themselves. None for every other codec."""
         return None
 
+    @property
+    def encoder(self) -> Any:
+        """The kernels' ``Encoder`` that writes this codec's messages of float arrays by itself, or None."""
+        return None
+
     # -- what it gets from that ----------------------------------------------------------------------
 
     def encode(self, x: Any, out: Any = None) -> Any:
@@ -125,6 +130,10 @@ class Codec(abc.ABC):
             CodecMismatchError: this codec cannot carry ``x``.
             ValueError: ``out`` is too small.
         """
+        if out is not None and self.encoder is not None:
+            size = self.encoder.encode_plain(x, out)
+            if size:  # nearly always; all that is unusual, or wrong, goes the long way
+                return out[:size]
         src = arrays.flatten(x)
         reason = self.refuses(src)
         if reason is not None:
@@ -196,6 +205,9 @@ class Codec(abc.ABC):
                 f"{self.spec!r} (id {self.wire_id}, hash {self.params_hash:#010x})"
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remake, (type(self), self.params)  # what is cached cannot be copied
+
     def __repr__(self) -> str:
         args = ", ".join(f"{k}={v!r}" for k, v in self.params.items())
         return f"{type(self).__name__}({args})"
@@ -205,6 +217,10 @@ class Codec(abc.ABC):
 
     def __hash__(self) -> int:
         return hash(self.spec)
+
+
+def _remake(cls: type[Codec], params: dict[str, Any]) -> Codec:
+    return cls(**params)
 
 
 def decode_message(

@@ -32,10 +32,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from hybridcomp import arrays, native, wire
-from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp import arrays, native
+from hybridcomp.arrays import DType
 from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.registry import register
 from hybridcomp.wire import HEADER_BYTES
@@ -85,24 +83,9 @@ class BoundedCodec(KernelCodec):
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         return HEADER_BYTES + _PREFIX_BYTES + -(-n // _BLOCK) + n * arrays.as_dtype(dtype).itemsize
 
-    def encode_flat(self, src: Flat, out: ByteArray) -> int:
+    def make_encoder(self) -> Any:
         error = self._abs if self._rel is None else self._rel
-        size: int = native.kernels().bounded_encode(
-            src.data, src.dtype, error, self._abs is None, self.wire_id, self.params_hash, out
-        )
-        return size
-
-    @classmethod
-    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
-        code: int = native.kernels().bounded_check(payload, header.count, header.dtype)
-        return code
-
-    @classmethod
-    def decode_native(
-        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
-    ) -> int:
-        code: int = native.kernels().bounded_decode(payload, header.count, header.dtype, out, dtype, add)
-        return code
+        return native.kernels().bounded_encoder(error, self._abs is None, self.wire_id, self.params_hash)
 
 
 def _bound(name: str, value: Any) -> float:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
-from hybridcomp import arrays, native, wire
-from hybridcomp.arrays import ByteArray, DType, Flat
-from hybridcomp.codecs import checks
-from hybridcomp.codecs.base import Codec
+from hybridcomp import arrays, native
+from hybridcomp.arrays import DType
+from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.registry import register
 from hybridcomp.wire import HEADER_BYTES
 
 
-class _CastCodec(Codec):
+class _CastCodec(KernelCodec):
     """Payload: the elements in ``target``, little-endian. float64 is rounded once, not by way of float32."""
 
     target: ClassVar[DType]
@@ -27,28 +24,8 @@ class _CastCodec(Codec):
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         return HEADER_BYTES + 2 * n
 
-    def encode_flat(self, src: Flat, out: ByteArray) -> int:
-        size: int = native.kernels().cast_encode(
-            src.data, src.dtype, self.target, self.wire_id, self.params_hash, out
-        )
-        return size
-
-    @classmethod
-    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
-        checks.floating(header, cls.name)
-        checks.payload_bytes(header, 2 * header.count, cls.name)
-
-    @classmethod
-    def decode_flat(
-        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
-    ) -> None:
-        cls.check_payload(msg, header)
-        native.kernels().convert(msg[HEADER_BYTES:], cls.target, out, dtype, False)
-
-    @classmethod
-    def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
-        cls.check_payload(msg, header)
-        native.kernels().convert(msg[HEADER_BYTES:], cls.target, acc, header.dtype.accumulator, True)
+    def make_encoder(self) -> Any:
+        return native.kernels().cast_encoder(self.target, self.wire_id, self.params_hash)
 
 
 @register

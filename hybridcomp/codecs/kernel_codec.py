@@ -1,48 +1,59 @@
-"""Codecs whose payload one native function checks and another decodes."""
+"""Codecs of floating-point arrays whose whole messages the kernels write and read."""
 
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Any
 
 import numpy as np
 
-from hybridcomp import wire
-from hybridcomp.arrays import ByteArray, DType
+from hybridcomp import native, wire
+from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.wire import HEADER_BYTES
 
 
 class KernelCodec(Codec):
-    """Base of such codecs, of floating-point arrays alone. Both functions return a Status."""
+    """Base of such codecs. The kernels know how to decode them by their wire ids."""
 
-    @classmethod
     @abc.abstractmethod
-    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
-        """Whether the payload's lengths and fields are right."""
+    def make_encoder(self) -> Any:
+        """The kernels' ``Encoder`` for this codec's parameters."""
 
-    @classmethod
-    @abc.abstractmethod
-    def decode_native(
-        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
-    ) -> int:
-        """Check the payload and write its values to ``out`` of ``dtype``, or add them."""
+    @functools.cached_property
+    def encoder(self) -> Any:
+        """That of :meth:`make_encoder`."""
+        return self.make_encoder()
+
+    def encode_flat(self, src: Flat, out: ByteArray) -> int:
+        size: int = self.encoder.encode(src.data, src.dtype, out)
+        return size
 
     @classmethod
     def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
         checks.floating(header, cls.name)
-        checks.status(cls.check_native(msg[HEADER_BYTES:], header), cls.name)
+        payload = msg[HEADER_BYTES:]
+        status = native.kernels().check_payload(cls.wire_id, payload, header.count, header.dtype)
+        checks.status(status, cls.name)
 
     @classmethod
     def decode_flat(
         cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
     ) -> None:
-        checks.floating(header, cls.name)
-        checks.status(cls.decode_native(msg[HEADER_BYTES:], header, out, dtype, False), cls.name)
+        cls._decode(msg, header, out, dtype, False)
 
     @classmethod
     def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
+        cls._decode(msg, header, acc, header.dtype.accumulator, True)
+
+    @classmethod
+    def _decode(
+        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
+    ) -> None:
         checks.floating(header, cls.name)
-        kind = header.dtype.accumulator
-        checks.status(cls.decode_native(msg[HEADER_BYTES:], header, acc, kind, True), cls.name)
+        status = native.kernels().decode_payload(
+            cls.wire_id, msg[HEADER_BYTES:], header.count, header.dtype, out, dtype, add
+        )
+        checks.status(status, cls.name)

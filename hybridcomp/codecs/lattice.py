@@ -102,11 +102,15 @@ class LatticeCodec(KernelCodec, LinearCodec):
 
     # -- messages ------------------------------------------------------------------------------------
 
-    def encode_flat(self, src: Flat, out: ByteArray) -> int:
-        kernels = native.kernels()
-        peak = kernels.lattice_peak(src.data, src.dtype)
-        scale, inverse = kernels.lattice_scale(peak, src.dtype, self._bits, self._ranks)
-        return self._write(src, scale, inverse, out)
+    def make_encoder(self) -> Any:
+        return native.kernels().lattice_encoder(
+            self._bits,
+            self._ranks,
+            self._rounding == "stochastic",
+            self._seed,
+            self.wire_id,
+            self.params_hash,
+        )
 
     def scale_for(self, peak: float, dtype: arrays.DTypeLike = DType.FLOAT32) -> float:
         """The scale of a tensor of ``dtype`` whose largest magnitude is ``peak``, for :meth:`encode_with_scale`."""
@@ -204,18 +208,6 @@ class LatticeCodec(KernelCodec, LinearCodec):
             out,
         )
         return size
-
-    @classmethod
-    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
-        code: int = native.kernels().lattice_check(payload, header.count, header.dtype)
-        return code
-
-    @classmethod
-    def decode_native(
-        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
-    ) -> int:
-        code: int = native.kernels().lattice_decode(payload, header.count, header.dtype, out, dtype, add)
-        return code
 
     # -- the reduction -------------------------------------------------------------------------------
 

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
-from hybridcomp import arrays, native, wire
-from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp import arrays, native
+from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.quantize import MAX_BLOCK
@@ -52,32 +50,10 @@ class _MinifloatCodec(KernelCodec):
         scales = -(-n // self._block) * (1 if self.mx else 4)
         return HEADER_BYTES + _PREFIX_BYTES + scales + (n * self.bits + 7) // 8
 
-    def encode_flat(self, src: Flat, out: ByteArray) -> int:
-        size: int = native.kernels().minifloat_encode(
-            src.data,
-            src.dtype,
-            _FORMATS[self._format],
-            self.mx,
-            self._block,
-            self.wire_id,
-            self.params_hash,
-            out,
+    def make_encoder(self) -> Any:
+        return native.kernels().minifloat_encoder(
+            _FORMATS[self._format], self.mx, self._block, self.wire_id, self.params_hash
         )
-        return size
-
-    @classmethod
-    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
-        code: int = native.kernels().minifloat_check(payload, header.count, cls.bits, cls.mx)
-        return code
-
-    @classmethod
-    def decode_native(
-        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
-    ) -> int:
-        code: int = native.kernels().minifloat_decode(
-            payload, header.count, cls.bits, cls.mx, out, dtype, add
-        )
-        return code
 
 
 def _format8(value: Any) -> str:

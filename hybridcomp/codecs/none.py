@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,16 @@ class NoneCodec(Codec):
     def params(self) -> dict[str, Any]:
         return {}
 
+    @functools.cached_property
+    def encoder(self) -> Any:
+        return native.kernels().cast_encoder(0, self.wire_id, self.params_hash)
+
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         return HEADER_BYTES + n * arrays.as_dtype(dtype).itemsize
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
         if src.dtype.is_float:  # copies and checksums in one pass
-            size: int = native.kernels().cast_encode(
-                src.data, src.dtype, src.dtype, self.wire_id, self.params_hash, out
-            )
+            size: int = self.encoder.encode(src.data, src.dtype, out)
             return size
         out[HEADER_BYTES : HEADER_BYTES + src.nbytes] = arrays.byte_view(src.data)
         return wire.seal(

@@ -26,10 +26,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
-from hybridcomp import arrays, native, wire
-from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp import arrays, native
+from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.kernel_codec import KernelCodec
@@ -128,10 +126,8 @@ class _BlockCodec(KernelCodec):
         packed = full * (self._block * self.bits // 8) + -(-rest * self.bits // 8)
         return HEADER_BYTES + prefix + (full + (rest > 0)) * scale + packed
 
-    def encode_flat(self, src: Flat, out: ByteArray) -> int:
-        size: int = native.kernels().quantize_encode(
-            src.data,
-            src.dtype,
+    def make_encoder(self) -> Any:
+        return native.kernels().quantize_encoder(
             self.bits,
             self._block,
             self._symmetric,
@@ -140,23 +136,7 @@ class _BlockCodec(KernelCodec):
             self._seed,
             self.wire_id,
             self.params_hash,
-            out,
         )
-        return size
-
-    @classmethod
-    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
-        code: int = native.kernels().quantize_check(payload, header.count, header.dtype, cls.bits)
-        return code
-
-    @classmethod
-    def decode_native(
-        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
-    ) -> int:
-        code: int = native.kernels().quantize_decode(
-            payload, header.count, header.dtype, cls.bits, out, dtype, add
-        )
-        return code
 
 
 @register

@@ -11,7 +11,7 @@ import difflib
 import inspect
 from typing import Any
 
-from hybridcomp import arrays, wire
+from hybridcomp import arrays, native, wire
 from hybridcomp.codecs.base import Codec, add_message, decode_message
 from hybridcomp.errors import UnknownCodecError, WireError
 
@@ -109,12 +109,16 @@ def decode(msg: Any, out: Any = None) -> Any:
         WireError: damaged or unknown bytes.
         ValueError: ``out`` has another count.
     """
+    if out is not None and native.kernels().decode_plain(msg, out, False):
+        return out
     raw, header = wire.open_message(msg)
     return decode_message(codec_for(header), raw, header, out, torch_out=arrays.is_torch(msg))
 
 
 def decode_add(msg: Any, acc: Any) -> None:
     """Add any message's values to ``acc``: contiguous float32 (float64 for a float64 message), same count."""
+    if native.kernels().decode_plain(msg, acc, True):
+        return
     raw, header = wire.open_message(msg)
     add_message(codec_for(header), raw, header, acc)
 

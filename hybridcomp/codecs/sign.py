@@ -14,10 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from hybridcomp import arrays, native, wire
-from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp import arrays, native
+from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.registry import register
@@ -54,20 +52,5 @@ class SignCodec(KernelCodec):
         scale = 8 if arrays.as_dtype(dtype) is DType.FLOAT64 else 4
         return HEADER_BYTES + _PREFIX_BYTES + -(-n // self._block) * scale + (n + 7) // 8
 
-    def encode_flat(self, src: Flat, out: ByteArray) -> int:
-        size: int = native.kernels().sign_encode(
-            src.data, src.dtype, self._block, self.wire_id, self.params_hash, out
-        )
-        return size
-
-    @classmethod
-    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
-        code: int = native.kernels().sign_check(payload, header.count, header.dtype)
-        return code
-
-    @classmethod
-    def decode_native(
-        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
-    ) -> int:
-        code: int = native.kernels().sign_decode(payload, header.count, header.dtype, out, dtype, add)
-        return code
+    def make_encoder(self) -> Any:
+        return native.kernels().sign_encoder(self._block, self.wire_id, self.params_hash)

@@ -8,6 +8,7 @@ index, as a message of their own (the ``values`` codec's). The index section is 
 from __future__ import annotations
 
 import abc
+import functools
 import math
 import struct
 from fractions import Fraction
@@ -49,6 +50,16 @@ class SparseCodec(Codec):
         """The most elements of ``n`` that are sent."""
 
     @abc.abstractmethod
+    def make_encoder(self, plain: int) -> Any:
+        """The kernels' ``Encoder`` of values as they are, or None; ``plain`` is the parameter hash of ``none``."""
+
+    @functools.cached_property
+    def encoder(self) -> Any:
+        if type(self._values) is not NoneCodec:
+            return None
+        return self.make_encoder(self._values.params_hash)
+
+    @abc.abstractmethod
     def select(self, src: Flat) -> Any:
         """The elements to send, as the kernels' ``Selected``."""
 
@@ -62,12 +73,10 @@ class SparseCodec(Codec):
         return HEADER_BYTES + _PREFIX.size + indices + self._values.bound(k, dtype)
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
-        selected = self.select(src)
-        if type(self._values) is NoneCodec:
-            size: int = selected.write_message(
-                out, self.wire_id, self.params_hash, NoneCodec.wire_id, self._values.params_hash
-            )
+        if self.encoder is not None:
+            size: int = self.encoder.encode(src.data, src.dtype, out)
             return size
+        selected = self.select(src)
         start = HEADER_BYTES + _PREFIX.size
         index_bytes: int = selected.write_indices(out[start:])
         _PREFIX.pack_into(out.data, HEADER_BYTES, selected.count, index_bytes)
@@ -122,10 +131,10 @@ class SparseCodec(Codec):
     def _scatter(
         cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, *, add: bool
     ) -> None:
+        checks.floating(header, cls.name)
         kernels = native.kernels()
-        if header.dtype is dtype and dtype.is_float and not kernels.sparse_read(
-            msg, header.count, NoneCodec.wire_id, out, dtype, add
-        ):
+        payload = msg[HEADER_BYTES:]
+        if not kernels.decode_payload(cls.wire_id, payload, header.count, header.dtype, out, dtype, add):
             return
         # Values that are not plain, or something wrong with the message: look at each part.
         indices, message, inner = cls._open(msg, header)
@@ -156,6 +165,16 @@ class RatioCodec(SparseCodec):
     def ratio_kept(self) -> float:
         """Share of the elements that is sent."""
         return self._ratio
+
+    @abc.abstractmethod
+    def ratio_encoder(self, numerator: int, denominator: int, plain: int) -> Any:
+        """:meth:`make_encoder` of a ratio in whole numbers."""
+
+    def make_encoder(self, plain: int) -> Any:
+        numerator, denominator = self._share
+        if denominator >= 1 << 63:  # of a ratio such as 1e-40
+            return None
+        return self.ratio_encoder(numerator, denominator, plain)
 
     def k(self, n: int) -> int:
         """The share of ``n`` elements, rounded up."""

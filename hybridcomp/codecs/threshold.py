@@ -64,6 +64,12 @@ class ThresholdCodec(SparseCodec):
     def most(self, n: int) -> int:
         return n
 
+    def make_encoder(self, plain: int) -> Any:
+        limit = self._abs if self._rel is None else self._rel
+        return native.kernels().threshold_encoder(
+            limit, self._rel is not None, self.wire_id, self.params_hash, plain
+        )
+
     def select(self, src: Flat) -> Any:
         kernels = native.kernels()
         if self._rel is None:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from hybridcomp import arrays, native, wire
-from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.arrays import ByteArray, DType
 from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.registry import register
 from hybridcomp.wire import HEADER_BYTES
@@ -75,23 +75,8 @@ class ZfpCodec(KernelCodec):
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         return HEADER_BYTES + _PREFIX_BYTES + _stream_bytes(n, self._bits)
 
-    def encode_flat(self, src: Flat, out: ByteArray) -> int:
-        size: int = native.kernels().zfp_encode(
-            src.data, src.dtype, self._bits, self.wire_id, self.params_hash, out
-        )
-        return size
-
-    @classmethod
-    def check_native(cls, payload: ByteArray, header: wire.Header) -> int:
-        code: int = native.kernels().zfp_check(payload, header.count, header.dtype)
-        return code
-
-    @classmethod
-    def decode_native(
-        cls, payload: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
-    ) -> int:
-        code: int = native.kernels().zfp_decode(payload, header.count, header.dtype, out, dtype, add)
-        return code
+    def make_encoder(self) -> Any:
+        return native.kernels().zfp_encoder(self._bits, self.wire_id, self.params_hash)
 
     # -- zfp's own streams -------------------------------------------------------------------------------
 

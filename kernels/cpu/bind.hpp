@@ -58,7 +58,8 @@ inline DTypeCode sum_dtype(int code) {
   return static_cast<DTypeCode>(code);
 }
 
-// Each family's functions.
+// Messages of any codec, and each family's functions.
+void bind_message(nb::module_& m);
 void bind_block(nb::module_& m);
 void bind_bounded(nb::module_& m);
 void bind_convert(nb::module_& m);

@@ -1,6 +1,6 @@
 #include "bind.hpp"
 #include "convert.hpp"
-#include "fixed.hpp"
+#include "encoder.hpp"
 
 namespace hybridcomp {
 using namespace nb::literals;
@@ -13,34 +13,25 @@ void convert(nb::handle src, int src_dtype, nb::handle dst, int dst_dtype, bool 
   const std::size_t n = from.elements(size_of(from_type), "src");
   if (to.elements(size_of(to_type), "dst") != n) Buffer::fail("dst must have as many elements as src");
   nb::gil_scoped_release release;
-  const Kernels& k = kernels();
-  split(n, kGroup, ranges_of(n, kGroup, thread_count()), [&](int, std::size_t begin, std::size_t end) {
-    k.convert->convert(from.data() + begin * size_of(from_type), from_type,
-                       to.data() + begin * size_of(to_type), to_type, end - begin, add);
-  });
+  convert_all(kernels(), from.data(), from_type, n, thread_count(), to.data(), to_type, add);
 }
 
-std::size_t cast_encode(nb::handle src, int dtype, int target, int codec, std::uint32_t params,
-                        nb::handle out) {
-  const DTypeCode type = float_dtype(dtype), to_type = float_dtype(target);
-  const Buffer from(src, false), to(out, true);
-  const std::size_t n = from.elements(size_of(type), "src");
-  if (to.bytes() < sizeof(Header) + n * size_of(to_type)) Buffer::fail("out is too small");
-  nb::gil_scoped_release release;
-  const Kernels& k = kernels();
-  return write_fixed(
-      k, {static_cast<std::uint8_t>(codec), type, params, nullptr, 0}, n, kGroup, thread_count(), to.data(),
-      [](std::size_t) { return std::size_t(0); }, [&](std::size_t e) { return e * size_of(to_type); },
-      [&](std::size_t at, std::size_t m, std::uint8_t*, std::uint8_t* values) {
-        k.convert->convert(from.data() + at * size_of(type), type, values, to_type, m, false);
-      });
+// `target` 0: the elements' own type.
+Encoder cast_encoder(int target, std::uint8_t codec, std::uint32_t params) {
+  if (target) float_dtype(target);
+  const auto type_for = [target](DTypeCode dtype) { return target ? static_cast<DTypeCode>(target) : dtype; };
+  return {[=](std::size_t n, DTypeCode dtype) { return sizeof(Header) + n * size_of(type_for(dtype)); },
+          [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
+              std::uint8_t* out) {
+            return cast_message(k, src, dtype, n, type_for(dtype), codec, params, threads, out);
+          }};
 }
 
 }  // namespace
 
 void bind_convert(nb::module_& m) {
   m.def("convert", &convert, "src"_a, "src_dtype"_a, "dst"_a, "dst_dtype"_a, "add"_a);
-  m.def("cast_encode", &cast_encode, "src"_a, "dtype"_a, "target"_a, "codec"_a, "params"_a, "out"_a);
+  m.def("cast_encoder", &cast_encoder, "target"_a, "codec"_a, "params"_a);
 }
 
 }  // namespace hybridcomp

@@ -1,4 +1,5 @@
 #include "bind.hpp"
+#include "encoder.hpp"
 #include "lattice_message.hpp"
 
 namespace hybridcomp {
@@ -14,6 +15,10 @@ LatticeRounding rounding_of(std::uint32_t ranks, int bits, double inverse, bool 
                             std::uint64_t seed) {
   const auto most = (1u << (bits - 1)) - 1u;
   return {static_cast<std::int32_t>(most / ranks), inverse, stochastic, seed};
+}
+
+std::size_t message_bytes(std::size_t n, int bits) {
+  return sizeof(Header) + sizeof(LatticePrefix) + n * static_cast<std::size_t>(bits / 8);
 }
 
 std::uint64_t peak(nb::handle src, int dtype) {
@@ -61,8 +66,7 @@ std::size_t encode(nb::handle src, int dtype, int bits, std::uint32_t ranks, dou
   if (codec < 0 || codec > 255) Buffer::fail("codec must fit a byte");
   const Buffer from(src, false), to(out, true);
   const std::size_t n = from.elements(size_of(type), "src");
-  const std::size_t need = sizeof(Header) + sizeof(LatticePrefix) + n * static_cast<std::size_t>(bits / 8);
-  if (to.bytes() < need) Buffer::fail("out is too small");
+  if (to.bytes() < message_bytes(n, bits)) Buffer::fail("out is too small");
   const LatticePrefix prefix{static_cast<std::uint32_t>(bits), ranks, 1, 0, scale};
   nb::gil_scoped_release release;
   return lattice_message(kernels(), from.data(), type, n, prefix,
@@ -70,24 +74,18 @@ std::size_t encode(nb::handle src, int dtype, int bits, std::uint32_t ranks, dou
                          static_cast<std::uint8_t>(codec), params, thread_count(), to.data());
 }
 
-int decode(nb::handle payload, std::size_t n, int dtype, nb::handle out, int out_dtype, bool add) {
-  const DTypeCode type = float_dtype(dtype);
-  const DTypeCode out_type = add ? sum_dtype(out_dtype) : float_dtype(out_dtype);
-  const Buffer from(payload, false), to(out, true);
-  if (to.elements(size_of(out_type), "out") != n) Buffer::fail("out must have n elements");
-  nb::gil_scoped_release release;
-  LatticePrefix prefix;
-  const int status = lattice_check(from.data(), from.bytes(), type, n, &prefix);
-  if (status == kOk)
-    lattice_dequantize(kernels(), from.data() + sizeof(prefix), type, n, static_cast<int>(prefix.bits),
-                       prefix.scale, thread_count(), to.data(), out_type, add);
-  return status;
-}
-
-int check(nb::handle payload, std::size_t n, int dtype) {
-  const Buffer from(payload, false);
-  LatticePrefix prefix;
-  return lattice_check(from.data(), from.bytes(), float_dtype(dtype), n, &prefix);
+Encoder encoder(int bits, std::uint32_t ranks, bool stochastic, std::uint64_t seed, std::uint8_t codec,
+                std::uint32_t params) {
+  check_bits(bits, ranks);
+  return {[=](std::size_t n, DTypeCode) { return message_bytes(n, bits); },
+          [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
+              std::uint8_t* out) {
+            const std::uint64_t peak = lattice_peak(k, src, dtype, n, threads);
+            const LatticeScale s = lattice_scale_of(peak, dtype, bits, ranks);
+            return lattice_message(k, src, dtype, n, {static_cast<std::uint32_t>(bits), ranks, 1, 0, s.scale},
+                                   rounding_of(ranks, bits, s.inverse, stochastic, seed), codec, params,
+                                   threads, out);
+          }};
 }
 
 }  // namespace
@@ -101,8 +99,7 @@ void bind_lattice(nb::module_& m) {
         "add"_a);
   m.def("lattice_encode", &encode, "src"_a, "dtype"_a, "bits"_a, "ranks"_a, "scale"_a, "inverse"_a,
         "stochastic"_a, "seed"_a, "codec"_a, "params"_a, "out"_a);
-  m.def("lattice_decode", &decode, "payload"_a, "n"_a, "dtype"_a, "out"_a, "out_dtype"_a, "add"_a);
-  m.def("lattice_check", &check, "payload"_a, "n"_a, "dtype"_a);
+  m.def("lattice_encoder", &encoder, "bits"_a, "ranks"_a, "stochastic"_a, "seed"_a, "codec"_a, "params"_a);
 }
 
 }  // namespace hybridcomp

@@ -1,6 +1,7 @@
 #include <nanobind/ndarray.h>
 
 #include "bind.hpp"
+#include "encoder.hpp"
 #include "indices.hpp"
 #include "select.hpp"
 #include "sparse_message.hpp"
@@ -57,15 +58,70 @@ std::size_t write_indices(const Selected& selected, nb::handle indices) {
   return selected.index_bytes();
 }
 
-std::size_t write_message(const Selected& selected, nb::handle out, std::uint8_t codec, std::uint32_t params,
-                          std::uint8_t plain, std::uint32_t plain_params) {
-  const Buffer to(out, true);
-  const std::size_t bytes = sparse_message_bytes(selected);
-  if (to.bytes() < bytes) Buffer::fail("out is too small");
-  nb::gil_scoped_release release;
-  write_sparse_message(kernels(), selected, {codec, params}, {plain, plain_params}, to.data());
-  return bytes;
+// -- encoders whose values go as they are ------------------------------------------------------------------
+
+// `most(n)`: the most elements of n that are sent. `select(kernels, src, dtype, n, threads)` selects them.
+template <typename Most, typename Select>
+Encoder sparse_encoder(Most most, Select select, CodecId id, std::uint32_t plain) {
+  return {[=](std::size_t n, DTypeCode dtype) { return sparse_message_bound(n, most(n), dtype); },
+          [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
+              std::uint8_t* out) {
+            return write_sparse_message(k, select(k, src, dtype, n, threads), id, plain, out);
+          }};
 }
+
+// A share of n elements, rounded up: in whole numbers, since 0.07 * 100 is 7.000000000000001 otherwise.
+struct Share {
+  std::uint64_t numerator, denominator;
+
+  std::size_t of(std::size_t n) const {
+    __extension__ using Wide = unsigned __int128;
+    return static_cast<std::size_t>((Wide(n) * numerator + denominator - 1) / denominator);
+  }
+};
+
+Share share_of(std::uint64_t numerator, std::uint64_t denominator) {
+  if (!denominator || numerator > denominator) Buffer::fail("the share must be at most 1");
+  return {numerator, denominator};
+}
+
+Encoder topk_encoder(std::uint64_t numerator, std::uint64_t denominator, std::uint8_t codec,
+                     std::uint32_t params, std::uint32_t plain) {
+  const Share share = share_of(numerator, denominator);
+  return sparse_encoder(
+      [=](std::size_t n) { return share.of(n); },
+      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads) {
+        return select_largest(k, src, dtype, n, share.of(n), true, threads);
+      },
+      {codec, params}, plain);
+}
+
+Encoder sidco_encoder(std::uint64_t numerator, std::uint64_t denominator, int stages, std::uint8_t codec,
+                      std::uint32_t params, std::uint32_t plain) {
+  if (stages < 0 || stages > 8) Buffer::fail("stages must be from 0 to 8");
+  const Share share = share_of(numerator, denominator);
+  return sparse_encoder(
+      [=](std::size_t n) { return sidco_most(n, share.of(n)); },
+      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads) {
+        return select_sidco(k, src, dtype, n, share.of(n), stages, threads);
+      },
+      {codec, params}, plain);
+}
+
+// `limit` is a magnitude, or with `relative` a multiple of the root mean square.
+Encoder threshold_encoder(double limit, bool relative, std::uint8_t codec, std::uint32_t params,
+                          std::uint32_t plain) {
+  if (!(limit >= 0)) Buffer::fail("limit must not be negative");
+  return sparse_encoder(
+      [](std::size_t n) { return n; },
+      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads) {
+        const double unit = relative ? root_mean_square(k, src, dtype, n, threads) : 1.0;
+        return select_reaching(k, src, dtype, n, limit * unit, threads);
+      },
+      {codec, params}, plain);
+}
+
+// -- what another codec takes the values of ----------------------------------------------------------------
 
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
@@ -87,33 +143,23 @@ int sparse_scatter(nb::handle indices, std::size_t n, std::size_t k, nb::handle 
                  thread_count());
 }
 
-int sparse_read(nb::handle message, std::size_t n, std::uint8_t plain, nb::handle out, int dtype, bool add) {
-  const DTypeCode type = add ? sum_dtype(dtype) : float_dtype(dtype);
-  const Buffer from(message, false), to(out, true);
-  if (from.bytes() < sizeof(Header)) Buffer::fail("message is shorter than a header");
-  if (to.elements(size_of(type), "out") != n) Buffer::fail("out must have n elements");
-  nb::gil_scoped_release release;
-  return read_sparse_payload(kernels(), from.data() + sizeof(Header), from.bytes() - sizeof(Header), n, type,
-                             plain, to.data(), add, thread_count());
-}
-
 }  // namespace
 
 void bind_sparse(nb::module_& m) {
   nb::class_<Selected>(m, "Selected", "Elements that a sparse codec sends.")
       .def_prop_ro("count", &Selected::count)
       .def_prop_ro("values", &values, "Their bytes, in memory that belongs to this object.")
-      .def("write_indices", &write_indices, "indices"_a, "Returns the bytes of the index section.")
-      .def("write_message", &write_message, "out"_a, "codec"_a, "params"_a, "plain"_a, "plain_params"_a,
-           "The whole message, with the values as they are. Returns its bytes.");
+      .def("write_indices", &write_indices, "indices"_a, "Returns the bytes of the index section.");
+  m.def("topk_encoder", &topk_encoder, "numerator"_a, "denominator"_a, "codec"_a, "params"_a, "plain"_a);
+  m.def("sidco_encoder", &sidco_encoder, "numerator"_a, "denominator"_a, "stages"_a, "codec"_a, "params"_a,
+        "plain"_a);
+  m.def("threshold_encoder", &threshold_encoder, "limit"_a, "relative"_a, "codec"_a, "params"_a, "plain"_a);
   m.def("sparse_topk", &sparse_topk, "src"_a, "dtype"_a, "k"_a);
   m.def("sparse_threshold", &sparse_threshold, "src"_a, "dtype"_a, "limit"_a);
   m.def("sparse_relative", &sparse_relative, "src"_a, "dtype"_a, "times"_a);
   m.def("sparse_sidco", &sparse_sidco, "src"_a, "dtype"_a, "k"_a, "stages"_a);
   m.def("sparse_sidco_most", &sidco_most, "n"_a, "k"_a);
   m.def("sparse_index_bound", &sparse_index_bound, "n"_a, "k"_a);
-  m.def("sparse_read", &sparse_read, "message"_a, "n"_a, "plain"_a, "out"_a, "dtype"_a, "add"_a,
-        "Decode a message whose values are of this dtype and as they are. Returns a Status.");
   m.def("sparse_scatter", &sparse_scatter, "indices"_a, "n"_a, "k"_a, "values"_a, "out"_a, "dtype"_a,
         "add"_a);
 }

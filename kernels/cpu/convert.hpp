@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "hybridcomp/wire.hpp"
+#include "kernels.hpp"
 
 namespace hybridcomp {
 
@@ -13,5 +13,15 @@ struct ConvertKernels {
   void (*convert)(const void* src, DTypeCode src_dtype, void* dst, DTypeCode dst_dtype, std::size_t n,
                   bool add);
 };
+
+// The same of n elements, by several threads.
+void convert_all(const Kernels& k, const std::uint8_t* src, DTypeCode src_dtype, std::size_t n, int threads,
+                 std::uint8_t* dst, DTypeCode dst_dtype, bool add);
+
+// Write the message of `n` elements at `src`, as elements of type `to`, to `out`; returns its bytes. `params`
+// is the header's hash.
+std::size_t cast_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                         DTypeCode to, std::uint8_t codec, std::uint32_t params, int threads,
+                         std::uint8_t* out);
 
 }  // namespace hybridcomp

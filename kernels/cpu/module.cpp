@@ -2,8 +2,6 @@
 #include "bind.hpp"
 #include "status.hpp"
 
-#include <cstring>
-
 namespace hybridcomp {
 namespace {
 
@@ -11,36 +9,6 @@ std::uint32_t crc32c(nb::handle data, std::uint32_t init) {
   const Buffer buffer(data, false);
   nb::gil_scoped_release release;
   return kernels().crc32c(buffer.data(), buffer.bytes(), init);
-}
-
-// CRC-32C of a whole message but for the CRC's own bytes.
-std::uint32_t crc_of(const std::uint8_t* message, std::size_t payload) {
-  nb::gil_scoped_release release;
-  const Kernels& k = kernels();
-  return k.crc32c(message + sizeof(Header), payload, k.crc32c(message, kCrcAt, 0));
-}
-
-std::uint32_t message_crc(nb::handle message) {
-  const Buffer buffer(message, false);
-  if (buffer.bytes() < sizeof(Header)) Buffer::fail("message is shorter than a header");
-  return crc_of(buffer.data(), buffer.bytes() - sizeof(Header));
-}
-
-// The header's fields (codec, dtype, count, payload, params) of a message that begins `message`, or None if it
-// is not one: too short, another magic, an unknown dtype, reserved bits, lengths that do not fit, or a CRC
-// that does not match.
-nb::object open_message(nb::handle message) {
-  constexpr std::uint8_t kLastDType = 15;                       // of hybridcomp.arrays.DType
-  constexpr std::uint64_t kMostElements = std::uint64_t(1) << 48;  // hybridcomp.wire.MAX_COUNT
-  const Buffer buffer(message, false);
-  Header h;
-  if (buffer.bytes() < sizeof(h)) return nb::none();
-  std::memcpy(&h, buffer.data(), sizeof(h));
-  if (h.magic != kMagic || h.flags || !h.dtype || h.dtype > kLastDType || h.count > kMostElements ||
-      h.payload > buffer.bytes() - sizeof(h))
-    return nb::none();
-  if (crc_of(buffer.data(), h.payload) != h.crc) return nb::none();
-  return nb::make_tuple(h.codec, h.dtype, h.count, h.payload, h.params);
 }
 
 nb::list available_isas() {
@@ -70,14 +38,13 @@ NB_MODULE(_kernels, m) {
   using namespace nb::literals;
   m.doc() = "Compiled CPU kernels of hybridcomp. Buffers are anything with the buffer protocol.";
   m.def("crc32c", &crc32c, "data"_a, "init"_a = 0);
-  m.def("message_crc", &message_crc, "message"_a);
-  m.def("open_message", &open_message, "message"_a);
   m.def("available_isas", &available_isas);
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("set_isa", &set_isa, "name"_a);
   m.def("status_text", &status_text, "code"_a);
   m.def("threads", &thread_count);
   m.def("set_threads", &set_threads, "count"_a);
+  bind_message(m);
   bind_block(m);
   bind_bounded(m);
   bind_convert(m);

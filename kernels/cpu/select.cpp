@@ -29,7 +29,7 @@ Guess guess_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCode d
   const std::size_t size = size_of(dtype);
   const std::size_t groups = std::clamp<std::size_t>(n / 128, 2048, kMost) / kGroupOfSample;
   const std::size_t sample = groups * kGroupOfSample;
-  std::uint8_t elements[kMost * 8];
+  std::uint8_t elements[(kMost + kSlack) * 8];
   for (std::size_t g = 0; g < groups; ++g) {
     if (g + kAhead < groups) __builtin_prefetch(src + group_start(g + kAhead, groups, n) * size);
     std::memcpy(elements + g * kGroupOfSample * size, src + group_start(g, groups, n) * size,
@@ -40,11 +40,17 @@ Guess guess_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCode d
   const double expected = share * static_cast<double>(sample);
   const double margin = 4 * __builtin_sqrt(expected * (1 - share)) + 8;
   Guess guess;
+  std::size_t left = sample;
   const auto key_of_rank = [&](double rank) {
-    const Selection s = kernels.sparse->largest(elements, dtype, sample, static_cast<std::size_t>(rank));
+    const Selection s = kernels.sparse->largest(elements, dtype, left, static_cast<std::size_t>(rank));
     return s.ties ? s.tie : s.all;
   };
-  if (expected + margin < static_cast<double>(sample)) guess.low = key_of_rank(expected + margin + 1);
+  if (expected + margin < static_cast<double>(sample)) {
+    guess.low = key_of_rank(expected + margin + 1);
+    Selection reaching = reaching_only(guess.low);  // the other limit is among them
+    std::uint16_t indices[kMost + kSlack];
+    left = kernels.sparse->collect(elements, dtype, sample, nullptr, &reaching, indices, elements);
+  }
   if (expected > margin + 1) guess.high = key_of_rank(expected - margin);
   const double most = (expected + 3 * margin) / static_cast<double>(sample) * static_cast<double>(n);
   guess.most = most < static_cast<double>(n) ? static_cast<std::size_t>(most) : n;

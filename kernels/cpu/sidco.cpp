@@ -101,8 +101,8 @@ class Fit {
   double finite_, target_;
 };
 
-// Of the elements taken, which are too many: the key that k of them reach, within kNear; if there is none, one
-// that `least` to `most` reach; else kNone. Only numbers of elements decide: no order of sums matters.
+// Of the elements taken, which are too many: the key that k of them reach, within kNear; if there is none,
+// one that `least` to `most` reach; else kNone. Only numbers of elements decide: no order of sums matters.
 std::uint64_t refined(const Kernels& kernels, const Selected& taken, std::uint64_t start, double excess,
                       std::size_t k, std::size_t least, std::size_t most) {
   const DTypeCode dtype = taken.dtype();
@@ -111,8 +111,8 @@ std::uint64_t refined(const Kernels& kernels, const Selected& taken, std::uint64
   Tail low{key_value(start, key_format(dtype)), static_cast<double>(taken.count()), 0}, high{};
   for (int stage = 0; stage < kMostStages && low.count > goal * (1 + kNear); ++stage) {
     const bool bracket = high_key != kNone;
-    const double limit = bracket ? limit_between(low, high, goal)
-                                 : low.limit + excess * natural_log(low.count / goal);
+    const double limit =
+        bracket ? limit_between(low, high, goal) : low.limit + excess * natural_log(low.count / goal);
     std::uint64_t key = least_key(limit, dtype);
     if (bracket && stage >= kMostStages / 2) key = low_key + (high_key - low_key) / 2;
     key = std::max(key, low_key + 1);
@@ -144,7 +144,8 @@ Selected select_sidco(const Kernels& kernels, const std::uint8_t* src, DTypeCode
   const Start start = stages ? Start{fit.fixed(stages), 0.0} : fit.adapted();
   Selected selected(dtype, n);
   const std::size_t most = sidco_most(n, k), least = stages ? 0 : k - k / 5;
-  const std::uint64_t key = std::max<std::uint64_t>(1, least_key(start.limit, dtype));  // zeros are never sent
+  const std::uint64_t key =
+      std::max<std::uint64_t>(1, least_key(start.limit, dtype));  // zeros are never sent
   if (selected.collect(kernels, src, {key, 0, 0}, kMostTaken * most, threads) && selected.count() >= least) {
     std::uint64_t last = selected.count() <= most ? key : kNone;
     if (!stages) last = refined(kernels, selected, key, start.excess, k, least, most);

@@ -27,13 +27,12 @@ void seal(const Kernels& kernels, CodecId id, DTypeCode dtype, std::size_t n, st
 
 }  // namespace
 
-std::size_t sparse_message_bytes(const Selected& selected) {
-  return kBeforeIndices + selected.index_bytes() + sizeof(Header) +
-         selected.count() * size_of(selected.dtype());
+std::size_t sparse_message_bound(std::size_t n, std::size_t k, DTypeCode dtype) {
+  return kBeforeIndices + index_bound(n, k) + sizeof(Header) + k * size_of(dtype);
 }
 
-void write_sparse_message(const Kernels& kernels, const Selected& selected, CodecId codec, CodecId plain,
-                          std::uint8_t* out) {
+std::size_t write_sparse_message(const Kernels& kernels, const Selected& selected, CodecId codec,
+                                 std::uint32_t plain, std::uint8_t* out) {
   const DTypeCode dtype = selected.dtype();
   const std::size_t k = selected.count(), index_bytes = selected.index_bytes();
   const Prefix prefix{k, index_bytes};
@@ -42,13 +41,14 @@ void write_sparse_message(const Kernels& kernels, const Selected& selected, Code
   std::uint8_t* const inner = out + kBeforeIndices + index_bytes;
   const std::size_t values = k * size_of(dtype);
   selected.copy_values(inner + sizeof(Header));
-  seal(kernels, plain, dtype, k, values, inner);
-  seal(kernels, codec, dtype, selected.elements(), sizeof(Prefix) + index_bytes + sizeof(Header) + values,
-       out);
+  seal(kernels, {kNoneId, plain}, dtype, k, values, inner);
+  const std::size_t payload = sizeof(Prefix) + index_bytes + sizeof(Header) + values;
+  seal(kernels, codec, dtype, selected.elements(), payload, out);
+  return sizeof(Header) + payload;
 }
 
 int read_sparse_payload(const Kernels& kernels, const std::uint8_t* payload, std::size_t bytes, std::size_t n,
-                        DTypeCode dtype, std::uint8_t plain, std::uint8_t* out, bool add, int threads) {
+                        DTypeCode dtype, std::uint8_t* out, bool add, int threads) {
   Prefix prefix;
   if (bytes < sizeof(prefix)) return kBadLength;
   std::memcpy(&prefix, payload, sizeof(prefix));
@@ -57,7 +57,7 @@ int read_sparse_payload(const Kernels& kernels, const std::uint8_t* payload, std
   const std::uint8_t* const indices = payload + sizeof(prefix);
   Header inner;
   std::memcpy(&inner, indices + prefix.index_bytes, sizeof(inner));
-  if (inner.magic != kMagic || inner.codec != plain || inner.dtype != dtype || inner.flags)
+  if (inner.magic != kMagic || inner.codec != kNoneId || inner.dtype != dtype || inner.flags)
     return kOtherValues;
   const std::size_t values = after - prefix.index_bytes - sizeof(inner);
   if (inner.count != prefix.k || inner.payload != values || values % size_of(dtype) ||

@@ -16,18 +16,19 @@ struct CodecId {
   std::uint32_t params;  // hash of its spec
 };
 
-// Bytes of the message of these elements.
-std::size_t sparse_message_bytes(const Selected& selected);
+// The most bytes of a message of k out of n elements.
+std::size_t sparse_message_bound(std::size_t n, std::size_t k, DTypeCode dtype);
 
-// Write it: by `codec`, its values by `plain`, the codec `none`.
-void write_sparse_message(const Kernels& kernels, const Selected& selected, CodecId codec, CodecId plain,
-                          std::uint8_t* out);
+// Write the message of these elements, by `codec`; `plain` is the hash of the spec of `none`, which its
+// values go by. Returns its bytes.
+std::size_t write_sparse_message(const Kernels& kernels, const Selected& selected, CodecId codec,
+                                 std::uint32_t plain, std::uint8_t* out);
 
-// Decode the payload of a message of n elements of `dtype`, whose values are of the same type and by the codec
-// `plain`, to `out`; with `add` (kFloat32 or kFloat64) add them. Returns a Status; kOtherValues if the values
-// are not so. `out` may be partly written when it is not kOk. The values' own CRC is not looked at: the whole
+// Decode the payload of a message of n elements of `dtype`, whose values are of the same type and by `none`,
+// to `out`; with `add` (kFloat32 or kFloat64) add them. Returns a Status; kOtherValues if the values are not
+// so. `out` may be partly written when it is not kOk. The values' own CRC is not looked at: the whole
 // message's covers it.
 int read_sparse_payload(const Kernels& kernels, const std::uint8_t* payload, std::size_t bytes, std::size_t n,
-                        DTypeCode dtype, std::uint8_t plain, std::uint8_t* out, bool add, int threads);
+                        DTypeCode dtype, std::uint8_t* out, bool add, int threads);
 
 }  // namespace hybridcomp

@@ -21,6 +21,8 @@ const char* status_text(int code) {
       return "a bitmap has another number of bits set than its block's count";
     case kOtherValues:
       return "the values are not plain elements of the output's type";
+    case kOtherCodec:
+      return "the codec is not decoded here";
     case kBadZfpBits:
       return "the bits per block are out of range for the dtype, or reserved bits are set";
     case kBadLag:

@@ -12,6 +12,7 @@ enum Status : int {
   kBadIndexRange = 5,     // an index, or a bit of a bitmap, past the end of its block
   kBadBitmap = 6,         // a bitmap with another number of bits than its block's count
   kOtherValues = 7,       // not wrong: values that went through a codec, or of another type
+  kOtherCodec = 8,        // not wrong: a codec that is decoded elsewhere
   kBadBound = 16,         // an error bound that is negative, infinite or NaN
   kBadBoundedBlock = 17,  // not the block size of this version, or reserved bits set
   kBadBoundedCode = 18,   // a block code that there is not

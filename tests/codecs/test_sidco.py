@@ -114,7 +114,9 @@ class Fit:
         return limit
 
 
-def between(low: tuple[int, float, float, float], high: tuple[int, float, float, float], goal: float) -> float:
+def between(
+    low: tuple[int, float, float, float], high: tuple[int, float, float, float], goal: float
+) -> float:
     part = logarithm(low[2] / goal) / logarithm(low[2] / max(high[2], 0.5))
     return low[1] + (high[1] - low[1]) * part
 

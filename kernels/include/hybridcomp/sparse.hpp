@@ -98,13 +98,13 @@ HC_HD double square_root(double x) {
 
 constexpr std::uint64_t kGroupOfSample = 32;  // neighbours taken together: two cache lines of floats
 constexpr std::uint64_t kLeastSample = 4096;  // elements; all of a tensor up to twice as many
-// So many of the sample should be sent, but at most one element in sixteen is looked at. Their number is known
-// to a fifth then, which is why the sample's limit is one for twice as many (wide_goal).
+// So many of the sample should be sent, but at most one element in sixteen is looked at. Their number is
+// known to a fifth then, which is why the sample's limit is one for twice as many (wide_goal).
 constexpr std::uint64_t kSampleOfSelected = 32;
 constexpr std::uint64_t kMostShareOfSample = 16;
 constexpr int kMostStages = 16;
 constexpr std::uint64_t kMostTaken = 8;  // times the most that may be sent, before the limit is given up
-constexpr double kNear = 0.1;  // a share is right when it is within this of what was wanted
+constexpr double kNear = 0.1;            // a share is right when it is within this of what was wanted
 
 // How many of the sample the first limit should leave if `target` of them are to be sent: too few happens to
 // hardly any tensor.

@@ -1,0 +1,22 @@
+// A codec with its parameters, ready to encode: what Python makes once and calls for every array.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "kernels.hpp"
+
+namespace hybridcomp {
+
+struct Encoder {
+  // The most bytes of a message of n elements, header included; 0 if the codec does not take this type.
+  std::function<std::size_t(std::size_t n, DTypeCode dtype)> bound;
+
+  // Write the message of n elements to `out`, which has room for it; return its bytes.
+  std::function<std::size_t(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                            int threads, std::uint8_t* out)>
+      write;
+};
+
+}  // namespace hybridcomp
