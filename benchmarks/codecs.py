@@ -54,7 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-peers", action="store_true", help="only our own codecs")
     parser.add_argument("--threads", type=int, default=1, help="threads of codecs, and of torch")
     parser.add_argument(
-        "--seconds", type=float, help="time for each operation (default 0.6; 0.3 with --sizes)"
+        "--seconds", type=float, help="time for each operation (default 0.6; 0.5 with --sizes)"
     )
     parser.add_argument(
         "--quick", action="store_true", help="small arrays and few repetitions: only to try it"

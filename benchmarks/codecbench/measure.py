@@ -304,7 +304,7 @@ class Timing:
 
     seconds: float
     least: int = 3
-    most: int = 300
+    most: int = 3000
 
 
 @dataclass(frozen=True)

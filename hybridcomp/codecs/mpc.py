@@ -82,20 +82,24 @@ class MPCCodec(Codec):
     def decode_flat(
         cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
     ) -> None:
-        kernels, payload = native.kernels(), msg[HEADER_BYTES:]
-        if dtype is header.dtype:
-            code = kernels.mpc_decode(payload, _width(dtype), out)
-        else:
-            code = kernels.mpc_decode_as(payload, header.dtype, out, dtype, False)
-        checks.status(code, cls.name)
+        if not header.dtype.is_float:
+            checks.status(native.kernels().mpc_decode(msg[HEADER_BYTES:], _width(dtype), out), cls.name)
+            return
+        cls._decode_floats(msg, header, out, dtype, False)
 
     @classmethod
     def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
         checks.floating(header, "added")
-        code = native.kernels().mpc_decode_as(
-            msg[HEADER_BYTES:], header.dtype, acc, header.dtype.accumulator, True
+        cls._decode_floats(msg, header, acc, header.dtype.accumulator, True)
+
+    @classmethod
+    def _decode_floats(
+        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
+    ) -> None:
+        status = native.kernels().decode_payload(
+            cls.wire_id, msg[HEADER_BYTES:], header.count, header.dtype, out, dtype, add
         )
-        checks.status(code, cls.name)
+        checks.status(status, cls.name)
 
 
 def _width(dtype: DType) -> int:

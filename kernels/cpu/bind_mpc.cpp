@@ -40,16 +40,6 @@ int decode(nb::handle payload, int width, nb::handle out) {
                     {to.data(), kFloat32, kFloat32, false, false});
 }
 
-int decode_as(nb::handle payload, int dtype, nb::handle out, int out_dtype, bool add) {
-  const DTypeCode type = float_dtype(dtype);
-  const DTypeCode out_type = add ? sum_dtype(out_dtype) : float_dtype(out_dtype);
-  const Buffer from(payload, false), to(out, true);
-  const std::size_t bytes = to.elements(size_of(out_type), "out") * size_of(type);
-  nb::gil_scoped_release release;
-  return mpc_values(kernels(), from.data(), from.bytes(), bytes, static_cast<int>(size_of(type)),
-                    thread_count(), {to.data(), type, out_type, true, add});
-}
-
 }  // namespace
 
 void bind_mpc(nb::module_& m) {
@@ -58,7 +48,6 @@ void bind_mpc(nb::module_& m) {
         "out"_a);
   m.def("mpc_check", &check, "payload"_a, "bytes"_a, "width"_a);
   m.def("mpc_decode", &decode, "payload"_a, "width"_a, "out"_a);
-  m.def("mpc_decode_as", &decode_as, "payload"_a, "dtype"_a, "out"_a, "out_dtype"_a, "add"_a);
 }
 
 }  // namespace hybridcomp
