@@ -10,12 +10,14 @@ twice the share is left. One pass over the tensor takes what reaches that limit;
 those, so that the share is right within a tenth whatever the sample missed.
 
 If no limit finds 0.8 k to 1.25 k elements (many equal magnitudes), or the sample misled so much that the pass
-took fewer or over ten times as many, exactly the k largest are sent as by ``topk``, lower indices first among
+took fewer or over twenty times as many, exactly the k largest are sent as by ``topk``, lower indices first among
 equals. So a tensor of one value sends its first k elements. Zeros are never sent, even where fewer than k elements
 are not zero. NaN and infinities are always sent, but for those that would make more than 1.25 k.
 
-The sample is all of up to 8,192 elements, else groups of 32 neighbours at places that depend on n and k only: as
-many as hold 32 of those sent, from 4,096 elements to a sixteenth of the tensor. Sums are in double, in 16 lanes;
+The sample is all of up to 4,096 elements, else groups of 32 neighbours at places that depend on n and k only: as
+many as hold 32 of those sent, from 2,048 elements to a 32nd of the tensor. With ``stages`` given, whose limit is
+not corrected afterwards, it is all of up to 32,768 elements, else as many as hold 512, from 16,384 to an eighth.
+Sums are in double, in 16 lanes;
 in them, magnitudes below 2^-100 count as zero (for float64 below 2^-400, and above 2^400 as 2^400).
 ``kernels/include/hybridcomp/sparse.hpp`` fixes all of that.
 

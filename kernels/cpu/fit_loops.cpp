@@ -176,9 +176,14 @@ std::size_t fit_sample(const void* src, DTypeCode dtype, std::size_t n, std::siz
 template <typename U>
 std::size_t reaching(const U* x, std::size_t n, U limit) {
   constexpr U kMask = static_cast<U>(~U(0)) >> 1;
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < n; ++i) count += (x[i] & kMask) >= limit;
-  return count;
+  std::size_t total = 0;
+  for (std::size_t at = 0; at < n; at += kTile) {
+    const std::size_t end = at + smaller(kTile, n - at);
+    U count = 0;  // of the elements' own width, which vectorizes
+    for (std::size_t i = at; i < end; ++i) count += (x[i] & kMask) >= limit;
+    total += count;
+  }
+  return total;
 }
 
 std::size_t fit_reaching(const void* src, DTypeCode dtype, std::size_t n, std::uint64_t limit) {

@@ -20,9 +20,10 @@ struct Start {
 
 class Fit {
  public:
-  Fit(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n, std::size_t k)
+  Fit(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n, std::size_t k,
+      SampleSize sample)
       : kernels_(kernels), wide_(dtype == kFloat64) {
-    const std::uint64_t groups = sample_groups(n, k);
+    const std::uint64_t groups = sample_groups(n, k, sample);
     size_ = groups ? groups * kGroupOfSample : n;
     keys_.reserve(size_ * (wide_ ? 8 : 4));
     const std::size_t others = kernels.fit->sample(src, dtype, n, groups, keys_.data());
@@ -140,7 +141,7 @@ std::uint64_t refined(const Kernels& kernels, const Selected& taken, std::uint64
 Selected select_sidco(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                       std::size_t k, int stages, int threads) {
   if (!k) return select_largest(kernels, src, dtype, n, 0, false, threads);
-  Fit fit(kernels, src, dtype, n, k);
+  Fit fit(kernels, src, dtype, n, k, stages ? kFixedSample : kAdaptedSample);
   const Start start = stages ? Start{fit.fixed(stages), 0.0} : fit.adapted();
   Selected selected(dtype, n);
   const std::size_t most = sidco_most(n, k), least = stages ? 0 : k - k / 5;

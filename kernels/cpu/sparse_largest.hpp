@@ -72,10 +72,10 @@ void count_digits(const std::uint8_t* src, std::size_t n, int shift, int width, 
   }
 }
 
-// How many elements reach `limit`.
+// How many of n <= kVeryFew elements reach `limit`.
 template <typename U>
 std::size_t count_reaching(const std::uint8_t* src, std::size_t n, U limit) {
-  std::size_t count = 0;
+  U count = 0;  // of the elements' own width, which vectorizes
   for (std::size_t i = 0; i < n; ++i) {
     U x;
     std::memcpy(&x, src + i * sizeof(U), sizeof(U));
@@ -84,19 +84,43 @@ std::size_t count_reaching(const std::uint8_t* src, std::size_t n, U limit) {
   return count;
 }
 
+// Copy those of n elements that reach `limit`, or those that do not, to `out` (which may be src).
+template <typename U>
+std::size_t keep(const std::uint8_t* src, std::size_t n, U limit, bool reaching, U* out) {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    U x;
+    std::memcpy(&x, src + i * sizeof(U), sizeof(U));
+    out[kept] = x;  // overwritten by the next if it is not kept
+    kept += ((x & Keys<U>::kMask) >= limit) == reaching;
+  }
+  return kept;
+}
+
+// largest_of for n <= kVeryFew: bit after bit of the key that k of them reach. Elements whose side of it
+// is known are left out once they are half of those that are left.
 template <typename U>
 Selection largest_of_few(const std::uint8_t* src, std::size_t n, std::size_t k) {
-  U key = 0;  // the largest that k elements reach, as far as its bits are known
+  U buffer[kVeryFew];
+  U key = 0;
   for (int bit = Keys<U>::kBits - 1; bit >= 0; --bit) {
     const U next = static_cast<U>(key | U(1) << bit);
     const std::size_t count = count_reaching<U>(src, n, next);
     if (count == k) return {next, 0, 0};
-    if (count > k) key = next;
+    const bool reached = count > k;
+    const std::size_t left = reached ? count : n - count;
+    if (2 * left <= n) {
+      n = keep<U>(src, n, next, reached, buffer);
+      src = reinterpret_cast<const std::uint8_t*>(buffer);
+      if (!reached) k -= count;
+    }
+    if (reached) key = next;
   }
   const std::uint64_t above = static_cast<std::uint64_t>(key) + 1;
   return {above, key, k - count_reaching<U>(src, n, static_cast<U>(above))};
 }
 
+// The k (1 .. n) elements of largest key, ties to the lower index.
 template <typename U>
 Selection largest_of(const std::uint8_t* src, std::size_t n, std::size_t k) {
   if (n <= kVeryFew) return largest_of_few<U>(src, n, k);

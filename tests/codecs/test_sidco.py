@@ -30,11 +30,12 @@ def logarithm(x: float) -> float:
     return exponent * 0.6931471805599453 + (s + s) * series
 
 
-def sample(x: np.ndarray, k: int) -> np.ndarray:
+def sample(x: np.ndarray, k: int, stages: int) -> np.ndarray:
     n = x.size
-    if n <= 8192:
+    selected, least, share = (512, 16384, 8) if stages else (32, 2048, 32)
+    if n <= 2 * least:
         return x
-    groups = max(4096, min((n // k + 1) * 32, n // 16)) // 32
+    groups = max(least, min((n // k + 1) * selected, n // share)) // 32
     slot, picked = n // groups, []
     for g in range(groups):
         h = (g * 0x9E3779B9 + 0x7F4A7C15) & 0xFFFFFFFF
@@ -47,8 +48,8 @@ def sample(x: np.ndarray, k: int) -> np.ndarray:
 
 
 class Fit:
-    def __init__(self, x: np.ndarray, k: int) -> None:
-        magnitudes = np.abs(sample(x, k)).astype(FLOAT32)
+    def __init__(self, x: np.ndarray, k: int, stages: int) -> None:
+        magnitudes = np.abs(sample(x, k, stages)).astype(FLOAT32)
         finite = np.isfinite(magnitudes)
         self.keys = np.where(finite, magnitudes, FLOAT32(0)).view(np.uint32)
         self.finite = float(finite.sum())
@@ -158,14 +159,14 @@ def most(n: int, k: int) -> int:
 
 
 def model(x: np.ndarray, k: int, stages: int = 0) -> np.ndarray:
-    fit = Fit(x, k)
+    fit = Fit(x, k, stages)
     keys = np.abs(x).view(np.uint32)
     limit, excess = (fit.fixed(stages), 0.0) if stages else fit.adapted()
     key: int | None = max(1, Fit.key_of(limit))
     taken = int((keys >= key).sum())
     if stages:
         key = key if taken <= most(x.size, k) else None
-    elif k - k // 5 <= taken <= 8 * most(x.size, k):
+    elif k - k // 5 <= taken <= 16 * most(x.size, k):
         key = refined(keys, limit, excess, k)
     else:
         key = None
@@ -204,7 +205,8 @@ DISTRIBUTIONS = ["gaussian", "laplace", "student", "uniform", "outliers", "layer
 @pytest.mark.parametrize("name", common.isas())
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
 def test_is_the_model(kind, name):
-    for n, ratio in ((100, 0.05), (8192, 0.01), (8193, 0.001), (32769, 0.01), (300001, 0.001), (70000, 0.3)):
+    small = ((100, 0.05), (4096, 0.01), (4097, 0.001), (32768, 0.01), (32769, 0.01))
+    for n, ratio in (*small, (300001, 0.001), (70000, 0.3)):
         x = distribution(kind, n, seed=n)
         for stages in (0, 1, 2, 3):
             codec = hc.get_codec("sidco", ratio=ratio, stages=stages)

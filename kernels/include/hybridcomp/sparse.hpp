@@ -97,26 +97,33 @@ HC_HD double square_root(double x) {
 // ---------------------------------------------------------------------------------------------------
 
 constexpr std::uint64_t kGroupOfSample = 32;  // neighbours taken together: two cache lines of floats
-constexpr std::uint64_t kLeastSample = 4096;  // elements; all of a tensor up to twice as many
-// So many of the sample should be sent, but at most one element in sixteen is looked at. Their number is
-// known to a fifth then, which is why the sample's limit is one for twice as many (wide_goal).
-constexpr std::uint64_t kSampleOfSelected = 32;
-constexpr std::uint64_t kMostShareOfSample = 16;
 constexpr int kMostStages = 16;
-constexpr std::uint64_t kMostTaken = 8;  // times the most that may be sent, before the limit is given up
-constexpr double kNear = 0.1;            // a share is right when it is within this of what was wanted
+constexpr double kNear = 0.1;             // a share is right when it is within this of what was wanted
+constexpr std::uint64_t kMostTaken = 16;  // times the most that may be sent, before the limit is given up
+
+// How large a sample is: as many elements as hold `selected` of those to be sent, from `least` elements up to
+// one element in `share` of the tensor.
+struct SampleSize {
+  std::uint64_t selected, least, share;
+};
+
+// With stages as many as it takes: their number is known to a fifth or so, which is why the sample's limit is
+// one for twice as many (wide_goal).
+constexpr SampleSize kAdaptedSample = {32, 2048, 32};
+// With a fixed number of stages the sample's limit is the tensor's: their number is known to 4 %.
+constexpr SampleSize kFixedSample = {512, 16384, 8};
 
 // How many of the sample the first limit should leave if `target` of them are to be sent: too few happens to
 // hardly any tensor.
 HC_HD double wide_goal(double target) { return 2 * target + 8; }
 
 // How many groups of a tensor of n elements, of which k are to be sent, are in the sample. 0: all elements
-// are.
-HC_HD std::uint64_t sample_groups(std::uint64_t n, std::uint64_t k) {
-  if (n <= 2 * kLeastSample) return 0;
-  const std::uint64_t wanted = (n / k + 1) * kSampleOfSelected, most = n / kMostShareOfSample;
+// are, which they are of up to twice the least.
+HC_HD std::uint64_t sample_groups(std::uint64_t n, std::uint64_t k, SampleSize sample) {
+  if (n <= 2 * sample.least) return 0;
+  const std::uint64_t wanted = (n / k + 1) * sample.selected, most = n / sample.share;
   const std::uint64_t size = wanted < most ? wanted : most;
-  return (size < kLeastSample ? kLeastSample : size) / kGroupOfSample;
+  return (size < sample.least ? sample.least : size) / kGroupOfSample;
 }
 
 // The first element of a group: evenly spaced, moved by a hash so that no period of the data (a row) is met.
