@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import hybridcomp as hc
-from hybridcomp import arrays, wire
+from hybridcomp import arrays, native, wire
 from hybridcomp.codecs import codec_for
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "messages.json"
@@ -60,15 +60,26 @@ def one_input(data: bytes) -> bool:
         kind = header.dtype.accumulator.storage
         fenced = np.zeros(n + 2 * FENCE, kind)
         hc.decode(data, out=fenced[FENCE : FENCE + n])
+        short = in_one_call(raw, fenced)
         hc.decode_add(data, fenced[FENCE : FENCE + n])
         halves = np.zeros(n + 2 * FENCE, np.float16)
         hc.decode(data, out=halves[FENCE : FENCE + n])
-        for ends in (fenced, halves):
+        for ends in (fenced, halves, short):
             assert not ends[:FENCE].any()
             assert not ends[FENCE + n :].any()
     except hc.WireError:
         return False
     return True
+
+
+def in_one_call(raw: arrays.ByteArray, expected: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Decode as plain arrays are, with the CRC that a sender who means harm would give; between fences."""
+    sealed = np.array(raw)
+    sealed[28:32] = np.array([native.kernels().message_crc(sealed)], "<u4").view(np.uint8)
+    fenced = np.zeros_like(expected)
+    if native.kernels().decode_plain(sealed, fenced[FENCE:-FENCE], False):
+        assert fenced.tobytes() == expected.tobytes()
+    return fenced
 
 
 def seeds() -> list[bytes]:
