@@ -17,9 +17,8 @@ are not zero. NaN and infinities are always sent, but for those that would make 
 The sample is all of up to 4,096 elements, else groups of 32 neighbours at places that depend on n and k only: as
 many as hold 32 of those sent, from 2,048 elements to a 32nd of the tensor. With ``stages`` given, whose limit is
 not corrected afterwards, it is all of up to 32,768 elements, else as many as hold 512, from 16,384 to an eighth.
-Sums are in double, in 16 lanes;
-in them, magnitudes below 2^-100 count as zero (for float64 below 2^-400, and above 2^400 as 2^400).
-``kernels/include/hybridcomp/sparse.hpp`` fixes all of that.
+Sums are in double, in 16 lanes; in them, magnitudes below 2^-100 count as zero (for float64 below 2^-400, and above
+2^400 as 2^400). ``kernels/include/hybridcomp/sparse.hpp`` fixes all of that.
 
 The payload is that of :mod:`.sparse`.
 """

@@ -3,6 +3,9 @@
 Payload: uint64 k, uint64 bytes of the index section, the index section, then the k values, ascending by
 index, as a message of their own (the ``values`` codec's). The index section is a uint32 count per block of
 65,536 elements, then per block the indices within it: uint16 each, or a bitmap where that is smaller.
+
+Values as they are (``none``) are written and read in one go with the rest, and their own CRC is written but not
+looked at: that of the whole message covers them.
 """
 
 from __future__ import annotations
