@@ -28,7 +28,7 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.kernel_codec import KernelCodec
-from hybridcomp.codecs.linear import Array, LinearCodec, Reduced, Reduction, Round, derived_seed
+from hybridcomp.codecs.linear import LinearCodec, Reduced, Reduction, Round, Terms, derived_seed
 from hybridcomp.codecs.registry import register
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.wire import HEADER_BYTES
@@ -211,35 +211,24 @@ class LatticeCodec(KernelCodec, LinearCodec):
 
     # -- the reduction -------------------------------------------------------------------------------
 
-    def reduction(
-        self,
-        x: Flat,
-        *,
-        ranks: int,
-        rank: int = 0,
-        mean: bool = False,
-        own: bool = True,
-        step: int = 0,
-        warm: dict[str, Array] | None = None,
-        name: str | None = None,
-    ) -> Reduction:
+    def reduce(self, x: Flat, terms: Terms) -> Reduction:
         """Two rounds: the largest magnitude (as bits, with NaN above infinity), and the integers."""
-        if self.limit(ranks) < 1:
-            raise ValueError(f"bits={self._bits} cannot hold the sum of {ranks} ranks")
+        if self.limit(terms.ranks) < 1:
+            raise ValueError(f"bits={self._bits} cannot hold the sum of {terms.ranks} ranks")
         kernels = native.kernels()
         kind = x.dtype.accumulator
         peak = np.array([kernels.lattice_peak(x.data, x.dtype)], f"u{kind.itemsize}")
         yield Round(peak, "max")
-        scale, inverse = kernels.lattice_scale(int(peak[0]), x.dtype, self._bits, ranks)
-        seed = derived_seed(self._seed, step, rank)
+        scale, inverse = kernels.lattice_scale(int(peak[0]), x.dtype, self._bits, terms.ranks)
+        seed = derived_seed(self._seed, terms.step, terms.rank)
         stochastic = self._rounding == "stochastic"
         q = np.empty(x.size, _INTEGERS[self._bits])
-        kernels.lattice_quantize(x.data, x.dtype, self._bits, ranks, inverse, stochastic, seed, q)
-        mine = np.empty(x.size, kind.storage) if own else None
+        kernels.lattice_quantize(x.data, x.dtype, self._bits, terms.ranks, inverse, stochastic, seed, q)
+        mine = np.empty(x.size, kind.storage) if terms.own else None
         if mine is not None:
             kernels.lattice_dequantize(q, x.dtype, self._bits, scale, mine, kind, False)
         yield Round(q, "sum")
         total = np.empty(x.size, kind.storage)
-        unit = scale / ranks if mean else scale
+        unit = scale / terms.ranks if terms.mean else scale
         kernels.lattice_dequantize(q, x.dtype, self._bits, unit, total, kind, False)
         return Reduced(total, mine)

@@ -72,6 +72,19 @@ class Reduced:
 Reduction = Generator[Round, None, Reduced]
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a reduction is asked for; the attributes are the arguments of :meth:`LinearCodec.reduction`."""
+
+    ranks: int
+    rank: int = 0
+    mean: bool = False
+    own: bool = True
+    step: int = 0
+    warm: dict[str, Array] | None = None
+    name: str | None = None
+
+
 class LinearCodec(Codec):
     """Base class of linear codecs.
 
@@ -82,7 +95,6 @@ class LinearCodec(Codec):
     linear: ClassVar[bool] = True
     rounds: ClassVar[int]
 
-    @abc.abstractmethod
     def reduction(
         self,
         x: Flat,
@@ -110,6 +122,11 @@ class LinearCodec(Codec):
         Raises:
             ValueError: so many ranks cannot be summed with these parameters.
         """
+        return self.reduce(x, Terms(ranks, rank, mean, own, step, warm, name))
+
+    @abc.abstractmethod
+    def reduce(self, x: Flat, terms: Terms) -> Reduction:
+        """What :meth:`reduction` returns."""
 
 
 def derived_seed(seed: int, *counters: int) -> int:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
-from hybridcomp.codecs.linear import LinearCodec, Reduced, Reduction, Round
+from hybridcomp.codecs.linear import LinearCodec, Reduced, Reduction, Round, Terms
 from hybridcomp.codecs.registry import register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
@@ -284,25 +284,14 @@ class PowerSGDCodec(LinearCodec):
             out, self.wire_id, self.params_hash, dtype=src.dtype, count=src.size, payload=at - HEADER_BYTES
         )
 
-    def reduction(
-        self,
-        x: Flat,
-        *,
-        ranks: int,
-        rank: int = 0,
-        mean: bool = False,
-        own: bool = True,
-        step: int = 0,
-        warm: dict[str, npt.NDArray[Any]] | None = None,
-        name: str | None = None,
-    ) -> Reduction:
+    def reduce(self, x: Flat, terms: Terms) -> Reduction:
         """Two rounds: P, and Q. ``warm`` keeps the mean Q by name; the step is not used.
 
         The approximation is of the mean, and that is what is taken for each rank's own.
         """
         shape, columns = matrix_shape(x.shape), effective_rank(x.shape, self._rank)
         kind = x.dtype.accumulator.storage
-        q = warm.get(name) if warm is not None and name is not None else None
+        q = terms.warm.get(terms.name) if terms.warm is not None and terms.name is not None else None
         if q is None or q.shape != (shape[1], columns):
             q = initial_q(shape[1], columns, self._seed)
         p = _project(_panels(x, shape), shape, q)
@@ -310,13 +299,13 @@ class PowerSGDCodec(LinearCodec):
         orthogonalize(p)
         q = _project_back(_panels(x, shape), shape, p)
         yield Round(q, "sum")
-        q /= np.float32(ranks)
-        if warm is not None and name is not None and np.isfinite(q).all():
-            warm[name] = q
+        q /= np.float32(terms.ranks)
+        if terms.warm is not None and terms.name is not None and np.isfinite(q).all():
+            terms.warm[terms.name] = q
         approximation = np.empty(x.size, np.float32)
         reconstruct(p, q, approximation)
         wide = approximation.astype(kind, copy=False)
-        return Reduced(wide if mean else wide * kind.type(ranks), wide if own else None)
+        return Reduced(wide if terms.mean else wide * kind.type(terms.ranks), wide if terms.own else None)
 
     @classmethod
     def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:

@@ -28,7 +28,7 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.linear import Array, LinearCodec, Reduced, Reduction, Round, derived_seed
+from hybridcomp.codecs.linear import Array, LinearCodec, Reduced, Reduction, Round, Terms, derived_seed
 from hybridcomp.codecs.registry import classes, codec_for, get_codec, register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
@@ -105,29 +105,18 @@ class RandomBlockCodec(LinearCodec):
             out, self.wire_id, self.params_hash, dtype=src.dtype, count=src.size, payload=end - HEADER_BYTES
         )
 
-    def reduction(
-        self,
-        x: Flat,
-        *,
-        ranks: int,
-        rank: int = 0,
-        mean: bool = False,
-        own: bool = True,
-        step: int = 0,
-        warm: dict[str, Array] | None = None,
-        name: str | None = None,
-    ) -> Reduction:
+    def reduce(self, x: Flat, terms: Terms) -> Reduction:
         """One round: the block, and a number that is NaN where an element outside of it is not finite."""
-        there = self.at_step(step)
+        there = self.at_step(terms.step)
         start, k = there.start(x.size), there.k(x.size)
         kind = x.dtype.accumulator
         block = np.empty(k + 1, kind.storage)
         native.kernels().convert(_block(x.data, start, k), x.dtype, block[:k], kind, False)
         block[k] = np.nan if _overflows(x, start, k) else 0
-        mine = _spread(block[:k], start, x.size) if own else None
+        mine = _spread(block[:k], start, x.size) if terms.own else None
         yield Round(block, "sum")
-        if mean:
-            block /= block.dtype.type(ranks)
+        if terms.mean:
+            block /= block.dtype.type(terms.ranks)
         if np.isfinite(block[k]):
             return Reduced(_spread(block[:k], start, x.size), mine)
         return Reduced(np.full(x.size, np.nan, kind.storage), mine)

@@ -45,6 +45,7 @@ from hybridcomp.codecs.linear import (
     Reduced,
     Reduction,
     Round,
+    Terms,
     derived_seed,
     widened,
 )
@@ -203,18 +204,7 @@ class SketchCodec(LinearCodec):
 
     # -- the reduction -------------------------------------------------------------------------------
 
-    def reduction(
-        self,
-        x: Flat,
-        *,
-        ranks: int,
-        rank: int = 0,
-        mean: bool = False,
-        own: bool = True,
-        step: int = 0,
-        warm: dict[str, Array] | None = None,
-        name: str | None = None,
-    ) -> Reduction:
+    def reduce(self, x: Flat, terms: Terms) -> Reduction:
         """Two rounds: the bitmaps, and what :meth:`plan` makes of their union."""
         kernels = native.kernels()
         kind = x.dtype.accumulator
@@ -235,8 +225,8 @@ class SketchCodec(LinearCodec):
             else:
                 kernels.convert(data, x.dtype, there, kind, False)
         yield Round(sums, "sum")
-        if mean:
-            sums /= sums.dtype.type(ranks)
+        if terms.mean:
+            sums /= sums.dtype.type(terms.ranks)
         total = np.zeros(x.size, kind.storage)
         remained = 0
         for part, there in _placed(parts, sums):
@@ -248,7 +238,7 @@ class SketchCodec(LinearCodec):
             else:
                 out[:] = there
         union = kernels.sketch_count(words, x.size)
-        return Reduced(total, widened(x) if own else None, 1 - remained / union if union else 1.0)
+        return Reduced(total, widened(x) if terms.own else None, 1 - remained / union if union else 1.0)
 
     def plan(self, words: Array, n: int) -> list[Part]:
         """How the parts of a tensor travel in round 2.
