@@ -54,8 +54,6 @@ class DType(enum.IntEnum):
     COMPLEX64 = 14
     COMPLEX128 = 15
 
-    __hash__ = int.__hash__  # the enum's own hashes the name, in Python
-
 
 # Plain attributes, set once: an encode of a small array spends most of its time here otherwise.
 for _d in DType:
@@ -126,9 +124,6 @@ class Flat(NamedTuple):
         return int(self.data.nbytes)
 
 
-_new_tuple = tuple.__new__  # half the time of Flat(...)
-
-
 def is_torch(x: object) -> bool:
     """Whether ``x`` is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
@@ -150,7 +145,7 @@ def flatten(x: Any, *, writable: bool = False) -> Flat:
         kind = _BY_NUMPY.get(x.dtype)
         flags = x.flags
         if kind is not None and flags.c_contiguous and (not writable or flags.writeable):
-            return _new_tuple(Flat, (x, kind, x.shape, True, False))
+            return Flat(x, kind, x.shape, True, False)
     if is_torch(x):
         return _flatten_torch(x, writable)
     if hasattr(x, "__cuda_array_interface__"):

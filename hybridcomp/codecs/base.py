@@ -29,8 +29,6 @@ from hybridcomp import arrays, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.errors import CodecMismatchError, WireError
 
-_BOUNDS_KEPT = 4096
-
 
 class Codec(abc.ABC):
     """Base class. A subclass gives ``name``, ``wire_id`` and the abstract methods.
@@ -138,12 +136,12 @@ class Codec(abc.ABC):
         reason = self.refuses(src)
         if reason is not None:
             raise CodecMismatchError(f"codec {self.spec!r} cannot carry this array: {reason}")
-        need = self._bound_of(src.data.size, src.dtype)
+        need = self.bound(src.size, src.dtype)
         if out is None:
             buf: ByteArray = np.empty(need, np.uint8)
         else:
             flat = arrays.flatten(out, writable=True)
-            if flat.dtype is not DType.UINT8 or flat.data.size < need:
+            if flat.dtype is not DType.UINT8 or flat.size < need:
                 raise ValueError(
                     f"out must be uint8 of at least {need} bytes, not {flat.dtype.label}[{flat.size}]"
                 )
@@ -185,19 +183,6 @@ class Codec(abc.ABC):
         """CRC-32C of :attr:`spec`: the header's parameter hash."""
         return wire.params_hash(self.spec)
 
-    def _bound_of(self, n: int, dtype: DType) -> int:
-        """:meth:`bound`, remembered: a training loop encodes the same few sizes again and again."""
-        known = self._bounds.get((n, dtype))
-        if known is None:
-            if len(self._bounds) >= _BOUNDS_KEPT:
-                self._bounds.clear()
-            known = self._bounds[n, dtype] = self.bound(n, dtype)
-        return known
-
-    @functools.cached_property
-    def _bounds(self) -> dict[tuple[int, DType], int]:
-        return {}
-
     def _check_mine(self, header: wire.Header) -> None:
         if header.codec != self.wire_id or header.params != self.params_hash:
             raise WireError(
@@ -234,7 +219,7 @@ def decode_message(
         cls.decode_flat(raw, header, storage, header.dtype)
         return out
     dst = arrays.flatten(out, writable=True)
-    if dst.data.size != header.count:
+    if dst.size != header.count:
         raise ValueError(f"out has {dst.size} elements, the message {header.count}")
     if dst.dtype is not header.dtype and not (dst.dtype.is_float and header.dtype.is_float):
         raise CodecMismatchError(f"a {header.dtype.label} message cannot be decoded into {dst.dtype.label}")
@@ -245,7 +230,7 @@ def decode_message(
 def add_message(cls: type[Codec], raw: ByteArray, header: wire.Header, acc: Any) -> None:
     """Add an opened message to an accumulator, checking its dtype and count."""
     dst = arrays.flatten(acc, writable=True)
-    if dst.data.size != header.count:
+    if dst.size != header.count:
         raise ValueError(f"acc has {dst.size} elements, the message {header.count}")
     if not header.dtype.is_float or dst.dtype is not header.dtype.accumulator:
         want = header.dtype.accumulator.label

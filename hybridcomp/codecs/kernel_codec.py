@@ -15,6 +15,16 @@ from hybridcomp.codecs.base import Codec
 from hybridcomp.wire import HEADER_BYTES
 
 
+def decode_floats(
+    cls: type[Codec], msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
+) -> int:
+    """Let the kernels decode, or with ``add`` add, a message of floats to ``out``; a Status, 0 if all is well."""
+    status: int = native.kernels().decode_payload(
+        cls.wire_id, msg[HEADER_BYTES:], header.count, header.dtype, out, dtype, add
+    )
+    return status
+
+
 class KernelCodec(Codec):
     """Base of such codecs. The kernels know how to decode them by their wire ids."""
 
@@ -53,7 +63,4 @@ class KernelCodec(Codec):
         cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
     ) -> None:
         checks.floating(header, cls.name)
-        status = native.kernels().decode_payload(
-            cls.wire_id, msg[HEADER_BYTES:], header.count, header.dtype, out, dtype, add
-        )
-        checks.status(status, cls.name)
+        checks.status(decode_floats(cls, msg, header, out, dtype, add), cls.name)

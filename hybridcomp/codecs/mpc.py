@@ -32,6 +32,7 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.kernel_codec import decode_floats
 from hybridcomp.codecs.registry import register
 from hybridcomp.wire import HEADER_BYTES
 
@@ -85,21 +86,12 @@ class MPCCodec(Codec):
         if not header.dtype.is_float:
             checks.status(native.kernels().mpc_decode(msg[HEADER_BYTES:], _width(dtype), out), cls.name)
             return
-        cls._decode_floats(msg, header, out, dtype, False)
+        checks.status(decode_floats(cls, msg, header, out, dtype, False), cls.name)
 
     @classmethod
     def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
         checks.floating(header, "added")
-        cls._decode_floats(msg, header, acc, header.dtype.accumulator, True)
-
-    @classmethod
-    def _decode_floats(
-        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
-    ) -> None:
-        status = native.kernels().decode_payload(
-            cls.wire_id, msg[HEADER_BYTES:], header.count, header.dtype, out, dtype, add
-        )
-        checks.status(status, cls.name)
+        checks.status(decode_floats(cls, msg, header, acc, header.dtype.accumulator, True), cls.name)
 
 
 def _width(dtype: DType) -> int:

@@ -23,6 +23,7 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.kernel_codec import decode_floats
 from hybridcomp.codecs.none import NoneCodec
 from hybridcomp.codecs.registry import classes, codec_for, get_codec
 from hybridcomp.errors import WireError
@@ -135,9 +136,7 @@ class SparseCodec(Codec):
         cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, *, add: bool
     ) -> None:
         checks.floating(header, cls.name)
-        kernels = native.kernels()
-        payload = msg[HEADER_BYTES:]
-        if not kernels.decode_payload(cls.wire_id, payload, header.count, header.dtype, out, dtype, add):
+        if not decode_floats(cls, msg, header, out, dtype, add):
             return
         # Values that are not plain, or something wrong with the message: look at each part.
         indices, message, inner = cls._open(msg, header)
@@ -146,7 +145,7 @@ class SparseCodec(Codec):
         else:
             values = np.empty(inner.count, dtype.storage)
             codec_for(inner).decode_flat(message, inner, values, dtype)
-        code = kernels.sparse_scatter(indices, header.count, inner.count, values, out, dtype, add)
+        code = native.kernels().sparse_scatter(indices, header.count, inner.count, values, out, dtype, add)
         checks.status(code, cls.name)
 
 

@@ -65,13 +65,12 @@ class ThresholdCodec(SparseCodec):
         return n
 
     def make_encoder(self, plain: int) -> Any:
-        limit = self._abs if self._rel is None else self._rel
-        return native.kernels().threshold_encoder(
-            limit, self._rel is not None, self.wire_id, self.params_hash, plain
-        )
+        return native.kernels().threshold_encoder(*self._limit, self.wire_id, self.params_hash, plain)
 
     def select(self, src: Flat) -> Any:
-        kernels = native.kernels()
-        if self._rel is None:
-            return kernels.sparse_threshold(src.data, src.dtype, self._abs)
-        return kernels.sparse_relative(src.data, src.dtype, self._rel)
+        return native.kernels().sparse_threshold(src.data, src.dtype, *self._limit)
+
+    @property
+    def _limit(self) -> tuple[float | None, bool]:
+        """The limit, and whether it is relative."""
+        return (self._abs, False) if self._rel is None else (self._rel, True)

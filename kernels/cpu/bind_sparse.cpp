@@ -27,18 +27,17 @@ Selected sparse_topk(nb::handle src, int dtype, std::size_t k) {
   });
 }
 
-Selected sparse_threshold(nb::handle src, int dtype, double limit) {
-  if (!(limit >= 0)) Buffer::fail("limit must not be negative");
-  return selected(src, dtype, [limit](const std::uint8_t* data, DTypeCode type, std::size_t n) {
-    return select_reaching(kernels(), data, type, n, limit, thread_count());
-  });
+// `limit` is a magnitude, or with `relative` a multiple of the root mean square.
+Selected select_threshold(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                          double limit, bool relative, int threads) {
+  const double unit = relative ? root_mean_square(k, src, dtype, n, threads) : 1.0;
+  return select_reaching(k, src, dtype, n, limit * unit, threads);
 }
 
-Selected sparse_relative(nb::handle src, int dtype, double times) {
-  if (!(times >= 0)) Buffer::fail("times must not be negative");
-  return selected(src, dtype, [times](const std::uint8_t* data, DTypeCode type, std::size_t n) {
-    const double limit = times * root_mean_square(kernels(), data, type, n, thread_count());
-    return select_reaching(kernels(), data, type, n, limit, thread_count());
+Selected sparse_threshold(nb::handle src, int dtype, double limit, bool relative) {
+  if (!(limit >= 0)) Buffer::fail("limit must not be negative");
+  return selected(src, dtype, [=](const std::uint8_t* data, DTypeCode type, std::size_t n) {
+    return select_threshold(kernels(), data, type, n, limit, relative, thread_count());
   });
 }
 
@@ -108,15 +107,13 @@ Encoder sidco_encoder(std::uint64_t numerator, std::uint64_t denominator, int st
       {codec, params}, plain);
 }
 
-// `limit` is a magnitude, or with `relative` a multiple of the root mean square.
 Encoder threshold_encoder(double limit, bool relative, std::uint8_t codec, std::uint32_t params,
                           std::uint32_t plain) {
   if (!(limit >= 0)) Buffer::fail("limit must not be negative");
   return sparse_encoder(
       [](std::size_t n) { return n; },
       [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads) {
-        const double unit = relative ? root_mean_square(k, src, dtype, n, threads) : 1.0;
-        return select_reaching(k, src, dtype, n, limit * unit, threads);
+        return select_threshold(k, src, dtype, n, limit, relative, threads);
       },
       {codec, params}, plain);
 }
@@ -155,8 +152,7 @@ void bind_sparse(nb::module_& m) {
         "plain"_a);
   m.def("threshold_encoder", &threshold_encoder, "limit"_a, "relative"_a, "codec"_a, "params"_a, "plain"_a);
   m.def("sparse_topk", &sparse_topk, "src"_a, "dtype"_a, "k"_a);
-  m.def("sparse_threshold", &sparse_threshold, "src"_a, "dtype"_a, "limit"_a);
-  m.def("sparse_relative", &sparse_relative, "src"_a, "dtype"_a, "times"_a);
+  m.def("sparse_threshold", &sparse_threshold, "src"_a, "dtype"_a, "limit"_a, "relative"_a);
   m.def("sparse_sidco", &sparse_sidco, "src"_a, "dtype"_a, "k"_a, "stages"_a);
   m.def("sparse_sidco_most", &sidco_most, "n"_a, "k"_a);
   m.def("sparse_index_bound", &sparse_index_bound, "n"_a, "k"_a);

@@ -16,15 +16,6 @@ struct Ints {
   __m512i v[4];
 };
 
-// Sixteen elements at `src` as floats.
-template <DTypeCode D>
-inline __m512 floats_at(const std::uint8_t* src) {
-  if constexpr (D == kFloat32) return _mm512_loadu_ps(src);
-  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
-  if constexpr (D == kFloat16) return _mm512_cvtph_ps(half);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-
 // bounded_stored for sixteen values, none of which is NaN.
 template <DTypeCode D>
 inline __m512 stored(__m512 y) {

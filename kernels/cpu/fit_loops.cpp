@@ -82,15 +82,6 @@ std::size_t finite_keys_of(const std::uint8_t* src, std::size_t m, typename Real
 
 #if defined(__AVX512F__)
 
-// Sixteen elements of up to 32 bits as floats.
-template <DTypeCode D>
-inline __m512 floats_at(const std::uint8_t* src) {
-  if constexpr (D == kFloat32) return _mm512_loadu_ps(src);
-  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
-  if constexpr (D == kFloat16) return _mm512_maskz_cvtph_ps(0xFFFF, half);
-  return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xFFFF, _mm512_maskz_cvtepu16_epi32(0xFFFF, half), 16));
-}
-
 // Add the squares of all whole groups of kLanes elements to the lanes, count what is not finite; return the
 // number of elements in them. In registers from load to sum: as fast as memory is read.
 template <DTypeCode D>

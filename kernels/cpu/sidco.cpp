@@ -18,6 +18,15 @@ struct Start {
   double excess;
 };
 
+// The key to look at next: that of a fitted limit, but between the two whose survivors are counted (`high` is
+// kNone as long as all left too many), and halfway once fits have not found it. `low` if nothing lies
+// between.
+std::uint64_t next_key(std::uint64_t fitted, std::uint64_t low, std::uint64_t high, int stage) {
+  if (high == kNone) return std::max(fitted, low + 1);
+  if (stage >= kMostStages / 2) fitted = low + (high - low) / 2;
+  return std::min(std::max(fitted, low + 1), high - 1);
+}
+
 class Fit {
  public:
   Fit(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n, std::size_t k,
@@ -37,25 +46,17 @@ class Fit {
   // between the two.
   Start adapted() {
     const double want = wide_goal(std::max(target_, 0.0));
-    Point low = measure(0), high{};
+    Point low = measure(0), high{kNone, {}};
     low.tail.count = finite_;
-    bool bracket = false;
     for (int stage = 0; stage < kMostStages && low.tail.count > want * (1 + kNear); ++stage) {
+      const bool bracket = high.key != kNone;
       const double goal = bracket ? want : std::max(want, low.tail.count * kFirstShare);
       double limit = exponential_limit(low.tail, goal);
       if (bracket && !(limit < high.tail.limit)) limit = limit_between(low.tail, high.tail, goal);
-      std::uint64_t key = key_of(limit);
-      if (bracket && stage >= kMostStages / 2) key = low.key + (high.key - low.key) / 2;  // no fit for this
-      key = std::max(key, low.key + 1);
-      if (bracket) key = std::min(key, high.key - 1);
-      if (key <= low.key) break;  // nothing lies between
+      const std::uint64_t key = next_key(key_of(limit), low.key, high.key, stage);
+      if (key <= low.key) break;
       const Point next = measure(key);
-      if (next.tail.count >= want * (1 - kNear)) {
-        low = next;
-      } else {
-        high = next;
-        bracket = true;
-      }
+      (next.tail.count >= want * (1 - kNear) ? low : high) = next;
     }
     return {low.tail.limit, low.tail.count > 0 ? low.tail.sum / low.tail.count - low.tail.limit : 0.0};
   }
@@ -114,10 +115,7 @@ std::uint64_t refined(const Kernels& kernels, const Selected& taken, std::uint64
     const bool bracket = high_key != kNone;
     const double limit =
         bracket ? limit_between(low, high, goal) : low.limit + excess * natural_log(low.count / goal);
-    std::uint64_t key = least_key(limit, dtype);
-    if (bracket && stage >= kMostStages / 2) key = low_key + (high_key - low_key) / 2;
-    key = std::max(key, low_key + 1);
-    if (bracket) key = std::min(key, high_key - 1);
+    const std::uint64_t key = next_key(least_key(limit, dtype), low_key, high_key, stage);
     if (key <= low_key) break;
     const Tail next{key_value(key, key_format(dtype)), static_cast<double>(taken.reaching(kernels, key)), 0};
     if (next.count >= goal * (1 - kNear)) {

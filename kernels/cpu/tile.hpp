@@ -89,6 +89,17 @@ using StorageOf = typename Element<D>::Storage;
 template <DTypeCode D>
 using ComputeOf = typename Element<D>::Compute;
 
+#if defined(__AVX512F__)
+// Sixteen elements of up to 32 bits as floats.
+template <DTypeCode D>
+inline __m512 floats_at(const std::uint8_t* src) {
+  if constexpr (D == kFloat32) return _mm512_loadu_ps(src);
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
+  if constexpr (D == kFloat16) return _mm512_maskz_cvtph_ps(0xFFFF, half);
+  return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xFFFF, _mm512_maskz_cvtepu16_epi32(0xFFFF, half), 16));
+}
+#endif
+
 // m <= kTile elements at `src` as values of their computing type: the memory itself where it can be used as
 // it is, else `buffer`.
 template <DTypeCode D>

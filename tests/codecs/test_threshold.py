@@ -160,10 +160,10 @@ def test_limits_out_of_range(name, value):
 def test_kernels_check_their_arguments():
     k, x = native.kernels(), np.zeros(8, np.float32)
     for call in (
-        lambda: k.sparse_threshold(x, 1, -1.0),
-        lambda: k.sparse_threshold(x, 1, math.nan),
-        lambda: k.sparse_relative(x, 1, math.nan),
-        lambda: k.sparse_threshold(x, 5, 1.0),
+        lambda: k.sparse_threshold(x, 1, -1.0, False),
+        lambda: k.sparse_threshold(x, 1, math.nan, False),
+        lambda: k.sparse_threshold(x, 1, math.nan, True),
+        lambda: k.sparse_threshold(x, 5, 1.0, False),
         lambda: k.sparse_sidco(x, 1, 9, 0),
         lambda: k.sparse_sidco(x, 1, 1, 9),
         lambda: k.sparse_topk(x, 1, 9),
