@@ -1,0 +1,34 @@
+// Flows of control with stacks of their own, switched by hand: a CUDA thread is one.
+#pragma once
+
+#include <cstddef>
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace hc {
+
+inline constexpr std::size_t kStackBytes = 256 * 1024;
+
+// Where a suspended flow of control goes on, and its stack, of which AddressSanitizer must be told.
+struct Context {
+#if defined(__x86_64__)
+  void* stack_pointer = nullptr;
+#else
+  ucontext_t saved{};
+#endif
+  char* stack = nullptr;  // lowest byte
+  std::size_t stack_bytes = 0;
+  void* fake_stack = nullptr;
+};
+
+// Let `context` begin at `entry`, which must not return. Its stack is made at the first call, and kept.
+void prepare(Context& context, void (*entry)());
+// To be called first by an entry.
+void entered();
+void switch_to(Context& from, Context& to);
+// The stack of the calling system thread, into a context that it will be suspended in.
+void adopt_caller(Context& context);
+
+}  // namespace hc

@@ -1,0 +1,100 @@
+// The functions that emulator.py calls.
+#include <utility>
+
+#include "checks.hpp"
+#include "memory.hpp"
+#include "state.hpp"
+
+namespace hc {
+namespace {
+
+std::string refusal() {
+  if (launch.grid == 0 || launch.threads == 0) return "an empty grid or block";
+  if (launch.threads % kWarp != 0 || launch.threads > kMaxThreads) {
+    return "a block of " + std::to_string(launch.threads) + " threads: not whole warps, or over 1024";
+  }
+  if (launch.dynamic_bytes > 227 * 1024) return "over 227 KiB of dynamic shared memory";
+  if (launch.argument_count > kMaxArguments) return "over 20 arguments";
+  return "";
+}
+
+// The i-th of the launch's blocks: any order that visits each once.
+std::uint32_t block_at(std::uint64_t i, std::uint64_t step, std::uint64_t offset) {
+  const std::uint64_t n = launch.grid;
+  if (launch.seed == 0) return static_cast<std::uint32_t>(i);
+  if (launch.seed == 1) return static_cast<std::uint32_t>(n - 1 - i);
+  return static_cast<std::uint32_t>((i * step + offset) % n);
+}
+
+std::uint64_t coprime(std::uint64_t n) {
+  for (;;) {
+    const std::uint64_t step = random_number() % n + 1;
+    std::uint64_t a = step, b = n;
+    while (b) std::swap(a %= b, b);
+    if (a == 1) return step;
+  }
+}
+
+void run_blocks() {
+  const std::uint64_t step = coprime(launch.grid), offset = random_number() % launch.grid;
+  for (std::uint64_t i = 0; i < launch.grid && !launch.failed; ++i) {
+    launch.block = block_at(i, step, offset);
+    run_block();
+  }
+}
+
+}  // namespace
+}  // namespace hc
+
+using namespace hc;
+
+extern "C" {
+
+// Run a kernel: null, or what was wrong, valid until the next call. One launch at a time.
+const char* hc_launch(void (*kernel)(), std::uint32_t grid, std::uint32_t block, std::uint32_t shared_bytes,
+                      const std::uint64_t* arguments, std::uint32_t argument_count, std::uint64_t seed,
+                      const char* name) {
+  std::uint64_t all[kMaxArguments] = {};
+  for (std::uint32_t i = 0; i < argument_count && i < kMaxArguments; ++i) all[i] = arguments[i];
+  launch.kernel = kernel;
+  launch.name = name;
+  launch.arguments = all;
+  launch.argument_count = argument_count;
+  launch.grid = grid;
+  launch.threads = block;
+  launch.dynamic_bytes = shared_bytes;
+  launch.seed = launch.random = seed;
+  launch.failed = false;
+  launch.error = refusal();
+  if (!launch.error.empty()) {
+    launch.error = std::string(name) + ": " + launch.error;
+    return launch.error.c_str();
+  }
+  adopt_caller(launch.caller);
+  memory::launch_begins();
+  checks::launch_begins();
+  run_blocks();
+  checks::launch_ends();
+  if (!launch.failed) return nullptr;
+  // Threads were left where they stood: they must begin anew.
+  for (Thread& thread : launch.all) thread.prepared = false;
+  return launch.error.c_str();
+}
+
+// Whether kernels of the race flavour are watched.
+void hc_checks(int on) { checks::wanted = on != 0; }
+
+// After how many waits and atomics a block is taken for one that never ends.
+void hc_limit(std::uint64_t steps) { launch.step_limit = steps; }
+
+void hc_fence() { checks::fence(); }
+
+void hc_atomic(const volatile void* address, std::uint32_t bytes) {
+  count_step();
+  if (!checks::active) return;
+  void* caller = __builtin_return_address(0);
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  if (at & (bytes - 1)) checks::misaligned(address, bytes, caller);
+  checks::access(at, bytes, checks::Access::kAtomic, caller);
+}
+}

@@ -1,0 +1,203 @@
+#include "order.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include "state.hpp"
+
+namespace hc::order {
+namespace {
+
+using Clock = std::uint32_t;
+constexpr Clock kLastClock = (1u << 21) - 1;
+
+// A thread's clock goes on at each of its barriers and fences. After __syncthreads all clocks are alike and
+// larger than any before, so what has a smaller clock than the last barrier is over for the whole block.
+// Within a warp, known[t][l] is the last clock of lane l whose accesses are over for thread t.
+struct Fence {
+  Clock clock = 0;          // the thread's accesses up to here are visible to all blocks
+  Clock earlier = 0;        // the same of the last fence before the current barrier
+  Clock barrier = 0;        // the fence also passes on what this barrier had made known, and what
+  Clock known[kWarp] = {};  // __syncwarp had
+};
+
+Clock clocks[kMaxThreads];
+Clock known[kMaxThreads][kWarp];
+Fence fences[kMaxThreads];
+Clock newest = 1;        // largest clock
+Clock last_barrier = 1;  // clock of all threads after it
+std::uint32_t fence_count = 0;
+std::uint64_t sync_count =
+    0;  // barriers and fences so far, to know that nothing happened between two atomics
+
+std::uint32_t block_serial = 0;
+std::uint32_t first_serial = 0;           // of the launch
+std::vector<std::uint32_t> grid_indices;  // of its blocks
+
+// Last-block pattern: a thread's fence and then its atomic pass the block's accesses on to whoever does an
+// atomic on the same address later, and with it to those that a barrier joins to that thread.
+struct Release {
+  std::vector<Clock> clocks;  // per thread of the block
+  std::uint32_t thread = 0;   // who did the atomic, and when: whoever learns of it may then also write the
+  Clock clock = 0;            // counter plainly, as the last block does to reset it
+};
+struct Counter {
+  std::vector<Release> releases;
+  std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> by_block;
+};
+struct Acquired {
+  const Counter* counter;
+  std::size_t releases;  // those that were there
+  std::uint32_t thread;
+  Clock clock;
+};
+std::unordered_map<std::uintptr_t, Counter> counters;
+std::vector<Acquired> acquired;
+struct {
+  std::uintptr_t address = 0;
+  std::uint64_t sync = 0;
+} last_release[kMaxThreads];
+
+// Is what `thread` of this block did at `clock` over for the running thread?
+bool over(std::uint32_t thread, Clock clock) {
+  const std::uint32_t self = launch.current;
+  if (clock < last_barrier || thread == self) return true;
+  return thread / kWarp == self / kWarp && clock <= known[self][thread % kWarp];
+}
+
+void advance(std::uint32_t thread) {
+  if (++clocks[thread] > kLastClock) fail("too many barriers and fences for one block");
+  newest = std::max(newest, clocks[thread]);
+  ++sync_count;
+}
+
+void release(std::uintptr_t address) {
+  const std::uint32_t self = launch.current;
+  auto& last = last_release[self];
+  if (last.address == address && last.sync == sync_count) return;
+  last = {address, sync_count};
+  Counter& counter = counters[address];
+  Release& made = counter.releases.emplace_back();
+  made.thread = self;
+  made.clock = clocks[self];
+  made.clocks.resize(launch.threads);
+  const Fence& own = fences[self];
+  for (std::uint32_t i = 0; i < launch.threads; ++i) {
+    const Fence& fence = fences[i];
+    Clock clock = fence.clock < last_barrier || over(i, fence.clock) ? fence.clock : fence.earlier;
+    if (own.barrier > 0) clock = std::max(clock, own.barrier - 1);
+    if (i / kWarp == self / kWarp) clock = std::max(clock, own.known[i % kWarp]);
+    made.clocks[i] = clock;
+  }
+  counter.by_block[block_serial].push_back(static_cast<std::uint32_t>(counter.releases.size() - 1));
+}
+
+void acquire(std::uintptr_t address) {
+  const auto found = counters.find(address);
+  if (found == counters.end()) return;
+  const std::uint32_t self = launch.current;
+  const Acquired made{&found->second, found->second.releases.size(), self, clocks[self]};
+  for (const Acquired& other : acquired) {
+    if (other.counter == made.counter && other.releases == made.releases && over(other.thread, other.clock)) {
+      return;
+    }
+  }
+  acquired.push_back(made);
+}
+
+bool passed_on(const Record& record) {
+  for (const Acquired& from : acquired) {
+    if (!over(from.thread, from.clock)) continue;
+    const auto found = from.counter->by_block.find(record.block);
+    if (found == from.counter->by_block.end()) continue;
+    for (const std::uint32_t i : found->second) {
+      const Release& release = from.counter->releases[i];
+      if (i >= from.releases) break;
+      if (record.clock <= release.clocks[record.thread]) return true;
+      if (record.atomic && record.thread == release.thread && record.clock <= release.clock) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+void launch_begins() {
+  counters.clear();
+  grid_indices.clear();
+  first_serial = block_serial + 1;
+}
+
+void block_begins() {
+  ++block_serial;
+  grid_indices.push_back(launch.block);
+  const std::uint32_t n = launch.threads;
+  std::fill(clocks, clocks + n, 1);
+  std::memset(known, 0, n * sizeof known[0]);
+  if (fence_count) std::fill(fences, fences + kMaxThreads, Fence{});
+  for (auto& last : last_release) last = {};
+  newest = last_barrier = 1;
+  fence_count = 0;
+  acquired.clear();
+}
+
+void barrier() {
+  if (++newest > kLastClock) fail("too many barriers and fences for one block");
+  last_barrier = newest;
+  std::fill(clocks, clocks + launch.threads, newest);
+  ++sync_count;
+}
+
+void warp_barrier(std::uint32_t warp, std::uint32_t mask) {
+  Clock joined[kWarp] = {};
+  for (std::uint32_t lane = 0; lane < kWarp; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    const std::uint32_t thread = warp * kWarp + lane;
+    for (std::uint32_t i = 0; i < kWarp; ++i) joined[i] = std::max(joined[i], known[thread][i]);
+    joined[lane] = std::max(joined[lane], clocks[thread]);
+  }
+  for (std::uint32_t lane = 0; lane < kWarp; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    const std::uint32_t thread = warp * kWarp + lane;
+    std::copy(joined, joined + kWarp, known[thread]);
+    advance(thread);
+  }
+}
+
+void fence() {
+  const std::uint32_t self = launch.current;
+  Fence& fence = fences[self];
+  if (fence.clock && fence.clock < last_barrier) fence.earlier = fence.clock;
+  fence.clock = clocks[self];
+  fence.barrier = last_barrier;
+  std::copy(known[self], known[self] + kWarp, fence.known);
+  ++fence_count;
+  advance(self);
+}
+
+void atomic(std::uintptr_t address) {
+  acquire(address);
+  if (fence_count) release(address);
+}
+
+Record now() {
+  Record record;
+  record.block = block_serial;
+  record.thread = launch.current;
+  record.clock = clocks[launch.current];
+  return record;
+}
+
+bool current(const Record& record) { return record.clock != 0 && record.block >= first_serial; }
+bool in_block(const Record& record) { return record.clock != 0 && record.block == block_serial; }
+
+bool before(const Record& record) {
+  if (!current(record)) return true;
+  return record.block == block_serial ? over(record.thread, record.clock) : passed_on(record);
+}
+
+std::uint32_t block_of(const Record& record) { return grid_indices[record.block - first_serial]; }
+
+}  // namespace hc::order
