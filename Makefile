@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP_ARGS ?=
 RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
-SOURCES := $(shell find kernels tests/fuzz -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
+SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test test-unit test-mpi lint fuzz fuzz-smoke bench bench-codecs build cuda clean format check-tools
 

@@ -1,20 +1,39 @@
 #!/usr/bin/env bash
-# Compile every CUDA source, and every header that CPU and CUDA share by itself, with warnings as errors for the
-# architectures that we support.
+# Compile every module of CUDA kernels, with warnings as errors, for the architectures that we support, and print what
+# each kernel uses; then every header that CPU and CUDA share by itself. Arguments: names of modules (default: all).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v nvcc >/dev/null || { echo "missing: nvcc (the CUDA toolkit)"; exit 2; }
-mapfile -t sources < <(find kernels/cuda -name '*.cu')
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-for source in "${sources[@]}"; do
+flags=(-std=c++17 -Werror all-warnings -fmad=false -I kernels/include -I kernels/cuda)
+
+compile_module() { # module source options...
+  local module=$1 source=$2 arch
+  shift 2
   for arch in sm_75 sm_80 sm_90; do
-    nvcc -std=c++17 -arch="$arch" -Werror all-warnings -fmad=false -I kernels/include -cubin -o "$out/out.cubin" "$source"
+    nvcc "${flags[@]}" "$@" -arch="$arch" -Xptxas -v -cubin -o "$out/$module.cubin" "kernels/cuda/$source" \
+      2>"$out/$module.$arch" || { cat "$out/$module.$arch"; return 1; }
   done
-done
-headers=(kernels/include/hybridcomp/*.hpp)
+}
+
+wanted=" $* "
+count=0
+while read -r module source options; do
+  [[ -z $module || $module == \#* ]] && continue
+  [[ $# -gt 0 && $wanted != *" $module "* ]] && continue
+  read -ra words <<<"${options:-}"
+  while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+  compile_module "$module" "$source" "${words[@]}" &
+  count=$((count + 1))
+done <kernels/cuda/modules.txt
+while [ "$(jobs -p | wc -l)" -gt 0 ]; do wait -n; jobs -p >/dev/null; done
+python3 .ci/cuda_usage.py "$out"
+
+headers=()
+if [ $# -eq 0 ]; then headers=(kernels/include/hybridcomp/*.hpp); fi
 for header in "${headers[@]}"; do
   echo "#include \"hybridcomp/$(basename "$header")\"" >"$out/header.cu"
-  nvcc -std=c++17 -arch=sm_75 -Werror all-warnings -fmad=false -I kernels/include -cubin -o "$out/out.cubin" "$out/header.cu"
+  nvcc "${flags[@]}" -arch=sm_75 -cubin -o "$out/header.cubin" "$out/header.cu"
 done
-echo "compiled ${#sources[@]} CUDA sources and ${#headers[@]} headers"
+echo "compiled $count CUDA modules for sm_75, sm_80 and sm_90, and ${#headers[@]} headers"

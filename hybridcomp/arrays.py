@@ -100,14 +100,15 @@ class Flat(NamedTuple):
     """A caller's array as flat storage.
 
     Attributes:
-        data: one-dimensional C-contiguous array of ``dtype.storage``.
+        data: one-dimensional C-contiguous array of ``dtype.storage``: NumPy's, or a
+            :class:`~hybridcomp.device.DeviceArray`.
         dtype: the element type.
         shape: the caller's shape.
         shares: whether ``data`` is the caller's memory (False: a contiguous copy of it).
         is_torch: whether the caller gave a torch tensor.
     """
 
-    data: npt.NDArray[Any]
+    data: Any
     dtype: DType
     shape: tuple[int, ...]
     shares: bool
@@ -130,26 +131,38 @@ def is_torch(x: object) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-def flatten(x: Any, *, writable: bool = False) -> Flat:
+def on_device(x: object) -> bool:
+    """Whether ``x`` is an array or tensor in the memory of a device."""
+    if is_torch(x):
+        return bool(x.device.type == "cuda")  # type: ignore[attr-defined]
+    return hasattr(x, "__cuda_array_interface__")
+
+
+def flatten(x: Any, *, writable: bool = False, device: bool = False) -> Flat:
     """View ``x`` as a :class:`Flat`; copies only when ``x`` is not contiguous.
 
     Args:
         x: NumPy array (or anything ``np.asarray`` takes), or torch CPU tensor; any shape.
         writable: require that writing to the result writes to ``x``.
+        device: take CuPy arrays and torch CUDA tensors too.
 
     Raises:
         CodecMismatchError: unsupported dtype, or ``writable`` and ``x`` is read-only or not contiguous.
-        CudaUnavailableError: ``x`` is on a device.
+        CudaUnavailableError: ``x`` is on a device, and that is not asked for or does not work here.
     """
     if type(x) is np.ndarray and x.ndim == 1:  # the usual case, without asking further
         kind = _BY_NUMPY.get(x.dtype)
         flags = x.flags
         if kind is not None and flags.c_contiguous and (not writable or flags.writeable):
             return Flat(x, kind, x.shape, True, False)
+    if device and on_device(x):
+        return _flatten_device(x, writable)
     if is_torch(x):
         return _flatten_torch(x, writable)
     if hasattr(x, "__cuda_array_interface__"):
-        raise CudaUnavailableError("this is a CUDA array; the CPU codecs take NumPy arrays and CPU tensors")
+        raise CudaUnavailableError(
+            "this is a CUDA array, where only arrays of the machine's memory are taken"
+        )
     array = np.asarray(x)
     dtype = as_dtype(array.dtype)
     flags = array.flags
@@ -163,7 +176,9 @@ def flatten(x: Any, *, writable: bool = False) -> Flat:
 def _flatten_torch(x: Any, writable: bool) -> Flat:
     torch = sys.modules["torch"]
     if x.device.type != "cpu":
-        raise CudaUnavailableError(f"tensor on {x.device}; the CPU codecs take NumPy arrays and CPU tensors")
+        raise CudaUnavailableError(
+            f"tensor on {x.device}, where only tensors of the machine's memory are taken"
+        )
     dtype = as_dtype(x.dtype)
     shares = x.is_contiguous() and not x.is_conj() and not x.is_neg()
     if writable and not shares:
@@ -173,6 +188,29 @@ def _flatten_torch(x: Any, writable: bool) -> Flat:
     flat = flat.as_strided((flat.numel(),), (1,))  # a single element is contiguous whatever its stride
     data = flat.view(torch.uint8).numpy().view(dtype.storage) if flat.numel() else np.empty(0, dtype.storage)
     return Flat(data, dtype, tuple(x.shape), shares, True)
+
+
+def _flatten_device(x: Any, writable: bool) -> Flat:
+    from hybridcomp import cuda, device  # noqa: PLC0415  (only who has device arrays pays for it)
+
+    dtype = as_dtype(x.dtype)
+    if is_torch(x):
+        shares = x.is_contiguous() and not x.is_conj() and not x.is_neg()
+        own = x.detach() if shares else x.detach().resolve_conj().resolve_neg().contiguous()
+        runtime: device.Runtime = cuda.runtime_of(x.device.index)
+        ptr, size = own.data_ptr(), own.numel()
+    else:
+        flags = x.flags
+        shares = bool(flags.c_contiguous)
+        own = x if shares else x.copy(order="C")
+        found = getattr(x, "__hybridcomp_runtime__", None)
+        runtime = found if found is not None else cuda.runtime_of(x.device.id)
+        ptr, size = own.__cuda_array_interface__["data"][0], int(own.size)
+    if writable and not shares:
+        raise CodecMismatchError("the output must be contiguous")
+    return Flat(
+        device.DeviceArray(runtime, ptr, size, dtype.storage, own), dtype, tuple(x.shape), shares, is_torch(x)
+    )
 
 
 def byte_view(array: npt.NDArray[Any]) -> ByteArray:

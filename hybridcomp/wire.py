@@ -56,15 +56,20 @@ def params_hash(spec: str) -> int:
     return int(native.kernels().crc32c(spec.encode()))
 
 
-def peek(msg: ByteArray) -> Header:
+def peek(msg: ByteArray, size: int | None = None) -> Header:
     """Read and check a header without looking at the payload's bytes.
+
+    Args:
+        msg: the message, or its beginning.
+        size: bytes of the message's buffer, if ``msg`` is not all of it.
 
     Raises:
         WireError: too short, wrong magic or version, unknown dtype, reserved bits set, or a length that
             does not fit the buffer.
     """
-    if msg.size < HEADER_BYTES:
-        raise WireError(f"message of {msg.size} bytes is shorter than a header ({HEADER_BYTES})")
+    size = msg.size if size is None else size
+    if size < HEADER_BYTES:
+        raise WireError(f"message of {size} bytes is shorter than a header ({HEADER_BYTES})")
     magic, codec, dtype, flags, count, payload, params, _ = _HEADER.unpack_from(msg.data, 0)
     if magic != MAGIC:
         raise WireError(f"not a hybridcomp message of version 1: it begins with {bytes(msg[:4])!r}")
@@ -75,8 +80,8 @@ def peek(msg: ByteArray) -> Header:
         raise WireError(f"unknown dtype code {dtype}")
     if count > MAX_COUNT:
         raise WireError(f"element count {count} is over the limit of {MAX_COUNT}")
-    if payload > msg.size - HEADER_BYTES:
-        raise WireError(f"payload of {payload} bytes in a message of {msg.size}")
+    if payload > size - HEADER_BYTES:
+        raise WireError(f"payload of {payload} bytes in a message of {size}")
     return Header(codec, kind, count, payload, params)
 
 
@@ -123,4 +128,5 @@ def _as_bytes(msg: Any) -> ByteArray:
     flat = arrays.flatten(msg)
     if flat.dtype is not DType.UINT8:
         raise WireError(f"a message is uint8, not {flat.dtype.label}")
-    return flat.data
+    data: ByteArray = flat.data
+    return data

@@ -115,7 +115,7 @@ class Codec(abc.ABC):
     # -- what it gets from that ----------------------------------------------------------------------
 
     def encode(self, x: Any, out: Any = None) -> Any:
-        """Encode ``x``: any shape; fp32, fp64, fp16 or bf16; NumPy array or torch tensor.
+        """Encode ``x``: any shape; fp32, fp64, fp16 or bf16; NumPy or CuPy array, or torch tensor.
 
         Args:
             x: the values, flattened in C order.
@@ -124,18 +124,23 @@ class Codec(abc.ABC):
         Returns:
             The message: 1-D uint8, a view of ``out`` when given, of the same library as ``x``.
 
+        Arrays on a device are encoded there, on the stream that their library is using.
+
         Raises:
             CodecMismatchError: this codec cannot carry ``x``.
+            CudaUnavailableError: ``x`` is on a device that cannot be used.
             ValueError: ``out`` is too small.
         """
         if out is not None and self.encoder is not None:
             size = self.encoder.encode_plain(x, out)
             if size:  # nearly always; all that is unusual, or wrong, goes the long way
                 return out[:size]
-        src = arrays.flatten(x)
+        src = arrays.flatten(x, device=True)
         reason = self.refuses(src)
         if reason is not None:
             raise CodecMismatchError(f"codec {self.spec!r} cannot carry this array: {reason}")
+        if arrays.on_device(x):
+            return _device().encode_array(self, src, x, out)
         need = self.bound(src.size, src.dtype)
         if out is None:
             buf: ByteArray = np.empty(need, np.uint8)
@@ -151,12 +156,17 @@ class Codec(abc.ABC):
 
     def decode(self, msg: Any, out: Any = None) -> Any:
         """Decode a message of this codec; see :func:`hybridcomp.decode`."""
+        if arrays.on_device(msg):
+            return _device().decode_array(msg, out, self._check_mine)
         raw, header = wire.open_message(msg)
         self._check_mine(header)
         return decode_message(type(self), raw, header, out, torch_out=arrays.is_torch(msg))
 
     def decode_add(self, msg: Any, acc: Any) -> None:
         """Add the decoded values to ``acc``: contiguous float32 (float64 for a float64 message)."""
+        if arrays.on_device(msg):
+            _device().add_array(msg, acc, self._check_mine)
+            return
         raw, header = wire.open_message(msg)
         self._check_mine(header)
         add_message(type(self), raw, header, acc)
@@ -202,6 +212,12 @@ class Codec(abc.ABC):
 
     def __hash__(self) -> int:
         return hash(self.spec)
+
+
+def _device() -> Any:
+    from hybridcomp.codecs import device  # noqa: PLC0415  (only who has device arrays pays for it)
+
+    return device
 
 
 def _remake(cls: type[Codec], params: dict[str, Any]) -> Codec:

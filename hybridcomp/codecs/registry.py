@@ -12,7 +12,7 @@ import inspect
 from typing import Any
 
 from hybridcomp import arrays, native, wire
-from hybridcomp.codecs.base import Codec, add_message, decode_message
+from hybridcomp.codecs.base import Codec, _device, add_message, decode_message
 from hybridcomp.errors import UnknownCodecError, WireError
 
 _BY_NAME: dict[str, type[Codec]] = {}
@@ -97,7 +97,7 @@ def decode(msg: Any, out: Any = None) -> Any:
     """Decode any message by its header.
 
     Args:
-        msg: 1-D uint8 array, tensor or bytes.
+        msg: 1-D uint8 array, tensor or bytes. One in device memory is decoded there.
         out: optional contiguous array or tensor of the message's element count; float messages decode into
             any float dtype.
 
@@ -111,6 +111,8 @@ def decode(msg: Any, out: Any = None) -> Any:
     """
     if out is not None and native.kernels().decode_plain(msg, out, False):
         return out
+    if arrays.on_device(msg):
+        return _device().decode_array(msg, out)
     raw, header = wire.open_message(msg)
     return decode_message(codec_for(header), raw, header, out, torch_out=arrays.is_torch(msg))
 
@@ -118,6 +120,9 @@ def decode(msg: Any, out: Any = None) -> Any:
 def decode_add(msg: Any, acc: Any) -> None:
     """Add any message's values to ``acc``: contiguous float32 (float64 for a float64 message), same count."""
     if native.kernels().decode_plain(msg, acc, True):
+        return
+    if arrays.on_device(msg):
+        _device().add_array(msg, acc)
         return
     raw, header = wire.open_message(msg)
     add_message(codec_for(header), raw, header, acc)

@@ -1,0 +1,64 @@
+"""``none``, ``fp16``, ``bf16`` on a device."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hybridcomp.arrays import DType
+from hybridcomp.codecs import checks
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.device.driver import Driver
+from hybridcomp.codecs.device.messages import convert
+from hybridcomp.device import DeviceArray, Queue
+from hybridcomp.wire import Header
+
+
+class _CastDriver(Driver):
+    """Elements stored as ``target``, or as they are."""
+
+    target: ClassVar[DType | None] = None
+
+    def modules(self) -> tuple[str, ...]:
+        return ("convert",)
+
+    def _stored(self, dtype: DType) -> DType:
+        return self.target or dtype
+
+    def encode(
+        self, codec: Codec, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
+    ) -> int | DeviceArray:
+        kind = self._stored(dtype)
+        convert(queue, src, dtype, payload, kind, src.size)
+        return src.size * kind.itemsize
+
+    def check(self, header: Header, head: bytes) -> None:
+        kind = self._stored(header.dtype)
+        checks.payload_bytes(header, header.count * kind.itemsize, kind.label)
+
+    def decode(
+        self,
+        header: Header,
+        head: bytes,
+        payload: DeviceArray,
+        out: DeviceArray,
+        dtype: DType,
+        add: bool,
+        queue: Queue,
+    ) -> None:
+        convert(queue, payload, self._stored(header.dtype), out, dtype, header.count, add=add)
+
+
+class NoneDriver(_CastDriver):
+    """``none``: any dtype."""
+
+
+class Float16Driver(_CastDriver):
+    """``fp16``."""
+
+    target = DType.FLOAT16
+
+
+class BFloat16Driver(_CastDriver):
+    """``bf16``."""
+
+    target = DType.BFLOAT16

@@ -1,0 +1,100 @@
+"""What a codec does on a device."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import importlib
+
+from hybridcomp.arrays import DType
+from hybridcomp.codecs.base import Codec
+from hybridcomp.device import DeviceArray, Queue
+from hybridcomp.errors import CudaUnavailableError
+from hybridcomp.wire import Header
+
+_SUFFIXES = {DType.FLOAT32: "f32", DType.FLOAT64: "f64", DType.FLOAT16: "f16", DType.BFLOAT16: "bf16"}
+
+# The driver of each wire id: module of this package and class.
+_DRIVERS = {
+    0: ("convert", "NoneDriver"),
+    1: ("convert", "Float16Driver"),
+    2: ("convert", "BFloat16Driver"),
+}
+
+
+class Driver(abc.ABC):
+    """Launches the kernels of one codec. Stateless.
+
+    Payloads begin at an address divisible by 16; arrays of elements at a multiple of their size. Nothing here waits for
+    the device, except where a method says so.
+    """
+
+    @abc.abstractmethod
+    def modules(self) -> tuple[str, ...]:
+        """The modules of kernels that it launches."""
+
+    @abc.abstractmethod
+    def encode(
+        self, codec: Codec, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
+    ) -> int | DeviceArray:
+        """Write the payload of ``src``, which has ``src.size`` elements of ``dtype``.
+
+        Args:
+            codec: with its parameters.
+            src: the elements, in ``dtype.storage``.
+            dtype: their type.
+            payload: room for ``codec.bound`` less the header.
+            queue: where to launch.
+
+        Returns:
+            Bytes of the payload; or, where only the device knows them, one uint64 of its memory.
+        """
+
+    @abc.abstractmethod
+    def check(self, header: Header, head: bytes) -> None:
+        """Raise WireError unless the payload's length and prefix fit the header's count.
+
+        Args:
+            header: of the message; its CRC is checked on the device, in the order of the queue.
+            head: the first 64 bytes of the payload, or all of them if they are fewer.
+        """
+
+    @abc.abstractmethod
+    def decode(
+        self,
+        header: Header,
+        head: bytes,
+        payload: DeviceArray,
+        out: DeviceArray,
+        dtype: DType,
+        add: bool,
+        queue: Queue,
+    ) -> None:
+        """Write a checked message's values to ``out``, ``header.count`` elements of ``dtype``, or add them.
+
+        Kernels do nothing if ``queue.status`` is set, and set it when they find something wrong. They read and write
+        nothing outside ``payload`` and ``out`` whatever the bytes are.
+        """
+
+    def finds_faults(self) -> bool:
+        """Whether kernels of :meth:`decode` may set the queue's status: the host then looks at it."""
+        return False
+
+
+def suffix(dtype: DType) -> str:
+    """What kernels' names call a dtype: ``f32``."""
+    return _SUFFIXES[dtype]
+
+
+@functools.cache
+def driver_of(wire_id: int) -> Driver:
+    """The driver of a codec.
+
+    Raises:
+        CudaUnavailableError: that codec has none.
+    """
+    if wire_id not in _DRIVERS:
+        raise CudaUnavailableError(f"the codec of wire id {wire_id} takes no device arrays")
+    module, name = _DRIVERS[wire_id]
+    driver: Driver = getattr(importlib.import_module(f"hybridcomp.codecs.device.{module}"), name)()
+    return driver

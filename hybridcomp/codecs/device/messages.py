@@ -1,0 +1,283 @@
+"""Whole messages in device memory: header, CRC, and what goes between them and a codec's driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hybridcomp import arrays, native, wire
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.device.driver import driver_of, suffix
+from hybridcomp.device import ALIGNMENT, DeviceArray, Queue, Runtime
+from hybridcomp.errors import CodecMismatchError, WireError
+from hybridcomp.wire import HEADER_BYTES, Header
+
+_HEAD = 96  # bytes of a message that the host sees; kHeadBytes of message.cu
+_OPENED = 8 + _HEAD
+_THREADS = 256
+_ROW = 4096  # bytes that a block of the CRC's kernel reads at a time
+_DAMAGED, _TOO_LONG = 1, 2
+_work: dict[tuple[int, int], DeviceArray] = {}
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A message being written.
+
+    Attributes:
+        buffer: where; it may be longer than the message.
+        size: the message's bytes, if the host knows them.
+        total: else one uint64 on the device that will hold them.
+    """
+
+    buffer: DeviceArray
+    size: int | None
+    total: DeviceArray | None
+
+    def nbytes(self, queue: Queue) -> int:
+        """The message's bytes. Waits for the device unless the host knew them."""
+        if self.size is None:
+            assert self.total is not None
+            self.size = int(queue.read(self.total)[0])
+        return self.size
+
+
+# -- encode ----------------------------------------------------------------------------------------------------
+
+
+def encode_into(codec: Codec, src: Flat, out: DeviceArray, queue: Queue) -> Encoded:
+    """Start to encode a device array.
+
+    Args:
+        codec: which can carry it.
+        src: of ``queue.runtime``'s memory.
+        out: at least ``codec.bound(src.size, src.dtype)`` bytes.
+        queue: in whose order; nothing waits for it.
+    """
+    data = _aligned(queue, src.data, src.dtype.component_bytes)
+    room = codec.bound(src.size, src.dtype)
+    direct = out.ptr % ALIGNMENT == 0
+    buffer = out[:room] if direct else queue.empty(room)
+    size = driver_of(codec.wire_id).encode(codec, data, src.dtype, buffer[HEADER_BYTES:], queue)
+    encoded = seal(buffer, codec.wire_id, codec.params_hash, src.dtype, src.size, size, queue)
+    if not direct:
+        queue.copy(out, buffer)
+        encoded.buffer = out[:room]
+    return encoded
+
+
+def seal(
+    buffer: DeviceArray,
+    wire_id: int,
+    params: int,
+    dtype: DType,
+    count: int,
+    payload: int | DeviceArray,
+    queue: Queue,
+) -> Encoded:
+    """Write the header before a payload of so many bytes, which lies at ``buffer[32:]``."""
+    known = isinstance(payload, int)
+    total = None if known else queue.array(1, np.uint64)
+    size = payload if isinstance(payload, int) else buffer.size - HEADER_BYTES
+    queue.launch(
+        "message",
+        "message_seal",
+        _grid(queue, size),
+        _THREADS,
+        buffer,
+        wire_id,
+        int(dtype),
+        count,
+        size,
+        None if known else payload,
+        params,
+        _shared_work(queue),
+        total,
+    )
+    return Encoded(buffer, HEADER_BYTES + size if known else None, total)
+
+
+def encode_array(codec: Codec, src: Flat, x: Any, out: Any) -> Any:
+    """:meth:`Codec.encode` of a device array. Waits for the device only to learn a message's length."""
+    runtime: Runtime = src.data.runtime
+    queue = Queue(runtime, runtime.current_stream(x))
+    need = codec.bound(src.size, src.dtype)
+    if out is None:
+        out = runtime.new_array(need, DType.UINT8, x)
+    flat = arrays.flatten(out, writable=True, device=True)
+    if flat.dtype is not DType.UINT8 or flat.size < need or not isinstance(flat.data, DeviceArray):
+        raise ValueError(
+            f"out must be uint8 of at least {need} bytes on the device, not {flat.dtype.label}[{flat.size}]"
+        )
+    return out[: encode_into(codec, src, flat.data, queue).nbytes(queue)]
+
+
+# -- decode ----------------------------------------------------------------------------------------------------
+
+
+def open_message(queue: Queue, msg: DeviceArray) -> DeviceArray:
+    """Start to check a message's CRC; nothing waits.
+
+    Damage sets ``queue.status``, so that decoders started after this do nothing. Returns what :func:`read_opened`
+    reads.
+    """
+    opened = queue.empty(_OPENED)
+    queue.launch(
+        "message",
+        "message_open",
+        _grid(queue, msg.size),
+        _THREADS,
+        msg,
+        msg.size,
+        _shared_work(queue),
+        opened,
+        queue.status,
+    )
+    return opened
+
+
+def read_opened(queue: Queue, msg: DeviceArray, opened: DeviceArray) -> tuple[Header, bytes]:
+    """The header of an opened message and the first bytes of its payload. Waits for the device.
+
+    Raises:
+        WireError: as :func:`hybridcomp.wire.open_message`.
+    """
+    raw = queue.read(opened)
+    status, crc = raw[:8].view(np.uint32)
+    head = raw[8 : 8 + min(_HEAD, msg.size)]
+    header = wire.peek(head, msg.size)
+    if status == _DAMAGED:
+        stored = head[28:32].view(np.uint32)[0]
+        raise WireError(f"damaged message: CRC-32C is {crc:#010x}, the header says {stored:#010x}")
+    return header, head[HEADER_BYTES : HEADER_BYTES + header.payload].tobytes()
+
+
+def decode_opened(
+    header: Header,
+    head: bytes,
+    msg: DeviceArray,
+    out: DeviceArray,
+    dtype: DType,
+    queue: Queue,
+    *,
+    add: bool = False,
+) -> None:
+    """Start to decode a message whose header the host has seen, to ``header.count`` elements of ``dtype``.
+
+    Raises:
+        WireError: what the header and the payload's first bytes tell. What only the device sees sets ``queue.status``;
+            :func:`check_status` looks.
+    """
+    driver = driver_of(header.codec)
+    driver.check(header, head)
+    payload = msg[HEADER_BYTES : HEADER_BYTES + header.payload]
+    target = out if out.ptr % dtype.component_bytes == 0 else queue.array(out.size, out.dtype)
+    if add and target is not out:
+        queue.copy(target, out)
+    driver.decode(header, head, payload, target, dtype, add, queue)
+    if target is not out:
+        queue.copy(out, target)
+
+
+def check_status(queue: Queue, what: str) -> None:
+    """Raise WireError if a kernel of this queue found something wrong. Waits for the device."""
+    code = int(queue.read(queue.status)[0])
+    if code:
+        raise WireError(f"malformed {what} payload: {native.kernels().status_text(code)}")
+
+
+def decode_array(msg: Any, out: Any, mine: Any = None) -> Any:
+    """:func:`hybridcomp.decode` of a message in device memory. Waits for the device, to read the header."""
+    queue, raw, header, head = _open(msg, mine)
+    driver_of(header.codec).check(header, head)  # before memory is allocated for its count
+    if out is None:
+        out = queue.runtime.new_array(header.count, header.dtype, msg)
+    dst = _target(out, header, "out")
+    if dst.dtype is not header.dtype and not (dst.dtype.is_float and header.dtype.is_float):
+        raise CodecMismatchError(f"a {header.dtype.label} message cannot be decoded into {dst.dtype.label}")
+    decode_opened(header, head, raw, dst.data, dst.dtype, queue)
+    if driver_of(header.codec).finds_faults():
+        check_status(queue, f"codec {header.codec}")
+    return out
+
+
+def add_array(msg: Any, acc: Any, mine: Any = None) -> None:
+    """:func:`hybridcomp.decode_add` of a message in device memory. Waits for the device, to read the header."""
+    queue, raw, header, head = _open(msg, mine)
+    dst = _target(acc, header, "acc")
+    if not header.dtype.is_float or dst.dtype is not header.dtype.accumulator:
+        want = header.dtype.accumulator.label
+        raise CodecMismatchError(f"a {header.dtype.label} message adds to {want}, not {dst.dtype.label}")
+    decode_opened(header, head, raw, dst.data, dst.dtype, queue, add=True)
+    if driver_of(header.codec).finds_faults():
+        check_status(queue, f"codec {header.codec}")
+
+
+def _open(msg: Any, mine: Any) -> tuple[Queue, DeviceArray, Header, bytes]:
+    flat = arrays.flatten(msg, device=True)
+    if flat.dtype is not DType.UINT8:
+        raise WireError(f"a message is uint8, not {flat.dtype.label}")
+    runtime: Runtime = flat.data.runtime
+    queue = Queue(runtime, runtime.current_stream(msg))
+    raw = _aligned(queue, flat.data, ALIGNMENT)
+    header, head = read_opened(queue, raw, open_message(queue, raw))
+    if mine is not None:
+        mine(header)
+    return queue, raw, header, head
+
+
+def _target(out: Any, header: Header, name: str) -> Flat:
+    dst = arrays.flatten(out, writable=True, device=True)
+    if not isinstance(dst.data, DeviceArray):
+        raise CodecMismatchError(f"the message is on a device, and {name} is not")
+    if dst.size != header.count:
+        raise ValueError(f"{name} has {dst.size} elements, the message {header.count}")
+    return dst
+
+
+# -- what both use ---------------------------------------------------------------------------------------------
+
+
+def convert(
+    queue: Queue,
+    src: DeviceArray,
+    src_dtype: DType,
+    out: DeviceArray,
+    out_dtype: DType,
+    n: int,
+    *,
+    add: bool = False,
+) -> None:
+    """Write ``n`` elements as another type, rounded once to nearest even, or add them to float32 or float64."""
+    if src_dtype is out_dtype and not add:
+        size = n * src_dtype.itemsize
+        blocks = queue.blocks(size, _THREADS * 16)
+        queue.launch("convert", "copy_bytes", blocks, _THREADS, src, out, size, queue.status)
+        return
+    name = f"convert_{suffix(src_dtype)}_{suffix(out_dtype)}{'_add' if add else ''}"
+    queue.launch("convert", name, queue.blocks(n, _THREADS * 4), _THREADS, src, out, n, queue.status)
+
+
+def _aligned(queue: Queue, data: DeviceArray, alignment: int) -> DeviceArray:
+    """``data``, or a copy of it at an address that kernels take."""
+    if data.ptr % alignment == 0:
+        return data
+    copy = queue.empty(data.nbytes).view(data.dtype)
+    queue.copy(copy, data)
+    return copy
+
+
+def _grid(queue: Queue, nbytes: int) -> int:
+    return max(1, queue.blocks(nbytes, _ROW * 4, 4))
+
+
+def _shared_work(queue: Queue) -> DeviceArray:
+    """What blocks of the CRC's kernels count in: zero between launches, one for each stream."""
+    key = (id(queue.runtime), queue.stream)
+    work = _work.get(key)
+    if work is None:
+        work = _work[key] = queue.zeros(8)
+    return work

@@ -1,0 +1,290 @@
+"""CUDA through CuPy: loads the kernels of :file:`kernels/cuda`; the :class:`~hybridcomp.device.Runtime` of a GPU.
+
+A module of kernels comes from the fatbin that CMake built, if there is one, or is compiled by NVRTC when it is first
+needed and kept in CuPy's cache on disk. :func:`prepare` lets one process of each host compile and the others load.
+Importing this imports no CuPy.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp.device import Event, Runtime
+from hybridcomp.errors import CudaUnavailableError
+
+MIN_CAPABILITY = (7, 5)
+MIN_CUPY = (13, 4)
+OPTIONS = ("--std=c++17", "--fmad=false")  # sums and products as they are written: the bits of the CPU
+# What NVRTC lacks of the two standard headers that the kernels include.
+_STANDARD = {
+    "cstdint": "namespace std { typedef signed char int8_t; typedef short int16_t; typedef int int32_t; "
+    "typedef long long int64_t; typedef unsigned char uint8_t; typedef unsigned short uint16_t; "
+    "typedef unsigned int uint32_t; typedef unsigned long long uint64_t; typedef unsigned long long uintptr_t; }\n"
+    "#define INT32_MIN (-2147483647 - 1)\n",
+    "cstddef": "namespace std { typedef decltype(sizeof(0)) size_t; }\n"
+    "#if !defined(offsetof)\n#define offsetof(type, member) __builtin_offsetof(type, member)\n#endif\n",
+}
+_INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+
+
+def available() -> bool:
+    """Whether there is a GPU that the kernels run on, and CuPy."""
+    try:
+        runtime_of(0)
+    except CudaUnavailableError:
+        return False
+    return True
+
+
+# -- sources ---------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def kernel_folder() -> Path:
+    """Where the kernels' sources are: beside the package's files, or in the source tree around them.
+
+    Raises:
+        CudaUnavailableError: this installation has none.
+    """
+    package = Path(__file__).parent
+    for folder in (package / "kernels", package.parent / "kernels"):
+        if (folder / "cuda" / "modules.txt").is_file():
+            return folder
+    raise CudaUnavailableError(
+        f"the CUDA kernels' sources are missing: no kernels/cuda in or beside {package}"
+    )
+
+
+@functools.cache
+def modules() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """The modules of kernels by name: source file and options."""
+    found = {}
+    for line in (kernel_folder() / "cuda" / "modules.txt").read_text().splitlines():
+        words = line.partition("#")[0].split()
+        if words:
+            found[words[0]] = (words[1], tuple(words[2:]))
+    return found
+
+
+def source_of(module: str) -> str:
+    """A module's source with everything that it includes pasted in: one file, which is also the cache's key."""
+    folder, done = kernel_folder(), set[str]()
+
+    def paste(name: str) -> str:
+        for candidate in (
+            folder / "cuda" / name,
+            folder / "include" / name,
+            folder / "include" / "hybridcomp" / name,
+        ):
+            if candidate.is_file():
+                break
+        else:
+            raise CudaUnavailableError(
+                f"kernels/cuda includes {name!r}, which is in neither folder of kernels"
+            )
+        if str(candidate) in done:
+            return ""
+        done.add(str(candidate))
+        text = candidate.read_text().replace("#pragma once", "")
+        return _INCLUDE.sub(include, text)
+
+    def include(match: re.Match[str]) -> str:
+        own, standard = match.groups()
+        if own is not None:
+            return paste(own)
+        if standard in done:
+            return ""
+        done.add(standard)
+        return _STANDARD[standard]
+
+    return paste(modules()[module][0])
+
+
+# -- CuPy ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _cupy() -> Any:
+    """The CuPy module, or a CudaUnavailableError that says what is missing."""
+    try:
+        import cupy  # noqa: PLC0415  (only who has device arrays pays for it)
+    except ImportError as error:
+        raise CudaUnavailableError(
+            f"CuPy is not installed ({error}); pip install 'hybridcomp[cuda12]' or 'hybridcomp[cuda13]'"
+        ) from error
+    found = tuple(int(part) for part in re.findall(r"\d+", cupy.__version__)[:2])
+    if found < MIN_CUPY:
+        raise CudaUnavailableError(
+            f"CuPy {cupy.__version__} is too old; at least {'.'.join(map(str, MIN_CUPY))}"
+        )
+    return cupy
+
+
+@functools.cache
+def runtime_of(ordinal: int) -> CupyRuntime:
+    """The GPU of that number (as CUDA_VISIBLE_DEVICES leaves them).
+
+    Raises:
+        CudaUnavailableError: no CuPy, no driver, no such device, or one that is too old.
+    """
+    cupy = _cupy()
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise CudaUnavailableError(f"the CUDA driver is missing or finds no device: {error}") from error
+    if not 0 <= ordinal < count:
+        raise CudaUnavailableError(f"there is no CUDA device {ordinal}; this machine has {count}")
+    properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
+    capability = (int(properties["major"]), int(properties["minor"]))
+    if capability < MIN_CAPABILITY:
+        raise CudaUnavailableError(
+            f"CUDA device {ordinal} has compute capability {capability[0]}.{capability[1]}; "
+            f"the kernels need {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} (Turing, 2018) or newer"
+        )
+    return CupyRuntime(cupy, ordinal, properties["name"].decode(), int(properties["multiProcessorCount"]))
+
+
+class _CupyEvent:
+    """An event of CuPy's on its device."""
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def done(self) -> bool:
+        return bool(self.event.done)
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class CupyRuntime(Runtime):
+    """A GPU, through CuPy."""
+
+    def __init__(self, cupy: Any, ordinal: int, name: str, multiprocessors: int) -> None:
+        self._cupy = cupy
+        self.ordinal = ordinal
+        self.name = name
+        self.multiprocessors = multiprocessors
+        self._device = cupy.cuda.Device(ordinal)
+        self._kernels: dict[tuple[str, str], Any] = {}
+        self._modules: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def launch(
+        self, module: str, kernel: str, blocks: int, threads: int, args: list[int], shared: int, stream: int
+    ) -> None:
+        with self._device:
+            function = self._kernels.get((module, kernel)) or self._find(module, kernel)
+            if shared > 48 * 1024:
+                function.max_dynamic_shared_size_bytes = shared
+            values = tuple([np.uint64(a & 0xFFFFFFFFFFFFFFFF) for a in args])
+            function((blocks,), (threads,), values, shared_mem=shared, stream=self._stream(stream))
+
+    def prepare(self, module: str) -> None:
+        with self._device:
+            self._load(module).compile()
+
+    def _find(self, module: str, kernel: str) -> Any:
+        function = self._load(module).get_function(kernel)
+        self._kernels[module, kernel] = function
+        return function
+
+    def _load(self, module: str) -> Any:
+        with self._lock:
+            if module not in self._modules:
+                fatbin = kernel_folder() / "fatbin" / f"{module}.fatbin"
+                if fatbin.is_file():
+                    self._modules[module] = self._cupy.RawModule(path=str(fatbin))
+                else:
+                    options = OPTIONS + modules()[module][1]
+                    self._modules[module] = self._cupy.RawModule(code=source_of(module), options=options)
+            return self._modules[module]
+
+    def _stream(self, stream: int) -> Any:
+        return self._cupy.cuda.ExternalStream(stream) if stream else self._cupy.cuda.Stream.null
+
+    def allocate(self, nbytes: int, stream: int) -> tuple[int, object]:
+        with self._device, self._stream(stream):
+            memory = self._cupy.cuda.alloc(nbytes)
+        return int(memory.ptr), memory
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        runtime = self._cupy.cuda.runtime
+        with self._device:
+            runtime.memcpyAsync(to, source, nbytes, runtime.memcpyDefault, stream)
+
+    def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None:
+        with self._device:
+            self._cupy.cuda.runtime.memsetAsync(to, byte, nbytes, stream)
+
+    def synchronize(self, stream: int) -> None:
+        with self._device:
+            self._cupy.cuda.runtime.streamSynchronize(stream)
+
+    def record(self, stream: int) -> Event:
+        with self._device:
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(self._stream(stream))
+        return _CupyEvent(event)
+
+    def follow(self, stream: int, event: Event) -> None:
+        assert isinstance(event, _CupyEvent)
+        with self._device:
+            self._stream(stream).wait_event(event.event)
+
+    def new_stream(self) -> tuple[int, object]:
+        with self._device:
+            stream = self._cupy.cuda.Stream(non_blocking=True)
+        return int(stream.ptr), stream
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        with self._device:
+            memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
+        return np.frombuffer(memory, np.uint8, nbytes)
+
+    def current_stream(self, owner: Any) -> int:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(owner, torch.Tensor):
+            return int(torch.cuda.current_stream(self.ordinal).cuda_stream)
+        with self._device:
+            return int(self._cupy.cuda.get_current_stream().ptr)
+
+    def new_array(self, n: int, dtype: Any, like: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(like, torch.Tensor):
+            return torch.empty(n, dtype=getattr(torch, dtype.label), device=like.device)
+        with self._device:
+            return self._cupy.empty(n, dtype.storage)
+
+
+def prepare(
+    comm: Any, names: Iterable[str], runtime: Runtime, load: Callable[[str], None] | None = None
+) -> None:
+    """Compile modules once on each host: the first rank there does, and the others then load what it left.
+
+    Args:
+        comm: an MPI communicator; every rank calls this.
+        names: of modules.
+        runtime: this rank's device.
+        load: instead of ``runtime.prepare``.
+    """
+    from mpi4py import MPI  # noqa: PLC0415  (importing it initialises MPI, which who calls this has done)
+
+    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        for turn in (local.rank == 0, local.rank != 0):
+            if turn:
+                for name in names:
+                    (load or runtime.prepare)(name)
+            local.Barrier()
+    finally:
+        local.Free()

@@ -1,0 +1,234 @@
+"""Memory and kernels of a device, apart from the library that gives them.
+
+A :class:`Runtime` launches kernels and copies memory: CuPy's on a GPU (:mod:`hybridcomp.cuda`), the emulation's in
+tests, which runs the same kernels on the CPU. A :class:`DeviceArray` is memory of it with a type, without any
+arithmetic: codecs hand its address to kernels. A :class:`Queue` is a stream of a runtime, and what one encode or
+decode needs on it. Nothing here waits for the device unless it says so.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+ALIGNMENT = 16  # bytes; of messages, for the widest loads
+
+
+class Event(Protocol):
+    """A point of a stream's work."""
+
+    def done(self) -> bool:
+        """Whether the device has come to it; does not wait."""
+
+    def wait(self) -> None:
+        """Return when it has."""
+
+
+class Runtime(abc.ABC):
+    """A device: kernels, memory, streams. A stream is an integer, as CUDA's handles are; 0 is the default one.
+
+    Attributes:
+        name: of the device, for people.
+        multiprocessors: how many blocks make a grid that fills it, in multiples.
+        ordinal: the device's number.
+    """
+
+    name: str
+    multiprocessors: int
+    ordinal: int
+
+    @abc.abstractmethod
+    def launch(
+        self, module: str, kernel: str, blocks: int, threads: int, args: list[int], shared: int, stream: int
+    ) -> None:
+        """Start a kernel of a module of :file:`kernels/cuda/modules.txt`. ``args`` are addresses and integers."""
+
+    @abc.abstractmethod
+    def prepare(self, module: str) -> None:
+        """Compile or load a module, so that no later launch has to."""
+
+    @abc.abstractmethod
+    def allocate(self, nbytes: int, stream: int) -> tuple[int, object]:
+        """Memory in the order of a stream: its address (a multiple of 256), and what frees it when it goes."""
+
+    @abc.abstractmethod
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        """Start to copy between any two addresses, of the device or of pinned host memory."""
+
+    @abc.abstractmethod
+    def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None:
+        """Start to set bytes."""
+
+    @abc.abstractmethod
+    def synchronize(self, stream: int) -> None:
+        """Wait until all work of a stream is done."""
+
+    @abc.abstractmethod
+    def record(self, stream: int) -> Event:
+        """An event after the work that the stream has now."""
+
+    @abc.abstractmethod
+    def follow(self, stream: int, event: Event) -> None:
+        """Let later work of a stream begin after an event. The host does not wait."""
+
+    @abc.abstractmethod
+    def new_stream(self) -> tuple[int, object]:
+        """A stream of its own, and what destroys it when it goes."""
+
+    @abc.abstractmethod
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Host memory that the device copies to and from by itself."""
+
+    @abc.abstractmethod
+    def current_stream(self, owner: Any) -> int:
+        """The stream that the caller's library (``owner``'s: CuPy, torch) is using now, in this thread."""
+
+    @abc.abstractmethod
+    def new_array(self, n: int, dtype: Any, like: Any) -> Any:
+        """A new array of the library of ``like`` that a caller may keep, of a :class:`hybridcomp.arrays.DType`."""
+
+
+class DeviceArray:
+    """One-dimensional contiguous memory of a device.
+
+    Attributes:
+        runtime: whose memory it is.
+        ptr: address of the first element.
+        size: elements.
+        dtype: NumPy's name for how an element is stored (uint16 for bfloat16).
+        owner: what keeps the memory alive.
+    """
+
+    __slots__ = ("dtype", "owner", "ptr", "runtime", "size")
+
+    def __init__(self, runtime: Runtime, ptr: int, size: int, dtype: npt.DTypeLike, owner: object) -> None:
+        self.runtime = runtime
+        self.ptr = ptr
+        self.size = size
+        self.dtype = np.dtype(dtype)
+        self.owner = owner
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def shape(self) -> tuple[int]:
+        """As NumPy's."""
+        return (self.size,)
+
+    def __getitem__(self, span: slice) -> DeviceArray:
+        start, stop, step = span.indices(self.size)
+        if step != 1:
+            raise ValueError("a slice of device memory must be contiguous")
+        at = self.ptr + start * self.dtype.itemsize
+        return DeviceArray(self.runtime, at, max(0, stop - start), self.dtype, self.owner)
+
+    def view(self, dtype: npt.DTypeLike) -> DeviceArray:
+        """The same bytes as elements of another type."""
+        kind = np.dtype(dtype)
+        if self.nbytes % kind.itemsize:
+            raise ValueError(f"{self.nbytes} bytes are not a whole number of {kind}")
+        return DeviceArray(self.runtime, self.ptr, self.nbytes // kind.itemsize, kind, self.owner)
+
+
+Argument = int | DeviceArray | None
+
+
+class Queue:
+    """Work on one stream of a device.
+
+    Attributes:
+        runtime: the device.
+        stream: in whose order everything is done.
+    """
+
+    def __init__(self, runtime: Runtime, stream: int) -> None:
+        self.runtime = runtime
+        self.stream = stream
+        self._status: DeviceArray | None = None
+
+    @property
+    def status(self) -> DeviceArray:
+        """One uint32: 0, or the Status of the first thing that a kernel of this queue found wrong."""
+        if self._status is None:
+            self._status = self.zeros(4).view(np.uint32)
+        return self._status
+
+    def launch(
+        self, module: str, kernel: str, blocks: int, threads: int, *args: Argument, shared: int = 0
+    ) -> None:
+        """Start a kernel.
+
+        Args:
+            module: of :file:`kernels/cuda/modules.txt`.
+            kernel: its name.
+            blocks: of the grid; 0 starts nothing.
+            threads: of a block; a multiple of 32.
+            args: integers as they are, arrays by their addresses, None as a null pointer.
+            shared: bytes of dynamic shared memory.
+        """
+        if blocks:
+            values = [0 if a is None else a.ptr if isinstance(a, DeviceArray) else int(a) for a in args]
+            self.runtime.launch(module, kernel, blocks, threads, values, shared, self.stream)
+
+    def blocks(self, items: int, per_block: int, waves: int = 8) -> int:
+        """Blocks of a grid whose threads stride over ``items``: at most ``waves`` for each multiprocessor."""
+        return min(-(-items // per_block), self.runtime.multiprocessors * waves)
+
+    def empty(self, nbytes: int) -> DeviceArray:
+        """Bytes to work in, with anything in them; an address divisible by 256."""
+        ptr, owner = self.runtime.allocate(max(nbytes, 1), self.stream)
+        return DeviceArray(self.runtime, ptr, nbytes, np.uint8, owner)
+
+    def array(self, n: int, dtype: npt.DTypeLike) -> DeviceArray:
+        """``n`` elements to work in."""
+        kind = np.dtype(dtype)
+        return self.empty(n * kind.itemsize).view(kind)
+
+    def zeros(self, nbytes: int) -> DeviceArray:
+        """Bytes to work in, all zero."""
+        array = self.empty(nbytes)
+        self.runtime.fill(array.ptr, 0, nbytes, self.stream)
+        return array
+
+    def copy(self, to: DeviceArray, source: DeviceArray) -> None:
+        """Start to copy all bytes of ``source`` to the beginning of ``to``."""
+        if source.nbytes:
+            self.runtime.copy(to.ptr, source.ptr, source.nbytes, self.stream)
+
+    def read(self, source: DeviceArray) -> npt.NDArray[Any]:
+        """The elements of ``source`` in host memory. Waits for the stream."""
+        if not source.nbytes:
+            return np.empty(0, source.dtype)
+        staged = _pinned(self.runtime, source.nbytes)
+        self.runtime.copy(staged.ctypes.data, source.ptr, source.nbytes, self.stream)
+        self.runtime.synchronize(self.stream)
+        return staged.copy().view(source.dtype)
+
+    def write(self, to: DeviceArray, values: npt.NDArray[Any]) -> None:
+        """Copy host elements to the beginning of ``to``. Waits for the stream: the staging buffer is used again."""
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        if data.size:
+            staged = _pinned(self.runtime, data.size)
+            staged[:] = data
+            self.runtime.copy(to.ptr, staged.ctypes.data, data.size, self.stream)
+            self.runtime.synchronize(self.stream)
+
+
+_local = threading.local()
+
+
+def _pinned(runtime: Runtime, nbytes: int) -> npt.NDArray[np.uint8]:
+    """A staging buffer of this thread."""
+    buffers = _local.__dict__.setdefault("pinned", {})
+    buffer = buffers.get(id(runtime))
+    if buffer is None or buffer.size < nbytes:
+        buffer = buffers[id(runtime)] = runtime.pinned(1 << max(12, (nbytes - 1).bit_length()))
+    part: npt.NDArray[np.uint8] = buffer[:nbytes]
+    return part

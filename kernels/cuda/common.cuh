@@ -1,0 +1,55 @@
+// What every CUDA source begins with. The same sources are compiled by nvcc, by NVRTC (which has no standard
+// library: hybridcomp/cuda.py pastes the headers in and provides the integer types), and, in tests, by a C++
+// compiler with tests/emulation in the place of a GPU.
+//
+// Rules: parameters of kernels are pointers and integers (floats travel as their bits); grids and blocks have
+// one dimension; a block has a multiple of 32 threads, all of which reach every barrier; shared memory is
+// declared with HC_SHARED or HC_DYNAMIC_SHARED; no block waits for another, so that any grid and any order
+// gives the same bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hybridcomp/arithmetic.hpp"
+#include "hybridcomp/status.hpp"
+#include "hybridcomp/wire.hpp"
+
+#if !defined(HC_EMULATION)
+#define HC_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define HC_DEVICE static __device__ __forceinline__
+#define HC_SHARED(T, name, count) __shared__ T name[count]
+#define HC_DYNAMIC_SHARED(T, name)                            \
+  extern __shared__ __align__(16) unsigned char hc_dynamic[]; \
+  T* const name = reinterpret_cast<T*>(hc_dynamic)
+#define HC_CONSTANT static __constant__ const
+#else
+#define HC_DEVICE static inline __attribute__((always_inline, unused))
+#define HC_CONSTANT static const
+#endif
+
+namespace hybridcomp {
+
+using std::int32_t;
+using std::size_t;
+using std::uint16_t;
+using std::uint32_t;
+using std::uint64_t;
+using std::uint8_t;
+
+constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
+
+// The first thing to go wrong stays. Kernels of decoders do nothing once `status` is set.
+HC_DEVICE void fail(uint32_t* status, Status code) {
+  atomicCAS(reinterpret_cast<unsigned int*>(status), 0u, static_cast<unsigned int>(code));
+}
+
+HC_DEVICE uint64_t global_thread() { return static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+HC_DEVICE uint64_t global_threads() { return static_cast<uint64_t>(gridDim.x) * blockDim.x; }
+
+template <typename T>
+HC_DEVICE bool aligned_to(const void* p, T bytes) {
+  return (reinterpret_cast<uint64_t>(p) & (static_cast<uint64_t>(bytes) - 1)) == 0;
+}
+
+}  // namespace hybridcomp

@@ -1,0 +1,143 @@
+// CRC-32C of device memory. A CRC is linear: each word's share is the word times a power of x that depends on
+// how many bytes follow it, and shares are added by xor, in any order. So threads take words a row apart, as
+// memory likes it, and step their sums over a row by four look-ups (Horner's rule); what is left at the end
+// of a region of rows is joined by multiplications.
+#pragma once
+
+#include "common.cuh"
+
+namespace hybridcomp {
+
+constexpr uint32_t kCrcPolynomial = 0x82F63B78u;  // bit-reflected, as kernels/cpu/crc32c.cpp
+constexpr uint32_t kCrcOne = 0x80000000u;         // x^0
+constexpr int kCrcThreads = 256;
+constexpr uint64_t kCrcRow = kCrcThreads * 16;  // bytes that a block reads at a time
+
+HC_HD constexpr uint32_t crc_multiply(uint32_t a, uint32_t b) {
+  uint32_t product = 0;
+  for (int i = 0; i < 32; ++i) {
+    product ^= (0u - ((a >> (31 - i)) & 1u)) & b;
+    b = (b >> 1) ^ ((0u - (b & 1u)) & kCrcPolynomial);
+  }
+  return product;
+}
+
+// x^(8 * 2^i): what 2^i zero bytes multiply a CRC by.
+struct CrcPowers {
+  uint32_t of[64];
+};
+HC_HD constexpr CrcPowers crc_powers() {
+  CrcPowers p{};
+  p.of[0] = kCrcOne >> 8;
+  for (int i = 1; i < 64; ++i) p.of[i] = crc_multiply(p.of[i - 1], p.of[i - 1]);
+  return p;
+}
+HC_CONSTANT CrcPowers kCrcPowers = crc_powers();
+
+// Products of x^(8 * kCrcRow) and each bit of a word, of which the tables are made.
+struct CrcBasis {
+  uint32_t of[32];
+};
+HC_HD constexpr CrcBasis crc_row_basis() {
+  uint32_t power = kCrcOne >> 8;
+  for (uint64_t bytes = kCrcRow; bytes > 1; bytes /= 2) power = crc_multiply(power, power);
+  CrcBasis b{};
+  for (int i = 0; i < 32; ++i) b.of[i] = crc_multiply(power, 1u << i);
+  return b;
+}
+HC_CONSTANT CrcBasis kCrcRowBasis = crc_row_basis();
+
+// x^(8 * bytes), by all lanes of a warp together.
+HC_DEVICE uint32_t crc_zeros(uint64_t bytes) {
+  const uint32_t lane = threadIdx.x & 31u;
+  uint32_t power = (bytes >> lane) & 1u ? kCrcPowers.of[lane] : kCrcOne;
+  if ((bytes >> (lane + 32)) & 1u) power = crc_multiply(power, kCrcPowers.of[lane + 32]);
+  for (int distance = 16; distance; distance /= 2)
+    power = crc_multiply(power, __shfl_xor_sync(kFullWarp, power, distance));
+  return power;
+}
+
+// One byte, of a CRC as it stands between bytes.
+HC_DEVICE uint32_t crc_byte(uint32_t crc, uint32_t byte) {
+  crc ^= byte;
+  for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((0u - (crc & 1u)) & kCrcPolynomial);
+  return crc;
+}
+
+// table[256 * k + v] is byte k of value v, stepped over a row.
+HC_DEVICE void crc_fill_table(uint32_t* table) {
+  for (uint32_t i = threadIdx.x; i < 1024; i += blockDim.x) {
+    const uint32_t k = i / 256, v = i % 256;
+    uint32_t sum = 0;
+    for (uint32_t bit = 0; bit < 8; ++bit) sum ^= (0u - ((v >> bit) & 1u)) & kCrcRowBasis.of[8 * k + bit];
+    table[i] = sum;
+  }
+}
+
+HC_DEVICE uint32_t crc_over_row(const uint32_t* table, uint32_t c) {
+  return table[c & 255u] ^ table[256 + ((c >> 8) & 255u)] ^ table[512 + ((c >> 16) & 255u)] ^
+         table[768 + (c >> 24)];
+}
+
+// The share of this block's part of `size` bytes, in all threads of its first warp. `data` is 16-byte
+// aligned; the block has kCrcThreads threads. `table` (1024 words, filled and synchronised) and `sums` (8)
+// are shared memory. A CRC that begins at zero, without the inversions at either end.
+HC_DEVICE uint32_t crc_share(const uint8_t* data, uint64_t size, const uint32_t* table, uint32_t* sums) {
+  const uint32_t thread = threadIdx.x, lane = thread & 31u;
+  const uint64_t rows = size / kCrcRow;
+  const uint64_t each = rows / gridDim.x, more = rows % gridDim.x, block = blockIdx.x;
+  const uint64_t begin = block * each + (block < more ? block : more);
+  const uint64_t end = begin + each + (block < more ? 1 : 0);
+  const uint4* words = reinterpret_cast<const uint4*>(data) + begin * kCrcThreads + thread;
+  uint4 c = {0, 0, 0, 0};
+#pragma unroll 4
+  for (uint64_t row = begin; row < end; ++row, words += kCrcThreads) {
+    const uint4 w = *words;
+    c.x = crc_over_row(table, c.x) ^ w.x;
+    c.y = crc_over_row(table, c.y) ^ w.y;
+    c.z = crc_over_row(table, c.z) ^ w.z;
+    c.w = crc_over_row(table, c.w) ^ w.w;
+  }
+  // The four words of a thread, then pairs of threads, warps and the block: the later one's place is the
+  // power 1.
+  constexpr CrcPowers kPower = crc_powers();
+  uint32_t sum = crc_multiply(kPower.of[2], c.x) ^ c.y;
+  sum = crc_multiply(kPower.of[2], sum) ^ c.z;
+  sum = crc_multiply(kPower.of[2], sum) ^ c.w;
+#pragma unroll
+  for (int step = 0; step < 5; ++step) {
+    const uint32_t later = __shfl_down_sync(kFullWarp, sum, 1u << step);
+    sum = crc_multiply(kPower.of[4 + step], sum) ^ later;
+  }
+  if (lane == 0) sums[thread / 32] = sum;
+  __syncthreads();
+  if (thread >= 32) return 0;
+  sum = lane < kCrcThreads / 32 ? sums[lane] : 0;
+#pragma unroll
+  for (int step = 0; step < 3; ++step) {
+    const uint32_t later = __shfl_down_sync(kFullWarp, sum, 1u << step);
+    sum = crc_multiply(kPower.of[9 + step], sum) ^ later;
+  }
+  sum = __shfl_sync(kFullWarp, sum, 0);
+  // A word's own share is the word times x^32.
+  uint32_t share = crc_multiply(crc_zeros(4 + (size - end * kCrcRow)), sum);
+  // What is left after the last row: 128 bytes for each lane of the last block.
+  if (block + 1 == gridDim.x) {
+    const uint64_t rest = size - rows * kCrcRow, from = lane * (kCrcRow / 32),
+                   left = rest > from ? rest - from : 0;
+    const uint64_t count = left < kCrcRow / 32 ? left : kCrcRow / 32;
+    const uint8_t* bytes = data + rows * kCrcRow + from;
+    uint32_t own = 0;
+    for (uint64_t i = 0; i < count; ++i) own = crc_byte(own, bytes[i]);
+    const uint64_t after = left - count;
+    uint32_t power = kCrcOne;
+    for (uint32_t i = 0; i < 12; ++i)
+      if ((after >> i) & 1u) power = crc_multiply(power, kCrcPowers.of[i]);
+    own = crc_multiply(power, own);
+    for (int distance = 16; distance; distance /= 2) own ^= __shfl_xor_sync(kFullWarp, own, distance);
+    share ^= own;
+  }
+  return share;
+}
+
+}  // namespace hybridcomp

@@ -1,0 +1,179 @@
+"""A device that is the CPU: the package's own code launches the real kernels, which the emulation runs.
+
+Streams are lazy: what is put on one runs when somebody waits for it, or asks an event whether it is done. So code
+that forgets to wait reads memory that nothing was written to yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp.arrays import DType, as_dtype
+from hybridcomp.device import Event, Runtime
+from tests.emulation.emulator import Emulator
+
+_PATTERN = 0xC5  # of memory that nothing was written to
+
+
+class _Stream:
+    """Work that waits to be run."""
+
+    def __init__(self) -> None:
+        self.work: deque[Callable[[], None]] = deque()
+        self.put = 0
+        self.run = 0
+
+    def add(self, step: Callable[[], None]) -> None:
+        self.work.append(step)
+        self.put += 1
+
+    def until(self, number: int) -> None:
+        """Run all work up to the ``number``-th ever put here."""
+        while self.run < number:
+            self.run += 1
+            self.work.popleft()()
+
+
+class EmulatedEvent:
+    """A point of a stream."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self.stream, self.number, self.looks = stream, stream.put, 0
+
+    def done(self) -> bool:
+        """False at the first look, as a busy device would say."""
+        self.looks += 1
+        if self.looks > 1:
+            self.wait()
+        return self.stream.run >= self.number
+
+    def wait(self) -> None:
+        self.stream.until(self.number)
+
+
+class EmulatedRuntime(Runtime):
+    """The emulation as a device."""
+
+    def __init__(self, flavour: str, multiprocessors: int = 2) -> None:
+        self.name = f"emulation ({flavour})"
+        self.multiprocessors = multiprocessors
+        self.ordinal = 0
+        self.emulator = Emulator(flavour)
+        self.launches: list[str] = []
+        self._streams: dict[int, _Stream] = {0: _Stream()}
+
+    def launch(
+        self, module: str, kernel: str, blocks: int, threads: int, args: list[int], shared: int, stream: int
+    ) -> None:
+        self.launches.append(kernel)
+        self._put(stream, lambda: self.emulator.launch(module, kernel, blocks, threads, args, shared))
+
+    def prepare(self, module: str) -> None:
+        pass
+
+    def allocate(self, nbytes: int, stream: int) -> tuple[int, object]:
+        memory = _Memory(self, nbytes)
+        # Freed in the stream's order: work that was put there before may still use it.
+        weakref.finalize(
+            memory, self._put, stream, functools.partial(self.emulator.free, memory.ptr)
+        ).atexit = False
+        return memory.ptr, memory
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        def run() -> None:
+            self.emulator.view(to, nbytes)[:] = self.emulator.view(source, nbytes)
+
+        self._put(stream, run)
+
+    def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None:
+        def run() -> None:
+            self.emulator.view(to, nbytes)[:] = byte
+
+        self._put(stream, run)
+
+    def synchronize(self, stream: int) -> None:
+        self._streams[stream].until(self._streams[stream].put)
+
+    def record(self, stream: int) -> Event:
+        return EmulatedEvent(self._streams[stream])
+
+    def follow(self, stream: int, event: Event) -> None:
+        self._put(stream, event.wait)
+
+    def new_stream(self) -> tuple[int, object]:
+        number = max(self._streams) + 1
+        self._streams[number] = _Stream()
+        return number, object()
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        view = self.emulator.view(self.emulator.alloc(nbytes), nbytes)  # for good: tests are short
+        view[:] = _PATTERN
+        return view
+
+    def current_stream(self, owner: Any) -> int:
+        return 0
+
+    def new_array(self, n: int, dtype: Any, like: Any) -> EmulatedArray:
+        return self.array(np.full(n * dtype.itemsize, _PATTERN, np.uint8).view(dtype.storage), dtype)
+
+    def array(
+        self, values: npt.NDArray[Any], dtype: DType | None = None, *, offset: int = 0
+    ) -> EmulatedArray:
+        """A device array with these values, in memory of its own size; ``offset`` bytes off an aligned address."""
+        kind = dtype or as_dtype(values.dtype)
+        memory = _Memory(self, values.nbytes + offset)
+        weakref.finalize(memory, self.emulator.free, memory.ptr).atexit = False
+        view = self.emulator.view(memory.ptr, values.nbytes + offset)[offset:]
+        view[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        return EmulatedArray(self, view.view(kind.storage).reshape(values.shape), kind, memory)
+
+    def _put(self, stream: int, step: Callable[[], None]) -> None:
+        self._streams[stream].add(step)
+
+
+class _Memory:
+    """What a device array keeps alive."""
+
+    def __init__(self, runtime: EmulatedRuntime, nbytes: int) -> None:
+        self.ptr = runtime.emulator.alloc(max(nbytes, 1))
+        runtime.emulator.view(self.ptr, max(nbytes, 1))[:] = _PATTERN
+
+
+class EmulatedArray:
+    """What CuPy's array would be."""
+
+    def __init__(self, runtime: EmulatedRuntime, view: npt.NDArray[Any], dtype: DType, owner: object) -> None:
+        self.__hybridcomp_runtime__ = runtime
+        self._view, self._dtype, self._owner = view, dtype, owner
+        self.dtype = dtype.label
+        self.shape, self.size, self.flags = view.shape, view.size, view.flags
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self._view.__array_interface__, "version": 3}
+
+    def copy(self, order: str = "C") -> EmulatedArray:
+        self.__hybridcomp_runtime__.synchronize(0)
+        return self.__hybridcomp_runtime__.array(np.ascontiguousarray(self._view), self._dtype)
+
+    def __getitem__(self, key: Any) -> EmulatedArray:
+        return EmulatedArray(self.__hybridcomp_runtime__, self._view[key], self._dtype, self._owner)
+
+    def get(self) -> npt.NDArray[Any]:
+        """A copy in host memory, after all work of the default stream."""
+        self.__hybridcomp_runtime__.synchronize(0)
+        return self._view.copy()
+
+
+@functools.cache
+def emulated() -> EmulatedRuntime:
+    """The tests' device, of the flavour that HC_EMULATION_FLAVOUR names (``race``)."""
+    return EmulatedRuntime(os.environ.get("HC_EMULATION_FLAVOUR", "race"))
