@@ -30,8 +30,7 @@ _STANDARD = {
     "typedef long long int64_t; typedef unsigned char uint8_t; typedef unsigned short uint16_t; "
     "typedef unsigned int uint32_t; typedef unsigned long long uint64_t; typedef unsigned long long uintptr_t; }\n"
     "#define INT32_MIN (-2147483647 - 1)\n",
-    "cstddef": "namespace std { typedef decltype(sizeof(0)) size_t; }\n"
-    "#if !defined(offsetof)\n#define offsetof(type, member) __builtin_offsetof(type, member)\n#endif\n",
+    "cstddef": "namespace std { typedef decltype(sizeof(0)) size_t; }\n",
 }
 _INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
