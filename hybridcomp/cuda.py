@@ -23,6 +23,7 @@ from hybridcomp.errors import CudaUnavailableError
 
 MIN_CAPABILITY = (7, 5)
 MIN_CUPY = (13, 4)
+_USUAL_SHARED = 48 * 1024  # bytes of shared memory that a kernel may use without asking
 OPTIONS = ("--std=c++17", "--fmad=false")  # sums and products as they are written: the bits of the CPU
 # What NVRTC lacks of the two standard headers that the kernels include.
 _STANDARD = {
@@ -165,6 +166,16 @@ class _CupyEvent:
         self.event.synchronize()
 
 
+class _Handle:
+    """A stream as CUDA's protocol for Python has it."""
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream
+
+
 class CupyRuntime(Runtime):
     """A GPU, through CuPy."""
 
@@ -176,17 +187,19 @@ class CupyRuntime(Runtime):
         self._device = cupy.cuda.Device(ordinal)
         self._kernels: dict[tuple[str, str], Any] = {}
         self._modules: dict[str, Any] = {}
+        self._streams: dict[int, Any] = {}
         self._lock = threading.Lock()
 
     def launch(
         self, module: str, kernel: str, blocks: int, threads: int, args: list[int], shared: int, stream: int
     ) -> None:
-        with self._device:
+        # A kernel takes from each value as many bytes as its parameter has: the low ones come first.
+        values = tuple([np.uint64(a & 0xFFFFFFFFFFFFFFFF) for a in args])
+        with self._device, self._stream(stream):
             function = self._kernels.get((module, kernel)) or self._find(module, kernel)
-            if shared > 48 * 1024:
+            if shared > _USUAL_SHARED:
                 function.max_dynamic_shared_size_bytes = shared
-            values = tuple([np.uint64(a & 0xFFFFFFFFFFFFFFFF) for a in args])
-            function((blocks,), (threads,), values, shared_mem=shared, stream=self._stream(stream))
+            function((blocks,), (threads,), values, shared_mem=shared)
 
     def prepare(self, module: str) -> None:
         with self._device:
@@ -209,7 +222,18 @@ class CupyRuntime(Runtime):
             return self._modules[module]
 
     def _stream(self, stream: int) -> Any:
-        return self._cupy.cuda.ExternalStream(stream) if stream else self._cupy.cuda.Stream.null
+        """CuPy's object for a stream: one that does not own it."""
+        found = self._streams.get(stream)
+        if found is None:
+            kind = self._cupy.cuda.Stream
+            if stream == 0:
+                found = kind.null
+            elif hasattr(kind, "from_external"):  # CuPy 14
+                found = kind.from_external(_Handle(stream))
+            else:
+                found = self._cupy.cuda.ExternalStream(stream)
+            self._streams[stream] = found
+        return found
 
     def allocate(self, nbytes: int, stream: int) -> tuple[int, object]:
         with self._device, self._stream(stream):
