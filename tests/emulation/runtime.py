@@ -80,11 +80,7 @@ class EmulatedRuntime(Runtime):
         pass
 
     def allocate(self, nbytes: int, stream: int) -> tuple[int, object]:
-        memory = _Memory(self, nbytes)
-        # Freed in the stream's order: work that was put there before may still use it.
-        weakref.finalize(
-            memory, self._put, stream, functools.partial(self.emulator.free, memory.ptr)
-        ).atexit = False
+        memory = _Memory(self, nbytes, stream)
         return memory.ptr, memory
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
@@ -129,8 +125,7 @@ class EmulatedRuntime(Runtime):
     ) -> EmulatedArray:
         """A device array with these values, in memory of its own size; ``offset`` bytes off an aligned address."""
         kind = dtype or as_dtype(values.dtype)
-        memory = _Memory(self, values.nbytes + offset)
-        weakref.finalize(memory, self.emulator.free, memory.ptr).atexit = False
+        memory = _Memory(self, values.nbytes + offset, 0)
         view = self.emulator.view(memory.ptr, values.nbytes + offset)[offset:]
         view[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         return EmulatedArray(self, view.view(kind.storage).reshape(values.shape), kind, memory)
@@ -140,11 +135,13 @@ class EmulatedRuntime(Runtime):
 
 
 class _Memory:
-    """What a device array keeps alive."""
+    """What a device array keeps alive. Freed in its stream's order: work put there before may still use it."""
 
-    def __init__(self, runtime: EmulatedRuntime, nbytes: int) -> None:
+    def __init__(self, runtime: EmulatedRuntime, nbytes: int, stream: int) -> None:
         self.ptr = runtime.emulator.alloc(max(nbytes, 1))
         runtime.emulator.view(self.ptr, max(nbytes, 1))[:] = _PATTERN
+        free = functools.partial(runtime.emulator.free, self.ptr)
+        weakref.finalize(self, runtime._put, stream, free).atexit = False
 
 
 class EmulatedArray:

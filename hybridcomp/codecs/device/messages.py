@@ -11,6 +11,7 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import driver_of, suffix
+from hybridcomp.codecs.registry import codec_for
 from hybridcomp.device import ALIGNMENT, DeviceArray, Queue, Runtime
 from hybridcomp.errors import CodecMismatchError, WireError
 from hybridcomp.wire import HEADER_BYTES, Header
@@ -192,8 +193,8 @@ def check_status(queue: Queue, what: str) -> None:
 def decode_array(msg: Any, out: Any, mine: Any = None) -> Any:
     """:func:`hybridcomp.decode` of a message in device memory. Waits for the device, to read the header."""
     queue, raw, header, head = _open(msg, mine)
-    driver_of(header.codec).check(header, head)  # before memory is allocated for its count
     if out is None:
+        driver_of(header.codec).check(header, head)  # before memory is allocated for its count
         out = queue.runtime.new_array(header.count, header.dtype, msg)
     dst = _target(out, header, "out")
     if dst.dtype is not header.dtype and not (dst.dtype.is_float and header.dtype.is_float):
@@ -224,6 +225,7 @@ def _open(msg: Any, mine: Any) -> tuple[Queue, DeviceArray, Header, bytes]:
     queue = Queue(runtime, runtime.current_stream(msg))
     raw = _aligned(queue, flat.data, ALIGNMENT)
     header, head = read_opened(queue, raw, open_message(queue, raw))
+    codec_for(header)  # an unknown one is a WireError
     if mine is not None:
         mine(header)
     return queue, raw, header, head
