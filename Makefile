@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi lint fuzz fuzz-smoke bench bench-codecs build cuda clean format check-tools
+.PHONY: demo test test-unit test-mpi lint fuzz fuzz-smoke bench bench-codecs build cuda gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -70,6 +70,10 @@ bench-codecs: $(VENV)/.installed
 # Compile every CUDA source for the architectures we support; needs nvcc, no GPU.
 cuda:
 	.ci/compile_cuda.sh
+
+# Everything that only a GPU can tell, with a Python that has CuPy and torch; needs no internet: see docs/cuda.md.
+gpu:
+	RESULTS=$(or $(filter-out runs/bench,$(RESULTS)),benchmarks/results) benchmarks/gpu.sh
 
 # Rebuild the C++ kernels after a change of theirs.
 build: $(VENV)/.tools

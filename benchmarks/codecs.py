@@ -3,6 +3,7 @@
 python benchmarks/codecs.py --json runs/bench/codecs.json             # all codecs, peers, five data sets; 5 minutes
 python benchmarks/codecs.py --sizes --json runs/bench/codecs_sizes.json    # do ratios hold at other sizes and types?
 python benchmarks/codecs.py --codec 'int8;topk:ratio=0.01' --threads 2
+python benchmarks/codecs.py --device cuda --json runs/bench/gpu.json  # on the GPU, beside a copy there, torch, nvCOMP
 
 A codec's promise (exact, or its largest error), decode_add against decode and an addition, and that NaN survives are
 checked before a speed is printed; the exit code is 1 if one does not hold. Speeds are of Gaussian data, in GB/s of
@@ -50,6 +51,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--elements", type=int, help=f"float32 values in each data set (default {ELEMENTS})")
     parser.add_argument(
         "--sizes", action="store_true", help="compare sizes and input types instead; without peers"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda", "emulation"),
+        default="cpu",
+        help="where arrays are (emulation: the GPU's kernels on the CPU, to try this; the figures mean nothing)",
     )
     parser.add_argument("--no-peers", action="store_true", help="only our own codecs")
     parser.add_argument("--threads", type=int, default=1, help="threads of codecs, and of torch")
@@ -246,6 +253,15 @@ def fallen(rows: list[Row], base: str) -> list[Row]:
     return found
 
 
+def on_device(args: argparse.Namespace) -> dict[str, Any]:
+    """All codecs on a GPU."""
+    from gpubench.compare import compare as compare_on_device  # noqa: PLC0415  (only who has one needs it)
+
+    sys.path.insert(0, str(Path(__file__).parent.parent))  # the emulation is among the tests
+    with lines(len(args.entries)) as say:
+        return compare_on_device(args, say)
+
+
 # -- output ------------------------------------------------------------------------------------------------
 
 SPEED_HEADER = (
@@ -358,11 +374,13 @@ def main() -> None:
     )
     if load > BUSY and not args.quick:
         print(f"# the machine is busy ({load:.1f} cores): what others do shows in the figures")
-    found = study(args) if args.sizes else compare(args)
+    found = on_device(args) if args.device != "cpu" else study(args) if args.sizes else compare(args)
     if args.json is not None:
         facts = {key: value for key, value in machine.facts("none").items() if key != "lab"}
         record = {
-            "benchmark": "codec sizes" if args.sizes else "codecs",
+            "benchmark": {"cpu": "codec sizes" if args.sizes else "codecs"}.get(
+                args.device, "codecs on a device"
+            ),
             "command": shlex.join(["python", *sys.argv]),
             "machine": facts | {"kernels": native.kernels().isa(), "load": round(load, 2)},
             "elements": None if args.sizes else args.elements,

@@ -137,6 +137,37 @@ def check(codec: Codec, storage: Array, dtype: str, *, outputs: bool = True) -> 
     assert_same(to_host(total), acc, f"{codec.spec}: {storage.size} {dtype} added")
 
 
+# Their bytes on a device may be others than the CPU's: another zstd, products of matrices in another order.
+OWN_BYTES = ("lossless", "powersgd")
+
+
+def check_reads(codec: Codec, storage: Array, dtype: str, tolerance: float = 1e-4) -> None:
+    """What either side writes, the other reads: exactly if the codec is, else nearly to the same values."""
+    kind = as_dtype(dtype)
+    written = [
+        np.array(flatten(codec.encode(host_array(storage, dtype))).data),
+        to_host(codec.encode(to_device(storage, kind))),
+    ]
+    read = []
+    for message in written:
+        on_cpu = np.zeros(storage.size, storage.dtype)
+        hc.decode(message, out=host_array(on_cpu, dtype))
+        on_device = to_device(np.full(storage.size, 7, storage.dtype), kind)
+        hc.decode(to_device(message), out=on_device)
+        read += [on_cpu, to_host(on_device)]
+    for values in read:
+        if codec.lossless:
+            assert values.tobytes() == storage.tobytes(), (
+                f"{codec.spec}: {storage.size} {dtype} came back otherwise"
+            )
+        else:
+            first, other = (common.wide(host_array(v, dtype)) for v in (read[0], values))
+            far = np.abs(first - other).max(initial=0.0)
+            assert far <= tolerance * np.abs(first).max(initial=0.0), (
+                f"{codec.spec}: {storage.size} {dtype}: {far}"
+            )
+
+
 def check_unaligned(codec: Codec, n: int) -> None:
     """Messages and arrays at any address; room beyond a message stays as it was."""
     x = values("gaussian", n, "float32")

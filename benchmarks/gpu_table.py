@@ -1,0 +1,97 @@
+"""The table of what `make gpu` measured: python benchmarks/gpu_table.py benchmarks/results"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+OPERATIONS = ("encode", "decode", "decode_add")
+Row = dict[str, Any]
+
+
+def cell(row: Row, operation: str) -> str:
+    found = row[operation]
+    return f"{found['gb_s']:.0f} ({found['of_floor']:.2f})"
+
+
+def table(record: Row, size: str) -> list[str]:
+    """Codecs of one size, then what else there is."""
+    text = [
+        f"{size} of float32, GB/s of input; in brackets the time that a copy of the bytes moved would take over the "
+        f"time taken. A copy on the device moves {record['copy_gb_s'][size]:.0f} GB/s, reading and writing.",
+        "",
+        "| | bits per value | encode | decode | decode_add |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in record["rows"]:
+        if row["size"] != size:
+            continue
+        if "failed" in row:
+            text.append(f"| `{row['name']}` | FAILED: {row['failed']} | | | |")
+        else:
+            cells = " | ".join(cell(row, operation) for operation in OPERATIONS)
+            text.append(f"| `{row['name']}` | {row['bits']:.2f} | {cells} |")
+    for row in record["peers"]:
+        if row["size"] != size:
+            continue
+        if "missing" in row:
+            text.append(f"| {row['name']} | {row['missing']} | | | |")
+        else:
+            bits = f"{row['bits']:.2f}" if "bits" in row else ""
+            cells = " | ".join(f"{row[op]['gb_s']:.0f}" for op in ("encode", "decode"))
+            text.append(f"| {row['name']} | {bits} | {cells} | |")
+    return [*text, ""]
+
+
+def page(record: Row, ranks: Row | None) -> str:
+    """The whole page."""
+    device = ", ".join(
+        f"{k} {v}" for k, v in record["device"].items() if k not in ("name", "multiprocessors")
+    )
+    text = [
+        "# Codecs on a GPU",
+        "",
+        f"{name}, {count} multiprocessors; {versions}. Made by `make gpu`: every message equals the CPU's byte for "
+        "byte before its speed is taken (those of `lossless` and `powersgd` are read back).",
+        "",
+    ]
+    for size in record["copy_gb_s"]:
+        text += table(record, size)
+    text += ["| | size | | asked | measured | |", "|---|---|---|---:|---:|---|"]
+    for one in record["asked"]:
+        met = "met" if one["met"] else "**not met**"
+        text.append(
+            f"| `{one['name']}` | {one['size']} | {one['operation']} | {one['asked']:g} {one['of']} "
+            f"| {one['measured']:.2f} | {met} |"
+        )
+    if ranks is not None:
+        text += ["", f"{ranks['ranks']} ranks share the GPU:", "", "| | ms | | bits |", "|---|---:|---:|---|"]
+        for row in ranks["all_reduce"]:
+            what = f"all-reduce of {row['bytes'] >> 20} MiB, `{row['codec']}`"
+            text.append(ranks_line(what, row, f"relative error {row['relative_error']:.2e}"))
+        for row in ranks["training"]:
+            text.append(
+                ranks_line(f"{row['steps']} steps, `{row['policy']}`", row, f"loss {row['loss']:.4f}")
+            )
+    return "\n".join(text) + "\n"
+
+
+def ranks_line(what: str, row: Row, found: str) -> str:
+    bits = "the same" if row["identical"] else "**differ**"
+    return f"| {what} | {row['seconds'] * 1e3:.1f} | {found} | {bits} |"
+
+
+def main(folder: Path) -> None:
+    ranks = folder / "gpu_ranks.json"
+    found = page(
+        json.loads((folder / "gpu.json").read_text()),
+        json.loads(ranks.read_text()) if ranks.exists() else None,
+    )
+    (folder / "gpu.md").write_text(found)
+    print(found)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
