@@ -47,9 +47,9 @@ def table(record: Row, size: str) -> list[str]:
 
 def page(record: Row, ranks: Row | None) -> str:
     """The whole page."""
-    device = ", ".join(
-        f"{k} {v}" for k, v in record["device"].items() if k not in ("name", "multiprocessors")
-    )
+    about = dict(record["device"])
+    name, count = about.pop("name"), about.pop("multiprocessors")
+    versions = ", ".join(f"{package} {version}" for package, version in about.items())
     text = [
         "# Codecs on a GPU",
         "",
