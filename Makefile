@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi lint fuzz fuzz-smoke bench bench-codecs build cuda gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi lint fuzz fuzz-smoke bench bench-codecs build cuda cuda-checked cuda-nvrtc gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -70,6 +70,18 @@ bench-codecs: $(VENV)/.installed
 # Compile every CUDA source for the architectures we support; needs nvcc, no GPU.
 cuda:
 	.ci/compile_cuda.sh
+
+# The kernels on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer, their threads in another order than in
+# the unit tests (which look for races).
+cuda-checked: $(VENV)/.installed
+	HC_EMULATION_FLAVOUR=checked HC_EMULATION_SEED=7 $(BIN)/python -m tests.emulation.emulator checked \
+	  $(BIN)/python -m pytest tests/cuda -q -p no:cacheprovider
+
+# Compile the kernels as CuPy would, by NVRTC; needs no GPU.
+NVRTC := build/nvrtc
+cuda-nvrtc: $(VENV)/.installed
+	$(BIN)/pip install -q --no-deps --upgrade --target $(NVRTC) 'nvidia-cuda-nvrtc==13.0.*'
+	$(BIN)/python .ci/check_nvrtc.py $(NVRTC)
 
 # Everything that only a GPU can tell, with a Python that has CuPy and torch; needs no internet: see docs/cuda.md.
 gpu:
