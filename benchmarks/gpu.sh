@@ -4,23 +4,28 @@
 # GPU_WHEELS (docs/cuda.md lists them). Leaves gpu.json and gpu_ranks.json and the table gpu.md in RESULTS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=$(command -v "${GPU_PYTHON:-python3}")
+given=$(command -v "${GPU_PYTHON:-python3}")
 wheels=${GPU_WHEELS:-wheels}
 results=${RESULTS:-benchmarks/results}
-site=$PWD/build/gpu/site
-mkdir -p "$site" "$results"
+venv=$PWD/build/gpu/venv
+mkdir -p build/gpu "$results"
 
-"$python" - <<'PY' || exit 2
+"$given" - <<'PY' || exit 2
 import importlib.util, sys
 missing = [name for name in ("cupy", "torch", "numpy", "pytest", "mpi4py", "nanobind") if importlib.util.find_spec(name) is None]
 if missing:
     sys.exit(f"missing for {sys.executable}: {', '.join(missing)} (GPU_PYTHON names another Python)")
 PY
+# An environment of our own over the given one: wheels find their place there, libraries and programs too.
+"$given" -m venv --without-pip "$venv"
+python=$venv/bin/python
+"$given" -c 'import site; [print(f"import site; site.addsitedir({folder!r})") for folder in site.getsitepackages()]' \
+  >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/given.pth"
 if compgen -G "$wheels/*.whl" >/dev/null; then
-  "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" "$wheels"/*.whl
+  "$given" -m pip --python "$python" install -q --no-index --no-deps --no-compile "$wheels"/*.whl
 fi
-export PYTHONPATH="$site:$PWD" PYTHONUNBUFFERED=1
-export PATH="$site/bin:$PATH"
+export PYTHONPATH="$PWD" PYTHONUNBUFFERED=1 PATH="$venv/bin:$PATH"
+export LD_LIBRARY_PATH="$venv/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
 echo "== kernels of the CPU, to compare with"
 cmake -S . -B build/gpu/kernels -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$python" \
