@@ -6,6 +6,7 @@ that forgets to wait reads memory that nothing was written to yet.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import weakref
@@ -148,25 +149,38 @@ class EmulatedArray:
     """What CuPy's array would be."""
 
     def __init__(self, runtime: EmulatedRuntime, view: npt.NDArray[Any], dtype: DType, owner: object) -> None:
-        self.__hybridcomp_runtime__ = runtime
+        self.__hybridcomp_runtime__ = self._runtime = runtime
         self._view, self._dtype, self._owner = view, dtype, owner
         self.dtype = dtype.label
-        self.shape, self.size, self.flags = view.shape, view.size, view.flags
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._view.shape
+
+    @property
+    def size(self) -> int:
+        return self._view.size
+
+    @property
+    def flags(self) -> Any:
+        return self._view.flags
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {**self._view.__array_interface__, "version": 3}
 
     def copy(self, order: str = "C") -> EmulatedArray:
-        self.__hybridcomp_runtime__.synchronize(0)
-        return self.__hybridcomp_runtime__.array(np.ascontiguousarray(self._view), self._dtype)
+        self._runtime.synchronize(0)
+        return self._runtime.array(np.ascontiguousarray(self._view), self._dtype)
 
     def __getitem__(self, key: Any) -> EmulatedArray:
-        return EmulatedArray(self.__hybridcomp_runtime__, self._view[key], self._dtype, self._owner)
+        part = copy.copy(self)
+        part._view = self._view[key]
+        return part
 
     def get(self) -> npt.NDArray[Any]:
         """A copy in host memory, after all work of the default stream."""
-        self.__hybridcomp_runtime__.synchronize(0)
+        self._runtime.synchronize(0)
         return self._view.copy()
 
 

@@ -1,0 +1,147 @@
+"""As much of CuPy as the package uses, with its names and signatures, over the emulation."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hybridcomp import cuda
+from tests.emulation.runtime import EmulatedArray, EmulatedEvent, EmulatedRuntime
+
+
+class CUDARuntimeError(RuntimeError):
+    """CuPy's error of CUDA's runtime."""
+
+
+def make(device: EmulatedRuntime, *, version: str = "14.2.0", capability: tuple[int, int] = (9, 0)) -> Any:
+    """A module named cupy with one device."""
+    entered: list[str] = []  # what is current: devices and streams
+
+    class Context:
+        def __enter__(self) -> Any:
+            entered.append(repr(self))
+            return self
+
+        def __exit__(self, *exc: object) -> None:
+            assert entered.pop() == repr(self)
+
+    class Device(Context):
+        def __init__(self, ordinal: int) -> None:
+            self.id = ordinal
+
+        def __repr__(self) -> str:
+            return f"device {self.id}"
+
+    class Stream(Context):
+        null: Stream
+
+        def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+            self.ptr = 0 if null else device.new_stream()[0]
+
+        @classmethod
+        def from_external(cls, obj: Any) -> Stream:
+            version, ptr = obj.__cuda_stream__()
+            assert version == 0
+            made = cls(null=True)
+            made.ptr = ptr
+            return made
+
+        def wait_event(self, event: Event) -> None:
+            device.follow(self.ptr, event.inner)
+
+        def __repr__(self) -> str:
+            return f"stream {self.ptr}"
+
+    Stream.null = Stream(null=True)
+
+    class Event:
+        inner: EmulatedEvent
+
+        def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
+            pass
+
+        def record(self, stream: Stream) -> None:
+            self.inner = device.record(stream.ptr)  # type: ignore[assignment]
+
+        @property
+        def done(self) -> bool:
+            return self.inner.done()
+
+        def synchronize(self) -> None:
+            self.inner.wait()
+
+    def current() -> int:
+        streams = [name for name in entered if name.startswith("stream")]
+        return int(streams[-1].split()[1]) if streams else 0
+
+    class RawKernel:
+        max_dynamic_shared_size_bytes = 48 << 10
+
+        def __init__(self, module: str, name: str) -> None:
+            self.module, self.name = module, name
+
+        def __call__(
+            self, grid: tuple[int], block: tuple[int], args: tuple[Any, ...], *, shared_mem: int = 0
+        ) -> None:
+            assert "device 0" in entered
+            assert shared_mem <= self.max_dynamic_shared_size_bytes
+            assert all(type(a) is np.uint64 for a in args)
+            device.launch(
+                self.module, self.name, *grid, *block, [int(a) for a in args], shared_mem, current()
+            )
+
+    class RawModule:
+        def __init__(
+            self, code: str | None = None, *, path: str | None = None, options: tuple[str, ...] = ()
+        ) -> None:
+            assert path is None
+            assert "#include" not in str(code)
+            same = [
+                n
+                for n, (_, own) in cuda.modules().items()
+                if cuda.source_of(n) == code and cuda.OPTIONS + own == options
+            ]
+            (self.module,) = same
+
+        def compile(self) -> None:
+            pass
+
+        def get_function(self, name: str) -> RawKernel:
+            return RawKernel(self.module, name)
+
+    def alloc(nbytes: int) -> Any:
+        ptr, owner = device.allocate(nbytes, current())
+        return SimpleNamespace(ptr=ptr, owner=owner)
+
+    def empty(n: int, dtype: Any) -> EmulatedArray:
+        made = device.array(np.empty(n, dtype))
+        del made.__hybridcomp_runtime__  # CuPy's arrays have none
+        made.device = SimpleNamespace(id=0)
+        return made
+
+    runtime = SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError,
+        getDeviceCount=lambda: 1,
+        getDeviceProperties=lambda ordinal: {
+            "name": b"fake",
+            "major": capability[0],
+            "minor": capability[1],
+            "multiProcessorCount": 2,
+        },
+        memcpyDefault=4,
+        memcpyAsync=lambda dst, src, size, kind, stream: device.copy(dst, src, size, stream),
+        memsetAsync=device.fill,
+        streamSynchronize=device.synchronize,
+    )
+    names = SimpleNamespace(
+        runtime=runtime,
+        Device=Device,
+        Stream=Stream,
+        Event=Event,
+        alloc=alloc,
+        alloc_pinned_memory=lambda nbytes: memoryview(device.pinned(nbytes)),
+        get_current_stream=lambda: SimpleNamespace(ptr=current()),
+    )
+    return SimpleNamespace(__version__=version, cuda=names, RawModule=RawModule, empty=empty)
