@@ -19,6 +19,7 @@ _DRIVERS = {
     0: ("convert", "NoneDriver"),
     1: ("convert", "Float16Driver"),
     2: ("convert", "BFloat16Driver"),
+    10: ("bound", "ZfpDriver"),
 }
 
 
