@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.bounded import BoundedCodec
 from hybridcomp.codecs.device.driver import Driver, suffix
 from hybridcomp.codecs.zfp import ZfpCodec
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.wire import HEADER_BYTES, Header
 
 _THREADS = 256
-_BAD_LENGTH, _BAD_ZFP_BITS = 1, 24  # of hybridcomp/status.hpp
+_BAD_LENGTH, _BAD_BOUND, _BAD_BLOCK, _BAD_ZFP_BITS = 1, 16, 17, 24  # of hybridcomp/status.hpp
+_INFINITY = 0x7FF0000000000000  # its bits
 
 
 class ZfpDriver(Driver):
@@ -80,4 +83,103 @@ class ZfpDriver(Driver):
             header.count,
             bits,
             queue.status,
+        )
+
+
+class BoundedDriver(Driver):
+    """``bounded``: a thread block for each chunk of blocks of 64 elements."""
+
+    prefix = 16
+    block = 64
+    chunk = 2048  # kChunk of bounded.cuh
+    waves = 16
+
+    def modules(self) -> tuple[str, ...]:
+        return ("bounded",)
+
+    def finds_faults(self) -> bool:
+        return True
+
+    def encode(
+        self, codec: Codec, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
+    ) -> int | DeviceArray:
+        assert isinstance(codec, BoundedCodec)
+        n, name = src.size, suffix(dtype)
+        chunks = -(-n // self.chunk)
+        lows = highs = None
+        ranges = 0
+        error = codec.abs or 0.0
+        if codec.rel is not None:
+            ranges = queue.blocks(n, _THREADS * 16)
+            lows, highs = queue.array(ranges, np.int64), queue.array(ranges, np.int64)
+            queue.launch("bounded", f"bounded_range_{name}", ranges, _THREADS, src, n, lows, highs)
+            error = codec.rel if ranges else 0.0  # of no values there is no range
+        (bits,) = struct.unpack("<Q", struct.pack("<d", error))
+        queue.launch("bounded", "bounded_prefix", 1, _THREADS, payload, bits, int(dtype), lows, highs, ranges)
+        stride = self.chunk * dtype.itemsize
+        scratch = queue.empty(chunks * stride)
+        sums = queue.array(chunks, np.uint32)
+        queue.launch(
+            "bounded",
+            f"bounded_encode_{name}",
+            queue.blocks(n, self.chunk, self.waves),
+            _THREADS,
+            src,
+            n,
+            payload,
+            scratch,
+            sums,
+        )
+        blocks = -(-n // self.block)
+        starts, total = queue.array(chunks, np.uint64), queue.array(1, np.uint64)
+        first = self.prefix + blocks
+        queue.launch("bounded", "bounded_starts", 1, 1024, sums, chunks, first, starts, 0, total, None)
+        grid = queue.blocks(chunks, _THREADS // 32)
+        queue.launch(
+            "bounded", "bounded_move", grid, _THREADS, scratch, stride, chunks, sums, starts, payload
+        )
+        return total
+
+    def check(self, header: Header, head: bytes) -> None:
+        checks.floating(header, "bounded")
+        if len(head) < self.prefix:
+            checks.status(_BAD_LENGTH, "bounded")
+        bound, block, reserved = struct.unpack_from("<QII", head)
+        if block != self.block or reserved:
+            checks.status(_BAD_BLOCK, "bounded")
+        if bound >= _INFINITY:  # negative, infinite or NaN
+            checks.status(_BAD_BOUND, "bounded")
+        if -(-header.count // self.block) > header.payload - self.prefix:
+            checks.status(_BAD_LENGTH, "bounded")
+
+    def decode(
+        self,
+        header: Header,
+        head: bytes,
+        payload: DeviceArray,
+        out: DeviceArray,
+        dtype: DType,
+        add: bool,
+        queue: Queue,
+    ) -> None:
+        n, status = header.count, queue.status
+        chunks, first = -(-n // self.chunk), self.prefix + -(-n // self.block)
+        sums, starts = queue.array(chunks, np.uint32), queue.array(chunks, np.uint64)
+        grid = queue.blocks(chunks, _THREADS // 32)
+        size = header.dtype.itemsize
+        queue.launch("bounded", "bounded_sums", grid, _THREADS, payload, n, size, sums, status)
+        queue.launch(
+            "bounded", "bounded_starts", 1, 1024, sums, chunks, first, starts, payload.size, None, status
+        )
+        queue.launch(
+            "bounded",
+            f"bounded_decode_{suffix(header.dtype)}_{suffix(dtype)}{'_add' if add else ''}",
+            queue.blocks(n, self.chunk, self.waves),
+            _THREADS,
+            payload,
+            payload.size,
+            starts,
+            n,
+            out,
+            status,
         )

@@ -20,6 +20,7 @@ _DRIVERS = {
     1: ("convert", "Float16Driver"),
     2: ("convert", "BFloat16Driver"),
     10: ("bound", "ZfpDriver"),
+    11: ("bound", "BoundedDriver"),
 }
 
 

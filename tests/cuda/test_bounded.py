@@ -1,0 +1,136 @@
+"""``bounded`` on a device: codes of every kind, block by block, and the bounds that they are chosen by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hybridcomp as hc
+from tests.codecs.common import FLOATS, reseal
+from tests.cuda import common
+
+SPECS = ["bounded", "bounded:abs=0.01", "bounded:rel=1e-6", "bounded:abs=1e-60"]
+SIZES = [*common.SIZES, 63, 64, 65, 2047, 2048, 2049]
+CODES = 48  # where a message's codes begin
+
+
+def patchwork(n: int, dtype: str) -> Any:
+    """Blocks of every kind, in an order that puts each beside others: lengths that are no multiple of four bytes."""
+    rng = np.random.default_rng(n)
+    x = np.empty(-(-n // 64) * 64)
+    t = np.arange(64)
+    kinds = [
+        lambda s: np.zeros(64),
+        lambda s: np.full(64, s),
+        lambda s: np.full(64, 1e9 * s),
+        lambda s: s * rng.standard_normal(64),
+        lambda s: s * (1 + t / 1000),  # differences pay
+        lambda s: s * (1 + (t > 40) * rng.standard_normal(64)),  # only those of the first 16 do
+        lambda s: 1e9 * s * rng.standard_normal(64),  # too large for integers
+        lambda s: np.where(t == 20, np.nan, s * t),
+        lambda s: np.where(t % 2, 0.0, -0.0),
+        lambda s: s * rng.integers(-2, 3, 64),
+    ]
+    for block in range(x.size // 64):
+        kind = kinds[rng.integers(len(kinds))]
+        x[64 * block : 64 * block + 64] = kind(10.0 ** rng.uniform(-3, 2))
+    with np.errstate(over="ignore"):
+        return common.values("zeros", 0, dtype) if not n else _as_storage(x[:n], dtype)
+
+
+def _as_storage(x: Any, dtype: str) -> Any:
+    if dtype != "bfloat16":
+        return x.astype(dtype)
+    return (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("spec", SPECS)
+def test_bytes_are_the_cpus(spec: str, dtype: str) -> None:
+    codec = hc.get_codec(spec)
+    for n in SIZES:
+        common.check(codec, common.values("gaussian", n, dtype), dtype, outputs=n < 200)
+    for kind in common.VALUES:
+        common.check(codec, common.values(kind, 500, dtype), dtype, outputs=False)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("abs", [1e-3, 0.037, 2.0])
+def test_blocks_of_every_kind(abs: float, dtype: str) -> None:
+    x = patchwork(6300, dtype)
+    codec = hc.get_codec("bounded", abs=abs)
+    codes = np.asarray(codec.encode(common.host_array(x, dtype)))[CODES : CODES + 98]
+    if abs == 0.037:
+        assert {0, 64, 65} < set(codes)
+        assert dtype != "float32" or any(32 <= code < 64 for code in codes)
+    common.check(codec, x, dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_number_of_planes(dtype: str) -> None:
+    """And bounds from those that keep everything to those that leave nothing."""
+    noise = common.values("gaussian", 200, dtype)
+    smooth = _as_storage(np.cumsum(np.full(200, 1.0)) + 1000, dtype)
+    top = 38 if dtype != "float64" else 300
+    for exponent in [*range(-12, 3), -top, -44, top]:
+        codec = hc.get_codec("bounded", abs=3.7 * 10.0**exponent)
+        common.check(codec, noise, dtype, outputs=False)
+        common.check(codec, smooth, dtype, outputs=False)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_ranges(dtype: str) -> None:
+    """Of values that are not finite, denormal, as far apart as there are, at any place."""
+    bits = {"float64": np.uint64, "float32": np.uint32}.get(dtype, np.uint16)
+    rng = np.random.default_rng(7)
+    for n in (1, 5, 300, 5000):
+        everything = rng.integers(0, np.iinfo(bits).max, n, bits, endpoint=True)
+        same = np.full(n, everything[0])
+        denormal = everything & bits(0x7F if dtype == "bfloat16" else 0x3FF)
+        nans = np.full(n, common.values("not finite", 3, dtype).view(bits)[1])
+        for x in (everything, same, denormal, nans):
+            for spec in ("bounded", "bounded:rel=1e300"):
+                common.check(hc.get_codec(spec), x.view(_storage(dtype)), dtype, outputs=False)
+
+
+def _storage(dtype: str) -> np.dtype[Any]:
+    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+
+
+def test_elements_kept_bit_for_bit() -> None:
+    """Payloads of NaN too."""
+    for dtype, bits in (("float32", np.uint32), ("float16", np.uint16), ("bfloat16", np.uint16)):
+        quiet = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}[dtype]
+        x = common.values("gaussian", 700, dtype)
+        x.view(bits)[::50] |= bits(quiet + 5)
+        codec = hc.get_codec("bounded:abs=0.01")
+        out = common.to_device(np.zeros(700, x.dtype), hc.arrays.as_dtype(dtype))
+        hc.decode(codec.encode(common.to_device(x, hc.arrays.as_dtype(dtype))), out=out)
+        got = common.to_host(out)
+        np.testing.assert_array_equal(got.view(bits)[::50], x.view(bits)[::50])
+
+
+@pytest.mark.parametrize("spec", ["bounded", "bounded:abs=0.3"])
+def test_unaligned_and_hostile(spec: str) -> None:
+    codec = hc.get_codec(spec)
+    common.check_unaligned(codec, 333)
+    common.check_hostile(codec, common.values("gaussian", 277, "float32"), "float32", flips=60)
+    common.check_hostile(codec, patchwork(2300, "float16"), "float16", flips=60)
+
+
+def test_hostile_codes() -> None:
+    """Every code, in the first block, the last, short one, and one that begins another chunk."""
+    n = 2048 + 150
+    msg = np.asarray(hc.get_codec("bounded").encode(common.values("gaussian", n, "float32")))
+    out = common.to_device(np.zeros(n, np.float32))
+    for code in range(256):
+        for block in (0, 32, 34):
+            bad = msg.copy()
+            bad[CODES + block] = code
+            if code == msg[CODES + block]:
+                continue
+            with pytest.raises(hc.WireError, match="unknown code" if code > 65 else "length"):
+                hc.decode(common.to_device(reseal(bad)), out=out)
+    assert not common.to_host(out).any(), "a faulty message was decoded"
