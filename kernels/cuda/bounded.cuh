@@ -7,6 +7,8 @@
 #include "hybridcomp/bounded.hpp"
 
 namespace hybridcomp {
+using std::int64_t;
+
 namespace {
 
 constexpr int kThreads = 256;
