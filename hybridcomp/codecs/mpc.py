@@ -66,25 +66,34 @@ class MPCCodec(Codec):
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         kind = arrays.as_dtype(dtype)
-        return HEADER_BYTES + int(native.kernels().mpc_bound(n * kind.itemsize, _width(kind)))
+        return HEADER_BYTES + int(native.kernels().mpc_bound(n * kind.itemsize, word_bytes(kind)))
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
         size: int = native.kernels().mpc_encode(
-            src.data, _width(src.dtype), self._lag, self.wire_id, src.dtype, src.size, self.params_hash, out
+            src.data,
+            word_bytes(src.dtype),
+            self._lag,
+            self.wire_id,
+            src.dtype,
+            src.size,
+            self.params_hash,
+            out,
         )
         return size
 
     @classmethod
     def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
         nbytes = header.count * header.dtype.itemsize
-        checks.status(native.kernels().mpc_check(msg[HEADER_BYTES:], nbytes, _width(header.dtype)), cls.name)
+        checks.status(
+            native.kernels().mpc_check(msg[HEADER_BYTES:], nbytes, word_bytes(header.dtype)), cls.name
+        )
 
     @classmethod
     def decode_flat(
         cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
     ) -> None:
         if not header.dtype.is_float:
-            checks.status(native.kernels().mpc_decode(msg[HEADER_BYTES:], _width(dtype), out), cls.name)
+            checks.status(native.kernels().mpc_decode(msg[HEADER_BYTES:], word_bytes(dtype), out), cls.name)
             return
         checks.status(decode_floats(cls, msg, header, out, dtype, False), cls.name)
 
@@ -94,6 +103,6 @@ class MPCCodec(Codec):
         checks.status(decode_floats(cls, msg, header, acc, header.dtype.accumulator, True), cls.name)
 
 
-def _width(dtype: DType) -> int:
+def word_bytes(dtype: DType) -> int:
     """Bytes of a word."""
     return 4 if dtype.itemsize == 1 else dtype.component_bytes

@@ -21,6 +21,8 @@ _DRIVERS = {
     2: ("convert", "BFloat16Driver"),
     10: ("bound", "ZfpDriver"),
     11: ("bound", "BoundedDriver"),
+    12: ("lossless", "LosslessDriver"),
+    13: ("mpc", "MPCDriver"),
 }
 
 
