@@ -23,7 +23,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ from hybridcomp.wire import HEADER_BYTES
 CHUNK = 1 << 17  # words
 MAX_LEVEL = 22
 _HUFFMAN = 0  # in place of a level: no search for repeated strings
-_TRIAL_CHUNKS = 16  # between two trials
+TRIAL_CHUNKS = 16  # between two trials
 _TRIAL_SHARE, _LEAST_TRIAL = 4, 1 << 12  # of a plane, and bytes at least
 _WORTH = 0.98  # of the Huffman-coded size: what the search must reach to be used
 _RAW, _ZSTD = 0, 1
@@ -77,17 +77,17 @@ class LosslessCodec(Codec):
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         kind = arrays.as_dtype(dtype)
-        return HEADER_BYTES + 4 * _planes(n, kind) + n * kind.itemsize
+        return HEADER_BYTES + 4 * plane_count(n, kind) + n * kind.itemsize
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
         width = src.dtype.component_bytes
-        table = np.empty(_planes(src.size, src.dtype), "<u4")
+        table = np.empty(plane_count(src.size, src.dtype), "<u4")
         data = arrays.byte_view(src.data)
         scratch = np.empty((width, min(CHUNK, data.size // width)), np.uint8)
         levels: list[int | None] = [None] * width  # of each plane, since the last trial
         at = HEADER_BYTES + table.nbytes
         for i, start in enumerate(range(0, data.size, CHUNK * width)):
-            if i % _TRIAL_CHUNKS == 0:
+            if i % TRIAL_CHUNKS == 0:
                 levels = [None] * width
             chunk = data[start : start + CHUNK * width]
             entries = table[i * width : (i + 1) * width]
@@ -108,7 +108,7 @@ class LosslessCodec(Codec):
         levels: list[int | None],
     ) -> int:
         """Write a chunk's planes to ``out`` from ``at`` on, and their table entries; return where they end."""
-        kernels, width, rotate = native.kernels(), dtype.component_bytes, _rotates(dtype)
+        kernels, width, rotate = native.kernels(), dtype.component_bytes, rotates(dtype)
         m = chunk.size // width
         chosen = kernels.planes_compressible(chunk, width, rotate)
         # Planes before the first that is compressed are already where they belong.
@@ -118,10 +118,7 @@ class LosslessCodec(Codec):
         for k, plane in enumerate(planes):
             kind, stored = _RAW, plane
             if chosen >> k & 1:
-                level = levels[k]
-                if level is None:
-                    level = levels[k] = self._trial(plane)
-                frame = _compressor(level).compress(plane)
+                frame = self.frame(plane, levels, k)
                 if len(frame) < m:
                     kind, stored = _ZSTD, np.frombuffer(frame, np.uint8)
             if k >= direct:
@@ -129,6 +126,14 @@ class LosslessCodec(Codec):
             entries[k] = kind << _KIND_SHIFT | stored.size
             at += stored.size
         return at
+
+    def frame(self, plane: ByteArray, levels: list[int | None], k: int) -> bytes:
+        """Compress a plane, plane ``k`` of its chunk; ``levels`` holds what the trial found of each."""
+        level = levels[k]
+        if level is None:
+            level = levels[k] = self._trial(plane)
+        frame: bytes = _compressor(level).compress(plane)
+        return frame
 
     def _trial(self, plane: ByteArray) -> int:
         """The level for a plane: ours if searching for repeated strings helps, else none."""
@@ -144,7 +149,7 @@ class LosslessCodec(Codec):
     def decode_flat(
         cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
     ) -> None:
-        kernels, width, rotate = native.kernels(), header.dtype.component_bytes, _rotates(header.dtype)
+        kernels, width, rotate = native.kernels(), header.dtype.component_bytes, rotates(header.dtype)
         table = _open(msg, header)
         if dtype is header.dtype:
             target = arrays.byte_view(out)
@@ -165,11 +170,12 @@ class LosslessCodec(Codec):
             native.kernels().planes_join_as(planes, header.dtype, piece, header.dtype.accumulator, True)
 
 
-def _rotates(dtype: DType) -> bool:
+def rotates(dtype: DType) -> bool:
+    """Whether words are rotated before they are split."""
     return dtype.is_float or dtype in (DType.COMPLEX64, DType.COMPLEX128)
 
 
-def _planes(n: int, dtype: DType) -> int:
+def plane_count(n: int, dtype: DType) -> int:
     """How many planes of chunks ``n`` elements make."""
     width = dtype.component_bytes
     return -(-n * (dtype.itemsize // width) // CHUNK) * width
@@ -177,10 +183,45 @@ def _planes(n: int, dtype: DType) -> int:
 
 def _open(msg: ByteArray, header: wire.Header) -> npt.NDArray[np.uint32]:
     """Check a message's table of planes, and what zstd's frames say of themselves; return the table."""
-    planes, nbytes = _planes(header.count, header.dtype), header.count * header.dtype.itemsize
+    check_table_bytes(header)
+    table = np.frombuffer(msg, "<u4", plane_count(header.count, header.dtype), HEADER_BYTES)
+    kinds, sizes, whole, begins = read_table(table, header)
+    for k in np.flatnonzero(kinds).tolist():
+        at = HEADER_BYTES + int(begins[k])
+        check_frame(msg[at : at + int(sizes[k])], int(whole[k]), k)
+    return table
+
+
+def check_table_bytes(header: wire.Header) -> None:
+    """Raise WireError unless the payload has room for its table."""
+    planes = plane_count(header.count, header.dtype)
     if 4 * planes > header.payload:
         raise WireError(f"malformed lossless payload: {header.payload} bytes for a table of {planes} planes")
-    table = np.frombuffer(msg, "<u4", planes, HEADER_BYTES)
+
+
+class Table(NamedTuple):
+    """What a message's table tells of each plane.
+
+    Attributes:
+        kinds: 0 for the bytes themselves, 1 for a zstd frame.
+        sizes: bytes in the message.
+        whole: bytes of the plane itself.
+        begins: where in the payload it begins.
+    """
+
+    kinds: npt.NDArray[Any]
+    sizes: npt.NDArray[Any]
+    whole: npt.NDArray[np.uint32]
+    begins: npt.NDArray[np.int64]
+
+
+def read_table(table: npt.NDArray[np.uint32], header: wire.Header) -> Table:
+    """Check a message's table.
+
+    Raises:
+        WireError: a kind or a size that there cannot be, or sizes that do not make the payload.
+    """
+    planes, nbytes = table.size, header.count * header.dtype.itemsize
     kinds, sizes = table >> _KIND_SHIFT, table & _SIZE_MASK
     whole = np.full(planes, CHUNK, np.uint32)
     width = header.dtype.component_bytes
@@ -194,16 +235,24 @@ def _open(msg: ByteArray, header: wire.Header) -> npt.NDArray[np.uint32]:
         )
     if 4 * planes + int(sizes.sum(dtype=np.uint64)) != header.payload:
         raise WireError(f"malformed lossless payload: {header.payload} bytes are not its planes' sum")
-    ends = HEADER_BYTES + 4 * planes + np.cumsum(sizes, dtype=np.int64)
-    for k in np.flatnonzero(kinds).tolist():
-        zstd = _zstandard()
-        try:
-            told = zstd.get_frame_parameters(msg[ends[k] - sizes[k] : ends[k]]).content_size
-        except zstd.ZstdError as error:
-            raise WireError(f"malformed lossless payload: plane {k}: {error}") from None
-        if told != whole[k]:
-            raise WireError(f"malformed lossless payload: plane {k} has {told} bytes, not {whole[k]}")
-    return table
+    begins = 4 * planes + np.cumsum(sizes, dtype=np.int64) - sizes
+    return Table(kinds, sizes, whole, begins)
+
+
+def check_frame(frame: ByteArray, size: int, k: int) -> Any:
+    """Check what a frame, or its first 18 bytes, says of itself; return that (zstandard's FrameParameters).
+
+    Raises:
+        WireError: it is no zstd frame, or one of another content than ``size`` bytes, those of plane ``k``.
+    """
+    zstd = _zstandard()
+    try:
+        told = zstd.get_frame_parameters(frame)
+    except zstd.ZstdError as error:
+        raise WireError(f"malformed lossless payload: plane {k}: {error}") from None
+    if told.content_size != size:
+        raise WireError(f"malformed lossless payload: plane {k} has {told.content_size} bytes, not {size}")
+    return told
 
 
 def _chunks(
@@ -218,14 +267,12 @@ def _chunks(
         for entry in table[i * width : (i + 1) * width].tolist():
             end = at + (entry & _SIZE_MASK)
             stored = msg[at:end]
-            planes.append(
-                _decompressed(stored, min(CHUNK, words - start)) if entry >> _KIND_SHIFT else stored
-            )
+            planes.append(decompressed(stored, min(CHUNK, words - start)) if entry >> _KIND_SHIFT else stored)
             at = end
         yield i, planes
 
 
-def _decompressed(frame: ByteArray, size: int) -> bytes:
+def decompressed(frame: ByteArray, size: int) -> bytes:
     """The ``size`` bytes of a zstd frame that claims as many."""
     try:
         data: bytes = _decompressor().decompress(frame, max_output_size=size, allow_extra_data=False)

@@ -1,0 +1,134 @@
+"""zstd on a GPU, by NVIDIA's nvCOMP: frames that any zstd reads, and planes back from most of those that zstd writes.
+
+nvCOMP is a package of its own (``nvidia-nvcomp-cu12`` or ``-cu13``), loaded when it is first needed. Limits of it that
+matter here: a frame that it writes has at most 16 MiB of content; frames that it reads must name no dictionary, and
+checksums in them are not looked at (:func:`reads`). nvCOMP 6 promises nothing for frames that are not valid: a
+message whose CRC was forged over such a frame may then make the GPU read or write where it must not. Where messages
+come from senders that are not trusted, set ``HYBRIDCOMP_NVCOMP=encode``: frames are then decompressed by the host's
+zstd, which checks all it reads. ``HYBRIDCOMP_NVCOMP=off`` leaves nvCOMP alone altogether.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import threading
+from typing import Any
+
+from hybridcomp.device import DeviceArray, Queue
+from hybridcomp.errors import CudaUnavailableError
+
+ALIGNMENT = 16  # bytes; of everything that it reads
+MAX_CONTENT = 16 << 20  # bytes of one frame
+_MAX_WINDOW = 8 << 20  # what RFC 8878 asks of every decoder
+_USES = ("on", "encode", "off")
+
+_local = threading.local()  # its codecs serve one thread at a time
+
+
+@functools.cache
+def library() -> Any:
+    """nvCOMP's Python module.
+
+    Raises:
+        CudaUnavailableError: it is not installed, or does not load.
+    """
+    try:
+        return importlib.import_module("nvidia.nvcomp")
+    except ImportError as error:
+        raise CudaUnavailableError(
+            f"nvCOMP is not installed ({error}); pip install nvidia-nvcomp-cu12 or nvidia-nvcomp-cu13, as "
+            "hybridcomp[cuda12] and hybridcomp[cuda13] do"
+        ) from error
+
+
+def compresses() -> bool:
+    """Whether messages are to be compressed by nvCOMP, and it is there."""
+    return _use() != "off" and _found()
+
+
+def decompresses() -> bool:
+    """Whether messages are to be decompressed by nvCOMP, and it is there."""
+    return _use() == "on" and _found()
+
+
+def reads(parameters: Any) -> bool:
+    """Whether a frame of such parameters (zstandard's ``FrameParameters``) is one for :func:`decompress`."""
+    return (
+        not parameters.dict_id
+        and not parameters.has_checksum
+        and parameters.window_size <= _MAX_WINDOW
+        and parameters.content_size <= MAX_CONTENT
+    )
+
+
+def compress(queue: Queue, contents: list[DeviceArray]) -> list[DeviceArray]:
+    """A zstd frame for each array of bytes. Waits for the device, to learn their sizes."""
+    return _run(queue, "encode", contents)
+
+
+def decompress(queue: Queue, frames: list[DeviceArray]) -> list[DeviceArray]:
+    """The contents of zstd frames that :func:`reads`. Waits for the device."""
+    return _run(queue, "decode", frames)
+
+
+class _Exported:
+    """Bytes of a device as libraries exchange them."""
+
+    def __init__(self, array: DeviceArray, stream: int) -> None:
+        if array.ptr % ALIGNMENT:
+            raise ValueError(f"nvCOMP needs addresses divisible by {ALIGNMENT}, not {array.ptr:#x}")
+        self.owner = array
+        self.__cuda_array_interface__ = {
+            "shape": (array.nbytes,),
+            "typestr": "|u1",
+            "data": (array.ptr, False),
+            "strides": None,
+            "version": 3,
+            "stream": stream,
+        }
+
+
+def _run(queue: Queue, method: str, arrays: list[DeviceArray]) -> list[DeviceArray]:
+    if not arrays:
+        return []
+    stream = queue.stream or 1  # the default stream by the name that CUDA has for it
+    sources = library().as_arrays([_Exported(array, stream) for array in arrays], cuda_stream=stream)
+    results = getattr(_codec(queue.runtime.ordinal, stream), method)(sources)
+    found = []
+    for i in range(len(arrays)):
+        result = results[i]
+        ptr = int(result.__cuda_array_interface__["data"][0])
+        owner = (results, result, sources)  # a result is a view of them all
+        found.append(DeviceArray(queue.runtime, ptr, int(result.buffer_size), "uint8", owner))
+    return found
+
+
+def _codec(ordinal: int, stream: int) -> Any:
+    """This thread's codec for a stream of a device: bare zstd frames, one for each array."""
+    known: dict[tuple[int, int], Any] = _local.__dict__.setdefault("codecs", {})
+    if (ordinal, stream) not in known:
+        nvcomp = library()
+        known[ordinal, stream] = nvcomp.Codec(
+            algorithm="Zstd",
+            device_id=ordinal,
+            cuda_stream=stream,
+            bitstream_kind=nvcomp.BitstreamKind.RAW,
+        )
+    return known[ordinal, stream]
+
+
+def _found() -> bool:
+    try:
+        library()
+    except CudaUnavailableError:
+        return False
+    return True
+
+
+def _use() -> str:
+    use = os.environ.get("HYBRIDCOMP_NVCOMP", "on")
+    if use not in _USES:
+        raise ValueError(f"HYBRIDCOMP_NVCOMP must be one of {', '.join(_USES)}, not {use!r}")
+    return use
