@@ -23,6 +23,7 @@ _DRIVERS = {
     11: ("bound", "BoundedDriver"),
     12: ("lossless", "LosslessDriver"),
     13: ("mpc", "MPCDriver"),
+    6: ("sign", "SignDriver"),
 }
 
 
