@@ -76,10 +76,11 @@ HC_DEVICE void put_chunk(StorageOf<D>* chunk, bool packs, Values values) {
   }
 }
 
-// What is left of an array after its last whole chunk, from element `at` on: value(e) gives any element's.
+// What is left of an array after its whole chunks, from element `at` on, by all threads of the grid: a warp
+// alone would wait for memory again and again. value(e) gives an element's.
 template <DTypeCode D, bool Add, typename Value>
 HC_DEVICE void put_rest(StorageOf<D>* out, uint64_t at, uint64_t n, Value value) {
-  for (uint64_t e = at + lane_of(); e < n; e += 32) put<D, Add>(out + e, value(e));
+  for (uint64_t e = at + global_thread(); e < n; e += global_threads()) put<D, Add>(out + e, value(e));
 }
 
 }  // namespace hybridcomp

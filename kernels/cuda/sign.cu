@@ -29,7 +29,7 @@ HC_DEVICE bool negative(double x) { return bits_of(x) >> 63; }
 // 2 j + 1. `src` is the lane's own first element. Checked: those that are not among the `left` elements from
 // there on count as zero.
 template <DTypeCode D, int Steps, bool Checked>
-HC_DEVICE void add_steps(const StorageOf<D>* src, uint64_t left, uint32_t from, ComputeOf<D>* sum,
+HC_DEVICE void add_steps(const StorageOf<D>* src, uint32_t left, uint32_t from, ComputeOf<D>* sum,
                          uint32_t* word) {
   const uint32_t lane = lane_of();
   const uint32_t halves = lane < kLanes ? 0x5410u : 0x7632u;
@@ -48,13 +48,18 @@ HC_DEVICE void add_steps(const StorageOf<D>* src, uint64_t left, uint32_t from, 
   }
 }
 
-// Write the signs of a group: `bytes` of a lane's word.
-HC_DEVICE void put_signs(uint8_t* to, uint32_t word, int64_t bytes) {
+// What is left after so many steps.
+HC_DEVICE uint32_t beyond(uint32_t left, uint32_t steps) {
+  return left > steps * kLanes ? left - steps * kLanes : 0;
+}
+
+// Write the signs of 32 elements, or of those that there are: at most `bytes`.
+HC_DEVICE void put_signs(uint8_t* to, uint32_t word, uint32_t bytes) {
   if (bytes >= 4 && aligned_to(to, 4)) {
     *reinterpret_cast<uint32_t*>(to) = word;
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (uint32_t i = 0; i < 4; ++i)
       if (i < bytes) to[i] = static_cast<uint8_t>(word >> (8 * i));
   }
 }
@@ -64,42 +69,44 @@ HC_DEVICE void put_signs(uint8_t* to, uint32_t word, int64_t bytes) {
 template <DTypeCode D>
 HC_DEVICE void encode(const void* from, uint64_t n, uint32_t block, uint8_t* payload) {
   using T = ComputeOf<D>;
-  constexpr uint32_t kGroup = 32 * kLanes;              // elements whose signs are a word of each lane
+  constexpr uint32_t kGroup = 32 * kLanes;  // elements whose signs are a word of each lane
   // Steps of which all loads are in flight at once: as many as registers allow.
-  constexpr int kUnchecked = D == kFloat64 || D == kFloat16 ? 16 : 32;
+  constexpr int kAtOnce = D == kFloat64 || D == kFloat16 ? 16 : 32;
   if (global_thread() == 0) *reinterpret_cast<QuantizePrefix*>(payload) = {block, 0};
   const StorageOf<D>* src = static_cast<const StorageOf<D>*>(from);
   const Parts parts = parts_of<T>(payload, n, block);
   const uint32_t lane = lane_of(), j = lane & (kLanes - 1), half = lane / kLanes;
   for (uint64_t pair = global_warp(); pair * 2 * block < n; pair += global_warps()) {
     const uint64_t b = pair * 2 + half, begin = b * block;
-    const uint64_t m = begin >= n ? 0 : n - begin < block ? n - begin : block;
+    const uint32_t m = begin >= n ? 0 : n - begin < block ? static_cast<uint32_t>(n - begin) : block;
     const uint64_t last = (pair * 2 + 1) * block;  // where the warp's second block begins
     T sum = 0;
     for (uint32_t at = 0; at < block; at += kGroup) {
       uint32_t word = 0;
       const StorageOf<D>* x = src + begin + at + j;
-      if (at + kGroup <= block && last + at + kGroup <= n) {
+      const uint32_t left = at + j < m ? m - at - j : 0;
+      if (at + kGroup <= block) {
+        const bool all = last + at + kGroup <= n;  // the same in all lanes
 #pragma unroll
-        for (int step = 0; step < 32; step += kUnchecked)
-          add_steps<D, kUnchecked, false>(x + step * kLanes, 0, step, &sum, &word);
+        for (int step = 0; step < 32; step += kAtOnce) {
+          if (all)
+            add_steps<D, kAtOnce, false>(x + step * kLanes, 0, step, &sum, &word);
+          else
+            add_steps<D, kAtOnce, true>(x + step * kLanes, beyond(left, step), step, &sum, &word);
+        }
       } else {
-        const uint64_t left = at + j < m ? m - at - j : 0;
-        const uint32_t all = block - at < kGroup ? block - at : kGroup;
-        const auto rest = [&](uint32_t step) { return left > step * kLanes ? left - step * kLanes : 0; };
         uint32_t step = 0;
-        for (; (step + 8) * kLanes <= all; step += 8)
-          add_steps<D, 8, true>(x + step * kLanes, rest(step), step, &sum, &word);
-        for (; step * kLanes < all; step += 2)
-          add_steps<D, 2, true>(x + step * kLanes, rest(step), step, &sum, &word);
+        for (; (step + 8) * kLanes <= block - at; step += 8)
+          add_steps<D, 8, true>(x + step * kLanes, beyond(left, step), step, &sum, &word);
+        for (; step * kLanes < block - at; step += 2)
+          add_steps<D, 2, true>(x + step * kLanes, beyond(left, step), step, &sum, &word);
       }
-      const int64_t first = static_cast<int64_t>(at) + 32 * j;  // element of the block
-      const int64_t left = static_cast<int64_t>(m) - first, room = static_cast<int64_t>(kGroup) - 32 * j;
-      put_signs(parts.bits + begin / 8 + first / 8, word, ((left < room ? left : room) + 7) / 8);
+      const uint32_t first = at + 32 * j;  // of the block's elements: the first whose sign is in the word
+      if (first < m) put_signs(parts.bits + (begin + first) / 8, word, (m - first + 7) / 8);
     }
 #pragma unroll
     for (uint32_t apart = kLanes / 2; apart; apart /= 2) sum += __shfl_down_sync(kFullWarp, sum, apart);
-    if (j == 0 && m) reinterpret_cast<T*>(parts.means)[b] = sign_mean(sum, static_cast<uint32_t>(m));
+    if (j == 0 && m) reinterpret_cast<T*>(parts.means)[b] = sign_mean(sum, m);
   }
 }
 
@@ -118,13 +125,11 @@ HC_DEVICE void decode(const uint8_t* payload, uint64_t n, uint32_t block, void* 
   const T* means = reinterpret_cast<const T*>(parts.means);
   const bool packs = packs_of_four<D>(out);
   const uint32_t lane = lane_of();
-  for (uint64_t at = global_warp() * kChunk; at < n; at += global_warps() * kChunk) {
-    if (at + kChunk > n) {
-      put_rest<D, Add>(out, at, n, [&](uint64_t e) {
-        return with_sign(means[e / block], parts.bits[e / 8], static_cast<uint32_t>(e % 8));
-      });
-      continue;
-    }
+  const uint64_t whole = n / kChunk * kChunk;
+  put_rest<D, Add>(out, whole, n, [&](uint64_t e) {
+    return with_sign(means[e / block], parts.bits[e / 8], static_cast<uint32_t>(e % 8));
+  });
+  for (uint64_t at = global_warp() * kChunk; at < whole; at += global_warps() * kChunk) {
     const uint32_t word = reinterpret_cast<const uint32_t*>(parts.bits + at / 8)[lane];
     const NearBlocks near = near_blocks(at, block);
     T mean[kRows];  // blocks are whole multiples of 8, so that four elements share one

@@ -24,6 +24,9 @@ _DRIVERS = {
     12: ("lossless", "LosslessDriver"),
     13: ("mpc", "MPCDriver"),
     6: ("sign", "SignDriver"),
+    7: ("minifloat", "Float8Driver"),
+    8: ("minifloat", "MXFP8Driver"),
+    9: ("minifloat", "MXFP4Driver"),
 }
 
 

@@ -1,0 +1,118 @@
+"""``fp8``, ``mxfp8`` and ``mxfp4`` on a device."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, ClassVar
+
+from hybridcomp.arrays import DType
+from hybridcomp.codecs import checks
+from hybridcomp.codecs.device.driver import Driver, suffix
+from hybridcomp.codecs.minifloat import MX_BLOCK
+from hybridcomp.codecs.quantize import MAX_BLOCK
+from hybridcomp.device import DeviceArray, Queue
+from hybridcomp.errors import WireError
+from hybridcomp.wire import Header
+
+_PREFIX = struct.Struct("<II")  # block, format
+_FORMATS = ("e4m3", "e5m2", "e2m1")  # by their code in a prefix
+_THREADS = 256
+_WARPS = _THREADS // 32
+_CHUNK = 1024  # elements that a warp takes at a time, whole blocks of most sizes
+_CHUNKED = (32, 64, 128, 256, 512, 1024)
+_WARP_BLOCK = 2048  # elements; more are for all threads of a block
+_MOST_THREADS = 1024
+_WAVES = 16
+
+
+class _MinifloatDriver(Driver):
+    """What the three share."""
+
+    name: ClassVar[str]
+    module: ClassVar[str]
+    mx: ClassVar[bool]
+    formats: ClassVar[tuple[int, ...]]
+
+    def modules(self) -> tuple[str, ...]:
+        return (self.module,)
+
+    def encode(
+        self, codec: Any, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
+    ) -> int | DeviceArray:
+        n, block = src.size, MX_BLOCK if self.mx else codec.block
+        form = codec.params.get("format", "e2m1")
+        kernel, threads = f"encode_{form}_{suffix(dtype)}", _THREADS
+        if block in _CHUNKED:
+            blocks = queue.blocks(-(-n // _CHUNK), _WARPS, _WAVES)
+        elif block <= _WARP_BLOCK:
+            kernel = f"encode_warp_{form}_{suffix(dtype)}"
+            blocks = queue.blocks(-(-n // block), _WARPS, _WAVES)
+        else:  # few at a time, so that what they read stays in the cache until they read it again
+            kernel, threads = f"encode_whole_{form}_{suffix(dtype)}", _MOST_THREADS
+            blocks = queue.blocks(-(-n // block), 1, 2)
+        queue.launch(self.module, kernel, max(1, blocks), threads, src, n, block, payload)
+        return self._bytes(n, block)
+
+    def check(self, header: Header, head: bytes) -> None:
+        checks.floating(header, self.name)
+        block, _ = self._prefix(head)
+        checks.payload_bytes(header, self._bytes(header.count, block), self.name)
+
+    def decode(
+        self,
+        header: Header,
+        head: bytes,
+        payload: DeviceArray,
+        out: DeviceArray,
+        dtype: DType,
+        add: bool,
+        queue: Queue,
+    ) -> None:
+        block, form = self._prefix(head)
+        kernel = f"decode_{_FORMATS[form]}_{suffix(dtype)}{'_add' if add else ''}"
+        blocks = queue.blocks(-(-header.count // _CHUNK), _WARPS, _WAVES)
+        queue.launch(
+            self.module, kernel, blocks, _THREADS, payload, header.count, block, out, queue.status
+        )
+
+    def _bytes(self, n: int, block: int) -> int:
+        codes = (n + 1) // 2 if self.formats == (2,) else n
+        return _PREFIX.size + -(-n // block) * (1 if self.mx else 4) + codes
+
+    def _prefix(self, head: bytes) -> tuple[int, int]:
+        """Block and format; WireError for what the CPU does not take."""
+        if len(head) < _PREFIX.size:
+            raise WireError(f"malformed {self.name} payload: {len(head)} bytes")
+        block, form = _PREFIX.unpack_from(head)
+        if form not in self.formats:
+            raise WireError(f"malformed {self.name} payload: format {form}")
+        if block != MX_BLOCK if self.mx else not 8 <= block <= MAX_BLOCK or block % 8:
+            raise WireError(f"malformed {self.name} payload: block {block}")
+        return int(block), int(form)
+
+
+class Float8Driver(_MinifloatDriver):
+    """``fp8``."""
+
+    name = "fp8"
+    module = "fp8"
+    mx = False
+    formats = (0, 1)
+
+
+class MXFP8Driver(_MinifloatDriver):
+    """``mxfp8``."""
+
+    name = "mxfp8"
+    module = "mx"
+    mx = True
+    formats = (0, 1)
+
+
+class MXFP4Driver(_MinifloatDriver):
+    """``mxfp4``."""
+
+    name = "mxfp4"
+    module = "mx"
+    mx = True
+    formats = (2,)
