@@ -29,7 +29,9 @@ def test_bytes_are_the_cpus(spec: str, dtype: str) -> None:
 def test_largest_and_smallest(dtype: str) -> None:
     """No sum of the largest numbers overflows; what counts as zero does so on both."""
     codec = hc.get_codec("sign:block=1024")
-    largest = {"float32": 0x7F7FFFFF, "bfloat16": 0x7F7F, "float16": 0x7BFF, "float64": 0x7FEFFFFFFFFFFFFF}[dtype]
+    largest = {"float32": 0x7F7FFFFF, "bfloat16": 0x7F7F, "float16": 0x7BFF, "float64": 0x7FEFFFFFFFFFFFFF}[
+        dtype
+    ]
     smallest = {"float32": 0x0D800000, "bfloat16": 0x0D80, "float16": 1, "float64": 0x07B0000000000000}[dtype]
     storage = common.values("zeros", 2048, dtype)
     words = storage.view(f"u{storage.itemsize}")

@@ -71,9 +71,7 @@ class _MinifloatDriver(Driver):
         block, form = self._prefix(head)
         kernel = f"decode_{_FORMATS[form]}_{suffix(dtype)}{'_add' if add else ''}"
         blocks = queue.blocks(-(-header.count // _CHUNK), _WARPS, _WAVES)
-        queue.launch(
-            self.module, kernel, blocks, _THREADS, payload, header.count, block, out, queue.status
-        )
+        queue.launch(self.module, kernel, blocks, _THREADS, payload, header.count, block, out, queue.status)
 
     def _bytes(self, n: int, block: int) -> int:
         codes = (n + 1) // 2 if self.formats == (2,) else n

@@ -7,7 +7,6 @@ from typing import Any
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
-from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import Driver, suffix
 from hybridcomp.codecs.quantize import MAX_BLOCK
 from hybridcomp.device import DeviceArray, Queue
@@ -51,9 +50,7 @@ class SignDriver(Driver):
         computed = suffix(header.dtype.accumulator)
         kernel = f"sign_decode_{computed}_{suffix(dtype)}{'_add' if add else ''}"
         blocks = queue.blocks(header.count, _CHUNK * _THREADS // 32, _WAVES)
-        queue.launch(
-            "sign", kernel, blocks, _THREADS, payload, header.count, _block(head), out, queue.status
-        )
+        queue.launch("sign", kernel, blocks, _THREADS, payload, header.count, _block(head), out, queue.status)
 
 
 def payload_bytes(n: int, dtype: DType, block: int) -> int:
