@@ -27,6 +27,7 @@
 #define HC_DEVICE static inline __attribute__((always_inline, unused))
 #define HC_CONSTANT static const
 #endif
+#define HC_METHOD __device__ __forceinline__  // HC_DEVICE in a class
 
 namespace hybridcomp {
 

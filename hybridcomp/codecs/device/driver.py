@@ -27,6 +27,9 @@ _DRIVERS = {
     7: ("minifloat", "Float8Driver"),
     8: ("minifloat", "MXFP8Driver"),
     9: ("minifloat", "MXFP4Driver"),
+    3: ("block", "Int8Driver"),
+    4: ("block", "Int4Driver"),
+    5: ("block", "Int2Driver"),
 }
 
 

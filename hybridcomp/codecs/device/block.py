@@ -1,0 +1,219 @@
+"""``int8``, ``int4``, ``int2`` on a device."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hybridcomp.arrays import DType
+from hybridcomp.codecs import checks, quantize
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.device.driver import Driver, suffix
+from hybridcomp.device import DeviceArray, Queue
+from hybridcomp.errors import WireError
+from hybridcomp.wire import Header
+
+AFFINE, HADAMARD, STOCHASTIC = 1, 2, 4  # flags of kernels; the last is not in messages
+THREADS, FEW_THREADS = 256, 128
+WAVES = 1024  # blocks of a grid for each multiprocessor: a thread seldom strides
+_TILE = 2048  # elements of a block of threads that transforms
+_LONG = 2048  # blocks over this length are encoded by a block of threads each
+_LONGEST_LANES = 1024  # of the fast encoder
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What encoder and decoder must agree on; a payload's prefix.
+
+    Attributes:
+        bits: of an integer: 8, 4 or 2.
+        block: elements that share a scale.
+        flags: of :data:`AFFINE`, :data:`HADAMARD` and, for encoders, :data:`STOCHASTIC`.
+        seed: of the random numbers.
+    """
+
+    bits: int
+    block: int
+    flags: int = 0
+    seed: int = 0
+
+    @property
+    def module(self) -> str:
+        """Whose kernels know this width."""
+        return f"block{self.bits}"
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes before the scales."""
+        return 16 if self.flags & HADAMARD else 8
+
+    @property
+    def fast(self) -> bool:
+        """Whether decoders take sixteen elements at a time."""
+        return self.flags == 0 and self.block >= 32 and not self.block & (self.block - 1)
+
+    def prefix(self) -> bytes:
+        """The payload's first bytes."""
+        head = struct.pack("<II", self.block, self.flags & (AFFINE | HADAMARD))
+        return head + struct.pack("<Q", self.seed) if self.flags & HADAMARD else head
+
+    def scales(self, n: int, dtype: DType) -> int:
+        """Bytes of the scales and offsets of ``n`` elements."""
+        each = dtype.accumulator.itemsize * (2 if self.flags & AFFINE else 1)
+        return -(-n // self.block) * each
+
+    def packed(self, n: int) -> int:
+        """Bytes of the integers of ``n`` elements."""
+        full, rest = divmod(n, self.block)
+        return full * (self.block * self.bits // 8) + -(-rest * self.bits // 8)
+
+    def payload(self, n: int, dtype: DType) -> int:
+        """Bytes of the payload of ``n`` elements."""
+        return self.prefix_bytes + self.scales(n, dtype) + self.packed(n)
+
+    def encoder(self) -> tuple[str, int, int]:
+        """The kernel that encodes plain elements (its name less the dtype), and what a block of threads takes: its
+        elements and threads."""
+        if self.flags & HADAMARD:
+            return "encode_hadamard", _TILE, THREADS
+        if self.fast and self.block == _LONGEST_LANES:
+            return "encode_q8", 32 * FEW_THREADS, FEW_THREADS
+        if self.fast and self.block < _LONGEST_LANES:
+            return "encode_q4", 16 * THREADS, THREADS
+        if self.block > _LONG:
+            return "encode_long", self.block, THREADS
+        return "encode_any", 8 * THREADS, THREADS
+
+
+def form_of(bits: int, header: Header, head: bytes) -> Form:
+    """The form of a message.
+
+    Raises:
+        WireError: the prefix, or the payload's length, is not what an encoder writes.
+    """
+    name = f"int{bits}"
+    checks.floating(header, name)
+    if len(head) < 8:
+        raise WireError(f"malformed {name} payload: {header.payload} bytes have no prefix")
+    block, flags = struct.unpack_from("<II", head)
+    powers = not block & (block - 1) and block <= quantize.MAX_HADAMARD
+    if (
+        flags & ~(AFFINE | HADAMARD)
+        or not 8 <= block <= quantize.MAX_BLOCK
+        or block % 8
+        or (flags & HADAMARD and not powers)
+    ):
+        raise WireError(f"malformed {name} payload: block size {block} with flags {flags:#x}")
+    form = Form(bits, block, flags)
+    if len(head) >= form.prefix_bytes and flags & HADAMARD:
+        form = Form(bits, block, flags, struct.unpack_from("<Q", head, 8)[0])
+    checks.payload_bytes(header, form.payload(header.count, header.dtype), name)
+    return form
+
+
+def form_of_codec(codec: Codec) -> Form:
+    """The form that a codec encodes to."""
+    assert isinstance(codec, quantize._BlockCodec)
+    flags = (0 if codec.symmetric else AFFINE) | (HADAMARD if codec.hadamard else 0)
+    flags |= STOCHASTIC if codec.rounding == "stochastic" else 0
+    return Form(codec.bits, codec.block, flags, codec.seed)
+
+
+def encode_sections(
+    form: Form,
+    src: DeviceArray,
+    dtype: DType,
+    prefix: DeviceArray | None,
+    scales: DeviceArray,
+    packed: DeviceArray,
+    queue: Queue,
+) -> None:
+    """Write the scales, the integers and, unless it is None, the prefix of ``src``."""
+    kernel, each, threads = form.encoder()
+    blocks = max(1, queue.blocks(src.size, each, WAVES))
+    name = f"{kernel}_{suffix(dtype)}"
+    if kernel in ("encode_q4", "encode_q8"):
+        args: tuple[int, ...] = (form.block,)
+    else:
+        args = (form.block, form.flags, form.seed)
+    queue.launch(form.module, name, blocks, threads, src, src.size, *args, prefix, scales, packed)
+
+
+def decode_sections(
+    form: Form,
+    scales: DeviceArray,
+    packed: DeviceArray,
+    wide: bool,
+    out: DeviceArray,
+    dtype: DType,
+    add: bool,
+    queue: Queue,
+) -> None:
+    """Write or add the values of scales and integers (of float64 if ``wide``) to ``out``, all of it."""
+    kinds = f"{'f64' if wide else 'f32'}_{suffix(dtype)}{'_add' if add else ''}"
+    args: tuple[int, ...] = ()
+    if form.flags & HADAMARD:
+        kernel, each, args = "decode_hadamard", _TILE, (form.flags, form.seed)
+    elif form.fast:
+        kernel, each = "decode_plain", 16 * THREADS
+    else:
+        kernel, each, args = "decode_any", 4 * THREADS, (form.flags,)
+    n, name = out.size, f"{kernel}_{kinds}"
+    blocks = queue.blocks(n, each, WAVES)
+    queue.launch(form.module, name, blocks, THREADS, scales, packed, n, form.block, *args, out, queue.status)
+
+
+class _BlockDriver(Driver):
+    """Blocks of integers."""
+
+    bits: ClassVar[int]
+
+    def modules(self) -> tuple[str, ...]:
+        return (f"block{self.bits}",)
+
+    def encode(
+        self, codec: Codec, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
+    ) -> int | DeviceArray:
+        form = form_of_codec(codec)
+        scales = payload[form.prefix_bytes :]
+        packed = scales[form.scales(src.size, dtype) :]
+        encode_sections(form, src, dtype, payload, scales, packed, queue)
+        return form.payload(src.size, dtype)
+
+    def check(self, header: Header, head: bytes) -> None:
+        form_of(self.bits, header, head)
+
+    def decode(
+        self,
+        header: Header,
+        head: bytes,
+        payload: DeviceArray,
+        out: DeviceArray,
+        dtype: DType,
+        add: bool,
+        queue: Queue,
+    ) -> None:
+        form = form_of(self.bits, header, head)
+        scales = payload[form.prefix_bytes :]
+        packed = scales[form.scales(header.count, header.dtype) :]
+        wide = header.dtype is DType.FLOAT64
+        decode_sections(form, scales, packed, wide, out, dtype, add, queue)
+
+
+class Int8Driver(_BlockDriver):
+    """``int8``."""
+
+    bits = 8
+
+
+class Int4Driver(_BlockDriver):
+    """``int4``."""
+
+    bits = 4
+
+
+class Int2Driver(_BlockDriver):
+    """``int2``."""
+
+    bits = 2
