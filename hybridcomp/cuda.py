@@ -24,6 +24,7 @@ from hybridcomp.errors import CudaUnavailableError
 MIN_CAPABILITY = (7, 5)
 MIN_CUPY = (13, 4)
 _USUAL_SHARED = 48 * 1024  # bytes of shared memory that a kernel may use without asking
+_ONE_AND_ZERO = np.array([1, 0], np.float32)
 OPTIONS = ("--std=c++17", "--fmad=false")  # sums and products as they are written: the bits of the CPU
 # What NVRTC lacks of the two standard headers that the kernels include.
 _STANDARD = {
@@ -127,6 +128,16 @@ def _cupy() -> Any:
             f"CuPy {cupy.__version__} is too old; at least {'.'.join(map(str, MIN_CUPY))}"
         )
     return cupy
+
+
+@functools.cache
+def _cublas() -> Any:
+    """CuPy's module of cuBLAS, which is a library of its own."""
+    try:
+        from cupy.cuda import cublas  # noqa: PLC0415
+    except ImportError as error:
+        raise CudaUnavailableError(f"cuBLAS, which multiplies matrices, is missing: {error}") from error
+    return cublas
 
 
 @functools.cache
@@ -248,6 +259,30 @@ class CupyRuntime(Runtime):
     def fill(self, to: int, byte: int, nbytes: int, stream: int) -> None:
         with self._device:
             self._cupy.cuda.runtime.memsetAsync(to, byte, nbytes, stream)
+
+    def matmul(
+        self, a: int, b: int, out: int, rows: int, inner: int, cols: int, transposed: bool, stream: int
+    ) -> None:
+        if rows == 0 or cols == 0:
+            return
+        blas = _cublas()
+        one, zero = _ONE_AND_ZERO[:1].ctypes.data, _ONE_AND_ZERO[1:].ctypes.data
+        with self._device, self._stream(stream):
+            handle = self._cupy.cuda.device.get_cublas_handle()
+            mode = blas.getMathMode(handle)
+            blas.setMathMode(
+                handle, blas.CUBLAS_DEFAULT_MATH
+            )  # no TF32, whatever the user's own products have
+            try:
+                # cuBLAS has matrices in Fortran's order, where ours are transposed: b^T a^T is the result's.
+                op_a = blas.CUBLAS_OP_T if transposed else blas.CUBLAS_OP_N
+                line_a = rows if transposed else inner
+                blas.sgemm(
+                    *(handle, blas.CUBLAS_OP_N, op_a, cols, rows, inner),
+                    *(one, b, cols, a, line_a, zero, out, cols),
+                )
+            finally:
+                blas.setMathMode(handle, mode)
 
     def synchronize(self, stream: int) -> None:
         with self._device:

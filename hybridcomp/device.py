@@ -64,6 +64,18 @@ class Runtime(abc.ABC):
         """Start to set bytes."""
 
     @abc.abstractmethod
+    def matmul(
+        self, a: int, b: int, out: int, rows: int, inner: int, cols: int, transposed: bool, stream: int
+    ) -> None:
+        """Start a product of float32 matrices in C order, with float32 inside and in any order of its sums.
+
+        Args:
+            a: address of a (rows, inner) matrix; if ``transposed``, of an (inner, rows) one whose transpose is meant.
+            b: of an (inner, cols) one.
+            out: of a (rows, cols) one, which is written.
+        """
+
+    @abc.abstractmethod
     def synchronize(self, stream: int) -> None:
         """Wait until all work of a stream is done."""
 
@@ -201,6 +213,18 @@ class Queue:
         """Start to copy all bytes of ``source`` to the beginning of ``to``."""
         if source.nbytes:
             self.runtime.copy(to.ptr, source.ptr, source.nbytes, self.stream)
+
+    def matmul(
+        self,
+        a: DeviceArray,
+        b: DeviceArray,
+        out: DeviceArray,
+        shape: tuple[int, int, int],
+        *,
+        transposed: bool = False,
+    ) -> None:
+        """Start a product of float32 matrices; ``shape`` is (rows, inner, cols): see :meth:`Runtime.matmul`."""
+        self.runtime.matmul(a.ptr, b.ptr, out.ptr, *shape, transposed, self.stream)
 
     def read(self, source: DeviceArray) -> npt.NDArray[Any]:
         """The elements of ``source`` in host memory. Waits for the stream."""

@@ -33,8 +33,8 @@ from hybridcomp.codecs.registry import register
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.wire import HEADER_BYTES
 
-_PREFIX = struct.Struct("<IIIId")
-_INTEGERS: dict[int, np.dtype[Any]] = {8: np.dtype(np.int8), 16: np.dtype(np.int16), 32: np.dtype(np.int32)}
+PREFIX = struct.Struct("<IIIId")
+INTEGERS: dict[int, np.dtype[Any]] = {8: np.dtype(np.int8), 16: np.dtype(np.int16), 32: np.dtype(np.int32)}
 _ROUNDINGS = ("nearest", "stochastic")
 
 
@@ -55,7 +55,7 @@ class LatticeCodec(KernelCodec, LinearCodec):
     seldom = frozenset({"rounding", "seed", "ranks"})
 
     def __init__(self, bits: int = 8, rounding: str = "nearest", seed: int = 0, ranks: int = 1) -> None:
-        if isinstance(bits, bool) or bits not in _INTEGERS:
+        if isinstance(bits, bool) or bits not in INTEGERS:
             raise ValueError(f"bits must be 8, 16 or 32, not {bits!r}")
         if rounding not in _ROUNDINGS:
             raise ValueError(f"rounding must be one of {', '.join(_ROUNDINGS)}, not {rounding!r}")
@@ -97,8 +97,13 @@ class LatticeCodec(KernelCodec, LinearCodec):
         """The largest integer of one contribution of ``ranks`` (:attr:`ranks` if None)."""
         return int((2 ** (self._bits - 1) - 1) // (self._ranks if ranks is None else ranks))
 
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ValueError unless the integers can hold a sum of so many contributions."""
+        if self.limit(ranks) < 1:
+            raise ValueError(f"bits={self._bits} cannot hold the sum of {ranks} ranks")
+
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
-        return HEADER_BYTES + _PREFIX.size + n * (self._bits // 8)
+        return HEADER_BYTES + PREFIX.size + n * (self._bits // 8)
 
     # -- messages ------------------------------------------------------------------------------------
 
@@ -175,19 +180,19 @@ class LatticeCodec(KernelCodec, LinearCodec):
             raise ValueError(
                 f"a message of {first.count} {first.dtype.label} and one of {second.count} {second.dtype.label}"
             )
-        _, ranks, parts, _, scale = _PREFIX.unpack_from(one.data, HEADER_BYTES)
-        _, _, more, _, other = _PREFIX.unpack_from(two.data, HEADER_BYTES)
+        _, ranks, parts, _, scale = PREFIX.unpack_from(one.data, HEADER_BYTES)
+        _, _, more, _, other = PREFIX.unpack_from(two.data, HEADER_BYTES)
         spoilt = math.isnan(scale) or math.isnan(other)
         if scale != other and not spoilt:
             raise ValueError(f"messages on the scales {scale!r} and {other!r} cannot be added")
         if parts + more > ranks:
             raise ValueError(f"the sum of {parts + more} contributions, and room for {ranks}")
         out = one.copy()
-        payload = HEADER_BYTES + _PREFIX.size
-        total = out[payload:].view(_INTEGERS[self._bits])
-        total += two[payload:].view(_INTEGERS[self._bits])
+        payload = HEADER_BYTES + PREFIX.size
+        total = out[payload:].view(INTEGERS[self._bits])
+        total += two[payload:].view(INTEGERS[self._bits])
         joined = math.nan if spoilt else scale
-        _PREFIX.pack_into(out.data, HEADER_BYTES, self._bits, ranks, parts + more, 0, joined)
+        PREFIX.pack_into(out.data, HEADER_BYTES, self._bits, ranks, parts + more, 0, joined)
         wire.seal(
             out, self.wire_id, self.params_hash, dtype=first.dtype, count=first.count, payload=first.payload
         )
@@ -213,8 +218,7 @@ class LatticeCodec(KernelCodec, LinearCodec):
 
     def reduce(self, x: Flat, terms: Terms) -> Reduction:
         """Two rounds: the largest magnitude (as bits, with NaN above infinity), and the integers."""
-        if self.limit(terms.ranks) < 1:
-            raise ValueError(f"bits={self._bits} cannot hold the sum of {terms.ranks} ranks")
+        self.check_ranks(terms.ranks)
         kernels = native.kernels()
         kind = x.dtype.accumulator
         peak = np.array([kernels.lattice_peak(x.data, x.dtype)], f"u{kind.itemsize}")
@@ -222,7 +226,7 @@ class LatticeCodec(KernelCodec, LinearCodec):
         scale, inverse = kernels.lattice_scale(int(peak[0]), x.dtype, self._bits, terms.ranks)
         seed = derived_seed(self._seed, terms.step, terms.rank)
         stochastic = self._rounding == "stochastic"
-        q = np.empty(x.size, _INTEGERS[self._bits])
+        q = np.empty(x.size, INTEGERS[self._bits])
         kernels.lattice_quantize(x.data, x.dtype, self._bits, terms.ranks, inverse, stochastic, seed, q)
         mine = np.empty(x.size, kind.storage) if terms.own else None
         if mine is not None:

@@ -7,6 +7,7 @@ An all-reduce by a linear codec is a few all-reduces of plain arrays, which any 
     try:
         step = next(steps)
         while True:
+            step.wait()
             comm.Allreduce(MPI.IN_PLACE, step.array, {"sum": MPI.SUM, "max": MPI.MAX, "or": MPI.BOR}[step.op])
             step = next(steps)
     except StopIteration as end:
@@ -33,6 +34,7 @@ from hybridcomp import arrays, native
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.registry import get_codec
+from hybridcomp.device import DeviceArray, Event, Queue
 
 Array = npt.NDArray[Any]
 FOLDS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "or": np.bitwise_or}
@@ -46,10 +48,18 @@ class Round:
         array: to be reduced over the ranks in place: C-contiguous, aligned, of any shape, maybe empty;
             float32, float64, or an integer type.
         op: ``"sum"``; for unsigned integers also ``"max"`` and ``"or"`` (bitwise).
+        ready: what must happen before ``array``, which is then in pinned host memory, may be read: a device fills
+            it. None: it is there.
     """
 
     array: Array
     op: str
+    ready: Event | None = None
+
+    def wait(self) -> None:
+        """Return when ``array`` holds this rank's part."""
+        if self.ready is not None:
+            self.ready.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +72,12 @@ class Reduced:
             the difference. None where it was not asked for.
         recovered: share of the elements that ``total`` holds as the codec promises: below 1 only for
             ``sketch`` where its sketch was too small.
+
+    Of a reduction of device memory, ``total`` and ``own`` are there, in the order of its queue.
     """
 
-    total: Array
-    own: Array | None
+    total: Any
+    own: Any
     recovered: float = 1.0
 
 
@@ -106,6 +118,7 @@ class LinearCodec(Codec):
         step: int = 0,
         warm: dict[str, Array] | None = None,
         name: str | None = None,
+        queue: Queue | None = None,
     ) -> Reduction:
         """Sum ``x`` over all ranks: a generator of rounds that returns a :class:`Reduced`.
 
@@ -118,15 +131,22 @@ class LinearCodec(Codec):
             step: 0, 1, ...; the same on all ranks. Codecs that draw random numbers draw others.
             warm: memory by name that the codec may keep between steps.
             name: of the parameter.
+            queue: if ``x`` is in a device's memory: where to work; the default stream's if None.
 
         Raises:
+            CudaUnavailableError: ``x`` is on a device, and this codec takes no device arrays.
             ValueError: so many ranks cannot be summed with these parameters.
         """
-        return self.reduce(x, Terms(ranks, rank, mean, own, step, warm, name))
+        terms = Terms(ranks, rank, mean, own, step, warm, name)
+        if isinstance(x.data, DeviceArray):
+            from hybridcomp.codecs.device import linear  # noqa: PLC0415  (only who has device arrays pays for it)
+
+            return linear.reduce(self, x, terms, queue or Queue(x.data.runtime, 0))
+        return self.reduce(x, terms)
 
     @abc.abstractmethod
     def reduce(self, x: Flat, terms: Terms) -> Reduction:
-        """What :meth:`reduction` returns."""
+        """What :meth:`reduction` returns, of host memory."""
 
 
 def derived_seed(seed: int, *counters: int) -> int:
@@ -182,7 +202,7 @@ def reduce_all(
         raise TypeError(f"codec {linear.spec!r} is not linear")
     runs = [
         linear.reduction(
-            arrays.flatten(part),
+            arrays.flatten(part, device=True),
             ranks=len(parts),
             rank=rank,
             mean=mean,
@@ -203,6 +223,8 @@ def reduce_all(
             return results
         if results or len({(r.op, r.array.shape, r.array.dtype) for r in rounds}) != 1:
             raise ValueError(f"ranks differ in their rounds: {[(r.op, r.array.shape) for r in rounds]}")
+        for each in rounds:
+            each.wait()
         total = rounds[0].array.copy()
         for later in rounds[1:]:
             FOLDS[later.op](total, later.array, out=total)

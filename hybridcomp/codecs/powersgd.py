@@ -36,8 +36,10 @@ from hybridcomp.wire import HEADER_BYTES
 
 Matrix = npt.NDArray[np.float32]
 
-_PREFIX = struct.Struct("<QQQ")
+PREFIX = struct.Struct("<QQQ")
 MAX_RANK = 4096
+DEVIATION = math.sqrt(4 * (65536.0**2 - 1) / 12)  # of the sum of four uniform 16-bit numbers
+_STEP = np.uint64(0x9E3779B97F4A7C15)
 _PANEL = 1 << 18  # elements widened at a time: 1 MiB
 
 
@@ -76,14 +78,18 @@ def initial_q(cols: int, rank: int, seed: int) -> Matrix:
     come from the splitmix64 hash of its index (Steele, Lea, Flood: "Fast splittable pseudorandom number
     generators", 2014) offset by the seed.
     """
-    step = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
-        start_at = _splitmix64(np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64) * step + step)
-        bits = _splitmix64(start_at + (np.arange(cols * rank, dtype=np.uint64) + np.uint64(1)) * step)
+        start_at = np.uint64(initial_state(seed))
+        bits = _splitmix64(start_at + (np.arange(cols * rank, dtype=np.uint64) + np.uint64(1)) * _STEP)
     total = sum((bits >> np.uint64(16 * i)) & np.uint64(0xFFFF) for i in range(4))
     centred = np.asarray(total).astype(np.float64) - 2 * 65535
-    deviation = math.sqrt(4 * (65536.0**2 - 1) / 12)
-    return (centred / deviation).astype(np.float32).reshape(cols, rank)
+    return (centred / DEVIATION).astype(np.float32).reshape(cols, rank)
+
+
+def initial_state(seed: int) -> int:
+    """What the hashes of :func:`initial_q`'s elements are offset by."""
+    with np.errstate(over="ignore"):
+        return int(_splitmix64(np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64) * _STEP + _STEP)[0])
 
 
 def start(matrix: Matrix, q: Matrix) -> Matrix:
@@ -262,12 +268,12 @@ class PowerSGDCodec(LinearCodec):
     def message_bytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of the message of an array of ``shape``."""
         rows, cols = matrix_shape(shape)
-        return HEADER_BYTES + _PREFIX.size + 4 * (rows + cols) * effective_rank(shape, self._rank)
+        return HEADER_BYTES + PREFIX.size + 4 * (rows + cols) * effective_rank(shape, self._rank)
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         # Over all shapes: P and Q are largest, n + rank^2 elements, where a side is no longer than the rank.
         # Padding a flat array to a rectangle adds less than a row.
-        return HEADER_BYTES + _PREFIX.size + 4 * (n + self._rank * self._rank + self._rank)
+        return HEADER_BYTES + PREFIX.size + 4 * (n + self._rank * self._rank + self._rank)
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
         rows, cols = matrix_shape(src.shape)
@@ -275,8 +281,8 @@ class PowerSGDCodec(LinearCodec):
         p = _project(_panels(src, (rows, cols)), (rows, cols), initial_q(cols, rank, self._seed))
         orthogonalize(p)
         q = _project_back(_panels(src, (rows, cols)), (rows, cols), p)
-        _PREFIX.pack_into(out.data, HEADER_BYTES, rows, cols, rank)
-        at = HEADER_BYTES + _PREFIX.size
+        PREFIX.pack_into(out.data, HEADER_BYTES, rows, cols, rank)
+        at = HEADER_BYTES + PREFIX.size
         for factor in (p, q):
             out[at : at + factor.nbytes] = arrays.byte_view(factor)
             at += factor.nbytes
@@ -339,22 +345,39 @@ def _expand(p: Matrix, q: Matrix, out: np.ndarray[Any, Any], dtype: DType, *, ad
         native.kernels().convert(values, DType.FLOAT32, part, dtype, add)
 
 
-def _open(msg: ByteArray, header: wire.Header) -> tuple[Matrix, Matrix]:
-    """Check a message; return P and Q (views of it where it is aligned)."""
+def open_prefix(payload: bytes | memoryview, header: wire.Header) -> tuple[int, int, int]:
+    """Check all of a payload but P and Q.
+
+    Args:
+        payload: its first bytes: the prefix.
+        header: of the message.
+
+    Returns:
+        Rows, columns and rank.
+
+    Raises:
+        WireError: they do not fit the payload.
+    """
     checks.floating(header, PowerSGDCodec.name)
-    if header.payload < _PREFIX.size:
+    if header.payload < PREFIX.size:
         raise WireError(f"malformed powersgd payload: {header.payload} bytes are too few")
-    rows, cols, rank = _PREFIX.unpack_from(msg.data, HEADER_BYTES)
+    rows, cols, rank = PREFIX.unpack_from(payload, 0)
     # The count is less than a row short of a full matrix, as encode_flat makes it.
     fits = (rows - 1) * cols < header.count <= rows * cols if header.count else rows * cols == 0
     limited = rank <= min(rows, cols, MAX_RANK) and (rank > 0 or header.count == 0)
     limited = limited and max(rows, cols) <= wire.MAX_COUNT  # of an empty matrix one side may be anything
-    if not (fits and limited) or header.payload - _PREFIX.size != 4 * (rows + cols) * rank:
+    if not (fits and limited) or header.payload - PREFIX.size != 4 * (rows + cols) * rank:
         raise WireError(
             f"malformed powersgd payload: {header.payload} bytes for a {rows} x {cols} matrix of rank {rank} "
             f"and {header.count} elements"
         )
-    factors = msg[HEADER_BYTES + _PREFIX.size :]
+    return rows, cols, rank
+
+
+def _open(msg: ByteArray, header: wire.Header) -> tuple[Matrix, Matrix]:
+    """Check a message; return P and Q (views of it where it is aligned)."""
+    rows, cols, rank = open_prefix(msg[HEADER_BYTES:].data, header)
+    factors = msg[HEADER_BYTES + PREFIX.size :]
     split = 4 * rows * rank
     p = _floats(factors[:split]).reshape(rows, rank)
     q = _floats(factors[split:]).reshape(cols, rank)

@@ -33,7 +33,7 @@ from hybridcomp.codecs.registry import classes, codec_for, get_codec, register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
 
-_PREFIX = struct.Struct("<QdII")
+PREFIX = struct.Struct("<QdII")
 _MOST = 65536  # elements for one that is sent: a short message cannot ask for any amount of memory
 
 
@@ -93,13 +93,13 @@ class RandomBlockCodec(LinearCodec):
         return (derived_seed(self._seed, n) * n) >> 63
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
-        return HEADER_BYTES + _PREFIX.size + self._values.bound(self.k(n), dtype)
+        return HEADER_BYTES + PREFIX.size + self._values.bound(self.k(n), dtype)
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
         start, k = self.start(src.size), self.k(src.size)
         block = _block(src.data, start, k)
-        _PREFIX.pack_into(out.data, HEADER_BYTES, start, self._ratio, _overflows(src, start, k), 0)
-        end = HEADER_BYTES + _PREFIX.size
+        PREFIX.pack_into(out.data, HEADER_BYTES, start, self._ratio, _overflows(src, start, k), 0)
+        end = HEADER_BYTES + PREFIX.size
         end += self._values.encode_flat(Flat(block, src.dtype, block.shape, True, False), out[end:])
         return wire.seal(
             out, self.wire_id, self.params_hash, dtype=src.dtype, count=src.size, payload=end - HEADER_BYTES
@@ -133,7 +133,7 @@ class RandomBlockCodec(LinearCodec):
         if poisoned:
             native.kernels().convert(_nans(out.size), DType.FLOAT32, out, dtype, False)
             return
-        first, last = _parts(start, inner.count, header.count)
+        first, last = parts(start, inner.count, header.count)
         out[last.stop : first.start] = 0
         out[first.stop :] = 0
         decoder = codec_for(inner)
@@ -150,7 +150,7 @@ class RandomBlockCodec(LinearCodec):
         if poisoned:
             acc[...] = np.nan
             return
-        first, last = _parts(start, inner.count, header.count)
+        first, last = parts(start, inner.count, header.count)
         decoder = codec_for(inner)
         if last.stop:
             values = np.empty(inner.count, acc.dtype)
@@ -177,27 +177,27 @@ def _carries_values(cls: type[Codec]) -> bool:
     return cls.carries_values and cls.fixed_size  # so that messages are
 
 
-def _parts(start: int, k: int, n: int) -> tuple[slice, slice]:
+def parts(start: int, k: int, n: int) -> tuple[slice, slice]:
     """The block as the part before the end of the elements, and the part at their start."""
     return slice(start, min(start + k, n)), slice(0, max(0, start + k - n))
 
 
 def _block(data: Array, start: int, k: int) -> Array:
-    first, last = _parts(start, k, data.size)
+    first, last = parts(start, k, data.size)
     return np.concatenate([data[first], data[last]]) if last.stop else data[first]
 
 
 def _spread(block: Array, start: int, n: int) -> Array:
     """The block in its place, zeros around it."""
     out = np.zeros(n, block.dtype)
-    first, last = _parts(start, block.size, n)
+    first, last = parts(start, block.size, n)
     out[first], out[last] = np.split(block, [first.stop - first.start])
     return out
 
 
 def _overflows(src: Flat, start: int, k: int) -> bool:
     """Whether an element outside of the block is not finite."""
-    first, last = _parts(start, k, src.size)
+    first, last = parts(start, k, src.size)
     infinity = 0x7FF0_0000_0000_0000 if src.dtype is DType.FLOAT64 else 0x7F80_0000
     peak = native.kernels().lattice_peak
     outside = (src.data[last.stop : first.start], src.data[first.stop :])
@@ -208,24 +208,42 @@ def _nans(n: int) -> Array:
     return np.full(n, np.nan, np.float32)
 
 
-def _open(msg: ByteArray, header: wire.Header) -> tuple[int, bool, ByteArray, wire.Header]:
-    """Check a message; return where its block begins, whether all is NaN, the values' message and its header."""
+def open_prefix(payload: bytes | memoryview, header: wire.Header) -> tuple[int, bool, wire.Header]:
+    """Check all of a payload but the values themselves.
+
+    Args:
+        payload: its first bytes: the prefix and the header of the values' message.
+        header: of the message.
+
+    Returns:
+        Where the block begins, whether all is NaN, and the header of the values' message.
+
+    Raises:
+        WireError: they do not fit together.
+    """
     checks.floating(header, RandomBlockCodec.name)
-    if header.payload < _PREFIX.size:
+    if header.payload < PREFIX.size:
         raise WireError(f"malformed randomblock payload: {header.payload} bytes are too few")
-    start, ratio, poisoned, zero = _PREFIX.unpack_from(msg.data, HEADER_BYTES)
+    start, ratio, poisoned, zero = PREFIX.unpack_from(payload, 0)
     n = header.count
     if not 1 / _MOST <= ratio <= 1 or start > max(0, n - 1) or poisoned > 1 or zero:
         raise WireError(f"malformed randomblock payload: a share of {ratio} of {n} elements from {start}")
     k = _share(ratio, n)
-    values, inner = wire.open_message(msg[HEADER_BYTES + _PREFIX.size :])
+    inner = wire.peek(np.frombuffer(payload, np.uint8)[PREFIX.size :], header.payload - PREFIX.size)
     cls = codec_for(inner)
     if not _carries_values(cls) or inner.count != k or inner.dtype is not header.dtype:
         raise WireError(
             f"malformed randomblock payload: {inner.count} {inner.dtype.label} values by codec {cls.name!r} "
             f"for {k} {header.dtype.label} elements"
         )
-    if values.size != header.payload - _PREFIX.size:
+    if HEADER_BYTES + inner.payload != header.payload - PREFIX.size:
         raise WireError("malformed randomblock payload: bytes after the values")
-    cls.check_payload(values, inner)
-    return start, bool(poisoned), values, inner
+    return start, bool(poisoned), inner
+
+
+def _open(msg: ByteArray, header: wire.Header) -> tuple[int, bool, ByteArray, wire.Header]:
+    """Check a message; return where its block begins, whether all is NaN, the values' message and its header."""
+    start, poisoned, inner = open_prefix(msg[HEADER_BYTES:].data, header)
+    values, _ = wire.open_message(msg[HEADER_BYTES + PREFIX.size :])
+    codec_for(inner).check_payload(values, inner)
+    return start, poisoned, values, inner

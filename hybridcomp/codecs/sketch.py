@@ -53,8 +53,8 @@ from hybridcomp.codecs.registry import register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
 
-_PREFIX = struct.Struct("<IIQ")
-_DENSE, _PACKED = 0, 1
+PREFIX = struct.Struct("<IIQ")
+DENSE, PACKED = 0, 1
 _TRIES = 8
 PART = 1 << 18  # elements: a table that a core keeps at hand, and sparsity that differs from part to part
 _FORMS = ("sketch", "packed")
@@ -93,7 +93,7 @@ class Part:
     @property
     def words(self) -> slice:
         """Their words of the bitmap."""
-        return slice(self.elements.start // 64, _words(self.elements.stop))
+        return slice(self.elements.start // 64, words_of(self.elements.stop))
 
 
 @register
@@ -150,26 +150,26 @@ class SketchCodec(LinearCodec):
         return {"load": self._load, "form": self._form, "lanes": self._lanes, "seed": self._seed}
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
-        return HEADER_BYTES + _PREFIX.size + n * arrays.as_dtype(dtype).itemsize
+        return HEADER_BYTES + PREFIX.size + n * arrays.as_dtype(dtype).itemsize
 
     # -- messages ------------------------------------------------------------------------------------
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
         kernels = native.kernels()
-        start = HEADER_BYTES + _PREFIX.size
+        start = HEADER_BYTES + PREFIX.size
         item = src.dtype.itemsize
-        bitmap = np.empty(_words(src.size), np.uint64)
+        bitmap = np.empty(words_of(src.size), np.uint64)
         k = kernels.sketch_mask(src.data, src.dtype, bitmap)
         if bitmap.nbytes + k * item < src.nbytes:
             values = start + bitmap.nbytes
             end = values + k * item
             out[start:values] = byte_view(bitmap)
             kernels.sketch_gather(bitmap, src.data, src.dtype, out[values:end])
-            _PREFIX.pack_into(out.data, HEADER_BYTES, _PACKED, 0, k)
+            PREFIX.pack_into(out.data, HEADER_BYTES, PACKED, 0, k)
         else:
             end = start + src.nbytes
             out[start:end] = byte_view(src.data)
-            _PREFIX.pack_into(out.data, HEADER_BYTES, _DENSE, 0, src.size)
+            PREFIX.pack_into(out.data, HEADER_BYTES, DENSE, 0, src.size)
         return wire.seal(
             out, self.wire_id, self.params_hash, dtype=src.dtype, count=src.size, payload=end - HEADER_BYTES
         )
@@ -208,7 +208,7 @@ class SketchCodec(LinearCodec):
         """Two rounds: the bitmaps, and what :meth:`plan` makes of their union."""
         kernels = native.kernels()
         kind = x.dtype.accumulator
-        words = np.empty(_words(x.size), np.uint64)
+        words = np.empty(words_of(x.size), np.uint64)
         kernels.sketch_mask(x.data, x.dtype, words)
         mine = words.copy()
         yield Round(words, "or")
@@ -303,7 +303,8 @@ def peel(words: Array, table: Table, counters: Array, out: Array) -> int:
     return left
 
 
-def _words(n: int) -> int:
+def words_of(n: int) -> int:
+    """Words of a bitmap of ``n`` elements."""
     return -(-n // 64)
 
 
@@ -316,18 +317,36 @@ def _typed(values: ByteArray, source: DType, dtype: DType) -> Array | ByteArray:
     return out
 
 
-def _open(msg: ByteArray, header: wire.Header) -> tuple[ByteArray | None, ByteArray]:
-    """Check a message; return its bitmap (None: all values are there) and its values."""
+def open_prefix(payload: bytes | memoryview, header: wire.Header) -> tuple[int, int]:
+    """Check all of a payload but the bitmap.
+
+    Args:
+        payload: its first bytes: the prefix.
+        header: of the message.
+
+    Returns:
+        The form and the number of values.
+
+    Raises:
+        WireError: they do not fit the payload.
+    """
     checks.floating(header, SketchCodec.name)
-    if header.payload < _PREFIX.size:
+    if header.payload < PREFIX.size:
         raise WireError(f"malformed sketch payload: {header.payload} bytes are too few")
-    form, zero, k = _PREFIX.unpack_from(msg.data, HEADER_BYTES)
-    bitmap = 8 * _words(header.count) if form == _PACKED else 0
-    fits = k == header.count if form == _DENSE else k <= header.count
-    size = _PREFIX.size + bitmap + k * header.dtype.itemsize
-    if form not in (_DENSE, _PACKED) or zero or not fits or header.payload != size:
+    form, zero, k = PREFIX.unpack_from(payload, 0)
+    bitmap = 8 * words_of(header.count) if form == PACKED else 0
+    fits = k == header.count if form == DENSE else k <= header.count
+    size = PREFIX.size + bitmap + k * header.dtype.itemsize
+    if form not in (DENSE, PACKED) or zero or not fits or header.payload != size:
         raise WireError(
             f"malformed sketch payload: form {form} with {k} of {header.count} elements in {header.payload} bytes"
         )
-    body = msg[HEADER_BYTES + _PREFIX.size :]
-    return (body[:bitmap] if form == _PACKED else None), body[bitmap:]
+    return form, k
+
+
+def _open(msg: ByteArray, header: wire.Header) -> tuple[ByteArray | None, ByteArray]:
+    """Check a message; return its bitmap (None: all values are there) and its values."""
+    form, _ = open_prefix(msg[HEADER_BYTES:].data, header)
+    body = msg[HEADER_BYTES + PREFIX.size :]
+    bitmap = 8 * words_of(header.count) if form == PACKED else 0
+    return (body[:bitmap] if form == PACKED else None), body[bitmap:]

@@ -5,8 +5,9 @@
 namespace hybridcomp {
 namespace {
 
-constexpr uint32_t kHeadBytes =
-    96;  // of a message, that the host wants to see: the header and a codec's prefix
+// Bytes of a message that the host wants to see: the header and a codec's prefix, which may hold a message of
+// values.
+constexpr uint32_t kHeadBytes = 160;
 
 // What a grid has between its blocks. All zero before a launch and after it.
 struct Work {

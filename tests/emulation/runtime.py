@@ -96,6 +96,19 @@ class EmulatedRuntime(Runtime):
 
         self._put(stream, run)
 
+    def matmul(
+        self, a: int, b: int, out: int, rows: int, inner: int, cols: int, transposed: bool, stream: int
+    ) -> None:
+        def run() -> None:
+            left = self._matrix(a, inner, rows).T if transposed else self._matrix(a, rows, inner)
+            with np.errstate(invalid="ignore", over="ignore"):
+                self._matrix(out, rows, cols)[...] = left @ self._matrix(b, inner, cols)
+
+        self._put(stream, run)
+
+    def _matrix(self, ptr: int, rows: int, cols: int) -> npt.NDArray[np.float32]:
+        return self.emulator.view(ptr, rows * cols * 4).view(np.float32).reshape(rows, cols)
+
     def synchronize(self, stream: int) -> None:
         self._streams[stream].until(self._streams[stream].put)
 

@@ -30,6 +30,10 @@ _DRIVERS = {
     3: ("block", "Int8Driver"),
     4: ("block", "Int4Driver"),
     5: ("block", "Int2Driver"),
+    19: ("randomblock", "RandomBlockDriver"),
+    32: ("powersgd", "PowerSGDDriver"),
+    33: ("lattice", "LatticeDriver"),
+    34: ("sketch", "SketchDriver"),
 }
 
 
@@ -61,13 +65,25 @@ class Driver(abc.ABC):
             Bytes of the payload; or, where only the device knows them, one uint64 of its memory.
         """
 
+    def encode_shaped(
+        self,
+        codec: Codec,
+        src: DeviceArray,
+        dtype: DType,
+        shape: tuple[int, ...],
+        payload: DeviceArray,
+        queue: Queue,
+    ) -> int | DeviceArray:
+        """:meth:`encode`, for codecs to which the caller's shape matters."""
+        return self.encode(codec, src, dtype, payload, queue)
+
     @abc.abstractmethod
     def check(self, header: Header, head: bytes) -> None:
         """Raise WireError unless the payload's length and prefix fit the header's count.
 
         Args:
             header: of the message; its CRC is checked on the device, in the order of the queue.
-            head: the first 64 bytes of the payload, or all of them if they are fewer.
+            head: the first 64 bytes of the payload or more, or all of them if they are fewer.
         """
 
     @abc.abstractmethod

@@ -16,7 +16,7 @@ from hybridcomp.device import ALIGNMENT, DeviceArray, Queue, Runtime
 from hybridcomp.errors import CodecMismatchError, WireError
 from hybridcomp.wire import HEADER_BYTES, Header
 
-_HEAD = 96  # bytes of a message that the host sees; kHeadBytes of message.cu
+_HEAD = 160  # bytes of a message that the host sees; kHeadBytes of message.cu
 _OPENED = 8 + _HEAD
 _THREADS = 256
 _ROW = 4096  # bytes that a block of the CRC's kernel reads at a time
@@ -58,11 +58,12 @@ def encode_into(codec: Codec, src: Flat, out: DeviceArray, queue: Queue) -> Enco
         out: at least ``codec.bound(src.size, src.dtype)`` bytes.
         queue: in whose order; nothing waits for it.
     """
-    data = _aligned(queue, src.data, src.dtype.component_bytes)
+    data = aligned(queue, src.data, src.dtype.component_bytes)
     room = codec.bound(src.size, src.dtype)
     direct = out.ptr % ALIGNMENT == 0
     buffer = out[:room] if direct else queue.empty(room)
-    size = driver_of(codec.wire_id).encode(codec, data, src.dtype, buffer[HEADER_BYTES:], queue)
+    driver = driver_of(codec.wire_id)
+    size = driver.encode_shaped(codec, data, src.dtype, src.shape, buffer[HEADER_BYTES:], queue)
     encoded = seal(buffer, codec.wire_id, codec.params_hash, src.dtype, src.size, size, queue)
     if not direct:
         queue.copy(out, buffer)
@@ -223,7 +224,7 @@ def _open(msg: Any, mine: Any) -> tuple[Queue, DeviceArray, Header, bytes]:
         raise WireError(f"a message is uint8, not {flat.dtype.label}")
     runtime: Runtime = flat.data.runtime
     queue = Queue(runtime, runtime.current_stream(msg))
-    raw = _aligned(queue, flat.data, ALIGNMENT)
+    raw = aligned(queue, flat.data, ALIGNMENT)
     header, head = read_opened(queue, raw, open_message(queue, raw))
     codec_for(header)  # an unknown one is a WireError
     if mine is not None:
@@ -263,7 +264,7 @@ def convert(
     queue.launch("convert", name, queue.blocks(n, _THREADS * 4), _THREADS, src, out, n, queue.status)
 
 
-def _aligned(queue: Queue, data: DeviceArray, alignment: int) -> DeviceArray:
+def aligned(queue: Queue, data: DeviceArray, alignment: int) -> DeviceArray:
     """``data``, or a copy of it at an address that kernels take."""
     if data.ptr % alignment == 0:
         return data

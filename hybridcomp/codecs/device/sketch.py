@@ -1,0 +1,234 @@
+"""``sketch`` on a device.
+
+A message's form follows from how many elements are not zero: the kernels count, and decide. In a reduction the
+device makes the bitmap, packs the values that travel and puts the sums in their places; tables are planned, filled
+and peeled by the CPU's kernels, whose order the sums' bits depend on, from packed values in host memory: a table is
+larger than they are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridcomp import native
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.device import linear
+from hybridcomp.codecs.device.driver import suffix
+from hybridcomp.codecs.device.messages import convert
+from hybridcomp.codecs.linear import Array, Reduced, Reduction, Round, Terms
+from hybridcomp.codecs.sketch import DENSE, PREFIX, Part, SketchCodec, fold, open_prefix, peel, words_of
+from hybridcomp.device import DeviceArray, Queue
+from hybridcomp.wire import Header
+
+_THREADS = 256
+_SCAN_THREADS = 1024
+_TILE = 16384  # elements of a block
+_ANY = 2**64 - 1
+
+
+class SketchDriver(linear.LinearDriver):
+    """``sketch``."""
+
+    def modules(self) -> tuple[str, ...]:
+        return ("sketch", "convert")
+
+    def encode(
+        self, codec: Codec, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
+    ) -> int | DeviceArray:
+        words, counts = _mask(queue, src)
+        total = _scan(queue, counts, src.size)
+        length = queue.array(1, np.uint64)
+        name = f"sketch_pack_{src.dtype.itemsize}"
+        args = (words, src, src.size, counts, total, payload, length)
+        queue.launch("sketch", name, max(1, _blocks(queue, src.size)), _THREADS, *args)
+        return length
+
+    def check(self, header: Header, head: bytes) -> None:
+        open_prefix(head, header)
+
+    def decode(
+        self,
+        header: Header,
+        head: bytes,
+        payload: DeviceArray,
+        out: DeviceArray,
+        dtype: DType,
+        add: bool,
+        queue: Queue,
+    ) -> None:
+        form, k = open_prefix(head, header)
+        body, n = payload[PREFIX.size :], header.count
+        if form == DENSE:
+            convert(queue, body, header.dtype, out, dtype, n, add=add)
+            return
+        bitmap = 8 * words_of(n)
+        _scatter(queue, body[:bitmap], body[bitmap:], k, header.dtype, out, dtype, add=add)
+
+    def finds_faults(self) -> bool:
+        return True
+
+    def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
+        """As on the CPU: the bitmaps, and what is planned of their union."""
+        assert isinstance(codec, SketchCodec)
+        kernels, queue, kind, n = native.kernels(), staging.queue, x.dtype.accumulator, x.size
+        bitmap, _ = _mask(queue, x.data)
+        mine, _ = staging.fetch(bitmap)
+        words, ready = staging.fetch(bitmap)
+        yield Round(words, "or", ready)
+        parts = codec.plan(words, n)
+        packed, ready = staging.fetch(_gather(queue, staging, _travelling(parts, mine, words), x))
+        tables = any(part.table for part in parts)
+        if tables:
+            ready.wait()
+            sums = staging.host(sum(part.size for part in parts), kind.storage)
+            _fill(parts, mine, packed, sums, kind)
+            yield Round(sums, "sum")
+        else:
+            sums = packed
+            yield Round(sums, "sum", ready)
+        if terms.mean:
+            sums /= sums.dtype.type(terms.ranks)
+        result, remained = _travelling(parts, words, words), 0
+        values = sums
+        if tables:
+            values = staging.host(kernels.sketch_count(result, n), kind.storage)
+            remained = _read(parts, words, sums, values, kind)
+        total = queue.array(n, kind.storage)
+        union = kernels.sketch_count(words, n)
+        there = staging.send_copy(result).view(np.uint8)
+        _scatter(queue, there, staging.send(values).view(np.uint8), values.size, kind, total, kind)
+        own = linear.widened(queue, x) if terms.own else None
+        return Reduced(total, own, 1 - remained / union if union else 1.0)
+
+
+# -- kernels ---------------------------------------------------------------------------------------------------
+
+
+def _tiles(n: int) -> int:
+    return -(-n // _TILE)
+
+
+def _blocks(queue: Queue, n: int) -> int:
+    return queue.blocks(n, _TILE)
+
+
+def _mask(queue: Queue, src: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+    """The bitmap of the elements whose bits are not all zero, and how many bits each tile has."""
+    words = queue.array(words_of(src.size), np.uint64)
+    counts = queue.array(_tiles(src.size), np.uint64)
+    name = f"sketch_mask_{src.dtype.itemsize}"
+    queue.launch("sketch", name, _blocks(queue, src.size), _THREADS, src, src.size, words, counts)
+    return words, counts
+
+
+def _count(queue: Queue, words: DeviceArray, n: int) -> DeviceArray:
+    """How many bits each tile has; sets the status where one is past the end."""
+    counts = queue.array(_tiles(n), np.uint64)
+    blocks = _blocks(queue, n)
+    queue.launch("sketch", "sketch_count", blocks, _THREADS, words, n, counts, queue.status)
+    return counts
+
+
+def _scan(queue: Queue, counts: DeviceArray, n: int, expected: int = _ANY) -> DeviceArray:
+    """Let each tile's count become where its values begin; return how many there are; sets the status where these
+    are not as many as expected."""
+    total = queue.array(1, np.uint64)
+    args = (counts, _tiles(n), total, expected, queue.status)
+    queue.launch("sketch", "sketch_scan", 1, _SCAN_THREADS, *args)
+    return total
+
+
+def _gather(queue: Queue, staging: linear.Staging, words: Array, x: Flat) -> DeviceArray:
+    """The elements of a bitmap, packed, in the accumulator's type."""
+    n, kind = x.size, x.dtype.accumulator
+    k = native.kernels().sketch_count(words, n)
+    there = staging.send_copy(words)
+    counts = _count(queue, there, n)
+    _scan(queue, counts, n)
+    values = queue.array(k, x.dtype.storage)
+    name = f"sketch_gather_{x.dtype.itemsize}"
+    queue.launch("sketch", name, _blocks(queue, n), _THREADS, there, x.data, n, counts, values)
+    if x.dtype is kind:
+        return values
+    wide = queue.array(k, kind.storage)
+    convert(queue, values, x.dtype, wide, kind, k)
+    return wide
+
+
+def _scatter(
+    queue: Queue,
+    words: DeviceArray,
+    values: DeviceArray,
+    k: int,
+    source: DType,
+    out: DeviceArray,
+    dtype: DType,
+    *,
+    add: bool = False,
+) -> None:
+    """``k`` packed values of ``source`` to the places of a bitmap; sets the status where it has others than k bits."""
+    n = out.size
+    counts = _count(queue, words, n)
+    _scan(queue, counts, n, k)
+    name = f"sketch_scatter_{suffix(source)}_{suffix(dtype)}{'_add' if add else ''}"
+    args = (words, n, counts, values, out, queue.status)
+    queue.launch("sketch", name, _blocks(queue, n), _THREADS, *args)
+
+
+# -- tables, in host memory ------------------------------------------------------------------------------------
+
+
+def _travelling(parts: list[Part], table: Array, packed: Array) -> Array:
+    """A bitmap of the elements whose values cross to the host: those of ``table`` where a part has one, those of
+    ``packed``, or all."""
+    words = packed.copy()
+    for part in parts:
+        if part.table is not None:
+            words[part.words] = table[part.words]
+        elif not part.packed:
+            words[part.words] = ~np.uint64(0)
+            past = part.elements.stop % 64
+            if past:
+                words[part.words.stop - 1] = np.uint64((1 << past) - 1)
+    return words
+
+
+def _fill(parts: list[Part], mine: Array, packed: Array, sums: Array, kind: DType) -> None:
+    """What ranks sum, of the values that travelled: in tables, or as they are."""
+    kernels = native.kernels()
+    at = taken = 0
+    for part in parts:
+        there = sums[at : at + part.size]
+        at += part.size
+        if part.table is None:
+            there[:] = packed[taken : taken + part.size]
+            taken += part.size
+            continue
+        n, words = part.elements.stop - part.elements.start, mine[part.words]
+        k = kernels.sketch_count(words, n)
+        values = np.empty(n, kind.storage)
+        kernels.sketch_scatter(words, packed[taken : taken + k], values, kind, False)
+        taken += k
+        there[:] = 0
+        fold(words, Flat(values, kind, values.shape, True, False), part.table, there)
+
+
+def _read(parts: list[Part], union: Array, sums: Array, values: Array, kind: DType) -> int:
+    """The packed values of the result; returns how many are only estimates."""
+    kernels = native.kernels()
+    at = taken = remained = 0
+    for part in parts:
+        there = sums[at : at + part.size]
+        at += part.size
+        if part.table is None:
+            values[taken : taken + part.size] = there
+            taken += part.size
+            continue
+        n, words = part.elements.stop - part.elements.start, union[part.words]
+        k = kernels.sketch_count(words, n)
+        dense = np.zeros(n, kind.storage)
+        remained += peel(words, part.table, there, dense)
+        kernels.sketch_gather(words, dense, kind, values[taken : taken + k])
+        taken += k
+    return remained
