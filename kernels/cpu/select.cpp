@@ -190,7 +190,9 @@ Selected select_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCo
                         std::size_t k, bool zeros, int threads) {
   constexpr std::size_t kSmall = 16384;
   const auto without_zeros = [&](Selection s) {
-    if (!zeros && s.ties && s.tie == 0) s.ties = 0;
+    if (zeros) return s;
+    if (s.tie == 0) s.ties = 0;
+    if (s.all == 0) s.all = 1;  // all elements were asked for
     return s;
   };
   Selected selected(dtype, n);
