@@ -1,17 +1,21 @@
 """CUDA through CuPy: loads the kernels of :file:`kernels/cuda`; the :class:`~hybridcomp.device.Runtime` of a GPU.
 
 A module of kernels comes from the fatbin that CMake built, if there is one, or is compiled by NVRTC when it is first
-needed and kept in CuPy's cache on disk. :func:`prepare` lets one process of each host compile and the others load.
+needed and kept in CuPy's cache on disk. :func:`prepare_in_turn` lets one process of each host compile and the others
+load.
 Importing this imports no CuPy.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import os
 import re
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -324,25 +328,28 @@ class CupyRuntime(Runtime):
             return self._cupy.empty(n, dtype.storage)
 
 
-def prepare(
-    comm: Any, names: Iterable[str], runtime: Runtime, load: Callable[[str], None] | None = None
-) -> None:
-    """Compile modules once on each host: the first rank there does, and the others then load what it left.
+_prepared: set[tuple[int, str]] = set()
+
+
+def prepare_in_turn(names: Iterable[str], runtime: Runtime) -> None:
+    """Load modules, compiling them once on each host: one process does, and the others wait and load what it left.
+
+    A lock in the host's file system, and no collective: operations of two ranks among many come here too, and
+    those who compress another message first.
 
     Args:
-        comm: an MPI communicator; every rank calls this.
         names: of modules.
-        runtime: this rank's device.
-        load: instead of ``runtime.prepare``.
+        runtime: this process's device.
     """
-    from mpi4py import MPI  # noqa: PLC0415  (importing it initialises MPI, which who calls this has done)
-
-    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    missing = [name for name in names if (id(runtime), name) not in _prepared]
+    if not missing:
+        return
+    path = Path(tempfile.gettempdir()) / f"hybridcomp-kernels-{os.getuid()}.lock"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        for turn in (local.rank == 0, local.rank != 0):
-            if turn:
-                for name in names:
-                    (load or runtime.prepare)(name)
-            local.Barrier()
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        for name in missing:
+            runtime.prepare(name)
+            _prepared.add((id(runtime), name))
     finally:
-        local.Free()
+        os.close(handle)

@@ -9,7 +9,7 @@ from hybridcomp.arrays import Flat
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.shards import Shards
-from hybridcomp.collectives.transport import Incoming, Mailbox, arrival
+from hybridcomp.collectives.transport import Incoming
 
 
 def allgather(carrier: Carrier, send: Flat, recv: Flat, tag: int) -> Steps:
@@ -25,7 +25,7 @@ def allgather(carrier: Carrier, send: Flat, recv: Flat, tag: int) -> Steps:
         WireError, MismatchError: from a peer's message.
     """
     t = carrier.transport
-    mailbox = Mailbox(t)
+    mailbox = carrier.mailbox()
     shards = Shards.fixed(recv.size, t.size, send.size, send.dtype.itemsize)
     blocks: list[list[Incoming]] = []
     with t.keeping((mailbox, blocks)):
@@ -34,13 +34,11 @@ def allgather(carrier: Carrier, send: Flat, recv: Flat, tag: int) -> Steps:
             nbytes = carrier.inbox_bytes(own.stop - own.start)
             blocks.append([mailbox.receive(nbytes, q, tag) for q in t.others])
             start = own.start - t.rank * send.size
-            buffer, length = carrier.encode(send.data[start : start + own.stop - own.start])
-            carrier.call.wire_bytes += length * len(t.others)
-            mailbox.send(buffer, length, t.others, tag)
-            carrier.decode(buffer[:length], recv.data[own], t.rank)
+            message = carrier.encode(send.data[start : start + own.stop - own.start])
+            mailbox.send(message, t.others, tag)
+            carrier.decode_own(message, recv.data[own])
         for k, block in enumerate(blocks):
-            yield arrival(block)
-            for message in block:
-                carrier.decode(message.buffer, recv.data[shards.span(message.peer, k)], message.peer)
-        yield mailbox.sent()
-    mailbox.close()
+            yield mailbox.arrival(block)
+            for incoming in block:
+                carrier.decode(incoming, recv.data[shards.span(incoming.peer, k)])
+        yield from mailbox.finish()

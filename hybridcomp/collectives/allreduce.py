@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridcomp.arrays import ByteArray, Flat
+from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Memory
-from hybridcomp.collectives.carry import Array, Carrier, narrow
+from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.shards import Shards
-from hybridcomp.collectives.transport import Incoming, Mailbox, arrival
+from hybridcomp.collectives.transport import Incoming
 
 _AHEAD = 3  # chunks sent before the first one is summed
 _BEHIND = 2  # chunks summed before the first result is decoded
@@ -61,13 +61,12 @@ def allreduce(
                 if ahead < count:
                     run.scatter(ahead)
             if k < count:
-                yield arrival(run.parts[k])
+                yield run.mailbox.arrival(run.parts[k])
                 run.reduce(k)
             if k >= _BEHIND:
-                yield arrival(run.results[k - _BEHIND])
+                yield run.mailbox.arrival(run.results[k - _BEHIND])
                 run.gather(k - _BEHIND)
-        yield run.mailbox.sent()
-    run.mailbox.close()
+        yield from run.mailbox.finish()
 
 
 class _Run:
@@ -97,7 +96,7 @@ class _Run:
         self.fold = fold
         self.rank, self.others = carrier.transport.rank, carrier.transport.others
         self.shards = Shards.of(send.size, carrier.transport.size, send.dtype.itemsize)
-        self.mailbox = Mailbox(carrier.transport)
+        self.mailbox = carrier.mailbox()
         self.parts: dict[int, list[Incoming]] = {}
         self.results: dict[int, list[Incoming]] = {}
 
@@ -115,11 +114,10 @@ class _Run:
         for q in owners:
             span = shards.span(q, k)
             if self.memory is None:
-                buffer, nbytes = carrier.encode(self.send[span])
+                message = carrier.encode(self.send[span])
             else:
-                buffer, nbytes = carrier.encode_with_feedback(self.send[span], self.memory, span)
-            carrier.call.wire_bytes += nbytes
-            mailbox.send(buffer, nbytes, [q], self.tags[0])
+                message = carrier.encode_with_feedback(self.send[span], self.memory, span)
+            mailbox.send(message, [q], self.tags[0])
 
     def reduce(self, k: int) -> None:
         """Steps 2 and 3 for chunk ``k`` of this rank's shard."""
@@ -130,37 +128,28 @@ class _Run:
         memory = self.memory
         if self.fold is None:
             acc = carrier.own(self.send[span], memory, span)
-            for message in self.parts.pop(k):
-                carrier.decode_add(message.buffer, acc, message.peer, self.part_dtype)
+            carrier.add(self.parts.pop(k), acc, self.part_dtype)
         else:
             acc = self.send[span].copy()
             part = np.empty_like(acc)
             for message in self.parts.pop(k):
-                carrier.decode(message.buffer, part, message.peer)
+                carrier.decode(message, part)
                 self.fold(acc, part, out=acc)
+        ranks = carrier.transport.size if self.mean else 1
         if memory is not None:
-            ranks = carrier.transport.size if self.mean else 1
-            buffer, nbytes = carrier.encode_sum_with_feedback(acc, memory, span, ranks)
-        else:
-            if self.mean:
-                acc /= carrier.transport.size
-            buffer, nbytes = self._encode_sum(acc)
-        carrier.call.wire_bytes += nbytes * len(self.others)
-        self.mailbox.send(buffer, nbytes, self.others, self.tags[1])
-        self._take(buffer[:nbytes], span, self.rank)
+            result = carrier.encode_sum_with_feedback(acc, memory, span, ranks)
+            self.mailbox.send(result, self.others, self.tags[1])
+            carrier.decode_result(result.wire(), self.recv[span], self.rank, memory, span)
+            return
+        result = carrier.encode_sum(acc, self.sum_dtype, ranks)
+        self.mailbox.send(result, self.others, self.tags[1])
+        carrier.decode_own(result, self.recv[span], self.sum_dtype)
 
     def gather(self, k: int) -> None:
         """Step 4 for chunk ``k`` of the other ranks' shards."""
         for message in self.results.pop(k):
-            self._take(message.buffer, self.shards.span(message.peer, k), message.peer)
-
-    def _encode_sum(self, acc: Array) -> tuple[ByteArray, int]:
-        if self.carrier.codec.lossless:
-            return self.carrier.encode(narrow(acc, self.dtype))
-        return self.carrier.encode(acc, self.sum_dtype)
-
-    def _take(self, message: ByteArray, span: slice, owner: int) -> None:
-        if self.memory is None:
-            self.carrier.decode(message, self.recv[span], owner, self.sum_dtype)
-        else:
-            self.carrier.decode_result(message, self.recv[span], owner, self.memory, span)
+            span = self.shards.span(message.peer, k)
+            if self.memory is None:
+                self.carrier.decode(message, self.recv[span], self.sum_dtype)
+            else:
+                self.carrier.decode_result(message.buffer, self.recv[span], message.peer, self.memory, span)

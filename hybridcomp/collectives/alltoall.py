@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.transport import Mailbox, arrival
 
 Extents = Sequence[tuple[int, int]]
 
@@ -27,7 +26,7 @@ def alltoallv(
         WireError, MismatchError: from a peer's message.
     """
     t = carrier.transport
-    mailbox = Mailbox(t)
+    mailbox = carrier.mailbox()
     messages = [
         mailbox.receive(carrier.inbox_bytes(incoming[q][1]), q, tag) for q in t.others if incoming[q][1]
     ]
@@ -35,14 +34,11 @@ def alltoallv(
         for q in t.others:
             start, n = outgoing[q]
             if n:
-                buffer, length = carrier.encode(send.data[start : start + n])
-                carrier.call.wire_bytes += length
-                mailbox.send(buffer, length, [q], tag)
+                mailbox.send(carrier.encode(send.data[start : start + n]), [q], tag)
         (source, n), (target, _) = outgoing[t.rank], incoming[t.rank]
-        recv.data[target : target + n] = send.data[source : source + n]
-        yield arrival(messages)
+        carrier.copy(send.data[source : source + n], recv.data[target : target + n])
+        yield mailbox.arrival(messages)
         for message in messages:
             start, n = incoming[message.peer]
-            carrier.decode(message.buffer, recv.data[start : start + n], message.peer)
-        yield mailbox.sent()
-    mailbox.close()
+            carrier.decode(message, recv.data[start : start + n])
+        yield from mailbox.finish()

@@ -9,7 +9,6 @@ from hybridcomp.arrays import Flat
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.shards import Shards
-from hybridcomp.collectives.transport import Mailbox, arrival
 
 
 def bcast(carrier: Carrier, buf: Flat, root: int, tag: int) -> Steps:
@@ -27,29 +26,25 @@ def bcast(carrier: Carrier, buf: Flat, root: int, tag: int) -> Steps:
     t = carrier.transport
     parent, children = binomial_tree((t.rank - root) % t.size, t.size)
     down = [(c + root) % t.size for c in children]
-    mailbox = Mailbox(t)
+    mailbox = carrier.mailbox()
     shards = Shards.fixed(buf.size, 1, buf.size, buf.dtype.itemsize)
     spans = [shards.span(0, k) for k in range(shards.count)]
     if parent is None:
         with t.keeping(mailbox):
             for span in spans:
-                buffer, length = carrier.encode(buf.data[span])
-                mailbox.send(buffer, length, down, tag)
-                carrier.call.wire_bytes += length * len(down)
-                carrier.decode(buffer[:length], buf.data[span], t.rank)
-            yield mailbox.sent()
+                message = carrier.encode(buf.data[span])
+                mailbox.send(message, down, tag)
+                carrier.decode_own(message, buf.data[span])
+            yield from mailbox.finish()
     else:
         source = (parent + root) % t.size
         messages = [mailbox.receive(carrier.inbox_bytes(s.stop - s.start), source, tag) for s in spans]
         with t.keeping((mailbox, messages)):
-            for span, message in zip(spans, messages, strict=True):
-                yield arrival([message])
-                raw, _ = carrier.open(message.buffer, span.stop - span.start, source)
-                mailbox.forward(raw, down, tag)
-                carrier.call.wire_bytes += raw.size * len(down)
-                carrier.decode(raw, buf.data[span], source)
-            yield mailbox.sent()
-    mailbox.close()
+            for span, incoming in zip(spans, messages, strict=True):
+                yield mailbox.arrival([incoming])
+                mailbox.forward(carrier.checked(incoming, span.stop - span.start), down, tag)
+                carrier.decode(incoming, buf.data[span])
+            yield from mailbox.finish()
 
 
 def binomial_tree(rank: int, size: int) -> tuple[int | None, list[int]]:

@@ -1,4 +1,4 @@
-"""What callers give as buffers: arrays, tensors and mpi4py's buffer specifications."""
+"""What callers give as buffers: arrays, tensors and mpi4py's buffer specifications; and how MPI is given them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat, byte_view, flatten, is_torch
+from hybridcomp.device import DeviceArray, Queue
 
 _BY_DATATYPE: dict[str, DType] = {
     "MPI_FLOAT": DType.FLOAT32,
@@ -53,9 +54,20 @@ _DATATYPES: dict[DType, MPI.Datatype] = {
 }
 
 
-def typed(data: np.ndarray[Any, Any], dtype: DType) -> list[Any]:
+def typed(data: Any, dtype: DType) -> list[Any]:
     """An mpi4py specification of an array with its datatype named: NumPy's own fails for unaligned arrays."""
-    return [byte_view(data), _DATATYPES[dtype]]
+    return [_bytes(data), _DATATYPES[dtype]]
+
+
+def raw(flat: Flat) -> list[Any]:
+    """An mpi4py specification of an array's bytes."""
+    return [_bytes(flat.data), MPI.BYTE]
+
+
+def _bytes(data: Any) -> Any:
+    if isinstance(data, DeviceArray):  # its address is all that MPI asks for
+        return MPI.buffer.fromaddress(data.ptr, data.nbytes)
+    return byte_view(data)
 
 
 def is_in_place(spec: Any) -> bool:
@@ -67,8 +79,9 @@ def parse(spec: Any, *, writable: bool = False) -> Flat:
     """View a buffer specification as flat elements.
 
     Args:
-        spec: an array, a CPU tensor, or ``[data, datatype]``, ``[data, count]``, ``[data, count, datatype]``,
-            ``[data, (count, displ), datatype]`` with one of MPI's basic datatypes, or its typecode.
+        spec: an array or tensor, of the machine's memory or a device's, or ``[data, datatype]``, ``[data, count]``,
+            ``[data, count, datatype]``, ``[data, (count, displ), datatype]`` with one of MPI's basic datatypes, or its
+            typecode.
         writable: it receives data.
 
     Raises:
@@ -83,7 +96,7 @@ def parse(spec: Any, *, writable: bool = False) -> Flat:
         and not hasattr(spec, "__cuda_array_interface__")
     ):
         spec = _from_buffer(spec, writable)
-    return flatten(spec, writable=writable)
+    return flatten(spec, writable=writable, device=True)
 
 
 def _from_buffer(data: Any, writable: bool) -> np.ndarray[Any, Any]:
@@ -91,7 +104,7 @@ def _from_buffer(data: Any, writable: bool) -> np.ndarray[Any, Any]:
         view = memoryview(data)
     except TypeError:
         raise TypeError(
-            f"a buffer must be an array, a CPU tensor or an mpi4py buffer specification, not {type(data).__name__}"
+            f"a buffer must be an array, a tensor or an mpi4py buffer specification, not {type(data).__name__}"
         ) from None
     if writable and view.readonly:
         raise TypeError(f"this operation writes to its buffer, and {type(data).__name__} is read-only")
@@ -135,11 +148,45 @@ def _dtype(datatype: MPI.Datatype | str) -> DType:
     return found
 
 
+def together(*flats: Flat | None) -> list[DeviceArray]:
+    """The buffers of one call that are on a device: all of them, or none.
+
+    Raises:
+        TypeError: one is on a device and another is elsewhere.
+    """
+    given = [flat.data for flat in flats if flat is not None]
+    device = [data for data in given if isinstance(data, DeviceArray)]
+    if device and len(device) < len(given):
+        raise TypeError(
+            "one buffer is on a device and the other in host memory: give both in the same memory"
+        )
+    if any(data.runtime is not device[0].runtime for data in device):
+        names = " and ".join(f"device {data.runtime.ordinal}" for data in device)
+        raise TypeError(f"the buffers are on {names}: give both on the same")
+    return device
+
+
 def overlap(a: Flat, b: Flat) -> bool:
-    """Whether two buffers have memory in common."""
+    """Whether two buffers of one memory have bytes in common."""
+    if isinstance(a.data, DeviceArray):
+        ends = (a.data.ptr + a.nbytes, b.data.ptr + b.nbytes)
+        return bool(a.nbytes and b.nbytes and a.data.ptr < ends[1] and b.data.ptr < ends[0])
     return bool(np.may_share_memory(a.data, b.data, max_work=0))
 
 
-def same_memory(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+def same_memory(a: Any, b: Any) -> bool:
     """Whether two contiguous arrays begin at the same address and are equally long."""
-    return a.ctypes.data == b.ctypes.data and a.nbytes == b.nbytes
+    if isinstance(a, DeviceArray):
+        return bool(a.ptr == b.ptr and a.nbytes == b.nbytes)
+    return bool(a.ctypes.data == b.ctypes.data and a.nbytes == b.nbytes)
+
+
+def copied(flat: Flat) -> Flat:
+    """A copy of a buffer, in the order of its owner's stream if it is on a device."""
+    data = flat.data
+    if isinstance(data, DeviceArray):
+        queue = Queue(data.runtime, data.runtime.current_stream(data.owner))
+        copy = queue.array(data.size, data.dtype)
+        queue.copy(copy, data)
+        return flat._replace(data=copy, shares=False)
+    return flat._replace(data=data.copy(), shares=False)

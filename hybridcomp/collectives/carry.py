@@ -1,7 +1,12 @@
-"""One operation's data path: encode a slice to a message, check and decode a message into a slice."""
+"""One operation's data path: encode a slice to a message, check and decode a message into a slice.
+
+The algorithms are written once, over this class; :class:`~hybridcomp.collectives.device_carry.DeviceCarrier` does the
+same for memory of a device, where a message that was encoded is not ready yet.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +15,9 @@ import numpy.typing as npt
 from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import Codec, Memory, get_codec
+from hybridcomp.codecs.registry import codec_for
 from hybridcomp.collectives.stats import Call
-from hybridcomp.collectives.transport import Transport
+from hybridcomp.collectives.transport import Incoming, Mailbox, Sealed, Transport
 from hybridcomp.errors import MismatchError
 
 Array = npt.NDArray[Any]
@@ -36,15 +42,21 @@ class Carrier:
         self.call = call
         self._params = codec.params_hash
 
-    def encode(self, data: Array, dtype: DType | None = None) -> tuple[ByteArray, int]:
-        """Encode a contiguous slice into a pool buffer; return it and the message's length in bytes."""
+    def mailbox(self) -> Mailbox:
+        """For the messages of the operation; made in its first step."""
+        return Mailbox(self.transport, self.call)
+
+    # -- to a message --------------------------------------------------------------------------------
+
+    def encode(self, data: Array, dtype: DType | None = None) -> Sealed:
+        """Encode a contiguous slice into a pool buffer."""
         kind = dtype or self.dtype
         buffer = self.transport.take(self.codec.bound(data.size, kind))
         with self.call.encoding():
             nbytes = self.codec.encode_flat(Flat(data, kind, data.shape, True, False), buffer)
-        return buffer, nbytes
+        return Sealed(buffer, nbytes)
 
-    def encode_with_feedback(self, data: Array, memory: Memory, span: slice) -> tuple[ByteArray, int]:
+    def encode_with_feedback(self, data: Array, memory: Memory, span: slice) -> Sealed:
         """Encode a span of data as ``memory`` corrects it; the message is of the accumulator's dtype.
 
         Data that is not finite leaves the memory of its span as it was: the overflow passes, the memory stays good.
@@ -52,7 +64,29 @@ class Carrier:
         buffer = self.transport.take(self.codec.bound(data.size, self.dtype.accumulator))
         with self.call.encoding():
             nbytes = memory.encode(self.codec, self._flat(data), buffer, span)
-        return buffer, nbytes
+        return Sealed(buffer, nbytes)
+
+    def encode_sum(self, total: Array, dtype: DType, ranks: int) -> Sealed:
+        """Encode a sum, over ``ranks`` for a mean, as ``dtype``; ``total``, an accumulator, is used up."""
+        if ranks != 1:
+            total /= ranks
+        return self.encode(total if dtype is self.dtype.accumulator else narrow(total, dtype), dtype)
+
+    def encode_sum_with_feedback(self, total: Array, memory: Memory, span: slice, ranks: int) -> Sealed:
+        """Encode the sum of a span that this rank owns, over ``ranks`` for a mean; ``total`` is used up."""
+        buffer = self.transport.take(self.codec.bound(total.size, self.dtype.accumulator))
+        with self.call.encoding():
+            nbytes = memory.encode_sum(self.codec, total, buffer, span, ranks)
+        return Sealed(buffer, nbytes)
+
+    def release(self, message: Sealed) -> None:
+        """Give a message back that no mailbox has sent."""
+        self.transport.give(message.buffer)
+
+    def _flat(self, data: Array) -> Flat:
+        return Flat(data, self.dtype, data.shape, True, False)
+
+    # -- sums ----------------------------------------------------------------------------------------
 
     def own(self, data: Array, memory: Memory | None, span: slice) -> Array:
         """A new accumulator for a span that this rank owns, with its own part in it."""
@@ -61,17 +95,20 @@ class Carrier:
         with self.call.encoding():
             return memory.own(self.codec, self._flat(data), span)
 
-    def encode_sum_with_feedback(
-        self, total: Array, memory: Memory, span: slice, ranks: int
-    ) -> tuple[ByteArray, int]:
-        """Encode the sum of a span that this rank owns, over ``ranks`` for a mean; ``total`` is used up."""
-        buffer = self.transport.take(self.codec.bound(total.size, self.dtype.accumulator))
-        with self.call.encoding():
-            nbytes = memory.encode_sum(self.codec, total, buffer, span, ranks)
-        return buffer, nbytes
+    def add(self, messages: Sequence[Incoming], acc: Array, source: DType | None = None) -> None:
+        """Check messages of ``source`` elements and add their values, in this order, to the fp32 or fp64 ``acc``."""
+        with self.call.decoding():
+            for message in messages:
+                raw, header = self.open(message.buffer, acc.size, message.peer, source)
+                self.codec.decode_add_flat(raw, header, acc)
 
-    def _flat(self, data: Array) -> Flat:
-        return Flat(data, self.dtype, data.shape, True, False)
+    def store(self, acc: Array, out: Array, ranks: int) -> None:
+        """Write an accumulator, over ``ranks`` for a mean, to ``out`` of the caller's dtype; ``acc`` is used up."""
+        if ranks != 1:
+            acc /= ranks
+        out[:] = narrow(acc, self.dtype)
+
+    # -- from a message ------------------------------------------------------------------------------
 
     def inbox_bytes(self, n: int, dtype: DType | None = None) -> int:
         """Size of a buffer for a message of ``n`` elements.
@@ -92,7 +129,11 @@ class Carrier:
             MismatchError: the peer sent something else; names both sides.
         """
         raw, header = wire.open_message(msg)
-        kind = dtype or self.dtype
+        self.compare(header, n, peer, dtype or self.dtype)
+        return raw, header
+
+    def compare(self, header: wire.Header, n: int, peer: int, kind: DType) -> None:
+        """Raise MismatchError unless a message is of this codec and ``n`` elements of ``kind``."""
         mine = (self.codec.wire_id, self._params, kind, n)
         theirs = (header.codec, header.params, header.dtype, header.count)
         if mine != theirs:
@@ -102,10 +143,16 @@ class Carrier:
                 f"rank {peer} sent {header.count} {header.dtype.label} "
                 f"(codec id {header.codec}, parameters {header.params:#010x})"
             )
-        return raw, header
 
-    def decode(self, msg: ByteArray, out: Array, peer: int, source: DType | None = None) -> None:
+    def decode(self, message: Incoming, out: Array, source: DType | None = None) -> None:
         """Check a message of ``source`` elements and write its values to ``out``, of the caller's dtype."""
+        self._decode(message.buffer, out, message.peer, source)
+
+    def decode_own(self, message: Sealed, out: Array, source: DType | None = None) -> None:
+        """Write the values of a message of this rank's own to ``out``; the owner, too, takes what others get."""
+        self._decode(message.wire(), out, self.transport.rank, source)
+
+    def _decode(self, msg: ByteArray, out: Array, peer: int, source: DType | None) -> None:
         with self.call.decoding():
             raw, header = self.open(msg, out.size, peer, source)
             self.codec.decode_flat(raw, header, out, self.dtype)
@@ -114,7 +161,7 @@ class Carrier:
         """Check a message of an owner's sum, and write what it means to ``out``, of the caller's dtype."""
         kind = self.dtype.accumulator
         if not memory.tracks:
-            self.decode(msg, out, peer, kind)
+            self._decode(msg, out, peer, kind)
             return
         values = out if self.dtype is kind else np.empty(out.size, kind.storage)
         with self.call.decoding():
@@ -124,11 +171,36 @@ class Carrier:
             if values is not out:
                 out[:] = narrow(values, self.dtype)
 
-    def decode_add(self, msg: ByteArray, acc: Array, peer: int, source: DType | None = None) -> None:
-        """Check a message of ``source`` elements and add its values to the fp32 or fp64 ``acc``."""
+    def checked(self, message: Incoming, n: int) -> Sealed:
+        """A message of ``n`` elements, checked, to be sent on; its buffer stays the mailbox's."""
+        raw, _ = self.open(message.buffer, n, message.peer)
+        return Sealed(raw, raw.size)
+
+    def take(self, message: Incoming, nbytes: int, out: Array) -> None:
+        """Check a message of any codec, and write its values to the beginning of ``out``.
+
+        Raises:
+            WireError: damaged.
+            MismatchError: another dtype, or more elements than fit.
+        """
         with self.call.decoding():
-            raw, header = self.open(msg, acc.size, peer, source)
-            self.codec.decode_add_flat(raw, header, acc)
+            raw, header = wire.open_message(message.buffer[:nbytes])
+            self.fits(header, message.peer, out.size)
+            codec_for(header).decode_flat(raw, header, out[: header.count], self.dtype)
+
+    def fits(self, header: wire.Header, peer: int, room: int) -> None:
+        """Raise MismatchError unless a message is of the caller's dtype and has at most ``room`` elements."""
+        if header.dtype is not self.dtype or header.count > room:
+            raise MismatchError(
+                f"recv on axis {self.call.axis!r}: rank {self.transport.rank} has room for {room} "
+                f"{self.dtype.label}, rank {peer} sent {header.count} {header.dtype.label}"
+            )
+
+    # -- copies --------------------------------------------------------------------------------------
+
+    def copy(self, source: Array, out: Array) -> None:
+        """Copy elements as they are."""
+        out[:] = source
 
 
 def widen(data: Array, dtype: DType) -> Array:

@@ -27,8 +27,9 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.alltoall import Extents
+from hybridcomp.collectives.base import CodecLike, Op
 from hybridcomp.collectives.buffers import is_in_place, parse
-from hybridcomp.collectives.core import CodecLike, Core, Op
+from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Request
 
 Buffer = Any

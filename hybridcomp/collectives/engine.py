@@ -1,10 +1,10 @@
-"""Progress: operations as generators that yield the MPI requests they wait for.
+"""Progress: operations as generators that yield the MPI requests, and events of a device, that they wait for.
 
 An operation's code runs in steps. The first step runs in the thread that starts it, so that operations get
-their tags and post their MPI collectives in program order; every later step runs as soon as the requests it
-yielded have completed, in whichever thread polls: the foreground while somebody waits, otherwise one background
-thread. Polling sleeps between looks. A blocking MPI call would spin, and take the core that training computes
-on.
+their tags and post their MPI collectives in program order; every later step runs as soon as the requests and
+events it yielded have completed, in whichever thread polls: the foreground while somebody waits, otherwise one
+background thread. Polling sleeps between looks. A blocking MPI call would spin, and take the core that training
+computes on; no step waits for a device either.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mpi4py import MPI
 
@@ -31,12 +31,29 @@ _BACKGROUND_MIN = 100e-6
 _BACKGROUND_ASIDE = 2e-3  # while the foreground polls
 
 
+class Ready(Protocol):
+    """Something that will be done: an event of a device, or what is made of several."""
+
+    def done(self) -> bool:
+        """Whether it is; does not wait. May make progress."""
+
+
 class Pending(NamedTuple):
-    """What a step waits for: requests, the rank that each is with (-1: all), and where to put their statuses."""
+    """What a step waits for.
+
+    Attributes:
+        requests: of MPI.
+        peers: the rank that each is with (-1: all).
+        statuses: where to put theirs.
+        events: looked at once all requests are done, until they are, too.
+        poll: called at every look, before it: posts what has become ready meanwhile. Returns whether it did anything.
+    """
 
     requests: list[MPI.Request]
     peers: list[int]
     statuses: list[MPI.Status] | None = None
+    events: Sequence[Ready] = ()
+    poll: Callable[[], bool] | None = None
 
 
 Steps = Generator[Pending, None, None]
@@ -108,7 +125,14 @@ class Request:
         """Run steps until one has to wait; return whether any ran. Called with the engine's lock held."""
         moved = False
         try:
-            while MPI.Request.Testall(self._pending.requests, self._pending.statuses):
+            while True:
+                pending = self._pending
+                if pending.poll is not None and pending.poll():
+                    moved = True
+                if not MPI.Request.Testall(pending.requests, pending.statuses):
+                    break
+                if pending.events and not self._events_done(pending):
+                    break
                 moved = True
                 self._pending = next(self._steps)
         except StopIteration:
@@ -118,6 +142,11 @@ class Request:
         except Exception as error:
             self._finish(error)
         return moved or self._ended
+
+    def _events_done(self, pending: Pending) -> bool:
+        if pending.requests:  # done, and their statuses written: not to be tested again
+            self._pending = pending._replace(requests=[], peers=[], statuses=None)
+        return all(event.done() for event in pending.events)
 
     def _explain(self, error: MPI.Exception) -> BaseException:
         if error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
@@ -156,7 +185,12 @@ class Request:
             for peer, request in zip(self._pending.peers, self._pending.requests, strict=True)
             if request != MPI.REQUEST_NULL
         }
-        who = "all ranks" if -1 in waiting or not waiting else f"rank {', '.join(map(str, sorted(waiting)))}"
+        if not waiting and self._pending.events:
+            who = "the device"
+        elif -1 in waiting or not waiting:
+            who = "all ranks"
+        else:
+            who = f"rank {', '.join(map(str, sorted(waiting)))}"
         return f"{self.what} did not end within {timeout:g} s; still waiting for {who}"
 
 

@@ -1,8 +1,11 @@
-"""MPI's own operations, for what is not compressed; and the casts that MPI's reductions need."""
+"""MPI's own operations, for what is not compressed; and the casts that MPI's reductions need.
+
+MPI matches collectives in the order in which they are posted: each takes a turn, since some wait for a device first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -10,20 +13,27 @@ from mpi4py import MPI
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.collectives.buffers import same_memory, typed
 from hybridcomp.collectives.carry import Array, narrow, widen
-from hybridcomp.collectives.engine import Pending, Steps
+from hybridcomp.collectives.engine import Pending, Ready, Steps
+from hybridcomp.collectives.turns import Turn
 
 AVG = "avg"
 
 _HALF = (DType.FLOAT16, DType.BFLOAT16)
 
 
-def native(post: Callable[[], MPI.Request]) -> Steps:
-    """Start one of MPI's own non-blocking operations and wait for it."""
-    yield Pending([post()], [-1])
+def native(post: Callable[[], MPI.Request], turn: Turn, events: Sequence[Ready] = ()) -> Steps:
+    """Start one of MPI's own non-blocking operations, after ``events``, and wait for it."""
+    request = yield from turn.post(post, events)
+    yield Pending([request], [-1])
 
 
 def reduce_native(
-    post: Callable[[Any, Any], MPI.Request], send: Flat, recv: Flat | None, divide_by: int
+    post: Callable[[Any, Any], MPI.Request],
+    send: Flat,
+    recv: Flat | None,
+    divide_by: int,
+    turn: Turn,
+    events: Sequence[Ready] = (),
 ) -> Steps:
     """Run one of MPI's reductions; float16 and bfloat16, which MPI lacks, are reduced in float32.
 
@@ -33,15 +43,23 @@ def reduce_native(
         send: this rank's values.
         recv: the result; None where this rank gets none.
         divide_by: for an average, the number of ranks; else 1.
+        turn: this operation's.
+        events: to wait for first; of buffers on a device, whose dtype MPI reduces, and no averages.
     """
     dtype = send.dtype.accumulator
     half = send.dtype in _HALF
     given = widen(send.data, send.dtype) if half else send.data
     target = given if recv is None else widen(recv.data, recv.dtype) if half else recv.data
     in_place = recv is not None and same_memory(given, target)
-    yield Pending([post(MPI.IN_PLACE if in_place else typed(given, dtype), typed(target, dtype))], [-1])
+    source = MPI.IN_PLACE if in_place else typed(given, dtype)
+    yield from native(lambda: post(source, typed(target, dtype)), turn, events)
     if recv is not None and (half or divide_by != 1):
         recv.data[:] = narrow(_divided(target, divide_by), recv.dtype)
+
+
+def reduces_directly(dtype: DType, divide_by: int) -> bool:
+    """Whether :func:`reduce_native` leaves the buffers to MPI alone."""
+    return dtype not in _HALF and divide_by == 1
 
 
 def _divided(values: Array, by: int) -> Array:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Memory
-from hybridcomp.collectives.carry import Carrier, narrow
+from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.shards import Shards
-from hybridcomp.collectives.transport import Incoming, Mailbox, arrival
+from hybridcomp.collectives.transport import Incoming
 
 _AHEAD = 3
 
@@ -30,7 +30,7 @@ def reduce_scatter_block(
         WireError, MismatchError: from a peer's message.
     """
     t = carrier.transport
-    mailbox = Mailbox(t)
+    mailbox = carrier.mailbox()
     shards = Shards.fixed(send.size, t.size, recv.size, send.dtype.itemsize)
     dtype = send.dtype if memory is None else send.dtype.accumulator
     parts: dict[int, list[Incoming]] = {}
@@ -41,25 +41,20 @@ def reduce_scatter_block(
         for q in t.others:
             span = shards.span(q, k)
             if memory is None:
-                buffer, length = carrier.encode(send.data[span])
+                message = carrier.encode(send.data[span])
             else:
-                buffer, length = carrier.encode_with_feedback(send.data[span], memory, span)
-            carrier.call.wire_bytes += length
-            mailbox.send(buffer, length, [q], tag)
+                message = carrier.encode_with_feedback(send.data[span], memory, span)
+            mailbox.send(message, [q], tag)
 
     with t.keeping((mailbox, parts)):
         for k in range(shards.count):
             for ahead in range(_AHEAD) if k == 0 else (k + _AHEAD - 1,):
                 if ahead < shards.count:
                     scatter(ahead)
-            yield arrival(parts[k])
+            yield mailbox.arrival(parts[k])
             own = shards.span(t.rank, k)
             acc = carrier.own(send.data[own], memory, own)
-            for message in parts.pop(k):
-                carrier.decode_add(message.buffer, acc, message.peer, dtype)
-            if mean:
-                acc /= t.size
+            carrier.add(parts.pop(k), acc, dtype)
             start = own.start - t.rank * recv.size
-            recv.data[start : start + acc.size] = narrow(acc, recv.dtype)
-        yield mailbox.sent()
-    mailbox.close()
+            carrier.store(acc, recv.data[start : start + acc.size], t.size if mean else 1)
+        yield from mailbox.finish()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import ByteArray
-from hybridcomp.collectives.engine import Pending
+from hybridcomp.collectives.engine import Pending, Ready, Steps
+from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.turns import Turns
 
 _TAGS = 30_000  # below MPI's guaranteed 32767; a tag comes round after as many operations
 
@@ -24,14 +27,19 @@ class Transport:
     Attributes:
         comm: a duplicate that nobody else uses.
         rank, size: of ``comm``.
+        turns: of what is matched in the order in which it is posted.
+        direct: every rank's MPI takes device pointers in messages.
     """
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Comm, *, direct: bool = False, pool: Transport | None = None) -> None:
+        """Send and receive on ``comm``; ``pool`` is one whose buffers to use."""
         self.comm = comm
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
+        self.turns = Turns()
+        self.direct = direct
         self._next = 0
-        self._pool: dict[int, list[ByteArray]] = {}
+        self._pool: dict[int, list[ByteArray]] = {} if pool is None else pool._pool
         self._failed: list[object] = []
 
     @property
@@ -44,12 +52,12 @@ class Transport:
         self._next += 1
         return self._next % _TAGS
 
-    def isend(self, data: ByteArray, peer: int, tag: int) -> MPI.Request:
+    def isend(self, data: Any, peer: int, tag: int) -> MPI.Request:
         """Start to send bytes; ``data`` must stay unchanged until the request is done."""
         return self.comm.Isend([data, MPI.BYTE], peer, tag)
 
-    def irecv(self, data: ByteArray, peer: int, tag: int) -> MPI.Request:
-        """Start to receive at most ``data.size`` bytes."""
+    def irecv(self, data: Any, peer: int, tag: int) -> MPI.Request:
+        """Start to receive at most as many bytes as ``data`` has."""
         return self.comm.Irecv([data, MPI.BYTE], peer, tag)
 
     @property
@@ -82,51 +90,84 @@ class Transport:
             free.append(base)
 
 
-class Mailbox:
-    """The messages of one operation: sends and receives in flight, and the buffers that they use."""
+class Sealed(NamedTuple):
+    """An encoded message in a pool buffer. What a device encodes has the same methods, and becomes ready later."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._sends: list[MPI.Request] = []
-        self._peers: list[int] = []
-        self._buffers: list[ByteArray] = []
+    buffer: ByteArray
+    nbytes: int
 
-    def send(self, buffer: ByteArray, nbytes: int, peers: list[int], tag: int) -> None:
-        """Send the first ``nbytes`` of a pool buffer to each of ``peers``."""
-        self._buffers.append(buffer)
-        self.forward(buffer[:nbytes], peers, tag)
+    def wire(self) -> ByteArray:
+        """Its bytes, as MPI takes them."""
+        return self.buffer[: self.nbytes]
 
-    def forward(self, message: ByteArray, peers: list[int], tag: int) -> None:
-        """Send bytes of a buffer that this mailbox already keeps, or the caller does."""
-        for peer in peers:
-            self._sends.append(self._transport.isend(message, peer, tag))
-            self._peers.append(peer)
-
-    def receive(self, nbytes: int, peer: int, tag: int) -> Incoming:
-        """Start to receive a message of at most ``nbytes`` into a pool buffer."""
-        buffer = self._transport.take(nbytes)
-        self._buffers.append(buffer)
-        return Incoming(peer, buffer, self._transport.irecv(buffer, peer, tag))
-
-    def sent(self) -> Pending:
-        """What to wait for before :meth:`close`."""
-        return Pending(self._sends, self._peers)
-
-    def close(self) -> None:
-        """Give the buffers back; all sends and receives are done."""
-        for buffer in self._buffers:
-            self._transport.give(buffer)
-        self._buffers.clear()
+    @property
+    def events(self) -> Sequence[Ready]:
+        """What :meth:`wire` has to wait for."""
+        return ()
 
 
-class Incoming(NamedTuple):
-    """A message on its way here."""
+@dataclass(slots=True)
+class Incoming:
+    """A message on its way here.
+
+    Attributes:
+        peer: who sends it.
+        buffer: room for it.
+        request: null once it is here.
+    """
 
     peer: int
     buffer: ByteArray
     request: MPI.Request
 
+    def wire(self) -> ByteArray:
+        """The buffer, as MPI takes it."""
+        return self.buffer
 
-def arrival(messages: list[Incoming]) -> Pending:
-    """What to wait for until all of ``messages`` are here."""
-    return Pending([m.request for m in messages], [m.peer for m in messages])
+
+class Mailbox:
+    """The messages of one operation: sends and receives in flight, and the buffers that they use."""
+
+    def __init__(self, transport: Transport, call: Call) -> None:
+        self._transport = transport
+        self._call = call
+        self._sends: list[MPI.Request] = []
+        self._peers: list[int] = []
+        self._buffers: list[ByteArray] = []
+
+    def send(self, message: Sealed, peers: list[int], tag: int) -> None:
+        """Send a message to each of ``peers``; its buffer goes back to the pool in the end."""
+        self._buffers.append(message.buffer)
+        self.forward(message, peers, tag)
+
+    def forward(self, message: Sealed, peers: list[int], tag: int) -> None:
+        """Send bytes of a buffer that this mailbox already keeps."""
+        data = message.wire()
+        self._call.wire_bytes += data.size * len(peers)
+        for peer in peers:
+            self._sends.append(self._transport.isend(data, peer, tag))
+            self._peers.append(peer)
+
+    def inbox(self, nbytes: int) -> Incoming:
+        """Room for a message of at most ``nbytes``, which somebody else receives into it."""
+        buffer = self._transport.take(nbytes)
+        self._buffers.append(buffer)
+        return Incoming(-1, buffer, MPI.REQUEST_NULL)
+
+    def receive(self, nbytes: int, peer: int, tag: int) -> Incoming:
+        """Start to receive a message of at most ``nbytes``."""
+        message = self.inbox(nbytes)
+        message.peer = peer
+        message.request = self._transport.irecv(message.wire(), peer, tag)
+        return message
+
+    def arrival(self, messages: list[Incoming]) -> Pending:
+        """What to wait for until all of ``messages`` are here and can be opened."""
+        return Pending([m.request for m in messages], [m.peer for m in messages])
+
+    def finish(self) -> Steps:
+        """Wait until all is sent, and give the buffers back."""
+        yield Pending(self._sends, self._peers)
+        for buffer in self._buffers:
+            self._transport.give(buffer)
+        self._buffers.clear()

@@ -1,0 +1,236 @@
+"""A communicator's state; how an operation's codec is chosen, and how it is started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
+from hybridcomp.collectives.agreement import agree
+from hybridcomp.collectives.awareness import awareness
+from hybridcomp.collectives.carry import Array, Carrier
+from hybridcomp.collectives.device_carry import DeviceCarrier, has_driver
+from hybridcomp.collectives.engine import Ready, Request, Steps, engine
+from hybridcomp.collectives.exact import AVG
+from hybridcomp.collectives.lanes import callers_events
+from hybridcomp.collectives.stats import Call, StatRow, StatTable
+from hybridcomp.collectives.through_host import Extents as ByteExtents
+from hybridcomp.collectives.through_host import through_host
+from hybridcomp.collectives.transport import Transport
+from hybridcomp.collectives.turns import Turn
+from hybridcomp.device import DeviceArray
+from hybridcomp.errors import CodecMismatchError
+from hybridcomp.policy import Choice, Message, Policy, check_feedback, load_policy
+
+Op = MPI.Op | str
+CodecLike = Codec | str | None
+# One of MPI's own operations on a send and a receive buffer, with its turn and what to wait for before it is posted.
+Native = Callable[[Any, Any, Turn, Sequence[Ready]], Steps]
+# One of ours.
+Algorithm = Callable[[Carrier, Any, Any], Steps]
+
+NONE = get_codec("none")
+_DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
+
+
+class Base:
+    """What :class:`~hybridcomp.collectives.core.Core` builds on; its attributes are documented there."""
+
+    def __init__(self, comm: MPI.Comm, policy: Any, axis: str, timeout: float) -> None:
+        self.policy: Policy = load_policy(policy)
+        self.axis = axis
+        self.timeout = timeout
+        self.step = 0
+        self.feedback = ErrorFeedback(form=None)
+        self.warm: dict[str, Array] = {}
+        mine = awareness()
+        self.mpi = comm.Dup()
+        self._p2p = comm.Dup()
+        self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
+        self._table = StatTable()
+        self._choices: dict[tuple[Any, ...], Choice] = {}
+        self.cuda_aware = agree(self.mpi, self.policy, mine)
+        self._transport = Transport(self.mpi, direct=self.cuda_aware.messages)
+        self._p2p_transport = Transport(self._p2p, direct=self.cuda_aware.messages, pool=self._transport)
+
+    def stats(self) -> list[StatRow]:
+        """Totals per operation and codec since the communicator was made, on this rank."""
+        return self._table.rows()
+
+    # -- the policy ----------------------------------------------------------------------------------
+
+    def _choose(
+        self,
+        op: str,
+        data: Flat,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        elements: int | None = None,
+    ) -> Choice:
+        if self.size == 1:
+            return Choice(NONE, None, "one rank")
+        if codec is not None:
+            fixed = get_codec(codec)
+            reason = fixed.can_carry(data.dtype, data.shape)
+            if reason is not None:
+                raise CodecMismatchError(f"{op}: codec {fixed.spec!r} cannot carry this buffer: {reason}")
+            return Choice(fixed, None, "asked for in the call")
+        shape = data.shape if elements is None else (elements,)
+        key = (op, data.dtype, shape, name, phase, self.axis, self.step)
+        choice = self._choices.get(key)
+        if choice is None:
+            if len(self._choices) > 4096:
+                self._choices.clear()
+            nbytes = math.prod(shape) * data.dtype.itemsize
+            message = Message(self.axis, op, phase, data.dtype, nbytes, name, self.step, shape)
+            choice = self._choices[key] = self.policy.choose(message)
+        return choice
+
+    def _choose_sum(
+        self, op_name: str, data: Flat, op: Op, name: str | None, phase: str | None, codec: CodecLike
+    ) -> Choice:
+        if op not in (MPI.SUM, AVG):
+            return Choice(NONE, None, "neither sum nor average")
+        choice = self._choose(op_name, data, name, phase, codec)
+        if choice.codec.linear and op_name != "all_reduce":
+            return Choice(NONE, None, f"{choice.codec.name} only all-reduces")
+        if choice.compresses and not data.dtype.is_float:
+            return Choice(NONE, None, f"sums of {data.dtype.label} are MPI's own")
+        return choice
+
+    @staticmethod
+    def _direct(choice: Choice, data: Flat, op: Op) -> bool:
+        """Whether our own algorithm runs, and not MPI's."""
+        half = data.dtype in (DType.FLOAT16, DType.BFLOAT16)
+        big_half = half and op in (MPI.SUM, AVG) and data.nbytes >= _DIRECT_HALF_BYTES
+        return choice.compresses or (big_half and choice.reason != "one rank")
+
+    def _residual(self, choice: Choice, name: str | None, n: int, dtype: DType) -> Array | None:
+        if choice.feedback is None or name is None:
+            return None
+        check_feedback("all_reduce", choice.codec, choice.feedback)
+        return self.feedback.residual((self.axis, name), n, dtype.accumulator)
+
+    def _memory(
+        self, op: str, choice: Choice, name: str | None, n: int, dtype: DType
+    ) -> tuple[Memory | None, Codec]:
+        """The feedback's memory of a message, its step begun, and the codec of that step."""
+        if choice.feedback is None or name is None:
+            return None, choice.codec
+        check_feedback(op, choice.codec, choice.feedback)
+        memory = self.feedback.memory((self.axis, name), n, dtype, choice.feedback)
+        return memory, choice.codec.at_step(memory.begin())
+
+    # -- starting ------------------------------------------------------------------------------------
+
+    def _call(self, op: str, choice: Choice, raw: int, plain: int) -> Call:
+        return Call(self.axis, op, choice.codec.spec, choice.reason, raw, plain)
+
+    def _plain_call(self, op: str, raw: int, plain: int) -> Call:
+        return Call(self.axis, op, NONE.spec, "never compressed" if op != "recv" else "as sent", raw, plain)
+
+    def _carried(
+        self,
+        algorithm: Algorithm,
+        codec: Codec,
+        call: Call,
+        send: Flat | None,
+        recv: Flat,
+        device: list[DeviceArray],
+        *,
+        on_host: bool = False,
+        loads: bool = False,
+        written: Callable[[], ByteExtents] | None = None,
+    ) -> Request:
+        """Start one of our algorithms, on host memory, on a device's, or on a host's copy of that.
+
+        Args:
+            algorithm: to start.
+            codec: that it uses.
+            call: statistics.
+            send, recv: its buffers.
+            device: the caller's, if they are on a device.
+            on_host: it cannot run there: error feedback, linear codecs.
+            loads, written: as of :func:`~hybridcomp.collectives.through_host.through_host`.
+        """
+        t, dtype = self._transport, recv.dtype
+        if not device:
+            steps = algorithm(Carrier(t, codec, dtype, call), send, recv)
+        elif on_host or not has_driver(codec):
+            carrier = Carrier(t, codec, dtype, call)
+            steps = through_host(
+                t,
+                device,
+                send,
+                recv,
+                lambda s, r: algorithm(carrier, s, r),
+                loads=loads,
+                written=written,
+            )
+        else:
+            steps = algorithm(DeviceCarrier(t, codec, dtype, call, device), send, recv)
+        return self._start(steps, call)
+
+    def _native(
+        self,
+        run: Native,
+        call: Call,
+        send: Flat | None,
+        recv: Flat | None,
+        device: list[DeviceArray],
+        *,
+        direct: bool | None = None,
+        transport: Transport | None = None,
+        exact: bool = True,
+        status: MPI.Status | None = None,
+        loads: bool = False,
+        written: Callable[[], ByteExtents] | None = None,
+    ) -> Request:
+        """Start one of MPI's own operations, or one that is matched in the order of posting.
+
+        Args:
+            run: to start.
+            call: statistics.
+            send, recv: its buffers.
+            device: the caller's, if they are on a device.
+            direct: hand MPI the device's pointers; None where it takes them in collectives.
+            transport: whose turn it takes; None is the collectives'.
+            exact: it carries what a plain one would; else it counts its bytes itself.
+            status: of a receive.
+            loads, written: as of :func:`~hybridcomp.collectives.through_host.through_host`.
+        """
+        t = transport or self._transport
+        if direct is None:
+            direct = self.cuda_aware.collectives
+
+        def steps() -> Steps:
+            turn = t.turns.take()
+            if direct or not device:
+                yield from run(send, recv, turn, callers_events(device))
+            else:
+                yield from through_host(
+                    t, device, send, recv, lambda s, r: run(s, r, turn, ()), loads=loads, written=written
+                )
+
+        return self._start(steps(), call, exact=exact, status=status)
+
+    def _start(
+        self, steps: Steps, call: Call, *, exact: bool = False, status: MPI.Status | None = None
+    ) -> Request:
+        if exact:
+            call.wire_bytes = call.plain_bytes
+        what = f"{call.op} number {self._transport.sequence} on axis {self.axis!r}, rank {self.rank} of {self.size}"
+        return engine().start(self._counted(steps, call), what, self.timeout, status)
+
+    def _counted(self, steps: Steps, call: Call) -> Steps:
+        yield from steps
+        self._table.add(call)
+
+    def _check_rank(self, rank: int, what: str) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{what} is {rank}; this communicator has ranks 0 to {self.size - 1}")

@@ -1,0 +1,271 @@
+"""The data path of an operation on a device's memory; see :class:`~hybridcomp.collectives.carry.Carrier`.
+
+Everything is put on the operation's lane and becomes true in its order. The host reads a message's header and the
+first bytes of its payload; the CRC and the rest are checked on the device, which the operation's end reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hybridcomp import wire
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs import Codec
+from hybridcomp.codecs.device import convert, decode_opened, driver_of, encode_into, open_message, suffix
+from hybridcomp.codecs.registry import codec_for
+from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.device_mailbox import Arriving, DeviceMailbox, Outgoing, Passing
+from hybridcomp.collectives.lanes import Lane, depot_of
+from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.transport import Transport
+from hybridcomp.cuda import prepare_in_turn
+from hybridcomp.device import DeviceArray
+from hybridcomp.errors import CudaUnavailableError, WireError
+from hybridcomp.wire import HEADER_BYTES, Header
+
+_MODULES = ("message", "convert", "sums")
+_THREADS = 256
+Opened = tuple[Header, bytes, DeviceArray]
+
+
+def has_driver(codec: Codec | type[Codec]) -> bool:
+    """Whether a codec runs on devices; one that does not is carried through host memory."""
+    try:
+        driver_of(codec.wire_id)
+    except CudaUnavailableError:
+        return False
+    return True
+
+
+class DeviceCarrier(Carrier):
+    """Codec, transport and statistics of one operation on a device's memory.
+
+    Error feedback is not here: an operation with a memory goes through host memory (``Core._through_host``).
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        codec: Codec,
+        dtype: DType,
+        call: Call,
+        buffers: Iterable[DeviceArray],
+        *,
+        direct: bool | None = None,
+    ) -> None:
+        """Carry ``buffers``, the caller's.
+
+        Args:
+            transport, codec, dtype, call: as of a carrier.
+            buffers: whose owners' streams the operation follows.
+            direct: hand device pointers to MPI; None is what the transport says.
+        """
+        super().__init__(transport, codec, dtype, call)
+        self._buffers = list(buffers)
+        self._direct = transport.direct if direct is None else direct
+        self._runtime = self._buffers[0].runtime
+        self._lane: Lane | None = None
+        self._mail: DeviceMailbox | None = None
+
+    @property
+    def lane(self) -> Lane:
+        """The operation's, from its first step on."""
+        assert self._lane is not None
+        return self._lane
+
+    def mailbox(self) -> DeviceMailbox:
+        """For the messages of the operation; takes a lane, after what the caller's stream has now."""
+        prepare_in_turn((*_MODULES, *driver_of(self.codec.wire_id).modules()), self._runtime)
+        self._lane = depot_of(self._runtime).lane(self._buffers)
+        self._mail = DeviceMailbox(self.transport, self.call, self._lane, direct=self._direct)
+        return self._mail
+
+    # -- to a message --------------------------------------------------------------------------------
+
+    def encode(self, data: Any, dtype: DType | None = None) -> Any:
+        """Start to encode a slice."""
+        kind = dtype or self.dtype
+        queue = self.lane.queue
+        with self.call.encoding():
+            buffer = queue.empty(self.codec.bound(data.size, kind))
+            encoded = encode_into(self.codec, Flat(data, kind, data.shape, True, False), buffer, queue)
+            return Outgoing(self.lane, encoded, direct=self._direct)
+
+    def encode_sum(self, total: Any, dtype: DType, ranks: int) -> Any:
+        """Start to encode a sum, over ``ranks`` for a mean, as ``dtype``; ``total`` is used up."""
+        self._divide(total, ranks)
+        wide = self.dtype.accumulator
+        if dtype is wide:
+            return self.encode(total, dtype)
+        queue = self.lane.queue
+        narrow = queue.array(total.size, dtype.storage)
+        convert(queue, total, wide, narrow, dtype, total.size)
+        return self.encode(narrow, dtype)
+
+    def release(self, message: Any) -> None:
+        """Give a message back that no mailbox has sent; it has been."""
+        message.release()
+
+    # -- sums ----------------------------------------------------------------------------------------
+
+    def own(self, data: Any, memory: Any, span: slice) -> Any:
+        """A new accumulator with this rank's own part in it."""
+        queue, wide = self.lane.queue, self.dtype.accumulator
+        acc = queue.array(data.size, wide.storage)
+        convert(queue, self._aligned(data), self.dtype, acc, wide, data.size)
+        return acc
+
+    def add(self, messages: Sequence[Any], acc: Any, source: DType | None = None) -> None:
+        """Start to add the values of messages, in this order, to ``acc``."""
+        queue, wide = self.lane.queue, self.dtype.accumulator
+        with self.call.decoding():
+            opened = [self._open(m, acc.size, source or self.dtype) for m in messages]
+            for header, head, raw in opened:
+                decode_opened(header, head, raw, acc, wide, queue, add=True)
+        self._used(messages)
+
+    def store(self, acc: Any, out: Any, ranks: int) -> None:
+        """Start to write an accumulator, over ``ranks`` for a mean, to ``out``."""
+        self._divide(acc, ranks)
+        queue, wide = self.lane.queue, self.dtype.accumulator
+        if out.ptr % self.dtype.component_bytes == 0:
+            convert(queue, acc, wide, out, self.dtype, acc.size)
+        else:
+            narrow = queue.array(acc.size, self.dtype.storage)
+            convert(queue, acc, wide, narrow, self.dtype, acc.size)
+            queue.copy(out, narrow)
+
+    def _divide(self, acc: DeviceArray, ranks: int) -> None:
+        if ranks == 1:
+            return
+        queue, wide = self.lane.queue, self.dtype.accumulator
+        bits = np.array([ranks], wide.storage).view(np.uint64 if wide is DType.FLOAT64 else np.uint32)
+        blocks = queue.blocks(acc.size, _THREADS * 4)
+        queue.launch("sums", f"divide_{suffix(wide)}", blocks, _THREADS, acc, acc.size, int(bits[0]))
+
+    def _aligned(self, data: DeviceArray) -> DeviceArray:
+        if data.ptr % self.dtype.component_bytes == 0:
+            return data
+        copy = self.lane.queue.array(data.size, data.dtype)
+        self.lane.queue.copy(copy, data)
+        return copy
+
+    # -- from a message ------------------------------------------------------------------------------
+
+    def inbox_bytes(self, n: int, dtype: DType | None = None) -> int:
+        """Size of a buffer for a message of ``n`` elements; pinned memory is dear, so no more than that."""
+        return self.codec.bound(n, dtype or self.dtype)
+
+    def decode(self, message: Any, out: Any, source: DType | None = None) -> None:
+        """Start to write the values of a message to ``out``."""
+        with self.call.decoding():
+            header, head, raw = self._open(message, out.size, source or self.dtype)
+            decode_opened(header, head, raw, out, self.dtype, self.lane.queue)
+        self._used([message])
+
+    def decode_own(self, message: Any, out: Any, source: DType | None = None) -> None:
+        """Write the values of a message of this rank's own to ``out``, as soon as its length is known."""
+        message.then.append(partial(self._decode_own, message, out, source or self.dtype))
+
+    def _decode_own(self, message: Outgoing, out: DeviceArray, kind: DType) -> None:
+        assert message.nbytes is not None
+        payload = message.nbytes - HEADER_BYTES
+        header = Header(self.codec.wire_id, kind, out.size, payload, self.codec.params_hash)
+        head = message.head()[HEADER_BYTES:].tobytes()
+        with self.call.decoding():
+            raw = message.buffer[: message.nbytes]
+            decode_opened(header, head, raw, out, self.dtype, self.lane.queue)
+
+    def checked(self, message: Any, n: int) -> Any:
+        """A message of ``n`` elements, to be sent on. Who decodes it checks its CRC."""
+        return Passing(message, HEADER_BYTES + self._peek(message, n, self.dtype).payload)
+
+    def take(self, message: Any, nbytes: int, out: Any) -> None:
+        """Start to write the values of a message of any codec to the beginning of ``out``."""
+        message.buffer = message.buffer[:nbytes]
+        header = self._header(message)
+        codec = codec_for(header)
+        if not has_driver(codec):
+            self._take_on_host(message, codec, out)
+            return
+        self._fits(message, header, out.size)
+        prepare_in_turn(driver_of(codec.wire_id).modules(), self._runtime)
+        with self.call.decoding():
+            head, raw = self._raw(message, header)
+            decode_opened(header, head, raw, out[: header.count], self.dtype, self.lane.queue)
+        self._used([message])
+
+    def _take_on_host(self, message: Arriving, codec: type[Codec], out: DeviceArray) -> None:
+        """Decode a message by a codec that has no kernels here; it is in pinned memory."""
+        raw, header = wire.open_message(message.buffer)
+        self.fits(header, message.peer, out.size)
+        mail = self._mailbox()
+        values = mail.inbox(header.count * self.dtype.itemsize)
+        with self.call.decoding():
+            codec.decode_flat(raw, header, values.buffer.view(self.dtype.storage), self.dtype)
+        self.lane.upload(out, values.buffer)
+        self._used([message, values])
+
+    def _mailbox(self) -> DeviceMailbox:
+        assert self._mail is not None
+        return self._mail
+
+    def _used(self, messages: Sequence[Arriving]) -> None:
+        for message in messages:
+            self._mailbox().used(message)
+
+    def _open(self, message: Arriving, n: int, kind: DType) -> Opened:
+        header = self._peek(message, n, kind)
+        return header, *self._raw(message, header)
+
+    def _raw(self, message: Arriving, header: Header) -> tuple[bytes, DeviceArray]:
+        """The first bytes of a payload, and the message in the device's memory, where its CRC is checked."""
+        size = HEADER_BYTES + header.payload
+        queue = self.lane.queue
+        if isinstance(message.buffer, DeviceArray):
+            raw = message.buffer[:size]
+        else:
+            raw = queue.empty(size)
+            self.lane.upload(raw, message.buffer[:size])
+        open_message(queue, raw)
+        return message.head()[HEADER_BYTES:size].tobytes(), raw
+
+    def _peek(self, message: Arriving, n: int, kind: DType) -> Header:
+        header = self._header(message)
+        try:
+            self.compare(header, n, message.peer, kind)
+        except Exception:
+            self._blame_damage(message)
+            raise
+        return header
+
+    def _fits(self, message: Arriving, header: Header, room: int) -> None:
+        try:
+            self.fits(header, message.peer, room)
+        except Exception:
+            self._blame_damage(message)
+            raise
+
+    def _header(self, message: Arriving) -> Header:
+        try:
+            return wire.peek(message.head(), message.buffer.size)
+        except WireError as error:
+            raise WireError(
+                f"{self.call.op} on axis {self.call.axis!r}: rank {self.transport.rank} got a damaged message "
+                f"from rank {message.peer}: {error}"
+            ) from error
+
+    def _blame_damage(self, message: Arriving) -> None:
+        """Raise WireError if a header is unexpected because it is damaged. The operation ends, so this may wait."""
+        raw = message.buffer
+        wire.open_message(self.lane.queue.read(raw) if isinstance(raw, DeviceArray) else raw)
+
+    # -- copies --------------------------------------------------------------------------------------
+
+    def copy(self, source: Any, out: Any) -> None:
+        """Start to copy elements as they are."""
+        self.lane.queue.copy(out, source)

@@ -1,0 +1,309 @@
+"""Messages of an operation on a device's memory, and when each is ready.
+
+What is encoded becomes ready when an event says so: then its bytes are in pinned memory, and MPI may send them. What
+arrives is pinned, too, and read there by the host as far as its header and the beginning of its payload. An MPI that
+takes device pointers sends from the device's memory and receives in it; only the headers are copied.
+
+    encode -> event -> copy -> event -> send        receive -> copy -> decode -> event -> buffers given back
+
+Nothing here waits: the engine looks, and :meth:`DeviceMailbox.poll` does what has become possible.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp import native
+from hybridcomp.arrays import ByteArray
+from hybridcomp.codecs.device import Encoded
+from hybridcomp.collectives.engine import Pending, Ready, Steps
+from hybridcomp.collectives.lanes import Depot, Lane
+from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.transport import Incoming, Mailbox, Transport
+from hybridcomp.device import DeviceArray, Event
+from hybridcomp.errors import WireError
+
+HEAD_BYTES = 96  # of a message that the host sees: the header and what drivers check
+_AT_ONCE = 1 << 16  # bytes: a message of unknown length is copied with its length up to here, else after it
+
+
+class Outgoing:
+    """A message that the device is writing.
+
+    Attributes:
+        buffer: where.
+        nbytes: of the message; None until they are known.
+        then: called once it is ready, after it was sent.
+    """
+
+    def __init__(self, lane: Lane, encoded: Encoded, *, direct: bool) -> None:
+        """Copy a message to pinned memory (its beginning only, if ``direct``) when the device has written it."""
+        self.buffer = encoded.buffer
+        self.nbytes = encoded.size
+        self.then: list[Callable[[], None]] = []
+        self._lane, self._direct = lane, direct
+        self._total = encoded.total  # until it is copied
+        self._word: ByteArray | None = None
+        self._host: ByteArray | None = None
+        self._ready = False
+        if encoded.total is None:
+            self._event = self._fetch(encoded.buffer.size if encoded.size is None else encoded.size)
+            return
+        self._word = lane.depot.pinned.take(8)
+        word = (self._word[:8], encoded.total)
+        if encoded.buffer.size <= _AT_ONCE:
+            self._event = self._fetch(encoded.buffer.size, word)
+        else:
+            self._event = lane.download([word])
+
+    def done(self) -> bool:
+        """Whether :meth:`wire` can be sent."""
+        if self._ready:
+            return True
+        if not self._event.done():
+            return False
+        if self._word is not None:
+            self.nbytes = min(int(self._word[:8].view(np.uint64)[0]), self.buffer.size)
+            self._lane.depot.pinned.give(self._word)
+            self._word = self._total = None
+            if self._host is None:
+                self._event = self._fetch(self.nbytes)
+                return False
+        self._ready = True
+        return True
+
+    @property
+    def events(self) -> Sequence[Ready]:
+        """What :meth:`wire` has to wait for."""
+        return (self,)
+
+    def wire(self) -> Any:
+        """The bytes, as MPI takes them."""
+        assert self._host is not None
+        assert self.nbytes is not None
+        if self._direct:
+            return MPI.buffer.fromaddress(self.buffer.ptr, self.nbytes)
+        return self._host[: self.nbytes]
+
+    def head(self) -> ByteArray:
+        """The message's first bytes."""
+        assert self._host is not None
+        assert self.nbytes is not None
+        return self._host[: min(HEAD_BYTES, self.nbytes)]
+
+    def release(self) -> None:
+        """Give the buffers back; MPI has sent it."""
+        assert self._host is not None
+        self._lane.depot.pinned.give(self._host)
+        self._host = None
+
+    def _fetch(self, nbytes: int, *more: tuple[ByteArray, DeviceArray]) -> Event:
+        want = min(HEAD_BYTES, nbytes) if self._direct else nbytes
+        self._host = self._lane.depot.pinned.take(want)
+        return self._lane.download([*more, (self._host[:want], self.buffer)])
+
+
+@dataclass(slots=True)
+class Arriving(Incoming):
+    """A message on its way here.
+
+    Attributes:
+        whole: the pool's buffer that ``buffer`` is the beginning of: pinned, or the device's.
+        first: of a message in the device's memory, its first bytes once they are copied.
+        users: who still needs the buffer: the decoder, and each time that it is sent on.
+    """
+
+    buffer: Any
+    whole: Any
+    first: ByteArray | None = None
+    users: int = 1
+
+    def wire(self) -> Any:
+        """The buffer, as MPI takes it."""
+        if isinstance(self.buffer, DeviceArray):
+            return MPI.buffer.fromaddress(self.buffer.ptr, self.buffer.size)
+        return self.buffer
+
+    def head(self) -> ByteArray:
+        """The message's first bytes; it is here."""
+        beginning: ByteArray = self.buffer if self.first is None else self.first
+        return beginning[: min(HEAD_BYTES, self.buffer.size)]
+
+
+@dataclass(slots=True)
+class Passing:
+    """A message that arrived and is sent on."""
+
+    source: Arriving
+    nbytes: int
+    then: list[Callable[[], None]] = field(default_factory=list)
+
+    def done(self) -> bool:
+        """It is ready."""
+        return True
+
+    def wire(self) -> Any:
+        """The bytes, as MPI takes them."""
+        buffer = self.source.buffer
+        if isinstance(buffer, DeviceArray):
+            return MPI.buffer.fromaddress(buffer.ptr, self.nbytes)
+        return buffer[: self.nbytes]
+
+
+class _Heads:
+    """The beginnings of messages that came to the device's memory, on their way to the host."""
+
+    def __init__(self, lane: Lane, messages: list[Arriving]) -> None:
+        self._lane, self._messages = lane, messages
+        self._event: Event | None = None
+
+    def done(self) -> bool:
+        if self._event is None:
+            new = [m for m in self._messages if m.first is None]
+            for message in new:
+                message.first = self._lane.depot.pinned.take(HEAD_BYTES)
+            self._event = self._lane.download(
+                [(m.head(), m.buffer) for m in new if m.first is not None], after=False
+            )
+        return self._event.done()
+
+
+class DeviceMailbox(Mailbox):
+    """The messages of one operation; it owns the operation's lane until :meth:`finish`."""
+
+    def __init__(self, transport: Transport, call: Call, lane: Lane, *, direct: bool) -> None:
+        super().__init__(transport, call)
+        self.lane = lane
+        self.direct = direct
+        self._waiting: deque[tuple[Outgoing | Passing, list[int], int]] = deque()
+        self._sent: deque[tuple[list[MPI.Request], Outgoing | Passing]] = deque()
+        self._used: list[Arriving] = []
+        self._retiring: deque[tuple[Event, list[Arriving]]] = deque()
+
+    # -- sends ---------------------------------------------------------------------------------------
+
+    def send(self, message: Any, peers: list[int], tag: int) -> None:
+        """Send a message when it is ready."""
+        self._waiting.append((message, peers, tag))
+
+    def forward(self, message: Any, peers: list[int], tag: int) -> None:
+        """Send on what arrived."""
+        message.source.users += 1
+        self._waiting.append((message, peers, tag))
+
+    # -- receives ------------------------------------------------------------------------------------
+
+    def inbox(self, nbytes: int) -> Arriving:
+        """Room for a message of at most ``nbytes``."""
+        depot = self.lane.depot
+        whole: Any = depot.memory.take(nbytes) if self.direct else depot.pinned.take(nbytes)
+        return Arriving(-1, whole[:nbytes], MPI.REQUEST_NULL, whole)
+
+    def receive(self, nbytes: int, peer: int, tag: int) -> Arriving:
+        """Start to receive a message of at most ``nbytes``."""
+        message = self.inbox(nbytes)
+        message.peer = peer
+        message.request = self._transport.irecv(message.wire(), peer, tag)
+        return message
+
+    def arrival(self, messages: Sequence[Any]) -> Pending:
+        """What to wait for until all of ``messages`` are here and their headers can be read."""
+        events = [_Heads(self.lane, list(messages))] if self.direct and messages else []
+        return Pending(
+            [m.request for m in messages], [m.peer for m in messages], events=events, poll=self.poll
+        )
+
+    def used(self, message: Arriving) -> None:
+        """The lane's work up to now is the last that reads ``message``."""
+        self._used.append(message)
+
+    # -- progress ------------------------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        """Post the sends that have become ready, in order, and give back buffers that nobody uses any more."""
+        moved = False
+        while self._waiting and self._waiting[0][0].done():
+            message, peers, tag = self._waiting.popleft()
+            data = message.wire()
+            assert message.nbytes is not None
+            self._call.wire_bytes += message.nbytes * len(peers)
+            requests = [self._transport.isend(data, peer, tag) for peer in peers]
+            self._sends += requests
+            self._peers += peers
+            self._sent.append((requests, message))
+            for follow in message.then:
+                follow()
+            message.then.clear()
+            moved = True
+        if self._used:
+            self._retiring.append((self.lane.record(), self._used))
+            self._used = []
+        while self._retiring and self._retiring[0][0].done():
+            for arrived in self._retiring.popleft()[1]:
+                self._drop(arrived)
+        while self._sent and MPI.Request.Testall(self._sent[0][0]):
+            self._gone(self._sent.popleft()[1])
+        return moved
+
+    def finish(self) -> Steps:
+        """Wait until all is sent and decoded, give everything back, and look at what the decoders found.
+
+        Raises:
+            WireError: a message was damaged.
+        """
+        yield Pending([], [], events=[_Empty(self._waiting)], poll=self.poll)
+        yield Pending(self._sends, self._peers, poll=self.poll)
+        word = self.lane.depot.pinned.take(4)
+        queue = self.lane.queue
+        last = self.lane.download([(word[:4], queue.status.view(np.uint8))])
+        yield Pending([], [], events=[last], poll=self.poll)
+        # All sends and all of the device's work are done: what poll has not seen yet is, too.
+        for _, message in self._sent:
+            self._gone(message)
+        for _, arrived in self._retiring:
+            for one in arrived:
+                self._drop(one)
+        code = int(word[:4].view(np.uint32)[0])
+        depot = self.lane.depot
+        depot.pinned.give(word)
+        depot.give(self.lane)
+        if code:
+            raise WireError(
+                f"{self._call.op} on axis {self._call.axis!r}: rank {self._transport.rank} got a damaged "
+                f"message: its CRC is wrong, or {native.kernels().status_text(code)}"
+            )
+
+    def _gone(self, message: Outgoing | Passing) -> None:
+        if isinstance(message, Passing):
+            self._drop(message.source)
+        else:
+            message.release()
+
+    def _drop(self, message: Arriving) -> None:
+        message.users -= 1
+        if message.users:
+            return
+        depot: Depot = self.lane.depot
+        if isinstance(message.whole, DeviceArray):
+            depot.memory.give(message.whole)
+        else:
+            depot.pinned.give(message.whole)
+        if message.first is not None:
+            depot.pinned.give(message.first)
+            message.first = None
+
+
+class _Empty:
+    """Nothing waits to be sent any more."""
+
+    def __init__(self, waiting: deque[Any]) -> None:
+        self._waiting = waiting
+
+    def done(self) -> bool:
+        return not self._waiting
