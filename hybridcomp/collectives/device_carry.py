@@ -6,14 +6,15 @@ first bytes of its payload; the CRC and the rest are checked on the device, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hybridcomp import wire
-from hybridcomp.arrays import DType, Flat
+from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import Codec
 from hybridcomp.codecs.device import convert, decode_opened, driver_of, encode_into, open_message, suffix
 from hybridcomp.codecs.registry import codec_for
@@ -123,9 +124,13 @@ class DeviceCarrier(Carrier):
         """Start to add the values of messages, in this order, to ``acc``."""
         queue, wide = self.lane.queue, self.dtype.accumulator
         with self.call.decoding():
-            opened = [self._open(m, acc.size, source or self.dtype) for m in messages]
-            for header, head, raw in opened:
-                decode_opened(header, head, raw, acc, wide, queue, add=True)
+            opened = []
+            for message in messages:
+                with self._naming(message):
+                    opened.append(self._open(message, acc.size, source or self.dtype))
+            for message, (header, head, raw) in zip(messages, opened, strict=True):
+                with self._naming(message):
+                    decode_opened(header, head, raw, acc, wide, queue, add=True)
         self._used(messages)
 
     def store(self, acc: Any, out: Any, ranks: int) -> None:
@@ -162,7 +167,7 @@ class DeviceCarrier(Carrier):
 
     def decode(self, message: Any, out: Any, source: DType | None = None) -> None:
         """Start to write the values of a message to ``out``."""
-        with self.call.decoding():
+        with self.call.decoding(), self._naming(message):
             header, head, raw = self._open(message, out.size, source or self.dtype)
             decode_opened(header, head, raw, out, self.dtype, self.lane.queue)
         self._used([message])
@@ -182,31 +187,31 @@ class DeviceCarrier(Carrier):
 
     def checked(self, message: Any, n: int) -> Any:
         """A message of ``n`` elements, to be sent on. Who decodes it checks its CRC."""
-        return Passing(message, HEADER_BYTES + self._peek(message, n, self.dtype).payload)
+        with self._naming(message):
+            return Passing(message, HEADER_BYTES + self._peek(message, n, self.dtype).payload)
 
     def take(self, message: Any, nbytes: int, out: Any) -> None:
         """Start to write the values of a message of any codec to the beginning of ``out``."""
         message.buffer = message.buffer[:nbytes]
-        header = self._header(message)
-        codec = codec_for(header)
-        if not has_driver(codec):
-            self._take_on_host(message, codec, out)
-            return
-        self._fits(message, header, out.size)
-        prepare_in_turn(driver_of(codec.wire_id).modules(), self._runtime)
-        with self.call.decoding():
+        with self.call.decoding(), self._naming(message):
+            header = wire.peek(message.head(), nbytes)
+            codec = codec_for(header)
+            if not has_driver(codec):
+                self._take_on_host(message, codec, out)
+                return
+            self._fits(message, header, out.size)
+            prepare_in_turn(driver_of(codec.wire_id).modules(), self._runtime)
             head, raw = self._raw(message, header)
             decode_opened(header, head, raw, out[: header.count], self.dtype, self.lane.queue)
         self._used([message])
 
     def _take_on_host(self, message: Arriving, codec: type[Codec], out: DeviceArray) -> None:
-        """Decode a message by a codec that has no kernels here; it is in pinned memory."""
-        raw, header = wire.open_message(message.buffer)
+        """Decode a message by a codec that has no kernels here."""
+        raw, header = wire.open_message(self._host_bytes(message))
         self.fits(header, message.peer, out.size)
         mail = self._mailbox()
         values = mail.inbox(header.count * self.dtype.itemsize)
-        with self.call.decoding():
-            codec.decode_flat(raw, header, values.buffer.view(self.dtype.storage), self.dtype)
+        codec.decode_flat(raw, header, values.buffer.view(self.dtype.storage), self.dtype)
         self.lane.upload(out, values.buffer)
         self._used([message, values])
 
@@ -235,7 +240,7 @@ class DeviceCarrier(Carrier):
         return message.head()[HEADER_BYTES:size].tobytes(), raw
 
     def _peek(self, message: Arriving, n: int, kind: DType) -> Header:
-        header = self._header(message)
+        header = wire.peek(message.head(), message.buffer.size)
         try:
             self.compare(header, n, message.peer, kind)
         except Exception:
@@ -250,9 +255,11 @@ class DeviceCarrier(Carrier):
             self._blame_damage(message)
             raise
 
-    def _header(self, message: Arriving) -> Header:
+    @contextmanager
+    def _naming(self, message: Arriving) -> Iterator[None]:
+        """Say in a WireError where it happened."""
         try:
-            return wire.peek(message.head(), message.buffer.size)
+            yield
         except WireError as error:
             raise WireError(
                 f"{self.call.op} on axis {self.call.axis!r}: rank {self.transport.rank} got a damaged message "
@@ -260,9 +267,14 @@ class DeviceCarrier(Carrier):
             ) from error
 
     def _blame_damage(self, message: Arriving) -> None:
-        """Raise WireError if a header is unexpected because it is damaged. The operation ends, so this may wait."""
+        """Raise WireError if a header is unexpected because it is damaged."""
+        wire.open_message(self._host_bytes(message))
+
+    def _host_bytes(self, message: Arriving) -> ByteArray:
+        """A message in host memory. Where MPI received in the device's this waits: only for what nobody expected."""
         raw = message.buffer
-        wire.open_message(self.lane.queue.read(raw) if isinstance(raw, DeviceArray) else raw)
+        bytes_: ByteArray = self.lane.queue.read(raw) if isinstance(raw, DeviceArray) else raw
+        return bytes_
 
     # -- copies --------------------------------------------------------------------------------------
 

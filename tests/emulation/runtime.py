@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from hybridcomp.device import Event, Runtime
 from tests.emulation.emulator import Emulator
 
 _PATTERN = 0xC5  # of memory that nothing was written to
+_turn = threading.RLock()
 
 
 class _Stream:
@@ -38,9 +40,10 @@ class _Stream:
 
     def until(self, number: int) -> None:
         """Run all work up to the ``number``-th ever put here."""
-        while self.run < number:
-            self.run += 1
-            self.work.popleft()()
+        with _turn:  # two threads that wait would else run two steps at once
+            while self.run < number:
+                self.run += 1
+                self.work.popleft()()
 
 
 class EmulatedEvent:

@@ -288,7 +288,9 @@ def test_a_rank_that_does_not_come_is_named(make, way):
     comm = make("bf16", timeout=0.6)
     absent = SIZE - 1
     if absent and absent != RANK:
-        with pytest.raises(hc.CollectiveTimeoutError, match=rf"all_reduce number .*rank {RANK} of .*{absent}"):
+        with pytest.raises(
+            hc.CollectiveTimeoutError, match=rf"all_reduce number .*rank {RANK} of .*{absent}"
+        ):
             comm.Allreduce(MPI.IN_PLACE, to_device(values(5000, "float32")))
     verdict(True)
 
@@ -299,7 +301,7 @@ def test_damage_names_operation_axis_and_rank(make, way, operation, where, monke
     """A peer's bit is flipped on its way: in the magic, the count, the payload."""
     if SIZE == 1:
         return
-    comm = make("bf16", timeout=3.0)
+    comm = make("bf16", timeout=1.0)
     transport = comm._p2p_transport if operation == "recv" else comm._transport
     if RANK == SIZE - 1:
         from hybridcomp.collectives import device_mailbox as mail
@@ -341,7 +343,7 @@ def test_damage_names_operation_axis_and_rank(make, way, operation, where, monke
 def test_another_codec_names_both_sides(make, way):
     if SIZE == 1:
         return
-    comm = make("none", timeout=3.0)
+    comm = make("none", timeout=1.0)
     codec = "bf16" if RANK == 0 else "fp16"
     with pytest.raises((hc.MismatchError, hc.CollectiveTimeoutError)) as caught:
         comm.Allreduce(MPI.IN_PLACE, to_device(values(5000, "float32")), codec=codec)
