@@ -36,6 +36,7 @@ _ROOT = _HERE.parents[1]
 _LISTS = (_ROOT / "kernels" / "cuda" / "modules.txt", _HERE / "modules.txt")
 _BUILD = _ROOT / "build" / "emulation"
 _loaded: list[str] = []  # flavours: two runtimes of one name must not meet in a process
+_lock = threading.Lock()  # the runtime knows one launch, and one list of buffers
 
 
 class EmulationError(RuntimeError):
@@ -58,7 +59,6 @@ class Emulator:
         self._lists = [path for path in lists if path.exists()]
         self._folder = _BUILD / flavour
         self._modules: dict[str, ctypes.CDLL] = {}
-        self._lock = threading.Lock()
         self._build("hc_emulation")
         self._runtime = _declared(ctypes.CDLL(str(self._folder / "libhc_emulation.so")))
         self.checks(os.environ.get("HC_EMULATION_CHECKS", "1") != "0")
@@ -80,7 +80,7 @@ class Emulator:
             EmulationError: the kernel is faulty. Its buffers hold what it wrote until then.
         """
         words = (ctypes.c_uint64 * max(1, len(args)))(*(int(a) & (2**64 - 1) for a in args))
-        with self._lock:
+        with _lock:
             function = self._kernel(module, kernel)
             name = f"{module}.{kernel}".encode()
             message = self._runtime.hc_launch(
@@ -91,22 +91,26 @@ class Emulator:
 
     def alloc(self, nbytes: int) -> int:
         """A global buffer of exactly so many bytes, aligned to 256, of arbitrary contents."""
-        pointer = self._runtime.hc_malloc(nbytes)
+        with _lock:
+            pointer = self._runtime.hc_malloc(nbytes)
         if not pointer:
             raise MemoryError(f"{nbytes} bytes for a global buffer")
         return int(pointer)
 
     def free(self, ptr: int) -> None:
         """Give a buffer of :meth:`alloc` back."""
-        self._runtime.hc_free(ptr)
+        with _lock:
+            self._runtime.hc_free(ptr)
 
     def register(self, ptr: int, nbytes: int, name: str = "") -> None:
         """Let kernels access memory that someone else owns."""
-        self._runtime.hc_register(ptr, nbytes, name.encode())
+        with _lock:
+            self._runtime.hc_register(ptr, nbytes, name.encode())
 
     def unregister(self, ptr: int) -> None:
         """Forget memory of :meth:`register`."""
-        self._runtime.hc_unregister(ptr)
+        with _lock:
+            self._runtime.hc_unregister(ptr)
 
     def view(self, ptr: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """The bytes at ``ptr``; not to be used after they are freed."""

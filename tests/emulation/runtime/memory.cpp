@@ -7,7 +7,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "checks.hpp"
@@ -22,7 +21,6 @@ constexpr std::uint64_t kGap =
     256;  // between shared arrays, and after buffers, so that small overruns are seen
 constexpr char kDynamicKey = 0;
 
-std::mutex buffers_mutex;  // buffers may be made by one thread while another launches
 std::map<std::uintptr_t, std::unique_ptr<Buffer>> buffers;
 Buffer* last_buffer = nullptr;
 
@@ -34,7 +32,7 @@ void fill(void* at, std::uint64_t bytes, std::uint64_t seed) {
 }
 
 #if defined(HC_CHECKED)
-void* shared_memory(std::uint64_t bytes, std::uint64_t, std::uint32_t alignment) {
+void* shared_memory(std::uint64_t bytes, std::uint32_t alignment) {
   void* at = nullptr;
   if (posix_memalign(&at, alignment < 16 ? 16 : alignment, bytes) != 0) fail("no memory for a shared array");
   return at;
@@ -44,7 +42,7 @@ char* arena = nullptr;
 std::uint64_t arena_used = 0;
 Shadow arena_shadow;
 
-void* shared_memory(std::uint64_t bytes, std::uint64_t, std::uint32_t alignment) {
+void* shared_memory(std::uint64_t bytes, std::uint32_t alignment) {
   if (!arena) {
     void* map = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -79,7 +77,7 @@ void* shared_array(const void* key, const char* name, std::uint64_t bytes, std::
   if (found->bytes != bytes) fail("shared array '" + found->name + "' has two sizes");
   if (found->block != block_number) {
     if (found->begin == 0) {
-      found->begin = reinterpret_cast<std::uintptr_t>(shared_memory(bytes, 0, alignment));
+      found->begin = reinterpret_cast<std::uintptr_t>(shared_memory(bytes, alignment));
     }
     found->block = block_number;
     fill(reinterpret_cast<void*>(found->begin), bytes, launch.seed + launch.block);
@@ -202,13 +200,11 @@ void hc_register(void* at, std::uint64_t bytes, const char* name) {
 #if !defined(HC_CHECKED)
   buffer->shadow.cover(buffer->begin, bytes);
 #endif
-  const std::lock_guard<std::mutex> guard(buffers_mutex);
   last_buffer = nullptr;
   buffers[buffer->begin] = std::move(buffer);
 }
 
 void hc_unregister(void* at) {
-  const std::lock_guard<std::mutex> guard(buffers_mutex);
   last_buffer = nullptr;
   buffers.erase(reinterpret_cast<std::uintptr_t>(at));
 }

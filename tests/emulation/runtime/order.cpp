@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "state.hpp"
@@ -39,6 +40,7 @@ std::vector<std::uint32_t> grid_indices;  // of its blocks
 // Last-block pattern: a thread's fence and then its atomic pass the block's accesses on to whoever does an
 // atomic on the same address later, and with it to those that a barrier joins to that thread.
 struct Release {
+  std::uint32_t block = 0;
   std::vector<Clock> clocks;  // per thread of the block
   std::uint32_t thread = 0;   // who did the atomic, and when: whoever learns of it may then also write the
   Clock clock = 0;            // counter plainly, as the last block does to reset it
@@ -73,25 +75,40 @@ void advance(std::uint32_t thread) {
   ++sync_count;
 }
 
+// Had the running thread's last fence that behind it?
+bool fenced(std::uint32_t thread, Clock clock) {
+  const std::uint32_t self = launch.current;
+  const Fence& fence = fences[self];
+  if (clock < fence.barrier || (thread == self && clock <= fence.clock)) return true;
+  return thread / kWarp == self / kWarp && clock <= fence.known[thread % kWarp];
+}
+
+void add(Counter& counter, Release made) {
+  counter.by_block[made.block].push_back(static_cast<std::uint32_t>(counter.releases.size()));
+  counter.releases.push_back(std::move(made));
+}
+
 void release(std::uintptr_t address) {
   const std::uint32_t self = launch.current;
   auto& last = last_release[self];
   if (last.address == address && last.sync == sync_count) return;
   last = {address, sync_count};
-  Counter& counter = counters[address];
-  Release& made = counter.releases.emplace_back();
-  made.thread = self;
-  made.clock = clocks[self];
-  made.clocks.resize(launch.threads);
+  Release made{block_serial, std::vector<Clock>(launch.threads), self, clocks[self]};
   const Fence& own = fences[self];
   for (std::uint32_t i = 0; i < launch.threads; ++i) {
     const Fence& fence = fences[i];
-    Clock clock = fence.clock < last_barrier || over(i, fence.clock) ? fence.clock : fence.earlier;
+    Clock clock = over(i, fence.clock) ? fence.clock : fence.earlier;
     if (own.barrier > 0) clock = std::max(clock, own.barrier - 1);
     if (i / kWarp == self / kWarp) clock = std::max(clock, own.known[i % kWarp]);
     made.clocks[i] = clock;
   }
-  counter.by_block[block_serial].push_back(static_cast<std::uint32_t>(counter.releases.size() - 1));
+  Counter& counter = counters[address];
+  add(counter, std::move(made));
+  // What was learned over another counter goes on over this one.
+  for (const Acquired& from : acquired) {
+    if (from.counter == &counter || !fenced(from.thread, from.clock)) continue;
+    for (std::size_t i = 0; i < from.releases; ++i) add(counter, from.counter->releases[i]);
+  }
 }
 
 void acquire(std::uintptr_t address) {
