@@ -79,10 +79,15 @@ HC_DEVICE uint32_t crc_over_row(const uint32_t* table, uint32_t c) {
          table[768 + (c >> 24)];
 }
 
-// The share of this block's part of `size` bytes, in all threads of its first warp. `data` is 16-byte
-// aligned; the block has kCrcThreads threads. `table` (1024 words, filled and synchronised) and `sums` (8)
-// are shared memory. A CRC that begins at zero, without the inversions at either end.
-HC_DEVICE uint32_t crc_share(const uint8_t* data, uint64_t size, const uint32_t* table, uint32_t* sums) {
+// The share of this block's part of `length` bytes at any address, in all threads of its first warp. The block
+// has kCrcThreads threads. `table` (1024 words, filled and synchronised) and `sums` (8) are shared memory. A
+// CRC that begins at zero, without the inversions at either end.
+HC_DEVICE uint32_t crc_share(const uint8_t* begin_of_data, uint64_t length, const uint32_t* table,
+                             uint32_t* sums) {
+  const uint64_t before = (0 - reinterpret_cast<uint64_t>(begin_of_data)) & 15;  // the first aligned byte
+  const uint64_t lead = before < length ? before : length;
+  const uint8_t* const data = begin_of_data + lead;
+  const uint64_t size = length - lead;
   const uint32_t thread = threadIdx.x, lane = thread & 31u;
   const uint64_t rows = size / kCrcRow;
   const uint64_t each = rows / gridDim.x, more = rows % gridDim.x, block = blockIdx.x;
@@ -136,6 +141,11 @@ HC_DEVICE uint32_t crc_share(const uint8_t* data, uint64_t size, const uint32_t*
     own = crc_multiply(power, own);
     for (int distance = 16; distance; distance /= 2) own ^= __shfl_xor_sync(kFullWarp, own, distance);
     share ^= own;
+  }
+  if (block == 0 && lead) {
+    uint32_t own = 0;
+    for (uint64_t i = 0; i < lead; ++i) own = crc_byte(own, begin_of_data[i]);
+    share ^= crc_multiply(crc_zeros(size), own);
   }
   return share;
 }

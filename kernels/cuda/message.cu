@@ -1,6 +1,6 @@
 // The header of a message in device memory: written over a payload that a codec's kernels left there, and
 // checked before a decoder reads one.
-#include "crc.cuh"
+#include "message.cuh"
 
 namespace hybridcomp {
 namespace {
@@ -9,43 +9,23 @@ namespace {
 // values.
 constexpr uint32_t kHeadBytes = 160;
 
-// What a grid has between its blocks. All zero before a launch and after it.
-struct Work {
-  uint32_t crc;   // shares so far
-  uint32_t done;  // blocks
-};
-
 // What the host reads of a message.
 struct Opened {
   uint32_t status;  // 0, or kOpened* below
   uint32_t crc;     // computed
   uint8_t head[kHeadBytes];
+  uint8_t inner[kHeadBytes];  // of the message inside it, or zeros: messages of sparse codecs have one
 };
 constexpr uint32_t kOpenedDamaged = 1;  // the CRC is another
 constexpr uint32_t kOpenedLength = 2;   // the payload does not fit the buffer; the CRC was not computed
 
-// True in the first warp of the last block to come here, with the sum of all shares.
-HC_DEVICE bool last_block(uint32_t share, Work* work, uint32_t* shared, uint32_t* sum) {
-  if (threadIdx.x == 0) {
-    atomicXor(&work->crc, share);
-    __threadfence();
-    shared[0] = atomicAdd(&work->done, 1u) + 1 == gridDim.x;
-    if (shared[0]) {
-      __threadfence();
-      shared[1] = atomicExch(&work->crc, 0u);
-      atomicExch(&work->done, 0u);
-    }
-  }
-  __syncthreads();
-  *sum = shared[1];
-  return shared[0] && threadIdx.x < 32;
-}
-
-// The CRC of a message with 28 bytes of header, by a whole warp.
-HC_DEVICE uint32_t message_crc(const uint8_t* header, uint64_t payload, uint32_t share) {
-  uint32_t crc = ~0u;
-  for (size_t i = 0; i < kCrcAt; ++i) crc = crc_byte(crc, header[i]);
-  return ~(crc_multiply(crc_zeros(payload), crc) ^ share);
+// Where the payload of a sparse codec has the message of the values: after k, the bytes of the index section,
+// and that section. The payload's end for all other codecs.
+HC_DEVICE uint64_t inner_at(const uint8_t* msg, uint64_t payload) {
+  const uint8_t codec = reinterpret_cast<const Header*>(msg)->codec;
+  if ((codec != kTopkId && codec != kThresholdId && codec != kSidcoId) || payload < 16) return payload;
+  const uint64_t indices = reinterpret_cast<const uint64_t*>(msg + sizeof(Header))[1];
+  return indices <= payload - 16 ? 16 + indices : payload;
 }
 
 }  // namespace
@@ -92,6 +72,9 @@ message_open(const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* ope
   Opened* out = reinterpret_cast<Opened*>(opened);
   const uint64_t size = fits ? sizeof(Header) + payload : capacity;
   for (uint32_t i = threadIdx.x; i < kHeadBytes; i += 32) out->head[i] = i < size ? msg[i] : 0;
+  const uint64_t inner = sizeof(Header) + (fits ? inner_at(msg, payload) : 0);
+  for (uint32_t i = threadIdx.x; i < kHeadBytes; i += 32)
+    out->inner[i] = fits && inner + i < size ? msg[inner + i] : 0;
   const uint32_t crc = fits ? message_crc(msg, payload, sum) : 0;
   if (threadIdx.x == 0) {
     const uint32_t code = !fits                                              ? kOpenedLength

@@ -34,7 +34,13 @@ _DRIVERS = {
     32: ("powersgd", "PowerSGDDriver"),
     33: ("lattice", "LatticeDriver"),
     34: ("sketch", "SketchDriver"),
+    16: ("sparse", "TopKDriver"),
+    17: ("sparse", "ThresholdDriver"),
+    18: ("sparse", "SIDCoDriver"),
 }
+
+# Codecs whose payload holds another message at a place that it says itself (inner_at of message.cu).
+HOLDERS = frozenset({16, 17, 18})
 
 
 class Driver(abc.ABC):
@@ -84,6 +90,8 @@ class Driver(abc.ABC):
         Args:
             header: of the message; its CRC is checked on the device, in the order of the queue.
             head: the first 64 bytes of the payload or more, or all of them if they are fewer.
+            head: the first 64 bytes of the payload, or all of them if they are fewer; then, for the codecs of
+                :data:`HOLDERS`, the first 96 bytes of the message inside, with zeros after its end.
         """
 
     @abc.abstractmethod

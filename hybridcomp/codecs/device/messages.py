@@ -10,14 +10,14 @@ import numpy as np
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.device.driver import driver_of, suffix
+from hybridcomp.codecs.device.driver import HOLDERS, driver_of, suffix
 from hybridcomp.codecs.registry import codec_for
 from hybridcomp.device import ALIGNMENT, DeviceArray, Queue, Runtime
 from hybridcomp.errors import CodecMismatchError, WireError
 from hybridcomp.wire import HEADER_BYTES, Header
 
 _HEAD = 160  # bytes of a message that the host sees; kHeadBytes of message.cu
-_OPENED = 8 + _HEAD
+_OPENED = 8 + 2 * _HEAD
 _THREADS = 256
 _ROW = 4096  # bytes that a block of the CRC's kernel reads at a time
 _DAMAGED, _TOO_LONG = 1, 2
@@ -142,7 +142,7 @@ def open_message(queue: Queue, msg: DeviceArray) -> DeviceArray:
 
 
 def read_opened(queue: Queue, msg: DeviceArray, opened: DeviceArray) -> tuple[Header, bytes]:
-    """The header of an opened message and the first bytes of its payload. Waits for the device.
+    """The header of an opened message, and what :meth:`Driver.check` sees of its payload. Waits for the device.
 
     Raises:
         WireError: as :func:`hybridcomp.wire.open_message`.
@@ -154,7 +154,8 @@ def read_opened(queue: Queue, msg: DeviceArray, opened: DeviceArray) -> tuple[He
     if status == _DAMAGED:
         stored = head[28:32].view(np.uint32)[0]
         raise WireError(f"damaged message: CRC-32C is {crc:#010x}, the header says {stored:#010x}")
-    return header, head[HEADER_BYTES : HEADER_BYTES + header.payload].tobytes()
+    inner = raw[8 + _HEAD :] if header.codec in HOLDERS else raw[:0]
+    return header, head[HEADER_BYTES : HEADER_BYTES + header.payload].tobytes() + inner.tobytes()
 
 
 def decode_opened(

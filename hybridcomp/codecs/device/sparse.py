@@ -1,0 +1,328 @@
+"""``topk``, ``threshold``, ``sidco`` on a device.
+
+A warp takes a tile of 1,024 elements. One pass over the tensor, the filter, writes the candidates of each tile to the
+tile's slot; the steps after it read the slots, and the tensor again only where a slot was too small or a sample misled.
+What one launch finds out, the next one reads on the device (``Search`` of :file:`kernels/cuda/sparse.cuh`). The host
+waits only where another codec takes values whose number depends on the data (``threshold``, ``sidco``): for that number.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import struct
+from typing import TypeVar
+
+import numpy as np
+
+from hybridcomp import wire
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs import checks
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.device.driver import Driver, driver_of, suffix
+from hybridcomp.codecs.device.messages import decode_opened, encode_into, open_message
+from hybridcomp.codecs.none import NoneCodec
+from hybridcomp.codecs.registry import codec_for
+from hybridcomp.codecs.sidco import SIDCoCodec
+from hybridcomp.codecs.sparse import SparseCodec
+from hybridcomp.codecs.threshold import ThresholdCodec
+from hybridcomp.codecs.topk import TopKCodec
+from hybridcomp.device import DeviceArray, Queue
+from hybridcomp.errors import WireError
+from hybridcomp.wire import HEADER_BYTES, Header
+
+_PREFIX = struct.Struct("<QQ")
+_HEAD = 64  # bytes of the payload that `head` begins with
+_INDEX_BLOCK = 65536
+_TILE = 1024
+_THREADS = 256
+_TILES_PER_GRID_BLOCK = _THREADS // 32
+_BINS = 2048 + 1
+_SEARCH_WORDS, _COUNT, _BYTES = 25, 11, 13  # of Search
+_SEARCHES = {16: 2, 32: 3, 64: 6}  # steps that find any key of so many bits
+_MOST_ROOM = 768  # of a tile; where more would be taken the tensor is read again
+_SAMPLE = 16384
+_GROUP = 32  # neighbours of a sample
+_Codec = TypeVar("_Codec", bound=SparseCodec)
+
+
+def _divide(n: int, by: int) -> int:
+    return -(-n // by)
+
+
+class _Selection:
+    """The candidates of a tensor, and what is known of those that are sent.
+
+    Args:
+        src: the tensor.
+        dtype: its type.
+        share: of the elements that are expected to be candidates.
+        queue: where to launch.
+    """
+
+    def __init__(self, src: DeviceArray, dtype: DType, share: float, queue: Queue) -> None:
+        self.src, self.dtype, self.queue, self.n = src, dtype, queue, src.size
+        self.bits = 8 * dtype.itemsize
+        self.tiles, self.blocks = _divide(self.n, _TILE), _divide(self.n, _INDEX_BLOCK)
+        room = _divide(int(2 * _TILE * share) + 32, 32) * 32
+        self.room = room if room <= _MOST_ROOM else 0
+        self.state = queue.zeros(8 * (_SEARCH_WORDS + _BINS)).view(np.uint64)
+        self.histogram = self.state[_SEARCH_WORDS:]
+        self._slots = (
+            queue.array(self.tiles * self.room, f"u{dtype.itemsize}"),
+            queue.array(self.tiles * self.room, np.uint16),
+            self.room,
+            queue.array(self.tiles, np.uint32),
+        )
+        self._blocks = (
+            queue.array(self.tiles, np.uint32),
+            queue.array(self.blocks, np.uint32),
+            queue.array(self.blocks, np.uint32),
+            queue.array(self.blocks, np.uint64),
+            queue.array(self.blocks, np.uint64),
+        )
+
+    def launch(
+        self, module: str, kernel: str, *args: int | DeviceArray | None, blocks: int | None = None
+    ) -> None:
+        """Start a kernel that looks at tiles; with a warp for each unless ``blocks`` says how many."""
+        if blocks is None:
+            blocks = max(1, self.queue.blocks(self.tiles, _TILES_PER_GRID_BLOCK, 5))
+        tiles = (self.src, self.n, *self._slots, self.state)
+        self.queue.launch(module, f"sparse_{kernel}_{self.bits}", blocks, _THREADS, *tiles, *args)
+
+    def search(self, *, zeros: bool) -> None:
+        """Find the key that the last steps left to be found, if they did."""
+        for _ in range(_SEARCHES[self.bits]):
+            self.launch("sparse_select", "search", self.histogram, int(zeros))
+
+    def count(self, payload: DeviceArray) -> None:
+        """Write the prefix and the counts of the index section."""
+        blocks = max(1, self.queue.blocks(self.blocks, 1))
+        self.launch("sparse_write", "count", *self._blocks, payload, blocks=blocks)
+
+    def write(self, payload: DeviceArray, values: DeviceArray | None) -> None:
+        """Write the rest of the index section, and the values to their place in the payload, or to ``values``."""
+        blocks = self.queue.blocks(self.tiles, 16)
+        self.launch("sparse_write", "write", *self._blocks, payload, values, blocks=blocks)
+
+
+class _SparseDriver(Driver):
+    """What all share."""
+
+    name: str
+
+    def modules(self) -> tuple[str, ...]:
+        return ("sparse_select", "sparse_write", "sparse_read", "convert")
+
+    @abc.abstractmethod
+    def select(self, codec: Codec, src: DeviceArray, dtype: DType, queue: Queue) -> _Selection:
+        """Start to select the elements that are sent."""
+
+    def sent(self, codec: SparseCodec, selection: _Selection) -> int:
+        """How many elements are sent. Waits for the device."""
+        return int(selection.queue.read(selection.state[_COUNT : _COUNT + 1])[0])
+
+    def encode(
+        self, codec: Codec, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
+    ) -> int | DeviceArray:
+        """As :meth:`Driver.encode`. Waits for the number of values, if it depends on the data and another codec
+        takes them."""
+        mine = _as(SparseCodec, codec)
+        selection = self.select(codec, src, dtype, queue)
+        selection.count(payload)
+        values_codec = mine.values
+        if isinstance(values_codec, NoneCodec):
+            selection.write(payload, None)
+            most = mine.most(src.size) * dtype.itemsize
+            blocks = max(1, queue.blocks(most, 16384, 4))
+            args = (payload, selection.state, int(dtype), dtype.itemsize, values_codec.params_hash)
+            queue.launch("sparse_write", "sparse_seal", blocks, _THREADS, *args)
+        else:
+            k = self.sent(mine, selection)
+            values = queue.array(k, dtype.storage)
+            selection.write(payload, values)
+            buffer = queue.empty(values_codec.bound(k, dtype))
+            encoded = encode_into(values_codec, Flat(values, dtype, (k,), True, False), buffer, queue)
+            size = buffer.size if encoded.size is None else encoded.size
+            blocks = queue.blocks(size, 4 * _THREADS)
+            place = (payload, selection.state, buffer, size, encoded.total)
+            queue.launch("sparse_write", "sparse_place", blocks, _THREADS, *place)
+            queue.launch("sparse_write", "sparse_length", 1, 32, selection.state, size, encoded.total)
+        return selection.state[_BYTES : _BYTES + 1]
+
+    # -- decode ----------------------------------------------------------------------------------------------
+
+    def check(self, header: Header, head: bytes) -> None:
+        checks.floating(header, self.name)
+        malformed = f"malformed {self.name} payload: "
+        if header.payload < _PREFIX.size:
+            raise WireError(f"{malformed}{header.payload} bytes are too few")
+        k, index_bytes = _PREFIX.unpack_from(head)
+        counts = 4 * _divide(header.count, _INDEX_BLOCK)
+        if index_bytes > header.payload - _PREFIX.size or index_bytes < counts:
+            raise WireError(f"{malformed}{index_bytes} bytes of indices for {header.count} elements")
+        if k > min(header.count, 8 * (index_bytes - counts)):  # an index takes a bit at least
+            raise WireError(f"{malformed}{k} of {header.count} elements in {index_bytes} bytes of indices")
+        inner, inner_head = _inner(header, head, index_bytes)
+        codec = codec_for(inner)
+        if not codec.carries_values or inner.count != k or inner.dtype is not header.dtype:
+            raise WireError(
+                f"{malformed}{inner.count} {inner.dtype.label} values by codec {codec.name!r} "
+                f"for {k} {header.dtype.label} elements"
+            )
+        if HEADER_BYTES + inner.payload != header.payload - _PREFIX.size - index_bytes:
+            raise WireError(f"{malformed}bytes after the values")
+        driver_of(inner.codec).check(inner, inner_head)
+
+    def finds_faults(self) -> bool:
+        return True
+
+    def decode(
+        self,
+        header: Header,
+        head: bytes,
+        payload: DeviceArray,
+        out: DeviceArray,
+        dtype: DType,
+        add: bool,
+        queue: Queue,
+    ) -> None:
+        k, index_bytes = _PREFIX.unpack_from(head)
+        inner, inner_head = _inner(header, head, index_bytes)
+        start = _PREFIX.size + index_bytes
+        if inner.codec == NoneCodec.wire_id and dtype is header.dtype:
+            values = payload[start + HEADER_BYTES :]  # as they are; the message's CRC covers them
+        else:
+            message = queue.empty(HEADER_BYTES + inner.payload)
+            queue.copy(message, payload[start : start + message.size])
+            open_message(queue, message)
+            values = queue.array(k, dtype.storage)
+            decode_opened(inner, inner_head, message, values, dtype, queue)
+        n, tiles, blocks = header.count, _divide(header.count, _TILE), _divide(header.count, _INDEX_BLOCK)
+        firsts, sections = queue.array(blocks, np.uint64), queue.array(blocks, np.uint64)
+        starts = queue.array(blocks * (_INDEX_BLOCK // _TILE), np.uint32)
+        status = queue.status
+        lengths = (payload, n, k, index_bytes, firsts, sections, status)
+        queue.launch("sparse_read", "sparse_sections", 1, _THREADS, *lengths)
+        grid = queue.blocks(blocks, 1)
+        queue.launch("sparse_read", "sparse_check", grid, _THREADS, payload, n, sections, starts, status)
+        kernel = f"sparse_{'add' if add else 'scatter'}_{8 * dtype.itemsize}"
+        grid = queue.blocks(tiles, _TILES_PER_GRID_BLOCK)
+        args = (payload, n, firsts, sections, starts, values, out, status)
+        queue.launch("sparse_read", kernel, grid, _THREADS, *args)
+
+
+class TopKDriver(_SparseDriver):
+    """``topk``."""
+
+    name = TopKCodec.name
+
+    def select(self, codec: Codec, src: DeviceArray, dtype: DType, queue: Queue) -> _Selection:
+        n, k = src.size, _as(TopKCodec, codec).k(src.size)
+        selection = _Selection(src, dtype, k / max(n, 1), queue)
+        if n:
+            sample = (src, n, *_guess(n, k), selection.state)
+            queue.launch("sparse_select", f"sparse_sample_{selection.bits}", 1, 1024, *sample)
+        selection.launch("sparse_select", "filter", selection.histogram, k)
+        selection.search(zeros=True)
+        return selection
+
+    def sent(self, codec: SparseCodec, selection: _Selection) -> int:
+        return codec.most(selection.n)
+
+
+class ThresholdDriver(_SparseDriver):
+    """``threshold``."""
+
+    name = ThresholdCodec.name
+
+    def modules(self) -> tuple[str, ...]:
+        return (*super().modules(), "sparse_limit")
+
+    def select(self, codec: Codec, src: DeviceArray, dtype: DType, queue: Queue) -> _Selection:
+        mine = _as(ThresholdCodec, codec)
+        selection = _Selection(src, dtype, 1 / 24, queue)
+        limit = mine.abs if mine.rel is None else mine.rel
+        assert limit is not None
+        (raw,) = struct.unpack("<Q", struct.pack("<d", limit))
+        if mine.rel is None:
+            queue.launch("sparse_limit", "sparse_limit", 1, 32, selection.state, raw, int(dtype))
+        else:
+            sums = queue.array(selection.blocks, np.float64)
+            blocks = max(1, queue.blocks(selection.blocks, 1))
+            kernel = f"sparse_mean_square_{suffix(dtype)}"
+            queue.launch(
+                "sparse_limit", kernel, blocks, _THREADS + 32, src, src.size, sums, selection.state, raw
+            )
+        selection.launch("sparse_select", "reach")
+        return selection
+
+
+class SIDCoDriver(_SparseDriver):
+    """``sidco``."""
+
+    name = SIDCoCodec.name
+
+    def modules(self) -> tuple[str, ...]:
+        return (*super().modules(), "sparse_fit")
+
+    def select(self, codec: Codec, src: DeviceArray, dtype: DType, queue: Queue) -> _Selection:
+        mine = _as(SIDCoCodec, codec)
+        n, k, stages = src.size, mine.k(src.size), mine.stages
+        selection = _Selection(src, dtype, 2 * k / max(n, 1), queue)
+        state = selection.state
+        if n:
+            groups = _sample_groups(n, k, stages)
+            size = groups * _GROUP or n
+            stride = _divide(size, 16)
+            keys = queue.array(2 * 16 * stride, "u8" if dtype is DType.FLOAT64 else "u4")
+            sample = (src, n, groups, stride, keys, state)
+            blocks = queue.blocks(stride * 16, _THREADS)
+            queue.launch("sparse_fit", f"sparse_fit_sample_{suffix(dtype)}", blocks, _THREADS, *sample)
+            kernel = "sparse_fit_64" if dtype is DType.FLOAT64 else "sparse_fit_32"
+            fit = (keys, n, k, size, stride, stages, int(dtype), state)
+            queue.launch("sparse_fit", kernel, 1, 512, *fit)
+            selection.launch("sparse_select", "reach")
+        most = mine.most(n)
+        least = 0 if stages else k - k // 5
+        goal = (k, least, most)
+        queue.launch("sparse_fit", "sparse_begin", 1, 32, state, *goal, stages, int(dtype))
+        if n and not stages:  # three stages do nearly always
+            for blocks in (None, None, None, 1):
+                selection.launch("sparse_fit", "refine", *goal, int(dtype), blocks=blocks)
+        selection.search(zeros=False)
+        return selection
+
+
+def _as(kind: type[_Codec], codec: Codec) -> _Codec:
+    assert isinstance(codec, kind)
+    return codec
+
+
+def _inner(header: Header, head: bytes, index_bytes: int) -> tuple[Header, bytes]:
+    """The header of the values' message and the first bytes of its payload; WireError if it is none."""
+    room = header.payload - _PREFIX.size - index_bytes
+    begin = head[min(_HEAD, header.payload) :][:room]
+    inner = wire.peek(np.frombuffer(begin, np.uint8), room)
+    return inner, begin[HEADER_BYTES : HEADER_BYTES + inner.payload]
+
+
+def _guess(n: int, k: int) -> tuple[int, int, int]:
+    """How many groups of neighbours to look at for the k-th largest of n; 0: all elements. How many elements of
+    that sample shall reach the lower limit, and the upper one: between them the k-th nearly always lies."""
+    if n <= _SAMPLE:
+        return 0, k, k
+    share = k / n
+    expected = share * _SAMPLE
+    margin = 4 * math.sqrt(expected * (1 - share)) + 8  # it is about binomial: four deviations and a few more
+    first = int(expected + margin + 1) if expected + margin < _SAMPLE else 0
+    return _SAMPLE // _GROUP, first, int(expected - margin) if expected > margin + 1 else 0
+
+
+def _sample_groups(n: int, k: int, stages: int) -> int:
+    """``sample_groups`` of :file:`hybridcomp/sparse.hpp`."""
+    selected, least, share = (512, 16384, 8) if stages else (32, 2048, 32)
+    if n <= 2 * least:
+        return 0
+    return max(min((n // k + 1) * selected, n // share), least) // _GROUP
