@@ -10,13 +10,13 @@ import numpy as np
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.device.driver import HOLDERS, driver_of, suffix
+from hybridcomp.codecs.device.driver import HEAD_BYTES, HOLDERS, driver_of, suffix
 from hybridcomp.codecs.registry import codec_for
 from hybridcomp.device import ALIGNMENT, DeviceArray, Queue, Runtime
 from hybridcomp.errors import CodecMismatchError, WireError
 from hybridcomp.wire import HEADER_BYTES, Header
 
-_HEAD = 160  # bytes of a message that the host sees; kHeadBytes of message.cu
+_HEAD = HEADER_BYTES + HEAD_BYTES
 _OPENED = 8 + 2 * _HEAD
 _THREADS = 256
 _ROW = 4096  # bytes that a block of the CRC's kernel reads at a time
