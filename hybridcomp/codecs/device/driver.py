@@ -37,6 +37,8 @@ _DRIVERS = {
     16: ("sparse", "TopKDriver"),
     17: ("sparse", "ThresholdDriver"),
     18: ("sparse", "SIDCoDriver"),
+    12: ("lossless", "LosslessDriver"),
+    13: ("mpc", "MPCDriver"),
 }
 
 # Bytes of a payload that the host sees before kernels decode it; kHeadBytes of message.cu less a header.
