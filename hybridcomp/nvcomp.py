@@ -16,11 +16,13 @@ import os
 import threading
 from typing import Any
 
-from hybridcomp.device import DeviceArray, Queue
+from hybridcomp.cuda import CupyRuntime
+from hybridcomp.device import DeviceArray, Queue, Runtime
 from hybridcomp.errors import CudaUnavailableError
 
 ALIGNMENT = 16  # bytes; of everything that it reads
 MAX_CONTENT = 16 << 20  # bytes of one frame
+_CHUNK = 1 << 17  # bytes of the longest plane of `lossless`; nvCOMP's own formats would be cut by it
 _MAX_WINDOW = 8 << 20  # what RFC 8878 asks of every decoder
 _USES = ("on", "encode", "off")
 
@@ -36,21 +38,32 @@ def library() -> Any:
     """
     try:
         return importlib.import_module("nvidia.nvcomp")
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise CudaUnavailableError(
             f"nvCOMP is not installed ({error}); pip install nvidia-nvcomp-cu12 or nvidia-nvcomp-cu13, as "
             "hybridcomp[cuda12] and hybridcomp[cuda13] do"
         ) from error
 
 
-def compresses() -> bool:
-    """Whether messages are to be compressed by nvCOMP, and it is there."""
-    return _use() != "off" and _found()
+def compresses(runtime: Runtime) -> bool:
+    """Whether messages are to be compressed by nvCOMP on a device, and it is there."""
+    return _use() != "off" and serves(runtime)
 
 
-def decompresses() -> bool:
-    """Whether messages are to be decompressed by nvCOMP, and it is there."""
-    return _use() == "on" and _found()
+def decompresses(runtime: Runtime) -> bool:
+    """Whether messages are to be decompressed by nvCOMP on a device, and it is there."""
+    return _use() == "on" and serves(runtime)
+
+
+def serves(runtime: Runtime) -> bool:
+    """Whether nvCOMP is installed, and a device is one of CUDA's."""
+    if not isinstance(runtime, CupyRuntime):
+        return False
+    try:
+        library()
+    except CudaUnavailableError:
+        return False
+    return True
 
 
 def reads(parameters: Any) -> bool:
@@ -114,17 +127,10 @@ def _codec(ordinal: int, stream: int) -> Any:
             algorithm="Zstd",
             device_id=ordinal,
             cuda_stream=stream,
+            uncomp_chunk_size=_CHUNK,
             bitstream_kind=nvcomp.BitstreamKind.RAW,
         )
     return known[ordinal, stream]
-
-
-def _found() -> bool:
-    try:
-        library()
-    except CudaUnavailableError:
-        return False
-    return True
 
 
 def _use() -> str:

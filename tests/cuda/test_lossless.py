@@ -38,6 +38,7 @@ def use(monkeypatch: pytest.MonkeyPatch, library: Nvcomp) -> Nvcomp:
         pytest.skip("the fake knows the emulation's memory only")
     monkeypatch.setenv("HYBRIDCOMP_NVCOMP", "on")
     monkeypatch.setattr(nvcomp, "library", lambda: library)
+    monkeypatch.setattr(nvcomp, "serves", lambda runtime: runtime is common.runtime())
     monkeypatch.setattr(nvcomp, "_local", type("Local", (), {})())  # no codecs of another library
     return library
 
@@ -193,9 +194,22 @@ def test_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib, "import_module", absent)
     nvcomp.library.cache_clear()
     try:
-        assert not nvcomp.compresses()
-        assert not nvcomp.decompresses()
+        assert not nvcomp.compresses(common.runtime())
+        assert not nvcomp.decompresses(common.runtime())
         with pytest.raises(hc.CudaUnavailableError, match="pip install nvidia-nvcomp-cu12"):
             nvcomp.library()
     finally:
         nvcomp.library.cache_clear()
+
+
+@pytest.mark.skipif(not common.ON_GPU, reason="nvCOMP needs a GPU")
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8", "int64", "complex128"])
+def test_nvcomp_itself(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYBRIDCOMP_NVCOMP", "on")
+    if not nvcomp.serves(common.runtime()):
+        pytest.skip("nvCOMP is not installed")
+    for n in (0, 1, 70, 1500, CHUNK, 3 * CHUNK + 77):
+        check_exact(hc.get_codec("lossless"), numbers(n, dtype), dtype, same=False)
+    data = np.zeros(CHUNK, np.float32)
+    msg = common.to_host(hc.get_codec("lossless").encode(common.to_device(data)))
+    assert msg.size < data.nbytes / 20  # its frames tell their contents' sizes, so that they are used

@@ -59,7 +59,8 @@ class LosslessDriver(Driver):
         picked = np.flatnonzero(masks[:, None] >> np.arange(width, dtype=np.uint32) & 1)
         sizes = np.minimum(words - picked // width * CHUNK, CHUNK).astype(np.uint64)
         frames = np.zeros((2, count), np.uint64)
-        if nvcomp.compresses():
+        on_device = nvcomp.compresses(queue.runtime)
+        if on_device:
             contents = [
                 planes[k * stride : k * stride + size]
                 for k, size in zip(picked.tolist(), sizes.tolist(), strict=True)
@@ -75,7 +76,7 @@ class LosslessDriver(Driver):
             "planes", "planes_table", 1, _THREADS, table, words, width, planes, stride, payload, moves, length
         )  # fmt: skip
         _copy(queue, moves, count, min(words, CHUNK))
-        if nvcomp.compresses():
+        if on_device:
             queue.runtime.synchronize(queue.stream)  # nvCOMP frees its frames in no order of ours
         del held
         return length
@@ -119,7 +120,7 @@ class LosslessDriver(Driver):
         planes, blocks = _uploaded(queue, pointers), queue.blocks(words, _TILE)
         rotate = int(lossless.rotates(kind))
         queue.launch("planes", name, blocks, _THREADS, planes, words, rotate, target, queue.status)
-        if held and nvcomp.decompresses():
+        if held and nvcomp.decompresses(queue.runtime):
             queue.runtime.synchronize(queue.stream)  # nvCOMP frees what it wrote in no order of ours
         if target is not out:
             convert(queue, target, kind, out, dtype, header.count, add=add)
@@ -167,7 +168,7 @@ def _contents(
     """The planes that frames hold: nvCOMP's work where it may be, else the host's."""
     packed, slots = _gathered(queue, begins, sizes.astype(np.uint64))
     results: list[DeviceArray | None] = [None] * len(sizes)
-    if nvcomp.decompresses():
+    if nvcomp.decompresses(queue.runtime):
         heads, at = _gathered(queue, begins, np.minimum(sizes, _HEAD).astype(np.uint64))
         host = queue.read(heads)
         mine = []
