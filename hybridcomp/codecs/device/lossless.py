@@ -110,6 +110,8 @@ class LosslessDriver(Driver):
         framed = np.flatnonzero(table.kinds)
         held: list[DeviceArray] = []
         if framed.size:
+            if queue.read(queue.status)[0]:
+                return  # a damaged message: its frames are nobody's to decompress
             held = _contents(queue, pointers[framed], table.sizes[framed], table.whole[framed], framed)
             pointers[framed] = [array.ptr for array in held]
         add_here = add and dtype is kind.accumulator
