@@ -2,10 +2,11 @@
 
 nvCOMP is a package of its own (``nvidia-nvcomp-cu12`` or ``-cu13``), loaded when it is first needed. Limits of it that
 matter here: a frame that it writes has at most 16 MiB of content; frames that it reads must name no dictionary, and
-checksums in them are not looked at (:func:`reads`). nvCOMP 6 promises nothing for frames that are not valid: a
-message whose CRC was forged over such a frame may then make the GPU read or write where it must not. Where messages
-come from senders that are not trusted, set ``HYBRIDCOMP_NVCOMP=encode``: frames are then decompressed by the host's
-zstd, which checks all it reads. ``HYBRIDCOMP_NVCOMP=off`` leaves nvCOMP alone altogether.
+checksums in them are not looked at (:func:`reads`).
+
+nvCOMP 6 promises nothing for frames that are not valid: one in a message whose CRC was forged over it may make the GPU
+read or write where it must not. So frames are decompressed by the host's zstd, which checks all it reads, unless
+``HYBRIDCOMP_NVCOMP=trust`` says that all senders are to be trusted. ``HYBRIDCOMP_NVCOMP=off`` leaves nvCOMP alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ALIGNMENT = 16  # bytes; of everything that it reads
 MAX_CONTENT = 16 << 20  # bytes of one frame
 _CHUNK = 1 << 17  # bytes of the longest plane of `lossless`; nvCOMP's own formats would be cut by it
 _MAX_WINDOW = 8 << 20  # what RFC 8878 asks of every decoder
-_USES = ("on", "encode", "off")
+_USES = ("encode", "trust", "off")
 
 _local = threading.local()  # its codecs serve one thread at a time
 
@@ -52,7 +53,7 @@ def compresses(runtime: Runtime) -> bool:
 
 def decompresses(runtime: Runtime) -> bool:
     """Whether messages are to be decompressed by nvCOMP on a device, and it is there."""
-    return _use() == "on" and serves(runtime)
+    return _use() == "trust" and serves(runtime)
 
 
 def serves(runtime: Runtime) -> bool:
@@ -134,7 +135,7 @@ def _codec(ordinal: int, stream: int) -> Any:
 
 
 def _use() -> str:
-    use = os.environ.get("HYBRIDCOMP_NVCOMP", "on")
+    use = os.environ.get("HYBRIDCOMP_NVCOMP", "encode")
     if use not in _USES:
         raise ValueError(f"HYBRIDCOMP_NVCOMP must be one of {', '.join(_USES)}, not {use!r}")
     return use

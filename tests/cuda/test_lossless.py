@@ -36,7 +36,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Nvcomp:
 def use(monkeypatch: pytest.MonkeyPatch, library: Nvcomp) -> Nvcomp:
     if common.ON_GPU:
         pytest.skip("the fake knows the emulation's memory only")
-    monkeypatch.setenv("HYBRIDCOMP_NVCOMP", "on")
+    monkeypatch.setenv("HYBRIDCOMP_NVCOMP", "trust")
     monkeypatch.setattr(nvcomp, "library", lambda: library)
     monkeypatch.setattr(nvcomp, "serves", lambda runtime: runtime is common.runtime())
     monkeypatch.setattr(nvcomp, "_local", type("Local", (), {})())  # no codecs of another library
@@ -182,7 +182,7 @@ def test_uses(fake: Nvcomp, monkeypatch: pytest.MonkeyPatch) -> None:
     check_exact(hc.get_codec("lossless"), data, "float32", same=False)
     assert set(fake.calls) == {"encode"}
     monkeypatch.setenv("HYBRIDCOMP_NVCOMP", "perhaps")
-    with pytest.raises(ValueError, match="HYBRIDCOMP_NVCOMP must be one of on, encode, off"):
+    with pytest.raises(ValueError, match="HYBRIDCOMP_NVCOMP must be one of encode, trust, off"):
         hc.get_codec("lossless").encode(common.to_device(data))
 
 
@@ -190,7 +190,7 @@ def test_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setenv("HYBRIDCOMP_NVCOMP", "on")
+    monkeypatch.setenv("HYBRIDCOMP_NVCOMP", "trust")
     monkeypatch.setattr(importlib, "import_module", absent)
     nvcomp.library.cache_clear()
     try:
@@ -205,7 +205,7 @@ def test_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not common.ON_GPU, reason="nvCOMP needs a GPU")
 @pytest.mark.parametrize("dtype", [*FLOATS, "int8", "int64", "complex128"])
 def test_nvcomp_itself(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYBRIDCOMP_NVCOMP", "on")
+    monkeypatch.setenv("HYBRIDCOMP_NVCOMP", "trust")
     if not nvcomp.serves(common.runtime()):
         pytest.skip("nvCOMP is not installed")
     for n in (0, 1, 70, 1500, CHUNK, 3 * CHUNK + 77):
