@@ -36,7 +36,7 @@ _ROOT = _HERE.parents[1]
 _LISTS = (_ROOT / "kernels" / "cuda" / "modules.txt", _HERE / "modules.txt")
 _BUILD = _ROOT / "build" / "emulation"
 _loaded: list[str] = []  # flavours: two runtimes of one name must not meet in a process
-_lock = threading.Lock()  # the runtime knows one launch, and one list of buffers
+_lock = threading.RLock()  # the runtime knows one launch, and one list of buffers
 
 
 class EmulationError(RuntimeError):
@@ -49,7 +49,7 @@ class Emulator:
     def __init__(self, flavour: str = "race", lists: Sequence[Path] = _LISTS) -> None:
         if flavour not in FLAVOURS:
             raise ValueError(f"flavour is one of {FLAVOURS}, not {flavour!r}")
-        if flavour == "checked" and "libasan" not in Path("/proc/self/maps").read_text():
+        if flavour == "checked" and "asan" not in Path("/proc/self/maps").read_text():
             raise EmulationError("the checked flavour needs a process started with checked_environment()")
         if any(other != flavour for other in _loaded):
             raise EmulationError(f"this process already emulates in flavour {_loaded[0]!r}")
@@ -123,7 +123,7 @@ class Emulator:
         self._runtime.hc_checks(int(on))
 
     def limit(self, steps: int) -> None:
-        """After how many waits and atomics a block is taken for one that never ends."""
+        """After how many waits, atomics and watched accesses a block is taken for one that never ends."""
         self._runtime.hc_limit(steps)
 
     def _kernel(self, module: str, kernel: str) -> ctypes.c_void_p:
@@ -141,27 +141,30 @@ class Emulator:
         self._folder.mkdir(parents=True, exist_ok=True)
         with _locked(self._folder / "lock"):
             lists = ";".join(map(str, self._lists))
-            configure = [_tool("cmake"), "-G", "Ninja", "-S", str(_HERE), "-B", str(self._folder)]
+            configure = [_tool("cmake"), "-S", str(_HERE), "-B", str(self._folder), *_generator()]
             configure += [f"-DHC_FLAVOUR={self.flavour}", f"-DHC_MODULE_LISTS={lists}"]
-            configure += [f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", f"-DCMAKE_CXX_COMPILER={_compiler()}"]
+            configure += [f"-DCMAKE_CXX_COMPILER={compiler()}"]
             stamp = self._folder / "configured"
             if not stamp.exists() or stamp.read_text() != repr(configure):
                 stamp.unlink(missing_ok=True)
                 (self._folder / "CMakeCache.txt").unlink(missing_ok=True)
+                shutil.rmtree(self._folder / "CMakeFiles", ignore_errors=True)
                 _run(configure, f"configure the emulation ({self.flavour})")
                 stamp.write_text(repr(configure))
-            _run([_tool("ninja"), "-C", str(self._folder), target], f"build {target} ({self.flavour})")
+            build = [_tool("cmake"), "--build", str(self._folder), "--target", target]
+            _run(build, f"build {target} ({self.flavour})")
 
 
 def checked_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a process that loads the checked flavour must be started with."""
     result = dict(os.environ if environment is None else environment)
     # libstdc++ too: AddressSanitizer wraps its functions only if it is there from the beginning.
-    libraries = [_library(name) for name in ("libasan.so", "libstdc++.so")]
+    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    asan = f"libclang_rt.asan-{os.uname().machine}.so" if "clang" in version else "libasan.so"
+    libraries = [_library(name) for name in (asan, "libstdc++.so")]
     result["LD_PRELOAD"] = ":".join([*libraries, *filter(None, [result.get("LD_PRELOAD")])])
     result["ASAN_OPTIONS"] = "detect_leaks=0:detect_stack_use_after_return=0"
     result["UBSAN_OPTIONS"] = "print_stacktrace=1"
-    result["PYTHONMALLOC"] = "malloc"
     return result
 
 
@@ -201,15 +204,27 @@ def _place(library: str, offset: str) -> str:
     return f"({' < '.join(place.name for place in outside)})" if outside else plain
 
 
-def _tool(name: str) -> str:
+def _find(name: str) -> str | None:
     """A build tool of the running Python's environment, else of the path."""
-    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+
+
+def _tool(name: str) -> str:
+    found = _find(name)
     if found is None:
         raise EmulationError(f"emulation of CUDA kernels needs {name}: pip install {name}")
     return found
 
 
-def _compiler() -> str:
+def _generator() -> list[str]:
+    ninja = _find("ninja")
+    if ninja is None and shutil.which("make"):
+        return ["-G", "Unix Makefiles"]
+    return ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja or _tool('ninja')}"]
+
+
+def compiler() -> str:
+    """The C++ compiler that kernels are built with: g++, or what ``CXX`` names."""
     name = os.environ.get("CXX", "g++")
     found = shutil.which(name)
     if found is None:
@@ -219,10 +234,10 @@ def _compiler() -> str:
 
 def _library(name: str) -> str:
     found = subprocess.run(
-        [_compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        [compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True
     ).stdout.strip()
     if not Path(found).is_absolute():
-        raise EmulationError(f"{_compiler()} has no {name}")
+        raise EmulationError(f"{compiler()} has no {name}")
     return str(Path(found).resolve())
 
 

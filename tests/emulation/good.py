@@ -70,7 +70,7 @@ def shuffles(d: Device, rng: np.random.Generator) -> None:
     lane = np.arange(64) % 32
     for kind, dtype in kinds.items():
         x = rng.integers(0, 2**31, 64).astype(dtype)
-        for argument, width in [(0, 32), (1, 32), (3, 8), (31, 32), (5, 16), (1, 1), (40, 32), (2, 4)]:
+        for argument, width in [(0, 32), (1, 32), (3, 8), (31, 32), (5, 16), (1, 1), (30, 32), (2, 4)]:
             (a, _), (b, out) = d.put(x, dtype), d.put(np.zeros((5, 64)), dtype)
             d.emulator.launch("emulation_good", f"shuffles_{kind}", 1, 64, [a, b, argument, width])
             first, warp = lane // width * width, np.arange(64) // 32 * 32

@@ -203,6 +203,8 @@ HC_KERNEL(32) misaligned(std::uint8_t* out) { *reinterpret_cast<u32*>(out + 1) =
 HC_KERNEL(32) overflow(int* out, int x) { out[threadIdx.x] = x + static_cast<int>(threadIdx.x); }
 HC_KERNEL(32) shift(u32* out, u32 by) { out[threadIdx.x] = 1u << by; }
 
+HC_KERNEL(32) cast(int* out, u32 bits) { out[threadIdx.x] = static_cast<int>(__uint_as_float(bits)); }
+
 __device__ u32 device_variable = 1;
 HC_KERNEL(32) writes_module(u32* out) { out[threadIdx.x] = device_variable++; }
 
@@ -214,6 +216,17 @@ HC_KERNEL(32) waits_for_flag(u32* out) {
     while (atomicAdd(out, 0u) == 0) {
     }
   }
+}
+HC_KERNEL(32) spins(const volatile u32* flag) {
+  while (*flag == 0) {
+  }
+}
+HC_KERNEL(32) shuffle_far(u32* out) { out[threadIdx.x] = __shfl_down_sync(0xFFFFFFFFu, threadIdx.x, 32); }
+HC_KERNEL(32) misaligned_shared(uint4* out) {
+  HC_SHARED(u32, tile, 132);
+  for (u32 i = threadIdx.x; i < 132; i += 32) tile[i] = i;
+  __syncthreads();
+  out[threadIdx.x] = *reinterpret_cast<const uint4*>(tile + 4 * threadIdx.x);
 }
 HC_KERNEL(32) big_shared(u32* out) {
   HC_SHARED(u32, tile, 16000);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +16,10 @@ import pytest
 from tests.emulation import good
 from tests.emulation.emulator import EmulationError, Emulator, checked_environment
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler"),
+]
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,9 @@ FAULTS = (
     Fault("misaligned", r"misaligned: an access of 4 bytes to global buffer 0 \+ 1 ", "misaligned address"),
     Fault("overflow", None, "signed integer overflow", values=(2**31 - 9,)),
     Fault("shift", None, "shift exponent 32 is too large", values=(32,)),
+    Fault("cast", None, "is outside the range of representable values", values=(0x7F800000,)),
+    Fault("spins", r"does not seem to end", seeds=(0,)),
+    Fault("shuffle_far", r"__shfl_down_sync at .*: it asks for 32 lanes", SAME),
     Fault("writes_module", r"out of bounds: it writes 4 bytes at address"),
     Fault("for_ever", r"does not seem to end", SAME, block=64, seeds=(0, 2)),
     Fault("waits_for_flag", r"does not seem to end", SAME, seeds=(0, 2)),
@@ -96,9 +103,11 @@ BY_ABORT = [f for f in FAULTS if f.checked not in (None, SAME)]
 @pytest.fixture(scope="module")
 def emulator() -> Iterator[Emulator]:
     """The race flavour, its checks on."""
+    if os.environ.get("HC_EMULATION_FLAVOUR", "race") != "race":
+        pytest.skip("this process emulates in the other flavour")
     made = Emulator("race")
     made.checks(True)
-    made.limit(100_000)
+    made.limit(1_000_000)
     yield made
     made.limit(1 << 28)
     made.checks(os.environ.get("HC_EMULATION_CHECKS", "1") != "0")
@@ -145,6 +154,21 @@ def test_without_checks(emulator: Emulator) -> None:
             launch(emulator, next(f for f in FAULTS if f.kernel == "barrier_in_branch"), 0)
     finally:
         emulator.checks(True)
+
+
+def test_unwritten_shared_memory_varies(emulator: Emulator) -> None:
+    seen = set()
+    emulator.checks(False)
+    try:
+        for emulator.seed in range(3):
+            with good.device(emulator) as d:
+                address, out = d.put(np.zeros(32), np.uint32)
+                emulator.launch("emulation_planted", "unwritten", 1, 32, [address])
+                assert (out[:31] == 5).all()
+                seen.add(int(out[31]))
+    finally:
+        emulator.checks(True)
+    assert len(seen) == 3
 
 
 def test_after_a_fault(emulator: Emulator) -> None:
@@ -218,6 +242,7 @@ def test_abort_checked(fault: Fault) -> None:
     assert done.returncode != 0
     assert re.search(fault.in_checked, done.stderr), done.stdout + done.stderr
     assert "planted.cu" in done.stderr
+    assert f"emulation: emulation_planted.{fault.kernel}: block 0, thread " in done.stderr
 
 
 def main(kernels: list[str]) -> None:

@@ -68,13 +68,15 @@ HC_INLINE To cast(From from) {
   __builtin_memcpy(&to, &from, sizeof to);
   return to;
 }
-// As the hardware converts: to the nearest there is, and NaN to 0 (in 64 bits to the largest negative).
+// As the hardware converts: to the nearest there is, and NaN to 0, or if 64 bits are involved to the sign
+// bit.
 template <typename To, typename From>
 HC_INLINE To saturated(From x) {
   constexpr int kBits = sizeof(To) * 8 - (std::is_signed<To>::value ? 1 : 0);
   constexpr To lowest = std::is_signed<To>::value ? static_cast<To>(1ull << (kBits & 63)) : To{0};
   const From limit = 4 * static_cast<From>(1ull << (kBits - 2));
-  if (x != x) return sizeof(To) == 8 ? static_cast<To>(1ull << 63) : To{0};
+  if (x != x)
+    return sizeof(To) == 8 || sizeof(From) == 8 ? static_cast<To>(1ull << (sizeof(To) * 8 - 1)) : To{0};
   if (x >= limit) return static_cast<To>(~lowest);
   if (x <= static_cast<From>(lowest)) return lowest;
   return static_cast<To>(x);
@@ -152,15 +154,23 @@ HC_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
 HC_MIN_MAX(unsigned long long, long long, unsigned long long)
 HC_MIN_MAX(unsigned long long, unsigned long long, long long)
 #undef HC_MIN_MAX
-// Of a number and NaN, the number.
-HC_INLINE float min(float a, float b) { return fminf(a, b); }
-HC_INLINE float max(float a, float b) { return fmaxf(a, b); }
-HC_INLINE double min(double a, double b) { return fmin(a, b); }
-HC_INLINE double max(double a, double b) { return fmax(a, b); }
-HC_INLINE double min(float a, double b) { return fmin(a, b); }
-HC_INLINE double max(float a, double b) { return fmax(a, b); }
-HC_INLINE double min(double a, float b) { return fmin(a, b); }
-HC_INLINE double max(double a, float b) { return fmax(a, b); }
+// Of a number and NaN, the number; -0 is less than 0.
+#define HC_REAL_MIN_MAX(R, A, B)                                                      \
+  HC_INLINE R min(A a, B b) {                                                         \
+    return a != a                                                ? static_cast<R>(b)  \
+           : a < b || b != b || (a == b && __builtin_signbit(a)) ? static_cast<R>(a)  \
+                                                                 : static_cast<R>(b); \
+  }                                                                                   \
+  HC_INLINE R max(A a, B b) {                                                         \
+    return a != a                                                ? static_cast<R>(b)  \
+           : a > b || b != b || (a == b && __builtin_signbit(b)) ? static_cast<R>(a)  \
+                                                                 : static_cast<R>(b); \
+  }
+HC_REAL_MIN_MAX(float, float, float)
+HC_REAL_MIN_MAX(double, double, double)
+HC_REAL_MIN_MAX(double, float, double)
+HC_REAL_MIN_MAX(double, double, float)
+#undef HC_REAL_MIN_MAX
 
 // -- loads and stores with hints for the caches
 // ----------------------------------------------------------------

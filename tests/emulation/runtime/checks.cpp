@@ -164,6 +164,7 @@ void fence() {
 
 void access(std::uintptr_t address, std::uint64_t bytes, Access kind, void* caller) {
   if (address - stack_begin < kStackBytes || bytes == 0) return;
+  count_step();
   Record made = order::now();
   made.atomic = kind == Access::kAtomic;
   made.caller = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(caller) - image->begin);

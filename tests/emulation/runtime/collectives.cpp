@@ -207,6 +207,9 @@ extern "C" std::uint64_t hc_collective(const hc_site* site, int op, std::uint32_
   if (width == 0 || width > kWarp || (width & (width - 1)) != 0) {
     fail(place_of(site) + ": its width is " + std::to_string(width));
   }
+  if (op >= HC_SHFL_UP && op <= HC_SHFL_XOR && argument >= kWarp) {
+    fail(place_of(site) + ": it asks for " + std::to_string(argument) + " lanes, which CUDA does not define");
+  }
   self.wait = Wait::kWarp;
   self.op = op;
   self.mask = mask;

@@ -13,7 +13,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-#if defined(__x86_64__)
+#if HC_SWITCH_BY_HAND
 // Push what a callee must preserve, exchange the stack pointers, pop. Kernels leave the floating-point modes
 // alone.
 extern "C" void hc_switch(void** save, void* load);
@@ -69,7 +69,7 @@ void prepare(Context& context, void (*entry)()) {
   __asan_unpoison_memory_region(context.stack, context.stack_bytes);
 #endif
   context.fake_stack = nullptr;
-#if defined(__x86_64__)
+#if HC_SWITCH_BY_HAND
   auto* top = reinterpret_cast<std::uintptr_t*>(context.stack + context.stack_bytes);
   *--top = 0;  // the entry's return address: it has none, and the stack is aligned as after a call
   *--top = reinterpret_cast<std::uintptr_t>(entry);
@@ -94,7 +94,7 @@ void switch_to(Context& from, Context& to) {
 #if defined(HC_CHECKED)
   __sanitizer_start_switch_fiber(&from.fake_stack, to.stack, to.stack_bytes);
 #endif
-#if defined(__x86_64__)
+#if HC_SWITCH_BY_HAND
   hc_switch(&from.stack_pointer, to.stack_pointer);
 #else
   swapcontext(&from.saved, &to.saved);

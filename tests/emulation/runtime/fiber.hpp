@@ -3,8 +3,11 @@
 
 #include <cstddef>
 
-#if !defined(__x86_64__)
+#if !defined(__x86_64__) || defined(HC_UCONTEXT)
+#define HC_SWITCH_BY_HAND 0
 #include <ucontext.h>
+#else
+#define HC_SWITCH_BY_HAND 1
 #endif
 
 namespace hc {
@@ -13,7 +16,7 @@ inline constexpr std::size_t kStackBytes = 256 * 1024;
 
 // Where a suspended flow of control goes on, and its stack, of which AddressSanitizer must be told.
 struct Context {
-#if defined(__x86_64__)
+#if HC_SWITCH_BY_HAND
   void* stack_pointer = nullptr;
 #else
   ucontext_t saved{};

@@ -1,4 +1,8 @@
 // The functions that emulator.py calls.
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstdio>
 #include <utility>
 
 #include "checks.hpp"
@@ -43,6 +47,26 @@ void run_blocks() {
   }
 }
 
+#if defined(HC_CHECKED)
+void say_what_ran() {
+  if (!launch.running) return;
+  std::fprintf(stderr,
+               "emulation: %s: block %u, thread %u, of a launch of %u blocks of %u threads, seed %llu\n",
+               launch.name, launch.block, launch.current, launch.grid, launch.threads,
+               static_cast<unsigned long long>(launch.seed));
+}
+
+// Each sanitizer's library has a callback of its own for the moment before it ends the process.
+int tell_sanitizer(dl_phdr_info* info, std::size_t, void*) {
+  const std::string library = info->dlpi_name;
+  if (library.find("asan") == std::string::npos && library.find("ubsan") == std::string::npos) return 0;
+  void* handle = dlopen(library.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  void* set = handle ? dlsym(handle, "__sanitizer_set_death_callback") : nullptr;
+  if (set) reinterpret_cast<void (*)(void (*)())>(set)(say_what_ran);
+  return 0;
+}
+#endif
+
 }  // namespace
 }  // namespace hc
 
@@ -73,7 +97,12 @@ const char* hc_launch(void (*kernel)(), std::uint32_t grid, std::uint32_t block,
   adopt_caller(launch.caller);
   memory::launch_begins();
   checks::launch_begins();
+#if defined(HC_CHECKED)
+  [[maybe_unused]] static const int told = dl_iterate_phdr(tell_sanitizer, nullptr);
+#endif
+  launch.running = true;
   run_blocks();
+  launch.running = false;
   checks::launch_ends();
   if (!launch.failed) return nullptr;
   // Threads were left where they stood: they must begin anew.
@@ -84,7 +113,7 @@ const char* hc_launch(void (*kernel)(), std::uint32_t grid, std::uint32_t block,
 // Whether kernels of the race flavour are watched.
 void hc_checks(int on) { checks::wanted = on != 0; }
 
-// After how many waits and atomics a block is taken for one that never ends.
+// After how many waits, atomics and watched accesses a block is taken for one that never ends.
 void hc_limit(std::uint64_t steps) { launch.step_limit = steps; }
 
 void hc_fence() { checks::fence(); }

@@ -16,9 +16,6 @@ namespace hc::memory {
 namespace {
 
 constexpr std::uint64_t kStaticLimit = 48 * 1024;  // CUDA's, of a block's __shared__ arrays
-constexpr std::uint64_t kArenaBytes = 1 << 20;
-constexpr std::uint64_t kGap =
-    256;  // between shared arrays, and after buffers, so that small overruns are seen
 constexpr char kDynamicKey = 0;
 
 std::map<std::uintptr_t, std::unique_ptr<Buffer>> buffers;
@@ -26,6 +23,12 @@ Buffer* last_buffer = nullptr;
 
 std::vector<SharedArray> shared;
 std::uint64_t block_number = 0;
+
+#if defined(HC_CHECKED)
+constexpr std::uint64_t kGap = 0;  // AddressSanitizer has its own
+#else
+constexpr std::uint64_t kGap = 256;  // between shared arrays, and after buffers: small overruns are seen
+#endif
 
 void fill(void* at, std::uint64_t bytes, std::uint64_t seed) {
   std::memset(at, static_cast<int>(0xA5 ^ (seed * 29 & 0xFF)), bytes);
@@ -38,6 +41,7 @@ void* shared_memory(std::uint64_t bytes, std::uint32_t alignment) {
   return at;
 }
 #else
+constexpr std::uint64_t kArenaBytes = 1 << 20;
 char* arena = nullptr;
 std::uint64_t arena_used = 0;
 Shadow arena_shadow;
@@ -211,13 +215,8 @@ void hc_unregister(void* at) {
 
 // Aligned as cudaMalloc aligns, and filled with bytes that no kernel should take for its input.
 void* hc_malloc(std::uint64_t bytes) {
-#if defined(HC_CHECKED)
-  const std::uint64_t gap = 0;
-#else
-  const std::uint64_t gap = kGap;
-#endif
   void* at = nullptr;
-  if (posix_memalign(&at, 256, bytes + gap) != 0) return nullptr;
+  if (posix_memalign(&at, 256, bytes + kGap) != 0) return nullptr;
   fill(at, bytes, 1);
   hc_register(at, bytes, nullptr);
   return at;

@@ -30,8 +30,7 @@ Fence fences[kMaxThreads];
 Clock newest = 1;        // largest clock
 Clock last_barrier = 1;  // clock of all threads after it
 std::uint32_t fence_count = 0;
-std::uint64_t sync_count =
-    0;  // barriers and fences so far, to know that nothing happened between two atomics
+std::uint64_t sync_count = 0;  // barriers and fences: to know that none came between two atomics
 
 std::uint32_t block_serial = 0;
 std::uint32_t first_serial = 0;           // of the launch
@@ -41,22 +40,32 @@ std::vector<std::uint32_t> grid_indices;  // of its blocks
 // atomic on the same address later, and with it to those that a barrier joins to that thread.
 struct Release {
   std::uint32_t block = 0;
-  std::vector<Clock> clocks;  // per thread of the block
-  std::uint32_t thread = 0;   // who did the atomic, and when: whoever learns of it may then also write the
-  Clock clock = 0;            // counter plainly, as the last block does to reset it
+  Clock all = 0;                                      // accesses of every thread up to here, and
+  std::vector<std::pair<std::uint32_t, Clock>> more;  // of some threads up to there
+  // Who did the atomic, and when: whoever learns of it may then also write the counter plainly, as the last
+  // block does to reset it.
+  std::uint32_t thread = 0;
+  Clock clock = 0;
+
+  bool covers(const Record& record) const {
+    if (record.clock <= all) return true;
+    if (record.atomic && record.thread == thread && record.clock <= clock) return true;
+    return std::any_of(more.begin(), more.end(), [&](const auto& one) {
+      return one.first == record.thread && record.clock <= one.second;
+    });
+  }
 };
 struct Counter {
   std::vector<Release> releases;
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> by_block;
 };
 struct Acquired {
-  const Counter* counter;
   std::size_t releases;  // those that were there
   std::uint32_t thread;
   Clock clock;
 };
 std::unordered_map<std::uintptr_t, Counter> counters;
-std::vector<Acquired> acquired;
+std::unordered_map<const Counter*, std::vector<Acquired>> acquired;
 struct {
   std::uintptr_t address = 0;
   std::uint64_t sync = 0;
@@ -93,21 +102,29 @@ void release(std::uintptr_t address) {
   auto& last = last_release[self];
   if (last.address == address && last.sync == sync_count) return;
   last = {address, sync_count};
-  Release made{block_serial, std::vector<Clock>(launch.threads), self, clocks[self]};
+  static Clock passed[kMaxThreads];
   const Fence& own = fences[self];
   for (std::uint32_t i = 0; i < launch.threads; ++i) {
     const Fence& fence = fences[i];
     Clock clock = over(i, fence.clock) ? fence.clock : fence.earlier;
     if (own.barrier > 0) clock = std::max(clock, own.barrier - 1);
     if (i / kWarp == self / kWarp) clock = std::max(clock, own.known[i % kWarp]);
-    made.clocks[i] = clock;
+    passed[i] = clock;
+  }
+  Release made{block_serial, *std::min_element(passed, passed + launch.threads), {}, self, clocks[self]};
+  for (std::uint32_t i = 0; i < launch.threads; ++i) {
+    if (passed[i] > made.all) made.more.emplace_back(i, passed[i]);
   }
   Counter& counter = counters[address];
   add(counter, std::move(made));
   // What was learned over another counter goes on over this one.
-  for (const Acquired& from : acquired) {
-    if (from.counter == &counter || !fenced(from.thread, from.clock)) continue;
-    for (std::size_t i = 0; i < from.releases; ++i) add(counter, from.counter->releases[i]);
+  for (const auto& [other, times] : acquired) {
+    if (other == &counter) continue;
+    std::size_t known_releases = 0;
+    for (const Acquired& from : times) {
+      if (fenced(from.thread, from.clock)) known_releases = std::max(known_releases, from.releases);
+    }
+    for (std::size_t i = 0; i < known_releases; ++i) add(counter, other->releases[i]);
   }
 }
 
@@ -115,25 +132,23 @@ void acquire(std::uintptr_t address) {
   const auto found = counters.find(address);
   if (found == counters.end()) return;
   const std::uint32_t self = launch.current;
-  const Acquired made{&found->second, found->second.releases.size(), self, clocks[self]};
-  for (const Acquired& other : acquired) {
-    if (other.counter == made.counter && other.releases == made.releases && over(other.thread, other.clock)) {
-      return;
-    }
+  const Acquired made{found->second.releases.size(), self, clocks[self]};
+  std::vector<Acquired>& times = acquired[&found->second];
+  for (const Acquired& other : times) {
+    if (other.releases == made.releases && over(other.thread, other.clock)) return;
   }
-  acquired.push_back(made);
+  times.push_back(made);
 }
 
 bool passed_on(const Record& record) {
-  for (const Acquired& from : acquired) {
-    if (!over(from.thread, from.clock)) continue;
-    const auto found = from.counter->by_block.find(record.block);
-    if (found == from.counter->by_block.end()) continue;
-    for (const std::uint32_t i : found->second) {
-      const Release& release = from.counter->releases[i];
-      if (i >= from.releases) break;
-      if (record.clock <= release.clocks[record.thread]) return true;
-      if (record.atomic && record.thread == release.thread && record.clock <= release.clock) return true;
+  for (const auto& [counter, times] : acquired) {
+    const auto found = counter->by_block.find(record.block);
+    if (found == counter->by_block.end()) continue;
+    for (const Acquired& from : times) {
+      if (!over(from.thread, from.clock)) continue;
+      for (const std::uint32_t i : found->second) {
+        if (i < from.releases && counter->releases[i].covers(record)) return true;
+      }
     }
   }
   return false;
@@ -212,7 +227,8 @@ bool in_block(const Record& record) { return record.clock != 0 && record.block =
 
 bool before(const Record& record) {
   if (!current(record)) return true;
-  return record.block == block_serial ? over(record.thread, record.clock) : passed_on(record);
+  if (record.block == block_serial && over(record.thread, record.clock)) return true;
+  return passed_on(record);
 }
 
 std::uint32_t block_of(const Record& record) { return grid_indices[record.block - first_serial]; }

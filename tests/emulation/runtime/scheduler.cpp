@@ -98,7 +98,7 @@ void suspend() {
 void count_step() {
   if (++launch.steps > launch.step_limit) {
     fail("the kernel does not seem to end: more than " + std::to_string(launch.step_limit) +
-         " waits and atomics in one block");
+         " waits, atomics and watched accesses in one block");
   }
 }
 
