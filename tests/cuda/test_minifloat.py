@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hybridcomp as hc
+from hybridcomp.device import Queue
 from tests.codecs.common import FLOATS, reseal
 from tests.cuda import common
 
@@ -69,6 +70,14 @@ def test_every_payload_byte_is_read_as_the_cpu_does(spec: str) -> None:
                 want = hc.decode(forged, out=np.zeros(n, kind))
             got = hc.decode(common.to_device(forged), out=common.to_device(np.zeros(n, kind)))
             common.assert_same(common.to_host(got), want, spec)
+
+
+@pytest.mark.parametrize("spec", [*USUAL, "fp8:block=200", "fp8:block=2056"])
+def test_any_grid_writes_the_same(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block strides over all of the array."""
+    monkeypatch.setattr(Queue, "blocks", lambda self, items, per_block, waves=8: min(1, items))
+    x = common.values("mixed", 20_100, "float32")
+    common.check(hc.get_codec(spec), x, "float32", outputs=False)
 
 
 @pytest.mark.parametrize("spec", [*USUAL, "fp8:block=200"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hybridcomp as hc
+from hybridcomp.device import Queue
 from tests.codecs.common import FLOATS
 from tests.cuda import common
 
@@ -40,6 +41,14 @@ def test_largest_and_smallest(dtype: str) -> None:
     words[1025::3] = smallest - 1
     words[::5] |= words.dtype.type(1) << words.dtype.type(8 * storage.itemsize - 1)
     common.check(codec, storage, dtype)
+
+
+@pytest.mark.parametrize("spec", ["sign", "sign:block=24", "sign:block=2056"])
+def test_any_grid_writes_the_same(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block strides over all of the array."""
+    monkeypatch.setattr(Queue, "blocks", lambda self, items, per_block, waves=8: min(1, items))
+    x = common.values("mixed", 20_100, "float32")
+    common.check(hc.get_codec(spec), x, "float32", outputs=False)
 
 
 @pytest.mark.parametrize("spec", ["sign", "sign:block=24"])
