@@ -204,6 +204,17 @@ HC_DEVICE void zfp_integers(const T v[4], int e, typename Real<T>::Bits u[4]) {
   }
 }
 
+// Planes of a block: a float's has them all, whatever its exponent is.
+template <typename T>
+HC_DEVICE int planes_of(int e) {
+  return sizeof(T) == 4 ? Zfp<T>::kPlanes : zfp_planes<T>(e);
+}
+// Of `left` of them those in the next word.
+template <typename T>
+HC_DEVICE int planes_here(int left) {
+  return sizeof(T) == 4 || left > kGroup ? kGroup : left;
+}
+
 template <typename T, typename Writer>
 HC_DEVICE void zfp_encode(const T v[4], const uint32_t* codes, Writer& out) {
   using Bits = typename Real<T>::Bits;
@@ -224,23 +235,26 @@ HC_DEVICE void zfp_encode(const T v[4], const uint32_t* codes, Writer& out) {
   }
   out.put(2 * static_cast<uint32_t>(e) + 1, kZfpHeaderBits<T>);
   uint32_t known = 0;
-  for (int left = zfp_planes<T>(e); left > 0 && !out.full(); left -= kGroup) {
+  for (int left = planes_of<T>(e); left > 0 && !out.full(); left -= kGroup) {
     uint32_t nibbles = nibbles_of(u);
 #pragma unroll
     for (int i = 0; i < 4; ++i) u[i] <<= 8;
-    int here = left < kGroup ? left : kGroup;
-    if (here < kGroup) nibbles &= (1u << (4 * here)) - 1;
-    for (; known < 4 && here > 1 && !out.full(); here -= 2) {
-      const uint32_t code = codes[known * 256 + (nibbles & 255u)];
-      out.put(code & 0xFFFFu, (code >> 16) & 31u);
-      known = code >> 24;
-      nibbles >>= 8;
-    }
-    if (known == 4) {
-      out.put(nibbles, 4 * static_cast<uint32_t>(here));
-    } else if (here == 1) {
-      const uint32_t code = codes[kPairs + known * 16 + nibbles];
-      out.put(code & 0xFFFFu, (code >> 16) & 31u);
+    const int here = planes_here<T>(left);
+    if (here < kGroup) {
+      for (int i = 0; i < here; ++i, nibbles >>= 4) {
+        const uint32_t code = codes[kPairs + known * 16 + (nibbles & 15u)];
+        out.put(code & 0xFFFFu, (code >> 16) & 31u);
+        known = code >> 24;
+      }
+    } else if (known == 4) {
+      out.put(nibbles, 32);
+    } else {  // to the group's end without a branch, though some lanes' values may be known before
+#pragma unroll
+      for (int i = 0; i < kGroup; i += 2) {
+        const uint32_t code = codes[known * 256 + ((nibbles >> (4 * i)) & 255u)];
+        out.put(code & 0xFFFFu, (code >> 16) & 31u);
+        known = code >> 24;
+      }
     }
   }
   out.finish();
@@ -261,16 +275,21 @@ HC_DEVICE void zfp_decode(Reader& in, uint32_t bits, const uint32_t* planes, T v
   Bits u[4] = {0, 0, 0, 0};
   uint32_t known = 0;
   int shift = Zfp<T>::kPlanes;
-  for (int left = zfp_planes<T>(e); left > 0 && missing < 0; left -= kGroup, shift -= 8) {
-    const int here = left < kGroup ? left : kGroup;
-    uint32_t nibbles = 0;
+  for (int left = planes_of<T>(e); left > 0 && missing < 0; left -= kGroup, shift -= 8) {
+    const int here = planes_here<T>(left);
+    uint32_t nibbles = 0, before = 4;
     int i = 0;
     for (; known < 4 && i < here && missing < 0; ++i) {
       const uint32_t entry = planes[known * 128 + (in.peek() & 127u)], length = (entry >> 4) & 15u;
       in.skip(length);
       missing += static_cast<int>(length);
-      nibbles |= zfp_cut_run(entry & 15u, known, missing) << (4 * i);
+      nibbles |= (entry & 15u) << (4 * i);
+      before = known;
       known = entry >> 8;
+    }
+    if (missing > 0 && before < 4) {  // the last of these planes took bits that are not there
+      const uint32_t plane = (nibbles >> (4 * i - 4)) & 15u;
+      nibbles ^= (plane ^ zfp_cut_run(plane, before, missing)) << (4 * i - 4);
     }
     if (known == 4 && i < here) {
       const uint32_t length = 4 * static_cast<uint32_t>(here - i);
