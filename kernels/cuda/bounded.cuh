@@ -12,8 +12,7 @@ using std::int64_t;
 namespace {
 
 constexpr int kThreads = 256;
-constexpr uint32_t kChunkBlocks =
-    32;  // blocks that a thread block codes together: one for each lane of a scan
+constexpr uint32_t kChunkBlocks = 32;  // that a thread block codes together: one for each lane of a scan
 constexpr uint32_t kChunk = kChunkBlocks * kBoundedBlock;  // elements
 constexpr int kOwn = 8;                                    // elements of a thread
 

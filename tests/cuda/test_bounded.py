@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hybridcomp as hc
+from hybridcomp.device import Queue
 from tests.codecs.common import FLOATS, reseal
 from tests.cuda import common
 
@@ -134,3 +135,28 @@ def test_hostile_codes() -> None:
             with pytest.raises(hc.WireError, match="unknown code" if code > 65 else "length"):
                 hc.decode(common.to_device(reseal(bad)), out=out)
     assert not common.to_host(out).any(), "a faulty message was decoded"
+
+
+@pytest.mark.parametrize("spec", ["bounded", "bounded:abs=0.02"])
+def test_a_grid_of_one(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a grid is, its threads come to everything."""
+    monkeypatch.setattr(Queue, "blocks", lambda self, items, per_block, waves=8: min(items, 1))
+    common.check(hc.get_codec(spec), common.values("mixed", 18509, "float32"), "float32", outputs=False)
+
+
+@pytest.mark.parametrize("n", [1, 8191, 8192, 17_000])
+def test_starts(n: int) -> None:
+    """Of more chunks than the scan takes at a time."""
+    queue = Queue(common.runtime(), 0)
+    sizes = np.random.default_rng(n).integers(0, 16385, n, np.uint32)
+    sums, starts = queue.array(n, np.uint32), queue.array(n, np.uint64)
+    queue.write(sums, sizes)
+    ends = 1000 + np.cumsum(sizes, dtype=np.uint64)
+    for off, found in ((0, 0), (1, 1)):
+        status, total = queue.zeros(4).view(np.uint32), queue.array(1, np.uint64)
+        queue.launch(
+            "bounded", "bounded_starts", 1, 1024, sums, n, 1000, starts, int(ends[-1]) + off, total, status
+        )
+        np.testing.assert_array_equal(queue.read(starts), ends - sizes)
+        assert queue.read(total)[0] == ends[-1]
+        assert queue.read(status)[0] == found

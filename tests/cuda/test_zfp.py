@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hybridcomp as hc
+from hybridcomp.device import Queue
 from tests.codecs.common import FLOATS
 from tests.cuda import common
 
@@ -64,3 +65,10 @@ def test_unaligned_and_hostile(rate: float) -> None:
     common.check_unaligned(codec, 333)
     common.check_hostile(codec, common.values("gaussian", 77, "float32"), "float32", flips=60)
     common.check_hostile(codec, common.values("gaussian", 37, "float64"), "float64", flips=30)
+
+
+@pytest.mark.parametrize("spec", ["zfp:rate=7.25", "zfp:rate=8", "zfp:rate=16"])
+def test_a_grid_of_one(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a grid is, its threads come to everything."""
+    monkeypatch.setattr(Queue, "blocks", lambda self, items, per_block, waves=8: min(items, 1))
+    common.check(hc.get_codec(spec), common.values("mixed", 5003, "float32"), "float32", outputs=False)

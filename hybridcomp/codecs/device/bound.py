@@ -92,7 +92,7 @@ class BoundedDriver(Driver):
     prefix = 16
     block = 64
     chunk = 2048  # kChunk of bounded.cuh
-    waves = 16
+    waves = 64  # no number of resident blocks leaves much of the last round idle
 
     def modules(self) -> tuple[str, ...]:
         return ("bounded",)
