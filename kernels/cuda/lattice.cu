@@ -121,16 +121,15 @@ HC_DEVICE void quantize(const void* from, uint64_t n, const uint64_t* peak, int3
       Q out[kEach];
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        const Q r =
-            rounded<C, T, Random>(values[l][i], inverse, limit, draws, at * kEach + static_cast<uint32_t>(i));
-        out[i] = nothing ? Q(0) : r;
+        const T x = nothing ? T(0) : values[l][i];  // NaN is not rounded
+        out[i] = rounded<C, T, Random>(x, inverse, limit, draws, at * kEach + static_cast<uint32_t>(i));
       }
       if (at < whole) store_integers(out, q + at * kEach);
     }
   }
   for (uint64_t i = whole * kEach + global_thread(); i < n; i += global_threads()) {
-    const Q r = rounded<C, T, Random>(loaded<D>(src[i]), inverse, limit, draws, i);
-    q[i] = nothing ? Q(0) : r;
+    const T x = nothing ? T(0) : loaded<D>(src[i]);
+    q[i] = rounded<C, T, Random>(x, inverse, limit, draws, i);
   }
 }
 

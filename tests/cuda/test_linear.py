@@ -53,6 +53,12 @@ def test_sketch_across_tiles(dtype: str) -> None:
     common.check(codec, half, dtype, outputs=False)
 
 
+@pytest.mark.parametrize(("spec", "n"), [("lattice:bits=16", 140_001), ("sketch", 300_001)])
+def test_grids_that_stride(spec: str, n: int) -> None:
+    """More elements than a grid of the emulation has at a time."""
+    common.check(hc.get_codec(spec), common.values("sparse", n, "float32"), "float32", outputs=False)
+
+
 def test_sketch_at_the_border_of_its_forms() -> None:
     for zeros in (3, 4, 5, 6):  # 128 elements: the bitmap has four elements' bytes
         x = np.ones(128, np.float32)
