@@ -26,7 +26,13 @@ LATTICE = [
     "lattice:bits=32:ranks=3",
     "lattice:bits=32:rounding=stochastic",
 ]
-BLOCKS = ["randomblock:ratio=0.05", "randomblock:ratio=0.7,seed=3", "randomblock:ratio=0.4,values=bf16"]
+BLOCKS = [
+    "randomblock:ratio=0.05",
+    "randomblock:ratio=0.7,seed=3",
+    "randomblock:ratio=0.4,values=bf16",
+    "randomblock:ratio=0.7,seed=3,values=(int8:block=64)",
+    "randomblock:ratio=0.6,values=(int4:hadamard=true:block=64)",
+]
 SKETCHES = ["sketch", "sketch:load=0.5:lanes=64:form=packed"]
 
 
