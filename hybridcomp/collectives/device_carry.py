@@ -16,7 +16,8 @@ import numpy as np
 from hybridcomp import wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import Codec
-from hybridcomp.codecs.device import convert, decode_opened, driver_of, encode_into, open_message, suffix
+from hybridcomp.codecs.device.driver import driver_of, suffix
+from hybridcomp.codecs.device.messages import convert, decode_opened, encode_into, open_message
 from hybridcomp.codecs.registry import codec_for
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.device_mailbox import Arriving, DeviceMailbox, Outgoing, Passing

@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from hybridcomp import native
 from hybridcomp.arrays import ByteArray
-from hybridcomp.codecs.device import Encoded
+from hybridcomp.codecs.device.messages import Encoded
 from hybridcomp.collectives.engine import Pending, Ready, Steps
 from hybridcomp.collectives.lanes import Depot, Lane
 from hybridcomp.collectives.stats import Call

@@ -349,3 +349,46 @@ def test_another_codec_names_both_sides(make, way):
         comm.Allreduce(MPI.IN_PLACE, to_device(values(5000, "float32")), codec=codec)
     mismatches = WORLD.allreduce(int(isinstance(caught.value, hc.MismatchError)))
     verdict(mismatches > 0)
+
+
+@pytest.mark.parametrize("n", [100, 5000, 200_000])
+def test_messages_whose_length_only_the_device_knows(make, way, n, monkeypatch):
+    """A length word that is copied with a short message, and before a long one; the send has the true length."""
+    from hybridcomp.codecs.device import driver_of
+
+    codec = type(hc.get_codec("bf16"))
+    driver, bound = type(driver_of(codec.wire_id)), codec.bound
+    known = driver.encode
+
+    def unknown(self: Any, codec: Any, src: Any, dtype: Any, payload: Any, queue: Any) -> Any:
+        length = queue.array(1, np.uint64)
+        queue.write(length, np.array([known(self, codec, src, dtype, payload, queue)], np.uint64))
+        return length
+
+    comm = make("bf16")
+    sizes = []
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "encode", unknown)
+        patch.setattr(codec, "bound", lambda *args: bound(*args) + 5000)
+        x, y = both(values(n, "float32"), "float32")
+        out, _ = empty(n * SIZE, "float32")
+        comm.Allreduce(MPI.IN_PLACE, x)
+        comm.Allgather(x, out)
+        comm.Bcast(x, 0)
+        right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+        got = empty(n, "float32")[0]
+        for request in [comm.Isend(x, right), comm.Irecv(got, left)]:
+            request.wait()
+        sizes = [row.wire_bytes for row in comm.stats()]
+    other = make("bf16")
+    want = empty(n * SIZE, "float32")[1]
+    other.Allreduce(MPI.IN_PLACE, y)
+    other.Allgather(y, want)
+    other.Bcast(y, 0)
+    last = empty(n, "float32")[1]
+    for request in [other.Isend(y, right), other.Irecv(last, left)]:
+        request.wait()
+    agrees(x, y)
+    agrees(out, want)
+    agrees(got, last)
+    verdict(SIZE == 1 or sizes == [row.wire_bytes for row in other.stats()], "bytes on the wire")
