@@ -155,7 +155,7 @@ class Base:
             call: statistics.
             send, recv: its buffers.
             device: the caller's, if they are on a device.
-            on_host: it cannot run there: error feedback, linear codecs.
+            on_host: it cannot run there: error feedback.
             loads, written: as of :func:`~hybridcomp.collectives.through_host.through_host`.
         """
         t, dtype = self._transport, recv.dtype

@@ -18,6 +18,7 @@ from hybridcomp.codecs import Codec, Memory, get_codec
 from hybridcomp.codecs.registry import codec_for
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport import Incoming, Mailbox, Sealed, Transport
+from hybridcomp.device import Queue
 from hybridcomp.errors import MismatchError
 
 Array = npt.NDArray[Any]
@@ -41,6 +42,11 @@ class Carrier:
         self.dtype = dtype
         self.call = call
         self._params = codec.params_hash
+
+    @property
+    def queue(self) -> Queue | None:
+        """Where a device's work is put; None in host memory."""
+        return None
 
     def mailbox(self) -> Mailbox:
         """For the messages of the operation; made in its first step."""

@@ -82,7 +82,7 @@ class Core(Sends):
                 send,
                 recv,
                 device,
-                on_host=True,
+                on_host=residual is not None,
             )
         memory, stepped = self._memory("all_reduce", choice, name, recv.size, recv.dtype)
         tags = (tag(), tag())

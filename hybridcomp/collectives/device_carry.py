@@ -25,7 +25,7 @@ from hybridcomp.collectives.lanes import Lane, depot_of
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport import Transport
 from hybridcomp.cuda import prepare_in_turn
-from hybridcomp.device import DeviceArray
+from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.errors import CudaUnavailableError, WireError
 from hybridcomp.wire import HEADER_BYTES, Header
 
@@ -79,6 +79,11 @@ class DeviceCarrier(Carrier):
         assert self._lane is not None
         return self._lane
 
+    @property
+    def queue(self) -> Queue:
+        """The lane's."""
+        return self.lane.queue
+
     def mailbox(self) -> DeviceMailbox:
         """For the messages of the operation; takes a lane, after what the caller's stream has now."""
         prepare_in_turn((*_MODULES, *driver_of(self.codec.wire_id).modules()), self._runtime)
@@ -95,7 +100,7 @@ class DeviceCarrier(Carrier):
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(data.size, kind))
             encoded = encode_into(self.codec, Flat(data, kind, data.shape, True, False), buffer, queue)
-            return Outgoing(self.lane, encoded, direct=self._direct)
+            return Outgoing(self.lane, encoded, self.codec.wire_id, direct=self._direct)
 
     def encode_sum(self, total: Any, dtype: DType, ranks: int) -> Any:
         """Start to encode a sum, over ``ranks`` for a mean, as ``dtype``; ``total`` is used up."""
@@ -129,9 +134,18 @@ class DeviceCarrier(Carrier):
             for message in messages:
                 with self._naming(message):
                     opened.append(self._open(message, acc.size, source or self.dtype))
-            for message, (header, head, raw) in zip(messages, opened, strict=True):
-                with self._naming(message):
-                    decode_opened(header, head, raw, acc, wide, queue, add=True)
+            together = getattr(driver_of(self.codec.wire_id), "decode_sum", None)
+            if together is not None:
+                headers, heads, raws = zip(*opened, strict=True)
+                for message, header, head in zip(messages, headers, heads, strict=True):
+                    with self._naming(message):
+                        driver_of(header.codec).check(header, head)
+                payloads = [raw[HEADER_BYTES:] for raw in raws]
+                together(list(headers), list(heads), payloads, acc, wide, queue)
+            else:
+                for message, (header, head, raw) in zip(messages, opened, strict=True):
+                    with self._naming(message):
+                        decode_opened(header, head, raw, acc, wide, queue, add=True)
         self._used(messages)
 
     def store(self, acc: Any, out: Any, ranks: int) -> None:
@@ -181,28 +195,27 @@ class DeviceCarrier(Carrier):
         assert message.nbytes is not None
         payload = message.nbytes - HEADER_BYTES
         header = Header(self.codec.wire_id, kind, out.size, payload, self.codec.params_hash)
-        head = message.head()[HEADER_BYTES:].tobytes()
         with self.call.decoding():
             raw = message.buffer[: message.nbytes]
-            decode_opened(header, head, raw, out, self.dtype, self.lane.queue)
+            decode_opened(header, message.head(header), raw, out, self.dtype, self.lane.queue)
 
     def checked(self, message: Any, n: int) -> Any:
         """A message of ``n`` elements, to be sent on. Who decodes it checks its CRC."""
         with self._naming(message):
-            return Passing(message, HEADER_BYTES + self._peek(message, n, self.dtype).payload)
+            return Passing(message, HEADER_BYTES + self._see(message, n, self.dtype)[0].payload)
 
     def take(self, message: Any, nbytes: int, out: Any) -> None:
         """Start to write the values of a message of any codec to the beginning of ``out``."""
         message.buffer = message.buffer[:nbytes]
         with self.call.decoding(), self._naming(message):
-            header = wire.peek(message.head(), nbytes)
+            header, head = message.see()
             codec = codec_for(header)
             if not has_driver(codec):
                 self._take_on_host(message, codec, out)
                 return
             self._fits(message, header, out.size)
             prepare_in_turn(driver_of(codec.wire_id).modules(), self._runtime)
-            head, raw = self._raw(message, header)
+            raw = self._raw(message, header)
             decode_opened(header, head, raw, out[: header.count], self.dtype, self.lane.queue)
         self._used([message])
 
@@ -225,29 +238,27 @@ class DeviceCarrier(Carrier):
             self._mailbox().used(message)
 
     def _open(self, message: Arriving, n: int, kind: DType) -> Opened:
-        header = self._peek(message, n, kind)
-        return header, *self._raw(message, header)
+        header, head = self._see(message, n, kind)
+        return header, head, self._raw(message, header)
 
-    def _raw(self, message: Arriving, header: Header) -> tuple[bytes, DeviceArray]:
-        """The first bytes of a payload, and the message in the device's memory, where its CRC is checked."""
+    def _raw(self, message: Arriving, header: Header) -> DeviceArray:
+        """A message in the device's memory, where its CRC is checked."""
         size = HEADER_BYTES + header.payload
-        queue = self.lane.queue
         if isinstance(message.buffer, DeviceArray):
-            raw = message.buffer[:size]
-        else:
-            raw = queue.empty(size)
-            self.lane.upload(raw, message.buffer[:size])
-        open_message(queue, raw)
-        return message.head()[HEADER_BYTES:size].tobytes(), raw
+            return message.buffer[:size]
+        raw = self.lane.queue.empty(size)
+        self.lane.upload(raw, message.buffer[:size])
+        open_message(self.lane.queue, raw)
+        return raw
 
-    def _peek(self, message: Arriving, n: int, kind: DType) -> Header:
-        header = wire.peek(message.head(), message.buffer.size)
+    def _see(self, message: Arriving, n: int, kind: DType) -> tuple[Header, bytes]:
+        header, head = message.see()
         try:
             self.compare(header, n, message.peer, kind)
         except Exception:
             self._blame_damage(message)
             raise
-        return header
+        return header, head
 
     def _fits(self, message: Arriving, header: Header, room: int) -> None:
         try:

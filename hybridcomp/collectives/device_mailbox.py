@@ -2,7 +2,7 @@
 
 What is encoded becomes ready when an event says so: then its bytes are in pinned memory, and MPI may send them. What
 arrives is pinned, too, and read there by the host as far as its header and the beginning of its payload. An MPI that
-takes device pointers sends from the device's memory and receives in it; only the headers are copied.
+takes device pointers sends from the device's memory and receives in it; only what the host has to see is copied.
 
     encode -> event -> copy -> event -> send        receive -> copy -> decode -> event -> buffers given back
 
@@ -19,17 +19,25 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hybridcomp import native
+from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray
-from hybridcomp.codecs.device.messages import Encoded
+from hybridcomp.codecs.device.driver import HOLDERS
+from hybridcomp.codecs.device.messages import (
+    HEAD_BYTES,
+    OPENED_BYTES,
+    Encoded,
+    head_of,
+    open_message,
+    parse_opened,
+)
 from hybridcomp.collectives.engine import Pending, Ready, Steps
 from hybridcomp.collectives.lanes import Depot, Lane
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport import Incoming, Mailbox, Transport
 from hybridcomp.device import DeviceArray, Event
 from hybridcomp.errors import WireError
+from hybridcomp.wire import Header
 
-HEAD_BYTES = 96  # of a message that the host sees: the header and what drivers check
 _AT_ONCE = 1 << 16  # bytes: a message of unknown length is copied with its length up to here, else after it
 
 
@@ -42,8 +50,11 @@ class Outgoing:
         then: called once it is ready, after it was sent.
     """
 
-    def __init__(self, lane: Lane, encoded: Encoded, *, direct: bool) -> None:
-        """Copy a message to pinned memory (its beginning only, if ``direct``) when the device has written it."""
+    def __init__(self, lane: Lane, encoded: Encoded, wire_id: int, *, direct: bool) -> None:
+        """Copy a message of a codec to pinned memory when the device has written it.
+
+        If ``direct``, only what the host sees of it, in case that it is decoded here.
+        """
         self.buffer = encoded.buffer
         self.nbytes = encoded.size
         self.then: list[Callable[[], None]] = []
@@ -52,6 +63,7 @@ class Outgoing:
         self._word: ByteArray | None = None
         self._host: ByteArray | None = None
         self._ready = False
+        self._opened = open_message(lane.queue, encoded.buffer) if direct and wire_id in HOLDERS else None
         if encoded.total is None:
             self._event = self._fetch(encoded.buffer.size if encoded.size is None else encoded.size)
             return
@@ -91,11 +103,12 @@ class Outgoing:
             return MPI.buffer.fromaddress(self.buffer.ptr, self.nbytes)
         return self._host[: self.nbytes]
 
-    def head(self) -> ByteArray:
-        """The message's first bytes."""
+    def head(self, header: Header) -> bytes:
+        """What drivers see of the payload."""
         assert self._host is not None
-        assert self.nbytes is not None
-        return self._host[: min(HEAD_BYTES, self.nbytes)]
+        if self._opened is not None:
+            return parse_opened(self._host, self.buffer.size)[1]
+        return head_of(header, self._host)
 
     def release(self) -> None:
         """Give the buffers back; MPI has sent it."""
@@ -104,9 +117,13 @@ class Outgoing:
         self._host = None
 
     def _fetch(self, nbytes: int, *more: tuple[ByteArray, DeviceArray]) -> Event:
-        want = min(HEAD_BYTES, nbytes) if self._direct else nbytes
+        source, want = self.buffer, nbytes
+        if self._opened is not None:
+            source, want = self._opened, OPENED_BYTES
+        elif self._direct:
+            want = min(HEAD_BYTES, nbytes)
         self._host = self._lane.depot.pinned.take(want)
-        return self._lane.download([*more, (self._host[:want], self.buffer)])
+        return self._lane.download([*more, (self._host[:want], source)])
 
 
 @dataclass(slots=True)
@@ -115,13 +132,13 @@ class Arriving(Incoming):
 
     Attributes:
         whole: the pool's buffer that ``buffer`` is the beginning of: pinned, or the device's.
-        first: of a message in the device's memory, its first bytes once they are copied.
+        opened: of a message in the device's memory, what :func:`open_message` wrote, once it is copied.
         users: who still needs the buffer: the decoder, and each time that it is sent on.
     """
 
     buffer: Any
     whole: Any
-    first: ByteArray | None = None
+    opened: ByteArray | None = None
     users: int = 1
 
     def wire(self) -> Any:
@@ -130,10 +147,16 @@ class Arriving(Incoming):
             return MPI.buffer.fromaddress(self.buffer.ptr, self.buffer.size)
         return self.buffer
 
-    def head(self) -> ByteArray:
-        """The message's first bytes; it is here."""
-        beginning: ByteArray = self.buffer if self.first is None else self.first
-        return beginning[: min(HEAD_BYTES, self.buffer.size)]
+    def see(self) -> tuple[Header, bytes]:
+        """The header, and what drivers see of the payload; the message is here.
+
+        Raises:
+            WireError: as :func:`hybridcomp.wire.peek`; or, in the device's memory, it is damaged.
+        """
+        if self.opened is not None:
+            return parse_opened(self.opened, self.buffer.size)
+        header = wire.peek(self.buffer)
+        return header, head_of(header, self.buffer)
 
 
 @dataclass(slots=True)
@@ -156,8 +179,8 @@ class Passing:
         return buffer[: self.nbytes]
 
 
-class _Heads:
-    """The beginnings of messages that came to the device's memory, on their way to the host."""
+class _Opening:
+    """Messages that came to the device's memory: their CRCs, and their beginnings on the way to the host."""
 
     def __init__(self, lane: Lane, messages: list[Arriving]) -> None:
         self._lane, self._messages = lane, messages
@@ -165,12 +188,13 @@ class _Heads:
 
     def done(self) -> bool:
         if self._event is None:
-            new = [m for m in self._messages if m.first is None]
-            for message in new:
-                message.first = self._lane.depot.pinned.take(HEAD_BYTES)
-            self._event = self._lane.download(
-                [(m.head(), m.buffer) for m in new if m.first is not None], after=False
-            )
+            copies = []
+            for message in self._messages:
+                message.opened = self._lane.depot.pinned.take(OPENED_BYTES)
+                opened = open_message(self._lane.queue, message.buffer)
+                copies.append((message.opened[:OPENED_BYTES], opened))
+            self._event = self._lane.download(copies)
+            self._copies = copies  # what is copied lives until it is
         return self._event.done()
 
 
@@ -214,7 +238,7 @@ class DeviceMailbox(Mailbox):
 
     def arrival(self, messages: Sequence[Any]) -> Pending:
         """What to wait for until all of ``messages`` are here and their headers can be read."""
-        events = [_Heads(self.lane, list(messages))] if self.direct and messages else []
+        events = [_Opening(self.lane, list(messages))] if self.direct and messages else []
         return Pending(
             [m.request for m in messages], [m.peer for m in messages], events=events, poll=self.poll
         )
@@ -294,9 +318,9 @@ class DeviceMailbox(Mailbox):
             depot.memory.give(message.whole)
         else:
             depot.pinned.give(message.whole)
-        if message.first is not None:
-            depot.pinned.give(message.first)
-            message.first = None
+        if message.opened is not None:
+            depot.pinned.give(message.opened)
+            message.opened = None
 
 
 class _Empty:

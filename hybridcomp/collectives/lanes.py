@@ -97,15 +97,13 @@ class Lane:
         if source.size:
             self._runtime.copy(to.ptr, source.ctypes.data, source.size, self._main)
 
-    def download(self, copies: Sequence[tuple[ByteArray, DeviceArray]], *, after: bool = True) -> Event:
-        """Start to copy from the device to pinned bytes, as many as these are.
+    def download(self, copies: Sequence[tuple[ByteArray, DeviceArray]]) -> Event:
+        """Start to copy, after the work that the lane has now, from the device to as many pinned bytes.
 
         Args:
-            copies: target and source of each.
-            after: the work that the lane has now; False for memory that no kernel writes.
+            copies: target and source of each; both must live until the event that is returned is done.
         """
-        if after:
-            self._runtime.follow(self._down, self.record())
+        self._runtime.follow(self._down, self.record())
         for to, source in copies:
             if to.size:
                 self._runtime.copy(to.ctypes.data, source.ptr, to.size, self._down)

@@ -7,6 +7,8 @@
    has ended here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear.py.)
 3. The codec makes the result of what the rounds gave, which has the same bits on all ranks, and so has the result;
    the residual is what the result lacks of this rank's data.
+
+Of a device's memory the codec's kernels leave the rounds in pinned host memory, where they are summed as all others.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from hybridcomp.arrays import Flat, as_dtype
 from hybridcomp.codecs import LinearCodec, get_codec
 from hybridcomp.codecs.linear import FOLDS, Reduced, Reduction, Round
 from hybridcomp.collectives.allreduce import allreduce
-from hybridcomp.collectives.carry import Array, Carrier, narrow, widen
-from hybridcomp.collectives.engine import Steps
+from hybridcomp.collectives.carry import Array, Carrier, widen
+from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.stats import Call
 
 _NONE = get_codec("none")
@@ -46,7 +48,7 @@ def linear_allreduce(
         send, recv: the same dtype and count; the codec sees ``recv``'s shape.
         tags: two for each round that the codec may take.
         mean: divide the sum by the number of ranks.
-        residual: error-feedback memory of the accumulator's dtype, updated in place.
+        residual: error-feedback memory of the accumulator's dtype, updated in place; of host memory.
         step: of training; codecs that draw random numbers draw others.
         warm: what the codec keeps by name between calls.
         name: of the parameter.
@@ -57,6 +59,7 @@ def linear_allreduce(
     """
     t, codec, call = carrier.transport, carrier.codec, carrier.call
     assert isinstance(codec, LinearCodec)
+    mailbox = carrier.mailbox()
     given = send._replace(shape=recv.shape)
     with call.encoding():
         if residual is not None:
@@ -72,10 +75,13 @@ def linear_allreduce(
         step=step,
         warm=warm,
         name=name,
+        queue=carrier.queue,
     )
     pairs = iter(tags)
     following = _advance(rounds, call)
     while isinstance(following, Round):
+        if following.ready is not None:
+            yield Pending([], [], events=[following.ready])
         kind = as_dtype(following.array.dtype)
         flat = Flat(following.array.reshape(-1), kind, following.array.shape, True, False)
         fold = None if kind.is_float else FOLDS[following.op]
@@ -87,7 +93,8 @@ def linear_allreduce(
             lost = given.data - result.own
             if np.isfinite(lost).all():
                 residual[:] = lost
-        recv.data[:] = narrow(result.total, recv.dtype)
+        carrier.store(result.total, recv.data, 1)
+    yield from mailbox.finish()
 
 
 def _advance(rounds: Reduction, call: Call) -> Round | Reduced:

@@ -41,9 +41,6 @@ _DRIVERS = {
     13: ("mpc", "MPCDriver"),
 }
 
-# Bytes of a payload that the host sees before kernels decode it; kHeadBytes of message.cu less a header.
-HEAD_BYTES = 128
-
 # Codecs whose payload holds another message at a place that it says itself (inner_at of message.cu).
 HOLDERS = frozenset({16, 17, 18})
 
@@ -94,9 +91,8 @@ class Driver(abc.ABC):
 
         Args:
             header: of the message; its CRC is checked on the device, in the order of the queue.
-            head: the first :data:`HEAD_BYTES` bytes of the payload, or all of them if they are fewer; then, for the
-                codecs of :data:`HOLDERS`, the first 32 + :data:`HEAD_BYTES` bytes of the message inside, with zeros
-                after its end.
+            head: the first 128 bytes of the payload, or all of them if they are fewer; then, for the codecs of
+                :data:`HOLDERS`, the first 160 bytes of the message inside, with zeros after its end.
         """
 
     @abc.abstractmethod

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from hybridcomp import arrays, native, wire
-from hybridcomp.arrays import DType, Flat
+from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.device.driver import HEAD_BYTES, HOLDERS, driver_of, suffix
+from hybridcomp.codecs.device.driver import HOLDERS, driver_of, suffix
 from hybridcomp.codecs.registry import codec_for
 from hybridcomp.device import ALIGNMENT, DeviceArray, Queue, Runtime
 from hybridcomp.errors import CodecMismatchError, WireError
 from hybridcomp.wire import HEADER_BYTES, Header
 
-_HEAD = HEADER_BYTES + HEAD_BYTES
-_OPENED = 8 + 2 * _HEAD
+HEAD_BYTES = 160  # of a message that the host sees; kHeadBytes of message.cu
+PAYLOAD_HEAD = HEAD_BYTES - HEADER_BYTES
+OPENED_BYTES = 8 + 2 * HEAD_BYTES
 _THREADS = 256
 _ROW = 4096  # bytes that a block of the CRC's kernel reads at a time
 _DAMAGED, _TOO_LONG = 1, 2
@@ -126,7 +127,7 @@ def open_message(queue: Queue, msg: DeviceArray) -> DeviceArray:
     Damage sets ``queue.status``, so that decoders started after this do nothing. Returns what :func:`read_opened`
     reads.
     """
-    opened = queue.empty(_OPENED)
+    opened = queue.empty(OPENED_BYTES)
     queue.launch(
         "message",
         "message_open",
@@ -147,15 +148,31 @@ def read_opened(queue: Queue, msg: DeviceArray, opened: DeviceArray) -> tuple[He
     Raises:
         WireError: as :func:`hybridcomp.wire.open_message`.
     """
-    raw = queue.read(opened)
+    return parse_opened(queue.read(opened), msg.size)
+
+
+def parse_opened(raw: ByteArray, size: int) -> tuple[Header, bytes]:
+    """What :func:`read_opened` makes of what :func:`open_message` wrote for a message in a buffer of ``size`` bytes."""
     status, crc = raw[:8].view(np.uint32)
-    head = raw[8 : 8 + min(_HEAD, msg.size)]
-    header = wire.peek(head, msg.size)
+    head = raw[8 : 8 + min(HEAD_BYTES, size)]
+    header = wire.peek(head, size)
     if status == _DAMAGED:
         stored = head[28:32].view(np.uint32)[0]
         raise WireError(f"damaged message: CRC-32C is {crc:#010x}, the header says {stored:#010x}")
-    inner = raw[8 + _HEAD :] if header.codec in HOLDERS else raw[:0]
+    inner = raw[8 + HEAD_BYTES : OPENED_BYTES] if header.codec in HOLDERS else raw[:0]
     return header, head[HEADER_BYTES : HEADER_BYTES + header.payload].tobytes() + inner.tobytes()
+
+
+def head_of(header: Header, msg: ByteArray) -> bytes:
+    """What :meth:`Driver.check` sees of the payload of a message in host memory."""
+    payload = msg[HEADER_BYTES : HEADER_BYTES + header.payload]
+    head = payload[:PAYLOAD_HEAD].tobytes()
+    if header.codec not in HOLDERS:
+        return head
+    at = header.payload  # inner_at of message.cu
+    if header.payload >= 16:
+        at = min(at, 16 + int.from_bytes(head[8:16], "little"))
+    return head + payload[at : at + HEAD_BYTES].tobytes().ljust(HEAD_BYTES, b"\0")
 
 
 def decode_opened(

@@ -19,8 +19,8 @@ from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.device.driver import HEAD_BYTES, Driver, driver_of, suffix
-from hybridcomp.codecs.device.messages import decode_opened, encode_into, open_message
+from hybridcomp.codecs.device.driver import Driver, driver_of, suffix
+from hybridcomp.codecs.device.messages import PAYLOAD_HEAD, decode_opened, encode_into, open_message
 from hybridcomp.codecs.none import NoneCodec
 from hybridcomp.codecs.registry import codec_for
 from hybridcomp.codecs.sidco import SIDCoCodec
@@ -302,7 +302,7 @@ def _as(kind: type[_Codec], codec: Codec) -> _Codec:
 def _inner(header: Header, head: bytes, index_bytes: int) -> tuple[Header, bytes]:
     """The header of the values' message and the first bytes of its payload; WireError if it is none."""
     room = header.payload - _PREFIX.size - index_bytes
-    begin = head[min(HEAD_BYTES, header.payload) :][:room]
+    begin = head[min(PAYLOAD_HEAD, header.payload) :][:room]
     inner = wire.peek(np.frombuffer(begin, np.uint8), room)
     return inner, begin[HEADER_BYTES : HEADER_BYTES + inner.payload]
 
