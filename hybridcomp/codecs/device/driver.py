@@ -37,8 +37,6 @@ _DRIVERS = {
     16: ("sparse", "TopKDriver"),
     17: ("sparse", "ThresholdDriver"),
     18: ("sparse", "SIDCoDriver"),
-    12: ("lossless", "LosslessDriver"),
-    13: ("mpc", "MPCDriver"),
 }
 
 # Codecs whose payload holds another message at a place that it says itself (inner_at of message.cu).
