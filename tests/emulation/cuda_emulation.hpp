@@ -23,7 +23,34 @@
 #define __align__(bytes) alignas(bytes)
 #define __launch_bounds__(...)
 
-#define HC_KERNEL(threads) extern "C" __attribute__((visibility("default"))) void
+// CUDA launches no more threads than a kernel is bounded to. The attribute writes the bound down where
+// hc_launch_bound finds it: a no-op per warp before the kernel, and the first one's address in a table.
+#define HC_KERNEL(threads) \
+  extern "C"               \
+      __attribute__((visibility("default"), patchable_function_entry((threads) / 32, (threads) / 32))) void
+
+extern "C" {
+extern const std::uintptr_t __start___patchable_function_entries[]
+    __attribute__((weak, visibility("hidden")));
+extern const std::uintptr_t __stop___patchable_function_entries[] __attribute__((weak, visibility("hidden")));
+
+// The most threads that a block of the kernel may have; 0 if it is not known.
+__attribute__((visibility("default"), no_sanitize("address", "undefined", "thread"))) unsigned
+hc_launch_bound(std::uintptr_t kernel) {
+#if defined(__x86_64__)
+  constexpr std::uintptr_t kNoOpBytes = 1;
+#else
+  constexpr std::uintptr_t kNoOpBytes = 4;
+#endif
+  std::uintptr_t warps = 0;
+  for (const auto* first = __start___patchable_function_entries; first != __stop___patchable_function_entries;
+       ++first) {
+    const std::uintptr_t here = (kernel - *first) / kNoOpBytes;
+    if (*first < kernel && here <= 32 && (warps == 0 || here < warps)) warps = here;
+  }
+  return static_cast<unsigned>(warps * 32);
+}
+}
 
 #define HC_SITE(name)                                       \
   ([]() -> const hc_site* {                                 \

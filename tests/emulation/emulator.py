@@ -59,6 +59,7 @@ class Emulator:
         self._lists = [path for path in lists if path.exists()]
         self._folder = _BUILD / flavour
         self._modules: dict[str, ctypes.CDLL] = {}
+        self._kernels: dict[tuple[str, str], tuple[ctypes.c_void_p, int]] = {}
         self._build("hc_emulation")
         self._runtime = _declared(ctypes.CDLL(str(self._folder / "libhc_emulation.so")))
         self.checks(os.environ.get("HC_EMULATION_CHECKS", "1") != "0")
@@ -81,8 +82,10 @@ class Emulator:
         """
         words = (ctypes.c_uint64 * max(1, len(args)))(*(int(a) & (2**64 - 1) for a in args))
         with _lock:
-            function = self._kernel(module, kernel)
+            function, bound = self._kernel(module, kernel)
             name = f"{module}.{kernel}".encode()
+            if bound and block > bound:
+                raise EmulationError(f"{module}.{kernel}: {block} threads, but it is bounded to {bound}")
             message = self._runtime.hc_launch(
                 function, grid, block, shared, words, len(args), self.seed & (2**64 - 1), name
             )
@@ -126,15 +129,21 @@ class Emulator:
         """After how many waits, atomics and watched accesses a block is taken for one that never ends."""
         self._runtime.hc_limit(steps)
 
-    def _kernel(self, module: str, kernel: str) -> ctypes.c_void_p:
+    def _kernel(self, module: str, kernel: str) -> tuple[ctypes.c_void_p, int]:
+        """Its address, and the most threads that a block of it may have."""
+        if (module, kernel) in self._kernels:
+            return self._kernels[module, kernel]
         if module not in self._modules:
             self._build(f"hc_{module}")
             self._modules[module] = ctypes.CDLL(str(self._folder / f"libhc_{module}.so"))
+        library = self._modules[module]
         try:
-            function = getattr(self._modules[module], kernel)
+            function = ctypes.cast(getattr(library, kernel), ctypes.c_void_p)
         except AttributeError:
             raise EmulationError(f"module {module} has no kernel {kernel}") from None
-        return ctypes.cast(function, ctypes.c_void_p)
+        bound = int(library.hc_launch_bound(function))
+        self._kernels[module, kernel] = (function, bound)
+        return self._kernels[module, kernel]
 
     def _build(self, target: str) -> None:
         """Bring a library up to date. Other processes that want it wait meanwhile."""

@@ -180,9 +180,11 @@ def test_after_a_fault(emulator: Emulator) -> None:
 
 
 def test_refusals(emulator: Emulator) -> None:
-    for block in (0, 31, 33, 2048):
-        with pytest.raises(EmulationError, match=f"traps: .*({block} threads|empty)"):
-            emulator.launch("emulation_planted", "traps", 1, block, [0])
+    for block in (0, 31, 1056):
+        with pytest.raises(EmulationError, match=f"scan: .*({block} threads|empty)"):
+            emulator.launch("emulation_good", "scan", 1, block, [0])
+    with pytest.raises(EmulationError, match="traps: 64 threads, but it is bounded to 32"):
+        emulator.launch("emulation_planted", "traps", 1, 64, [0])
     with pytest.raises(EmulationError, match="over 20 arguments"):
         emulator.launch("emulation_planted", "traps", 1, 32, [0] * 21)
     with pytest.raises(EmulationError, match="no kernel absent"):
