@@ -198,34 +198,41 @@ HC_DEVICE void decode(const uint8_t* payload, uint64_t n, uint32_t size, void* t
   const bool packs = packs_of_four<D>(out);
   const uint8_t* const scales = payload + sizeof(MinifloatPrefix);
   const uint8_t* const codes = payload + codes_at<kMx>(n, block);
-  constexpr uint32_t kMask = (1u << Minifloat<F>::kBits) - 1;
-  // Words that are not aligned are joined from two, of which the last must not lie beyond the payload.
-  const uint64_t more = Minifloat<F>::kBits == 8 && !aligned_to(codes, 4) ? 3 : 0;
-  const uint64_t whole = (n > more ? n - more : 0) / kChunk * kChunk;
-  put_rest<D, Add>(out, whole, n, [&](uint64_t e) {
-    const uint32_t shift = Minifloat<F>::kBits == 8 ? 0 : static_cast<uint32_t>(e % 2) * 4;
-    const uint32_t code = static_cast<uint32_t>(codes[e * Minifloat<F>::kBits / 8]) >> shift;
-    return minifloat_value<F>(code & kMask) * read_scale<kMx>(scales, e / block);
-  });
+  const uint64_t whole = in_fours<F>(codes, n) / kChunk * kChunk;
+  put_rest<D, Add>(out, whole, n,
+                   [&](uint64_t e) { return value_of<F>(codes, e, read_scale<kMx>(scales, e / block)); });
   for (uint64_t at = global_warp() * kChunk; at < whole; at += global_warps() * kChunk) {
     const NearBlocks near = near_blocks(at, block);
     uint32_t word[kRows];
     float scale[kRows];  // blocks are whole multiples of 8, so that four elements share one
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
-      const uint8_t* from = codes + code_bytes<F>(at + row * kRow);
-      if constexpr (Minifloat<F>::kBits == 8)
-        word[row] = word_at(from);
-      else
-        word[row] = half_at(from);
-      scale[row] = read_scale<kMx>(scales, near(row * kRow + kFour * lane_of()));
+      const uint32_t offset = row * kRow + kFour * lane_of();
+      word[row] = codes_from<F>(codes + code_bytes<F>(at + offset));
+      scale[row] = read_scale<kMx>(scales, near(offset));
     }
-    put_chunk<D, Add, float>(out + at, packs, [&](int row, float* v) {
-#pragma unroll
-      for (int i = 0; i < kFour; ++i)
-        v[i] = minifloat_value<F>((word[row] >> (Minifloat<F>::kBits * i)) & kMask) * scale[row];
-    });
+    put_chunk<D, Add, float>(out + at, packs,
+                             [&](int row, float* v) { values_of<F>(word[row], scale[row], v); });
   }
+}
+
+template <MinifloatFormat F, typename T>
+HC_DEVICE void sum(T* acc, uint64_t n, uint32_t size, uint32_t peers, const Messages& messages,
+                   const uint32_t* status) {
+  if (*status) return;
+  const uint32_t block = kMx ? kMxBlock : size;
+  const uint64_t scales = sizeof(MinifloatPrefix), codes = codes_at<kMx>(n, block);
+  const uint64_t whole = in_fours<F>(messages.of[0] + codes, n) / kSumChunk * kSumChunk;
+  sum_messages<T, float>(
+      acc, whole, n, block, messages, peers,
+      [&](const uint8_t* payload, uint64_t e, uint64_t b, uint32_t* word, float* scale) {
+        *word = codes_from<F>(payload + codes + code_bytes<F>(e));
+        *scale = read_scale<kMx>(payload + scales, b);
+      },
+      [](uint32_t word, float scale, float* v) { values_of<F>(word, scale, v); },
+      [&](const uint8_t* payload, uint64_t e) {
+        return value_of<F>(payload + codes, e, read_scale<kMx>(payload + scales, e / block));
+      });
 }
 
 }  // namespace
@@ -249,6 +256,15 @@ HC_DEVICE void decode(const uint8_t* payload, uint64_t n, uint32_t size, void* t
     hybridcomp::decode<hybridcomp::F, D, Add>(payload, n, block, out, status);       \
   }
 
+// acc += `peers` messages of the same block, which lie at the first of the addresses.
+#define HC_SUM(name, F, T)                                                                             \
+  HC_KERNEL(hybridcomp::kThreads)                                                                      \
+  name(T* acc, std::uint64_t n, std::uint32_t block, std::uint32_t peers, const std::uint32_t* status, \
+       HC_MESSAGES) {                                                                                  \
+    const hybridcomp::Messages messages HC_THESE_MESSAGES;                                             \
+    hybridcomp::sum<hybridcomp::F, T>(acc, n, block, peers, messages, status);                         \
+  }
+
 #define HC_ENCODE_E4M3(name, D) HC_ENCODE(name, kE4M3, D)
 #define HC_ENCODE_E5M2(name, D) HC_ENCODE(name, kE5M2, D)
 #define HC_ENCODE_E2M1(name, D) HC_ENCODE(name, kE2M1, D)
@@ -269,10 +285,16 @@ HC_DEVICE void decode(const uint8_t* payload, uint64_t n, uint32_t size, void* t
 HC_EACH_INPUT(HC_ENCODE_E4M3, encode_e4m3)
 HC_EACH_INPUT(HC_ENCODE_E5M2, encode_e5m2)
 HC_EACH_DECODE(decode_e4m3, kE4M3)
+HC_SUM(sum_e4m3_f32, kE4M3, float)
+HC_SUM(sum_e4m3_f64, kE4M3, double)
 HC_EACH_DECODE(decode_e5m2, kE5M2)
+HC_SUM(sum_e5m2_f32, kE5M2, float)
+HC_SUM(sum_e5m2_f64, kE5M2, double)
 #if HC_MX
 HC_EACH_INPUT(HC_ENCODE_E2M1, encode_e2m1)
 HC_EACH_DECODE(decode_e2m1, kE2M1)
+HC_SUM(sum_e2m1_f32, kE2M1, float)
+HC_SUM(sum_e2m1_f64, kE2M1, double)
 #else
 HC_EACH_INPUT(HC_WARP_E4M3, encode_warp_e4m3)
 HC_EACH_INPUT(HC_WARP_E5M2, encode_warp_e5m2)

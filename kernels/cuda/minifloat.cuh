@@ -104,18 +104,44 @@ HC_DEVICE void put_halves(uint8_t* to, uint32_t half) {
   }
 }
 
-// Read a lane's four bytes of those. From any address: the aligned word after the last byte may be read too,
-// and must be memory.
-HC_DEVICE uint32_t word_at(const uint8_t* from) {
-  const uint32_t past = static_cast<uint32_t>(reinterpret_cast<uint64_t>(from) & 3);
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(from - past) + lane_of();
-  const uint32_t low = words[0];
-  return past == 0 ? low : __funnelshift_r(low, words[1], 8 * past);
+// Read a lane's four codes, which begin anywhere. Eight bits each: the aligned word after the last byte may
+// be read too, and must be memory.
+template <MinifloatFormat F>
+HC_DEVICE uint32_t codes_from(const uint8_t* mine) {
+  if constexpr (Minifloat<F>::kBits == 8) {
+    const uint32_t past =
+        static_cast<uint32_t>(reinterpret_cast<uint64_t>(mine) & 3);  // the same in all lanes
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(mine - past);
+    return past == 0 ? words[0] : __funnelshift_r(words[0], words[1], 8 * past);
+  } else {
+    if (aligned_to(mine, 2)) return *reinterpret_cast<const uint16_t*>(mine);
+    return mine[0] | static_cast<uint32_t>(mine[1]) << 8;
+  }
 }
-HC_DEVICE uint32_t half_at(const uint8_t* from) {
-  if (aligned_to(from, 2)) return reinterpret_cast<const uint16_t*>(from)[lane_of()];
-  from += 2 * lane_of();
-  return from[0] | static_cast<uint32_t>(from[1]) << 8;
+
+// As many of n elements as codes_from may be used for.
+template <MinifloatFormat F>
+HC_DEVICE uint64_t in_fours(const uint8_t* codes, uint64_t n) {
+  const uint64_t more = Minifloat<F>::kBits == 8 && !aligned_to(codes, 4) ? 3 : 0;
+  return n > more ? n - more : 0;
+}
+
+// Four elements from their codes.
+template <MinifloatFormat F>
+HC_DEVICE void values_of(uint32_t word, float scale, float* v) {
+  constexpr uint32_t kMask = (1u << Minifloat<F>::kBits) - 1;
+#pragma unroll
+  for (int i = 0; i < kFour; ++i)
+    v[i] = minifloat_value<F>((word >> (Minifloat<F>::kBits * i)) & kMask) * scale;
+}
+
+// One element.
+template <MinifloatFormat F>
+HC_DEVICE float value_of(const uint8_t* codes, uint64_t e, float scale) {
+  constexpr uint32_t kMask = (1u << Minifloat<F>::kBits) - 1;
+  const uint32_t shift = Minifloat<F>::kBits == 8 ? 0 : static_cast<uint32_t>(e % 2) * 4;
+  return minifloat_value<F>((static_cast<uint32_t>(codes[e * Minifloat<F>::kBits / 8]) >> shift) & kMask) *
+         scale;
 }
 
 }  // namespace hybridcomp

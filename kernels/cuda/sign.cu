@@ -144,6 +144,29 @@ HC_DEVICE void decode(const uint8_t* payload, uint64_t n, uint32_t block, void* 
   }
 }
 
+template <typename T>
+HC_DEVICE void sum(T* acc, uint64_t n, uint32_t block, uint32_t peers, const Messages& messages,
+                   const uint32_t* status) {
+  if (*status) return;
+  const uint64_t bits_at = sizeof(QuantizePrefix) + (n + block - 1) / block * sizeof(T);
+  const auto mean_of = [](const uint8_t* payload, uint64_t b) {
+    return reinterpret_cast<const T*>(payload + sizeof(QuantizePrefix))[b];
+  };
+  sum_messages<T, T>(
+      acc, n / kSumChunk * kSumChunk, n, block, messages, peers,
+      [&](const uint8_t* payload, uint64_t e, uint64_t b, uint32_t* word, T* mean) {
+        *mean = mean_of(payload, b);
+        *word = static_cast<uint32_t>(payload[bits_at + e / 8]) >> (e % 8);
+      },
+      [](uint32_t word, T mean, T* v) {
+#pragma unroll
+        for (uint32_t i = 0; i < kFour; ++i) v[i] = with_sign(mean, word, i);
+      },
+      [&](const uint8_t* payload, uint64_t e) {
+        return with_sign(mean_of(payload, e / block), payload[bits_at + e / 8], static_cast<uint32_t>(e % 8));
+      });
+}
+
 }  // namespace
 }  // namespace hybridcomp
 
@@ -162,3 +185,14 @@ HC_EACH_INPUT(HC_ENCODE, sign_encode)
     hybridcomp::decode<T, D, Add>(payload, n, block, out, status);                   \
   }
 HC_EACH_OUTPUT(HC_DECODE, sign_decode)
+
+// acc += `peers` messages of the same block, which lie at the first of the addresses.
+#define HC_SUM(name, T)                                                                                \
+  HC_KERNEL(hybridcomp::kThreads)                                                                      \
+  name(T* acc, std::uint64_t n, std::uint32_t block, std::uint32_t peers, const std::uint32_t* status, \
+       HC_MESSAGES) {                                                                                  \
+    const hybridcomp::Messages messages HC_THESE_MESSAGES;                                             \
+    hybridcomp::sum<T>(acc, n, block, peers, messages, status);                                        \
+  }
+HC_SUM(sign_sum_f32, float)
+HC_SUM(sign_sum_f64, double)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.device.driver import Driver, suffix
+from hybridcomp.codecs.device.together import add_all, alike
 from hybridcomp.codecs.minifloat import MX_BLOCK
 from hybridcomp.codecs.quantize import MAX_BLOCK
 from hybridcomp.device import DeviceArray, Queue
@@ -22,7 +24,7 @@ _CHUNK = 1024  # elements that a warp takes at a time, whole blocks of most size
 _CHUNKED = (32, 64, 128, 256, 512, 1024)
 _WARP_BLOCK = 2048  # elements; more are for all threads of a block
 _MOST_THREADS = 1024
-_WAVES = 16
+_WAVES = 16  # more blocks than fit at once: those that end early make room for others
 
 
 class _MinifloatDriver(Driver):
@@ -39,8 +41,8 @@ class _MinifloatDriver(Driver):
     def encode(
         self, codec: Any, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
     ) -> int | DeviceArray:
-        n, block = src.size, MX_BLOCK if self.mx else codec.block
-        form = codec.params.get("format", "e2m1")
+        n = src.size
+        block, form = self._layout(codec)
         kernel, threads = f"encode_{form}_{suffix(dtype)}", _THREADS
         if block in _CHUNKED:
             blocks = queue.blocks(-(-n // _CHUNK), _WARPS, _WAVES)
@@ -52,6 +54,10 @@ class _MinifloatDriver(Driver):
             blocks = queue.blocks(-(-n // block), 1, 2)
         queue.launch(self.module, kernel, max(1, blocks), threads, src, n, block, payload)
         return self._bytes(n, block)
+
+    def head(self, codec: Any) -> bytes:
+        block, form = self._layout(codec)
+        return _PREFIX.pack(block, _FORMATS.index(form))
 
     def check(self, header: Header, head: bytes) -> None:
         checks.floating(header, self.name)
@@ -72,6 +78,25 @@ class _MinifloatDriver(Driver):
         kernel = f"decode_{_FORMATS[form]}_{suffix(dtype)}{'_add' if add else ''}"
         blocks = queue.blocks(-(-header.count // _CHUNK), _WARPS, _WAVES)
         queue.launch(self.module, kernel, blocks, _THREADS, payload, header.count, block, out, queue.status)
+
+    def decode_sum(
+        self,
+        headers: Sequence[Header],
+        heads: Sequence[bytes],
+        payloads: Sequence[DeviceArray],
+        acc: DeviceArray,
+        dtype: DType,
+        queue: Queue,
+    ) -> None:
+        if alike(headers, heads, dtype):
+            block, form = self._prefix(heads[0])
+            add_all(queue, self.module, f"sum_{_FORMATS[form]}_{suffix(dtype)}", block, payloads, acc)
+            return
+        for header, head, payload in zip(headers, heads, payloads, strict=True):
+            self.decode(header, head, payload, acc, dtype, True, queue)
+
+    def _layout(self, codec: Any) -> tuple[int, str]:
+        return MX_BLOCK if self.mx else codec.block, codec.params.get("format", "e2m1")
 
     def _bytes(self, n: int, block: int) -> int:
         codes = (n + 1) // 2 if self.formats == (2,) else n

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.device.driver import Driver, suffix
+from hybridcomp.codecs.device.together import add_all, alike
 from hybridcomp.codecs.quantize import MAX_BLOCK
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.errors import WireError
@@ -16,7 +18,7 @@ from hybridcomp.wire import Header
 _PREFIX = struct.Struct("<II")  # block, zero
 _THREADS = 256
 _CHUNK = 1024  # elements that a warp decodes at a time
-_WAVES = 16  # for blocks that end sooner than others: they share the array evenly, and memory does not
+_WAVES = 16  # more blocks than fit at once: those that end early make room for others
 
 
 class SignDriver(Driver):
@@ -32,6 +34,9 @@ class SignDriver(Driver):
         kernel = f"sign_encode_{suffix(dtype)}"
         queue.launch("sign", kernel, blocks, _THREADS, src, src.size, codec.block, payload)
         return payload_bytes(src.size, dtype, codec.block)
+
+    def head(self, codec: Any) -> bytes:
+        return _PREFIX.pack(codec.block, 0)
 
     def check(self, header: Header, head: bytes) -> None:
         checks.floating(header, "sign")
@@ -51,6 +56,21 @@ class SignDriver(Driver):
         kernel = f"sign_decode_{computed}_{suffix(dtype)}{'_add' if add else ''}"
         blocks = queue.blocks(header.count, _CHUNK * _THREADS // 32, _WAVES)
         queue.launch("sign", kernel, blocks, _THREADS, payload, header.count, _block(head), out, queue.status)
+
+    def decode_sum(
+        self,
+        headers: Sequence[Header],
+        heads: Sequence[bytes],
+        payloads: Sequence[DeviceArray],
+        acc: DeviceArray,
+        dtype: DType,
+        queue: Queue,
+    ) -> None:
+        if alike(headers, heads, dtype):
+            add_all(queue, "sign", f"sign_sum_{suffix(dtype)}", _block(heads[0]), payloads, acc)
+            return
+        for header, head, payload in zip(headers, heads, payloads, strict=True):
+            self.decode(header, head, payload, acc, dtype, True, queue)
 
 
 def payload_bytes(n: int, dtype: DType, block: int) -> int:
