@@ -135,16 +135,6 @@ def _cupy() -> Any:
 
 
 @functools.cache
-def _cublas() -> Any:
-    """CuPy's module of cuBLAS, which is a library of its own."""
-    try:
-        from cupy.cuda import cublas  # noqa: PLC0415
-    except ImportError as error:
-        raise CudaUnavailableError(f"cuBLAS, which multiplies matrices, is missing: {error}") from error
-    return cublas
-
-
-@functools.cache
 def runtime_of(ordinal: int) -> CupyRuntime:
     """The GPU of that number (as CUDA_VISIBLE_DEVICES leaves them).
 
@@ -269,7 +259,10 @@ class CupyRuntime(Runtime):
     ) -> None:
         if rows == 0 or cols == 0:
             return
-        blas = _cublas()
+        try:
+            blas = self._cupy.cuda.cublas
+        except ImportError as error:  # CuPy loads it when it is first asked for
+            raise CudaUnavailableError(f"cuBLAS, which multiplies matrices, is missing: {error}") from error
         one, zero = _ONE_AND_ZERO[:1].ctypes.data, _ONE_AND_ZERO[1:].ctypes.data
         with self._device, self._stream(stream):
             handle = self._cupy.cuda.device.get_cublas_handle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,6 +122,56 @@ def make(device: EmulatedRuntime, *, version: str = "14.2.0", capability: tuple[
         made.device = SimpleNamespace(id=0)
         return made
 
+    math_modes = [99]  # of cuBLAS: the user's own
+
+    def set_math_mode(handle: int, mode: int) -> None:
+        math_modes.append(mode)
+
+    def sgemm(
+        handle: int,
+        transa: int,
+        transb: int,
+        m: int,
+        n: int,
+        k: int,
+        alpha: int,
+        a: int,
+        lda: int,
+        b: int,
+        ldb: int,
+        beta: int,
+        c: int,
+        ldc: int,
+    ) -> None:
+        """In Fortran's order: C (m x n) = op(A) op(B)."""
+        assert math_modes[-1] == 0
+        assert "device 0" in entered
+        assert (ctypes.c_float.from_address(alpha).value, ctypes.c_float.from_address(beta).value) == (1, 0)
+
+        def matrix(ptr: int, lines: int, columns: int, stride: int) -> np.ndarray:
+            assert stride >= lines
+            return (
+                device.emulator.view(ptr, 4 * stride * columns)
+                .view(np.float32)
+                .reshape(columns, stride)
+                .T[:lines]
+            )
+
+        def run() -> None:
+            left = matrix(a, k, m, lda).T if transa else matrix(a, m, k, lda)
+            right = matrix(b, n, k, ldb).T if transb else matrix(b, k, n, ldb)
+            matrix(c, m, n, ldc)[...] = left @ right
+
+        device._put(current(), run)
+
+    cublas = SimpleNamespace(
+        CUBLAS_OP_N=0,
+        CUBLAS_OP_T=1,
+        CUBLAS_DEFAULT_MATH=0,
+        getMathMode=lambda handle: math_modes[-1],
+        setMathMode=set_math_mode,
+        sgemm=sgemm,
+    )
     runtime = SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=lambda: 1,
@@ -141,6 +192,8 @@ def make(device: EmulatedRuntime, *, version: str = "14.2.0", capability: tuple[
         Stream=Stream,
         Event=Event,
         alloc=alloc,
+        cublas=cublas,
+        device=SimpleNamespace(get_cublas_handle=lambda: 1),
         alloc_pinned_memory=lambda nbytes: memoryview(device.pinned(nbytes)),
         get_current_stream=lambda: SimpleNamespace(ptr=current()),
     )

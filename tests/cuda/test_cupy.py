@@ -37,7 +37,7 @@ def on_device(fake: Any, values: np.ndarray) -> EmulatedArray:
 
 
 @pytest.mark.parametrize(
-    "spec", ["bf16", "none", "int8", "sign", "zfp:rate=8", "topk:ratio=0.05", "bounded", "mpc"]
+    "spec", ["lattice", "bf16", "none", "int8", "sign", "zfp:rate=8", "topk:ratio=0.05", "bounded", "mpc"]
 )
 def test_codecs(fake: Any, spec: str) -> None:
     codec = hc.get_codec(spec)
@@ -47,6 +47,20 @@ def test_codecs(fake: Any, spec: str) -> None:
     out = on_device(fake, np.zeros_like(x))
     hc.decode(message, out=out)
     common.assert_same(common.to_host(out), hc.decode(codec.encode(x)), spec)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_matrix_products(fake: Any, transposed: bool) -> None:
+    rng = np.random.default_rng(4)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 7), (7, 3)))
+    given = np.ascontiguousarray(a.T) if transposed else a
+    queue = Queue(cuda.runtime_of(0), 0)
+    left, right = (flatten(on_device(fake, m.reshape(-1)), device=True).data for m in (given, b))
+    out = queue.array(15, np.float32)
+    queue.matmul(left, right, out, (5, 7, 3), transposed=transposed)
+    np.testing.assert_allclose(queue.read(out).reshape(5, 3), a @ b, rtol=1e-5)
+    assert fake.cuda.cublas.getMathMode(1) == 99, "the caller's mode is back"
+    queue.matmul(left[:0], right, out[:0], (0, 7, 3))  # nothing
 
 
 def test_streams_events_and_pinned_memory(fake: Any) -> None:
