@@ -79,9 +79,9 @@ HC_DEVICE uint32_t crc_over_row(const uint32_t* table, uint32_t c) {
          table[768 + (c >> 24)];
 }
 
-// The share of this block's part of `length` bytes at any address, in all threads of its first warp. The block
-// has kCrcThreads threads. `table` (1024 words, filled and synchronised) and `sums` (8) are shared memory. A
-// CRC that begins at zero, without the inversions at either end.
+// The share of this block's part of `length` bytes at any address, in all threads of its first warp. The
+// block has kCrcThreads threads. `table` (1024 words, filled and synchronised) and `sums` (8) are shared
+// memory. A CRC that begins at zero, without the inversions at either end.
 HC_DEVICE uint32_t crc_share(const uint8_t* begin_of_data, uint64_t length, const uint32_t* table,
                              uint32_t* sums) {
   const uint64_t before = (0 - reinterpret_cast<uint64_t>(begin_of_data)) & 15;  // the first aligned byte

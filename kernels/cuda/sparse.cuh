@@ -1,6 +1,6 @@
 // What the sparse codecs' kernels share. A tensor is looked at in tiles of 1,024 elements, a warp each. One
-// pass (the filter) writes each tile's candidates, the elements whose key reaches a limit, to the tile's slot,
-// in any order; what comes after reads the slots, and the tensor again only where a slot was too small.
+// pass (the filter) writes each tile's candidates, the elements whose key reaches a limit, to the tile's
+// slot, in any order; what comes after reads the slots, and the tensor again only where a slot was too small.
 #pragma once
 
 #include "elements.cuh"
@@ -87,7 +87,8 @@ HC_DEVICE uint32_t section_bytes(uint32_t count, uint32_t m) {
   return is_bitmap(count, m) ? bitmap_bytes(m) : 2 * count;
 }
 
-// -- sums of warps and blocks --------------------------------------------------------------------------------
+// -- sums of warps and blocks
+// --------------------------------------------------------------------------------
 
 template <typename T>
 HC_DEVICE T warp_sum(T x) {
@@ -136,16 +137,17 @@ HC_DEVICE bool last_to_arrive(Search* s, uint32_t* shared) {
   return shared[0] != 0;
 }
 
-// -- tiles ---------------------------------------------------------------------------------------------------
+// -- tiles
+// ---------------------------------------------------------------------------------------------------
 
 template <typename U>
 struct Tiles {
   const U* src;
   uint64_t n;
-  U* values;              // slots: of `room` elements each
-  uint16_t* places;       // and where in the tile they were
+  U* values;         // slots: of `room` elements each
+  uint16_t* places;  // and where in the tile they were
   uint32_t room;
-  uint32_t* counts;       // candidates of a tile; they are in its slot if that has room for them
+  uint32_t* counts;  // candidates of a tile; they are in its slot if that has room for them
 };
 
 HC_DEVICE uint64_t tiles_of(uint64_t n) { return (n + kTile - 1) / kTile; }
@@ -185,8 +187,8 @@ HC_DEVICE uint32_t tile_elements(const Tiles<U>& t, uint64_t tile) {
 // Calls f(element) for those of a tile with from <= key < from + span: of its candidates or, if `everywhere`,
 // of all. By a whole warp; f is called by lanes apart.
 template <typename U, typename F>
-HC_DEVICE void each_in_range(const Tiles<U>& t, uint64_t tile, bool everywhere,
-                             typename KeyOf<U>::Type from, typename KeyOf<U>::Type span, F f) {
+HC_DEVICE void each_in_range(const Tiles<U>& t, uint64_t tile, bool everywhere, typename KeyOf<U>::Type from,
+                             typename KeyOf<U>::Type span, F f) {
   const uint32_t count = t.counts[tile];
   if (!everywhere && count <= t.room) {
 #pragma unroll 1  // few: and unrolled loops in branches take registers of convergence
@@ -199,8 +201,8 @@ HC_DEVICE void each_in_range(const Tiles<U>& t, uint64_t tile, bool everywhere,
   const U* const elements = t.src + tile * kTile;
   const uint32_t m = tile_elements(t, tile);
   const bool packs = m == kTile && aligned_to(t.src, 16);
-  const uint32_t mask = packs ? in_range<U, kPack<U>>(elements, m, from, span)
-                              : in_range<U, 1>(elements, m, from, span);
+  const uint32_t mask =
+      packs ? in_range<U, kPack<U>>(elements, m, from, span) : in_range<U, 1>(elements, m, from, span);
 #pragma unroll 1
   for (uint32_t left = mask; left; left &= left - 1) {
     const uint32_t b = static_cast<uint32_t>(__ffs(static_cast<int>(left)) - 1);
@@ -208,7 +210,8 @@ HC_DEVICE void each_in_range(const Tiles<U>& t, uint64_t tile, bool everywhere,
   }
 }
 
-// -- elements at any address ---------------------------------------------------------------------------------
+// -- elements at any address
+// ---------------------------------------------------------------------------------
 
 template <typename U>
 HC_DEVICE U load_any(const uint8_t* p) {
@@ -228,7 +231,8 @@ HC_DEVICE void store_any(uint8_t* p, U x) {
   for (uint32_t i = 0; i < sizeof(U); ++i) p[i] = static_cast<uint8_t>(x >> (8 * i));
 }
 
-// -- limits --------------------------------------------------------------------------------------------------
+// -- limits
+// --------------------------------------------------------------------------------------------------
 
 // least_key by a whole warp, which looks at 32 keys at a time.
 HC_DEVICE uint64_t least_key_of_warp(double limit, DTypeCode dtype) {
@@ -271,7 +275,7 @@ HC_DEVICE void add_others(uint32_t others, Search* s) {
 }  // namespace hybridcomp
 
 // EACH(suffix, U) for elements of 16, 32 and 64 bits.
-#define HC_EACH_SIZE(EACH)   \
-  EACH(16, std::uint16_t)    \
-  EACH(32, std::uint32_t)    \
+#define HC_EACH_SIZE(EACH) \
+  EACH(16, std::uint16_t)  \
+  EACH(32, std::uint32_t)  \
   EACH(64, std::uint64_t)

@@ -1,13 +1,12 @@
-// SIDCo's limit: fits on a sample, as kernels/cpu/sidco.cpp makes them, corrected by counting the candidates. Sums are
-// in the order that hybridcomp/sparse.hpp fixes.
+// SIDCo's limit: fits on a sample, as kernels/cpu/sidco.cpp makes them, corrected by counting the candidates.
+// Sums are in the order that hybridcomp/sparse.hpp fixes.
 #include "sparse.cuh"
 
 namespace hybridcomp {
 namespace {
 
-constexpr uint32_t kFitThreads = kLanes * 32;      // a warp for each lane of a sum
-constexpr double kFirstShare = 0.25;               // as kernels/cpu/sidco.cpp
-
+constexpr uint32_t kFitThreads = kLanes * 32;  // a warp for each lane of a sum
+constexpr double kFirstShare = 0.25;           // as kernels/cpu/sidco.cpp
 
 // -- the sample --------------------------------------------------------------------------------------------
 
@@ -38,8 +37,7 @@ struct Survivors {
   U* list;
   U* next;  // those of the limit measured last
   uint32_t length, left;
-  uint64_t size;     // of the whole sample
-  double* sums;      // shared memory, kLanes of each
+  double* sums;  // shared memory, kLanes of each; then the whole sample's size
   uint32_t* counts;
 };
 template <typename U>
@@ -91,7 +89,8 @@ HC_DEVICE Tail measure(Survivors<U>* own, uint64_t key) {
   uint64_t count = 0;
 #pragma unroll
   for (int lane = 0; lane < kLanes; ++lane) count += own->counts[lane];
-  tail.count = static_cast<double>(key ? count : own->size);  // lists have zeros after the sample's end
+  // Lists have zeros after the sample's end, which every key reaches if it is zero.
+  tail.count = key ? static_cast<double>(count) : own->sums[kLanes];
   __syncthreads();
   return tail;
 }
@@ -124,6 +123,7 @@ HC_DEVICE Start adapted(Survivors<U>* own, double finite, double target) {
   uint64_t low_key = 0, high_key = kNoKey;
   Tail low = measure(own, 0), high{};
   low.count = finite;
+#pragma unroll 1
   for (int stage = 0; stage < kMostStages && low.count > want * (1 + kNear); ++stage) {
     const bool bracket = high_key != kNoKey;
     const double quarter = low.count * kFirstShare;
@@ -154,6 +154,7 @@ HC_DEVICE double fixed(Survivors<U>* own, double finite, double target, int stag
   tail.count = finite;
   double limit = exponential_limit(tail, finite * first);
   const double step = natural_log(first / share) / (stages > 1 ? stages - 1 : 1);
+#pragma unroll 1
   for (int stage = 1; stage < stages && first > share; ++stage) {
     const uint64_t key = least_key_of_warp(limit, kKind<U>);
     tail = measure(own, key);
@@ -169,15 +170,16 @@ HC_DEVICE double fixed(Survivors<U>* own, double finite, double target, int stag
 template <typename U>
 HC_DEVICE void fit(U* keys, uint64_t n, uint64_t k, uint64_t size, uint64_t stride, int stages,
                    DTypeCode dtype, Search* s) {
-  HC_SHARED(double, sums, kLanes);
+  HC_SHARED(double, sums, kLanes + 1);
   HC_SHARED(uint32_t, counts, kLanes);
   const uint64_t others = s->others;
   const double target = static_cast<double>(k) * (static_cast<double>(size) / static_cast<double>(n)) -
                         static_cast<double>(others);
   const double finite = static_cast<double>(size - others);
   const uint64_t lane = warp_of();
-  Survivors<U> own{keys + lane * stride, keys + (kLanes + lane) * stride, static_cast<uint32_t>(stride), 0,
-                   size, sums, counts};
+  if (threadIdx.x == 0) sums[kLanes] = static_cast<double>(size);  // read after a barrier
+  U* const list = keys + lane * stride;
+  Survivors<U> own{list, list + kLanes * stride, static_cast<uint32_t>(stride), 0, sums, counts};
   Start start{0, 0};
   if (stages)
     start.limit = fixed(&own, finite, target, stages);
@@ -189,7 +191,8 @@ HC_DEVICE void fit(U* keys, uint64_t n, uint64_t k, uint64_t size, uint64_t stri
   s->excess = bits_of(start.excess);
 }
 
-// -- counting the candidates -----------------------------------------------------------------------------------
+// -- counting the candidates
+// -----------------------------------------------------------------------------------
 
 // What SIDCo may send.
 struct Goal {
@@ -218,8 +221,8 @@ HC_DEVICE void refine_next(Search* s, const Goal& g) {
   const bool bracket = high_key != kNoKey;
   uint64_t key = 0;
   if (stage < kMostStages && low.count > goal * (1 + kNear)) {
-    const double limit = bracket ? limit_between(low, high, goal)
-                                 : low.limit + excess * natural_log(low.count / goal);
+    const double limit =
+        bracket ? limit_between(low, high, goal) : low.limit + excess * natural_log(low.count / goal);
     key = next_key(least_key_of_warp(limit, g.dtype), low_key, high_key, stage);
   }
   __syncwarp();
@@ -310,22 +313,22 @@ sparse_begin(void* search, uint64_t k, uint64_t least, uint64_t most, uint64_t s
 
 }  // namespace hybridcomp
 
-#define HC_FIT_SAMPLE(name, D)                                                                              \
-  HC_KERNEL(hybridcomp::kThreads)                                                                           \
-  name(const hybridcomp::StorageOf<D>* src, std::uint64_t n, std::uint64_t groups, std::uint64_t stride,    \
-       void* keys, void* search) {                                                                          \
-    using Bits = typename hybridcomp::Real<hybridcomp::ComputeOf<D>>::Bits;                                 \
-    hybridcomp::sample<D>(src, n, groups, stride, static_cast<Bits*>(keys),                                 \
-                          static_cast<hybridcomp::Search*>(search));                                        \
+#define HC_FIT_SAMPLE(name, D)                                                                           \
+  HC_KERNEL(hybridcomp::kThreads)                                                                        \
+  name(const hybridcomp::StorageOf<D>* src, std::uint64_t n, std::uint64_t groups, std::uint64_t stride, \
+       void* keys, void* search) {                                                                       \
+    using Bits = typename hybridcomp::Real<hybridcomp::ComputeOf<D>>::Bits;                              \
+    hybridcomp::sample<D>(src, n, groups, stride, static_cast<Bits*>(keys),                              \
+                          static_cast<hybridcomp::Search*>(search));                                     \
   }
 HC_EACH_INPUT(HC_FIT_SAMPLE, sparse_fit_sample)
 
 // One block.
-#define HC_FIT(name, U)                                                                                     \
-  HC_KERNEL(hybridcomp::kFitThreads)                                                                        \
-  name(U* keys, std::uint64_t n, std::uint64_t k, std::uint64_t size, std::uint64_t stride,                 \
-       std::uint32_t stages, std::uint32_t dtype, void* search) {                                           \
-    hybridcomp::fit<U>(keys, n, k, size, stride, static_cast<int>(stages),                                  \
+#define HC_FIT(name, U)                                                                                      \
+  HC_KERNEL(hybridcomp::kFitThreads)                                                                         \
+  name(U* keys, std::uint64_t n, std::uint64_t k, std::uint64_t size, std::uint64_t stride,                  \
+       std::uint32_t stages, std::uint32_t dtype, void* search) {                                            \
+    hybridcomp::fit<U>(keys, n, k, size, stride, static_cast<int>(stages),                                   \
                        static_cast<hybridcomp::DTypeCode>(dtype), static_cast<hybridcomp::Search*>(search)); \
   }
 HC_FIT(sparse_fit_32, std::uint32_t)

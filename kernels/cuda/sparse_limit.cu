@@ -1,5 +1,5 @@
-// The limit of `threshold`: a magnitude, or a multiple of the root mean square, which is summed in the order that
-// hybridcomp/sparse.hpp fixes.
+// The limit of `threshold`: a magnitude, or a multiple of the root mean square, which is summed in the order
+// that hybridcomp/sparse.hpp fixes.
 #include "sparse.cuh"
 
 namespace hybridcomp {
@@ -84,11 +84,11 @@ HC_KERNEL(32) sparse_limit(void* search, uint64_t limit, uint32_t dtype) {
 }  // namespace hybridcomp
 
 // `limit` is a double's bits: a multiple of the root mean square.
-#define HC_MEAN_SQUARE(name, D)                                                                             \
-  HC_KERNEL(hybridcomp::kSquareThreads)                                                                     \
-  name(const hybridcomp::StorageOf<D>* src, std::uint64_t n, double* blocks, void* search,                  \
-       std::uint64_t limit) {                                                                               \
-    hybridcomp::mean_square<D>(src, n, blocks, static_cast<hybridcomp::Search*>(search),                    \
-                               hybridcomp::float_of(limit));                                                \
+#define HC_MEAN_SQUARE(name, D)                                                            \
+  HC_KERNEL(hybridcomp::kSquareThreads)                                                    \
+  name(const hybridcomp::StorageOf<D>* src, std::uint64_t n, double* blocks, void* search, \
+       std::uint64_t limit) {                                                              \
+    hybridcomp::mean_square<D>(src, n, blocks, static_cast<hybridcomp::Search*>(search),   \
+                               hybridcomp::float_of(limit));                               \
   }
 HC_EACH_INPUT(HC_MEAN_SQUARE, sparse_mean_square)

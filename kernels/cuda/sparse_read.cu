@@ -1,5 +1,5 @@
-// From a message of a sparse codec to the tensor: the index section is checked, then zeros and values are written
-// in one pass, or values added.
+// From a message of a sparse codec to the tensor: the index section is checked, then zeros and values are
+// written in one pass, or values added.
 #include "sparse.cuh"
 
 namespace hybridcomp {
@@ -23,7 +23,8 @@ HC_DEVICE uint32_t bitmap_word(const uint8_t* bitmap, uint32_t i, uint32_t bytes
   return word;
 }
 
-// -- checks --------------------------------------------------------------------------------------------------
+// -- checks
+// --------------------------------------------------------------------------------------------------
 
 // The entries of a list are ascending and less than m; `starts` becomes the first one of each tile.
 HC_DEVICE void check_list(const uint16_t* list, uint32_t count, uint32_t m, uint32_t* starts,
@@ -32,7 +33,8 @@ HC_DEVICE void check_list(const uint16_t* list, uint32_t count, uint32_t m, uint
     const uint32_t previous = i ? list[i - 1] : 0, entry = i < count ? list[i] : kIndexBlock;
     if (i && entry <= previous) fail(status, kBadIndexOrder);
     if (i < count && entry >= m) fail(status, kBadIndexRange);
-    // Those that begin after the previous entry and not after this one; atomically, since the entries may be wrong.
+    // Those that begin after the previous entry and not after this one; atomically, since the entries may be
+    // wrong.
     const uint32_t last = i < count ? entry / kTile : kTilesOfBlock - 1;
     for (uint32_t tile = i ? previous / kTile + 1 : 0; tile <= last; ++tile) atomicExch(&starts[tile], i);
   }
@@ -58,7 +60,8 @@ HC_DEVICE void check_bitmap(const uint8_t* bitmap, uint32_t count, uint32_t m, u
   __syncthreads();
 }
 
-// -- values --------------------------------------------------------------------------------------------------
+// -- values
+// --------------------------------------------------------------------------------------------------
 
 template <typename T>
 struct BitsOf {
@@ -230,12 +233,12 @@ sparse_check(const uint8_t* payload, uint64_t n, const uint64_t* sections, uint3
 
 }  // namespace hybridcomp
 
-#define HC_SCATTER(name, T, Add)                                                                            \
-  HC_KERNEL(hybridcomp::kThreads)                                                                           \
-  name(const std::uint8_t* payload, std::uint64_t n, const std::uint64_t* firsts,                           \
-       const std::uint64_t* sections, const std::uint32_t* starts, const std::uint8_t* values, T* out,      \
-       const std::uint32_t* status) {                                                                       \
-    hybridcomp::scatter<T, Add>(payload, n, firsts, sections, starts, values, out, status);                 \
+#define HC_SCATTER(name, T, Add)                                                                       \
+  HC_KERNEL(hybridcomp::kThreads)                                                                      \
+  name(const std::uint8_t* payload, std::uint64_t n, const std::uint64_t* firsts,                      \
+       const std::uint64_t* sections, const std::uint32_t* starts, const std::uint8_t* values, T* out, \
+       const std::uint32_t* status) {                                                                  \
+    hybridcomp::scatter<T, Add>(payload, n, firsts, sections, starts, values, out, status);            \
   }
 HC_SCATTER(sparse_scatter_16, std::uint16_t, false)
 HC_SCATTER(sparse_scatter_32, std::uint32_t, false)

@@ -1,6 +1,6 @@
-// The k elements of largest magnitude. A sample gives a range of keys in which the k-th nearly always lies; the
-// filter takes what reaches its lower end and counts what lies in it by its higher digits; passes over the
-// candidates count the digits that are left. Where the sample misled, passes over the tensor do.
+// The k elements of largest magnitude. A sample gives a range of keys in which the k-th nearly always lies;
+// the filter takes what reaches its lower end and counts what lies in it by its higher digits; passes over
+// the candidates count the digits that are left. Where the sample misled, passes over the tensor do.
 #include "sparse.cuh"
 
 namespace hybridcomp {
@@ -22,7 +22,8 @@ HC_DEVICE void narrow(Search* s, uint64_t* histogram, uint64_t top, bool zeros, 
   const uint64_t from = s->from, to = s->to, need = s->need;
   const int shift = shift_of(from, to);
   unsigned long long counts[kEach + 1], own = 0;
-  const uint32_t last = kBins - threadIdx.x * kEach;  // thread 0 has the largest keys; bins below `last` are its
+  const uint32_t last =
+      kBins - threadIdx.x * kEach;  // thread 0 has the largest keys; bins below `last` are its
   counts[0] = threadIdx.x ? 0 : take64(histogram + kBins);
 #pragma unroll
   for (uint32_t i = 1; i <= kEach; ++i) counts[i] = take64(histogram + last - i);
@@ -200,33 +201,32 @@ HC_DEVICE void search(const Tiles<U>& t, Search* s, uint64_t* histogram, bool ze
 // The range of keys to begin with. Of the sample (`groups` of neighbours; 0: all elements, at most 16,384)
 // `first` elements reach the lower end (0: it is zero), and `second` the key below the upper one (0: it is
 // above all keys). One block.
-#define HC_SAMPLE(bits, U)                                                                                  \
-  HC_KERNEL(hybridcomp::kSampleThreads)                                                                     \
-  sparse_sample_##bits(const U* src, std::uint64_t n, std::uint32_t groups, std::uint32_t first,            \
-                       std::uint32_t second, void* search) {                                                \
-    hybridcomp::guess<U>(src, n, groups, first, second, static_cast<hybridcomp::Search*>(search));          \
+#define HC_SAMPLE(bits, U)                                                                         \
+  HC_KERNEL(hybridcomp::kSampleThreads)                                                            \
+  sparse_sample_##bits(const U* src, std::uint64_t n, std::uint32_t groups, std::uint32_t first,   \
+                       std::uint32_t second, void* search) {                                       \
+    hybridcomp::guess<U>(src, n, groups, first, second, static_cast<hybridcomp::Search*>(search)); \
   }
 HC_EACH_SIZE(HC_SAMPLE)
 
 // topk != 0: with the search's first step; else what reaches the limit is taken, and no more is done.
-#define HC_FILTER(bits, U)                                                                                  \
-  HC_KERNEL(hybridcomp::kThreads)                                                                           \
-  sparse_filter_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room, \
-                       std::uint32_t* counts, void* search, std::uint64_t* histogram, std::uint64_t k) {    \
-    hybridcomp::filter<U, true>({src, n, values, places, room, counts},                                     \
-                                static_cast<hybridcomp::Search*>(search), histogram, k);                    \
-  }                                                                                                         \
-  HC_KERNEL(hybridcomp::kThreads)                                                                           \
-  sparse_reach_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room,  \
-                      std::uint32_t* counts, void* search) {                                                \
-    hybridcomp::filter<U, false>({src, n, values, places, room, counts},                                    \
-                                 static_cast<hybridcomp::Search*>(search), nullptr, 0);                     \
-  }                                                                                                         \
-  HC_KERNEL(hybridcomp::kThreads)                                                                           \
-  sparse_search_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room, \
-                       std::uint32_t* counts, void* search, std::uint64_t* histogram,                       \
-                       std::uint32_t zeros) {                                                               \
-    hybridcomp::search<U>({src, n, values, places, room, counts},                                           \
-                          static_cast<hybridcomp::Search*>(search), histogram, zeros != 0);                 \
+#define HC_FILTER(bits, U)                                                                                   \
+  HC_KERNEL(hybridcomp::kThreads)                                                                            \
+  sparse_filter_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room,  \
+                       std::uint32_t* counts, void* search, std::uint64_t* histogram, std::uint64_t k) {     \
+    hybridcomp::filter<U, true>({src, n, values, places, room, counts},                                      \
+                                static_cast<hybridcomp::Search*>(search), histogram, k);                     \
+  }                                                                                                          \
+  HC_KERNEL(hybridcomp::kThreads)                                                                            \
+  sparse_reach_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room,   \
+                      std::uint32_t* counts, void* search) {                                                 \
+    hybridcomp::filter<U, false>({src, n, values, places, room, counts},                                     \
+                                 static_cast<hybridcomp::Search*>(search), nullptr, 0);                      \
+  }                                                                                                          \
+  HC_KERNEL(hybridcomp::kThreads)                                                                            \
+  sparse_search_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room,  \
+                       std::uint32_t* counts, void* search, std::uint64_t* histogram, std::uint32_t zeros) { \
+    hybridcomp::search<U>({src, n, values, places, room, counts}, static_cast<hybridcomp::Search*>(search),  \
+                          histogram, zeros != 0);                                                            \
   }
 HC_EACH_SIZE(HC_FILTER)

@@ -1,5 +1,5 @@
-// What is sent, from the tensor's tiles to the message: counts, indices, values, and the header of the message
-// that the values are.
+// What is sent, from the tensor's tiles to the message: counts, indices, values, and the header of the
+// message that the values are.
 #include "message.cuh"
 #include "sparse.cuh"
 
@@ -115,8 +115,7 @@ HC_DEVICE void count(const Tiles<U>& t, uint32_t* chosen, const Blocks& blocks, 
     }
     __syncthreads();
   }
-  if (last_to_arrive(s, shared))
-    place_blocks(blocks, t.n, sizeof(U), sent.ties, payload, s, sums);
+  if (last_to_arrive(s, shared)) place_blocks(blocks, t.n, sizeof(U), sent.ties, payload, s, sums);
 }
 
 // The first `count` of the bits set.
@@ -298,21 +297,21 @@ sparse_length(void* search, uint64_t size, const uint64_t* total) {
 
 }  // namespace hybridcomp
 
-#define HC_WRITE(bits, U)                                                                                   \
-  HC_KERNEL(hybridcomp::kThreads)                                                                           \
-  sparse_count_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room,  \
-                      std::uint32_t* counts, void* search, std::uint32_t* chosen, std::uint32_t* above,     \
-                      std::uint32_t* ties, std::uint64_t* firsts, std::uint64_t* sections,                  \
-                      std::uint8_t* payload) {                                                              \
-    hybridcomp::count<U>({src, n, values, places, room, counts}, chosen, {above, ties, firsts, sections},   \
-                         payload, static_cast<hybridcomp::Search*>(search));                                \
-  }                                                                                                         \
-  HC_KERNEL(hybridcomp::kThreads)                                                                           \
-  sparse_write_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room,  \
-                      std::uint32_t* counts, void* search, std::uint32_t* chosen, std::uint32_t* above,     \
-                      std::uint32_t* ties, std::uint64_t* firsts, std::uint64_t* sections,                  \
-                      std::uint8_t* payload, std::uint8_t* to) {                                            \
-    hybridcomp::write<U>({src, n, values, places, room, counts}, chosen, {above, ties, firsts, sections},   \
-                         payload, to, static_cast<const hybridcomp::Search*>(search));                      \
+#define HC_WRITE(bits, U)                                                                                  \
+  HC_KERNEL(hybridcomp::kThreads)                                                                          \
+  sparse_count_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room, \
+                      std::uint32_t* counts, void* search, std::uint32_t* chosen, std::uint32_t* above,    \
+                      std::uint32_t* ties, std::uint64_t* firsts, std::uint64_t* sections,                 \
+                      std::uint8_t* payload) {                                                             \
+    hybridcomp::count<U>({src, n, values, places, room, counts}, chosen, {above, ties, firsts, sections},  \
+                         payload, static_cast<hybridcomp::Search*>(search));                               \
+  }                                                                                                        \
+  HC_KERNEL(hybridcomp::kThreads)                                                                          \
+  sparse_write_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room, \
+                      std::uint32_t* counts, void* search, std::uint32_t* chosen, std::uint32_t* above,    \
+                      std::uint32_t* ties, std::uint64_t* firsts, std::uint64_t* sections,                 \
+                      std::uint8_t* payload, std::uint8_t* to) {                                           \
+    hybridcomp::write<U>({src, n, values, places, room, counts}, chosen, {above, ties, firsts, sections},  \
+                         payload, to, static_cast<const hybridcomp::Search*>(search));                     \
   }
 HC_EACH_SIZE(HC_WRITE)

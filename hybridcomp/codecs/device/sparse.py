@@ -1,9 +1,10 @@
 """``topk``, ``threshold``, ``sidco`` on a device.
 
-A warp takes a tile of 1,024 elements. One pass over the tensor, the filter, writes the candidates of each tile to the
-tile's slot; the steps after it read the slots, and the tensor again only where a slot was too small or a sample misled.
-What one launch finds out, the next one reads on the device (``Search`` of :file:`kernels/cuda/sparse.cuh`). The host
-waits only where another codec takes values whose number depends on the data (``threshold``, ``sidco``): for that number.
+A warp takes a tile of 1,024 elements. One pass over the tensor, the filter, writes the candidates of each tile to
+the tile's slot; the steps after it read the slots, and the tensor again only where a slot was too small or a sample
+misled. What one launch finds out, the next one reads on the device (``Search`` of :file:`kernels/cuda/sparse.cuh`).
+The host waits only where another codec takes values whose number depends on the data (``threshold``, ``sidco``): for
+that number.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import abc
 import math
 import struct
-from typing import TypeVar
 
 import numpy as np
 
@@ -42,7 +42,6 @@ _SEARCHES = {16: 2, 32: 3, 64: 6}  # steps that find any key of so many bits
 _MOST_ROOM = 768  # of a tile; where more would be taken the tensor is read again
 _SAMPLE = 16384
 _GROUP = 32  # neighbours of a sample
-_Codec = TypeVar("_Codec", bound=SparseCodec)
 
 
 def _divide(n: int, by: int) -> int:
@@ -127,18 +126,18 @@ class _SparseDriver(Driver):
     ) -> int | DeviceArray:
         """As :meth:`Driver.encode`. Waits for the number of values, if it depends on the data and another codec
         takes them."""
-        mine = _as(SparseCodec, codec)
+        assert isinstance(codec, SparseCodec)
         selection = self.select(codec, src, dtype, queue)
         selection.count(payload)
-        values_codec = mine.values
+        values_codec = codec.values
         if isinstance(values_codec, NoneCodec):
             selection.write(payload, None)
-            most = mine.most(src.size) * dtype.itemsize
+            most = codec.most(src.size) * dtype.itemsize
             blocks = max(1, queue.blocks(most, 16384, 4))
             args = (payload, selection.state, int(dtype), dtype.itemsize, values_codec.params_hash)
             queue.launch("sparse_write", "sparse_seal", blocks, _THREADS, *args)
         else:
-            k = self.sent(mine, selection)
+            k = self.sent(codec, selection)
             values = queue.array(k, dtype.storage)
             selection.write(payload, values)
             buffer = queue.empty(values_codec.bound(k, dtype))
@@ -218,7 +217,8 @@ class TopKDriver(_SparseDriver):
     name = TopKCodec.name
 
     def select(self, codec: Codec, src: DeviceArray, dtype: DType, queue: Queue) -> _Selection:
-        n, k = src.size, _as(TopKCodec, codec).k(src.size)
+        assert isinstance(codec, TopKCodec)
+        n, k = src.size, codec.k(src.size)
         selection = _Selection(src, dtype, k / max(n, 1), queue)
         if n:
             sample = (src, n, *_guess(n, k), selection.state)
@@ -240,12 +240,12 @@ class ThresholdDriver(_SparseDriver):
         return (*super().modules(), "sparse_limit")
 
     def select(self, codec: Codec, src: DeviceArray, dtype: DType, queue: Queue) -> _Selection:
-        mine = _as(ThresholdCodec, codec)
+        assert isinstance(codec, ThresholdCodec)
         selection = _Selection(src, dtype, 1 / 24, queue)
-        limit = mine.abs if mine.rel is None else mine.rel
+        limit = codec.abs if codec.rel is None else codec.rel
         assert limit is not None
         (raw,) = struct.unpack("<Q", struct.pack("<d", limit))
-        if mine.rel is None:
+        if codec.rel is None:
             queue.launch("sparse_limit", "sparse_limit", 1, 32, selection.state, raw, int(dtype))
         else:
             sums = queue.array(selection.blocks, np.float64)
@@ -267,8 +267,8 @@ class SIDCoDriver(_SparseDriver):
         return (*super().modules(), "sparse_fit")
 
     def select(self, codec: Codec, src: DeviceArray, dtype: DType, queue: Queue) -> _Selection:
-        mine = _as(SIDCoCodec, codec)
-        n, k, stages = src.size, mine.k(src.size), mine.stages
+        assert isinstance(codec, SIDCoCodec)
+        n, k, stages = src.size, codec.k(src.size), codec.stages
         selection = _Selection(src, dtype, 2 * k / max(n, 1), queue)
         state = selection.state
         if n:
@@ -283,20 +283,15 @@ class SIDCoDriver(_SparseDriver):
             fit = (keys, n, k, size, stride, stages, int(dtype), state)
             queue.launch("sparse_fit", kernel, 1, 512, *fit)
             selection.launch("sparse_select", "reach")
-        most = mine.most(n)
+        most = codec.most(n)
         least = 0 if stages else k - k // 5
         goal = (k, least, most)
         queue.launch("sparse_fit", "sparse_begin", 1, 32, state, *goal, stages, int(dtype))
         if n and not stages:  # three stages do nearly always
-            for blocks in (None, None, None, 1):
-                selection.launch("sparse_fit", "refine", *goal, int(dtype), blocks=blocks)
+            for grid in (None, None, None, 1):
+                selection.launch("sparse_fit", "refine", *goal, int(dtype), blocks=grid)
         selection.search(zeros=False)
         return selection
-
-
-def _as(kind: type[_Codec], codec: Codec) -> _Codec:
-    assert isinstance(codec, kind)
-    return codec
 
 
 def _inner(header: Header, head: bytes, index_bytes: int) -> tuple[Header, bytes]:
