@@ -11,6 +11,7 @@ namespace hybridcomp {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr uint32_t kTile = 1024;
+constexpr uint32_t kBatch = 8;           // tiles whose slots a warp loads together
 constexpr uint32_t kIndexBlock = 65536;  // elements that share a count in an index section
 constexpr uint32_t kTilesOfBlock = kIndexBlock / kTile;
 constexpr uint32_t kBins = 2048;
@@ -167,7 +168,8 @@ HC_DEVICE uint32_t in_range(const U* tile, uint32_t m, typename KeyOf<U>::Type f
   for (uint32_t j = 0; j < 32 / P; ++j) {
     if constexpr (P == 1) {
       const uint32_t i = j * 32 + lane_of();
-      mask |= static_cast<uint32_t>(i < m && key_of(tile[i]) - from < span) << j;
+      const U x = tile[i < m ? i : 0];
+      mask |= static_cast<uint32_t>(i < m && key_of(x) - from < span) << j;
     } else {
       const Pack<U, P> pack = *reinterpret_cast<const Pack<U, P>*>(tile + (j * 32 + lane_of()) * P);
 #pragma unroll
@@ -184,29 +186,63 @@ HC_DEVICE uint32_t tile_elements(const Tiles<U>& t, uint64_t tile) {
   return left < kTile ? static_cast<uint32_t>(left) : kTile;
 }
 
-// Calls f(element) for those of a tile with from <= key < from + span: of its candidates or, if `everywhere`,
-// of all. By a whole warp; f is called by lanes apart.
-template <typename U, typename F>
-HC_DEVICE void each_in_range(const Tiles<U>& t, uint64_t tile, bool everywhere, typename KeyOf<U>::Type from,
-                             typename KeyOf<U>::Type span, F f) {
-  const uint32_t count = t.counts[tile];
-  if (!everywhere && count <= t.room) {
-#pragma unroll 1  // few: and unrolled loops in branches take registers of convergence
-    for (uint32_t i = lane_of(); i < count; i += 32) {
-      const U x = t.values[tile * t.room + i];
-      if (key_of(x) - from < span) f(x);
-    }
-    return;
+// Calls f(element) for those of kBatch neighbouring tiles with from <= key < from + span: of the candidates
+// or, if `everywhere`, of all; and done(j) after those of each tile, once or twice. By a whole warp; f is
+// called by lanes apart. The slots are loaded together: there is little in each.
+template <typename U, typename F, typename Done>
+HC_DEVICE void each_of_batch(const Tiles<U>& t, uint64_t first, uint32_t number, bool everywhere,
+                             typename KeyOf<U>::Type from, typename KeyOf<U>::Type span, F f, Done done) {
+  const uint32_t own = lane_of() < number ? t.counts[first + lane_of()] : 0;
+  U loaded[kBatch];
+  uint32_t here = 0;  // of which tiles this lane has an element
+#pragma unroll
+  for (uint32_t j = 0; j < kBatch; ++j) {
+    const uint32_t count = __shfl_sync(kFullWarp, own, static_cast<int>(j));
+    const bool has = !everywhere && count <= t.room && lane_of() < count;
+    loaded[j] = has ? t.values[(first + j) * t.room + lane_of()] : U(0);
+    here |= static_cast<uint32_t>(has) << j;
   }
-  const U* const elements = t.src + tile * kTile;
-  const uint32_t m = tile_elements(t, tile);
-  const bool packs = m == kTile && aligned_to(t.src, 16);
-  const uint32_t mask =
-      packs ? in_range<U, kPack<U>>(elements, m, from, span) : in_range<U, 1>(elements, m, from, span);
+#pragma unroll
+  for (uint32_t j = 0; j < kBatch; ++j) {
+    if ((here >> j & 1u) && key_of(loaded[j]) - from < span) f(loaded[j]);
+    done(j);
+  }
 #pragma unroll 1
-  for (uint32_t left = mask; left; left &= left - 1) {
-    const uint32_t b = static_cast<uint32_t>(__ffs(static_cast<int>(left)) - 1);
-    f(elements[packs ? place_of<kPack<U>>(b) : place_of<1>(b)]);
+  for (uint32_t j = 0; j < number; ++j) {  // what has more than a lane's element
+    const uint32_t count = __shfl_sync(kFullWarp, own, static_cast<int>(j));
+    const uint64_t tile = first + j;
+    if (!everywhere && count <= t.room) {
+#pragma unroll 1
+      for (uint32_t i = lane_of() + 32; i < count; i += 32) {
+        const U x = t.values[tile * t.room + i];
+        if (key_of(x) - from < span) f(x);
+      }
+    } else {
+      const U* const elements = t.src + tile * kTile;
+      const uint32_t m = tile_elements(t, tile);
+      const bool packs = m == kTile && aligned_to(t.src, 16);
+      const uint32_t mask =
+          packs ? in_range<U, kPack<U>>(elements, m, from, span) : in_range<U, 1>(elements, m, from, span);
+#pragma unroll 1
+      for (uint32_t left = mask; left; left &= left - 1) {
+        const uint32_t b = static_cast<uint32_t>(__ffs(static_cast<int>(left)) - 1);
+        f(elements[packs ? place_of<kPack<U>>(b) : place_of<1>(b)]);
+      }
+    }
+    done(j);
+    __syncwarp();
+  }
+}
+
+// The same for all tiles, by a grid.
+template <typename U, typename F>
+HC_DEVICE void each_candidate(const Tiles<U>& t, bool everywhere, typename KeyOf<U>::Type from,
+                              typename KeyOf<U>::Type span, F f) {
+  const uint64_t tiles = tiles_of(t.n), warps = global_threads() / 32;
+  for (uint64_t first = global_thread() / 32 * kBatch; first < tiles; first += warps * kBatch) {
+    const uint64_t left = tiles - first;
+    const uint32_t number = left < kBatch ? static_cast<uint32_t>(left) : kBatch;
+    each_of_batch(t, first, number, everywhere, from, span, f, [](uint32_t) {});
   }
 }
 

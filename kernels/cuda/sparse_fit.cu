@@ -266,9 +266,7 @@ HC_DEVICE void refine(const Tiles<U>& t, Search* s, const Goal& g) {
     if (s->phase != kRefining) return;
     const Key key = static_cast<Key>(s->next);
     uint32_t reached = 0;
-    const uint64_t tiles = tiles_of(t.n);
-    for (uint64_t tile = global_thread() / 32; tile < tiles; tile += global_threads() / 32)
-      each_in_range(t, tile, false, key, static_cast<Key>(kTop<U> - key), [&](U) { ++reached; });
+    each_candidate(t, false, key, static_cast<Key>(kTop<U> - key), [&](U) { ++reached; });
     __syncwarp();
     reached = warp_sum(reached);
     if (lane_of() == 0 && reached) add64(&s->reached, reached);

@@ -185,11 +185,9 @@ HC_DEVICE void search(const Tiles<U>& t, Search* s, uint64_t* histogram, bool ze
   const int shift = shift_of(from, to);
   for (uint32_t b = threadIdx.x; b <= kBins; b += kThreads) bins[b] = 0;
   __syncthreads();
-  const uint64_t tiles = tiles_of(t.n);
-  for (uint64_t tile = global_thread() / 32; tile < tiles; tile += global_threads() / 32)
-    each_in_range(t, tile, everywhere, static_cast<Key>(from), static_cast<Key>(to - from), [&](U x) {
-      atomicAdd(&bins[static_cast<uint32_t>((key_of(x) - static_cast<Key>(from)) >> shift)], 1u);
-    });
+  each_candidate(t, everywhere, static_cast<Key>(from), static_cast<Key>(to - from), [&](U x) {
+    atomicAdd(&bins[static_cast<uint32_t>((key_of(x) - static_cast<Key>(from)) >> shift)], 1u);
+  });
   __syncthreads();
   add_bins(bins, histogram);
   if (last_to_arrive(s, shared)) narrow(s, histogram, kTop<U>, zeros, sums);

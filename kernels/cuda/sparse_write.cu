@@ -6,8 +6,9 @@
 namespace hybridcomp {
 namespace {
 
-constexpr uint32_t kTilesOfPart = 16;  // of an index block: what a block writes at a time
-constexpr uint32_t kEach = 4;          // index blocks of a thread at a time, where they are summed up
+constexpr uint32_t kEach = 4;           // index blocks of a thread at a time, where they are summed up
+constexpr uint32_t kPartly = 1u << 31;  // not all of a tile's ties are sent
+static_assert(kWarps * kBatch == kTilesOfBlock, "a block takes an index block, each warp a batch");
 
 // Of each index block.
 struct Blocks {
@@ -21,22 +22,7 @@ struct Blocks {
 struct Chosen {
   uint32_t above, ties;
 };
-HC_DEVICE uint32_t packed(Chosen c) { return c.above | c.ties << 16; }
 HC_DEVICE Chosen unpacked(uint32_t c) { return {c & 0xFFFFu, c >> 16}; }
-
-template <typename U>
-HC_DEVICE Chosen count_tile(const Tiles<U>& t, uint64_t tile, const Sent& s) {
-  using Key = typename KeyOf<U>::Type;
-  if (!s.everywhere && !s.ties && s.all == s.low) return {t.counts[tile], 0};
-  const Key all = static_cast<Key>(s.all), tie = static_cast<Key>(s.tie);
-  const Key from = s.ties ? tie : all;
-  uint32_t counts = 0;  // as packed
-  each_in_range(t, tile, s.everywhere != 0, from, static_cast<Key>(kTop<U> - from), [&](U x) {
-    const Key key = key_of(x);
-    counts += key >= all ? 1u : key == tie ? 1u << 16 : 0u;
-  });
-  return unpacked(warp_sum(counts));
-}
 
 // Where each index block's section and values begin; the counts, the prefix and the payload's length. By one
 // block of kThreads.
@@ -90,20 +76,37 @@ HC_DEVICE void place_blocks(const Blocks& blocks, uint64_t n, uint32_t element, 
 // Count what is sent of every tile and index block; the last block places them.
 template <typename U>
 HC_DEVICE void count(const Tiles<U>& t, uint32_t* chosen, const Blocks& blocks, uint8_t* payload, Search* s) {
-  HC_SHARED(uint32_t, tiles, kTilesOfBlock);
+  using Key = typename KeyOf<U>::Type;
+  HC_SHARED(uint32_t, tiles, kTilesOfBlock);  // packed
   HC_SHARED(uint32_t, shared, 1);
   HC_SHARED(unsigned long long, sums, kWarps);
   const Sent sent = sent_of(s);
   const uint64_t number = blocks_of(t.n);
+  const bool counted = !sent.everywhere && !sent.ties && sent.all == sent.low;
+  const Key all = static_cast<Key>(sent.all), tie = static_cast<Key>(sent.tie), from = sent.ties ? tie : all;
   for (uint64_t block = blockIdx.x; block < number; block += gridDim.x) {
     const uint64_t first = block * kTilesOfBlock, left = tiles_of(t.n) - first;
     const uint32_t end = left < kTilesOfBlock ? static_cast<uint32_t>(left) : kTilesOfBlock;
-#pragma unroll 1
-    for (uint32_t i = warp_of(); i < end; i += kWarps) {
-      const uint32_t own = packed(count_tile(t, first + i, sent));
-      if (lane_of() == 0) tiles[i] = chosen[first + i] = own;
+    if (threadIdx.x < kTilesOfBlock)
+      tiles[threadIdx.x] = counted && threadIdx.x < end ? t.counts[first + threadIdx.x] : 0;
+    __syncthreads();
+    const uint32_t at = warp_of() * kBatch;
+    if (!counted && at < end) {
+      uint32_t own = 0;
+      each_of_batch(
+          t, first + at, end - at < kBatch ? end - at : kBatch, sent.everywhere != 0, from,
+          static_cast<Key>(kTop<U> - from),
+          [&](U x) {
+            const Key key = key_of(x);
+            own += key >= all ? 1u : key == tie ? 1u << 16 : 0u;
+          },
+          [&](uint32_t j) {
+            if (own) atomicAdd(&tiles[at + j], own);
+            own = 0;
+          });
     }
     __syncthreads();
+    if (threadIdx.x < end) chosen[first + threadIdx.x] = tiles[threadIdx.x];
     if (threadIdx.x < 32) {
       const uint32_t i = threadIdx.x;
       const Chosen a = unpacked(i < end ? tiles[i] : 0), b = unpacked(i + 32 < end ? tiles[i + 32] : 0);
@@ -190,61 +193,140 @@ HC_DEVICE void write_list(const Tiles<U>& t, uint64_t tile, uint32_t word, bool 
   }
 }
 
-// Sections and values, a part of an index block at a time. Values follow the index section and a header's
-// room, or go to `values`.
+// Offsets of an index block's tiles among its elements that are sent, and how many ties each sends. By a
+// warp.
+HC_DEVICE void place_tiles(const uint32_t* chosen, uint64_t first, uint64_t tiles, uint32_t sent,
+                           uint32_t* offsets, uint32_t* quotas) {
+  const uint64_t tile = first + 2 * lane_of();  // two of each lane
+  const Chosen a = unpacked(tile < tiles ? chosen[tile] : 0);
+  const Chosen b = unpacked(tile + 1 < tiles ? chosen[tile + 1] : 0);
+  uint32_t before = warp_scan(a.ties + b.ties) - a.ties - b.ties;
+  const uint32_t left = sent > before ? sent - before : 0;
+  const uint32_t quota = a.ties < left ? a.ties : left;
+  const uint32_t other = b.ties < left - quota ? b.ties : left - quota;
+  const uint32_t own = a.above + quota, both = own + b.above + other;
+  before = warp_scan(both) - both;
+  offsets[2 * lane_of()] = before;
+  offsets[2 * lane_of() + 1] = before + own;
+  if (lane_of() == 31) offsets[kTilesOfBlock] = before + both;
+  quotas[2 * lane_of()] = quota | (quota && quota < a.ties ? kPartly : 0);
+  quotas[2 * lane_of() + 1] = other | (other && other < b.ties ? kPartly : 0);
+}
+
+// What a lane has of a batch of tiles.
+template <typename U>
+struct Batch {
+  U x[kBatch];
+  uint32_t places[kBatch];
+  uint32_t here;   // of which tiles it has an element
+  uint32_t small;  // which tiles are in the lanes as a whole
+};
+
+template <typename U>
+HC_DEVICE Batch<U> load_batch(const Tiles<U>& t, uint64_t first, uint64_t tiles, bool everywhere) {
+  Batch<U> batch;
+  batch.here = batch.small = 0;
+  const uint32_t own = lane_of() < kBatch && first + lane_of() < tiles ? t.counts[first + lane_of()] : 0;
+  const uint32_t most = everywhere ? 0 : t.room < 32 ? t.room : 32;
+#pragma unroll
+  for (uint32_t j = 0; j < kBatch; ++j) {
+    const uint32_t count = __shfl_sync(kFullWarp, own, static_cast<int>(j));
+    const bool small = !everywhere && count <= most, has = small && lane_of() < count;
+    const uint64_t at = (first + j) * t.room + lane_of();
+    batch.x[j] = has ? t.values[at] : U(0);
+    batch.places[j] = has ? t.places[at] : 0;
+    batch.here |= static_cast<uint32_t>(has) << j;
+    batch.small |= static_cast<uint32_t>(small) << j;
+  }
+  return batch;
+}
+
+// Write a batch's part of a list of indices, and its values, but for tiles that send a part of their ties;
+// return which tiles are left to write. `words` is 32 zeros for each tile.
+template <typename U>
+HC_DEVICE uint32_t write_batch(const Batch<U>& batch, const Sent& s, const uint32_t* offsets,
+                               const uint32_t* quotas, uint32_t place, uint16_t* indices, uint8_t* values,
+                               uint32_t* words) {
+  using Key = typename KeyOf<U>::Type;
+  uint32_t picked = 0, rest = 0, sums[kBatch / 4] = {};  // no more than 32 of a tile: a byte is enough
+#pragma unroll
+  for (uint32_t j = 0; j < kBatch; ++j) {
+    const bool whole = (batch.small >> j & 1u) && !(quotas[j] & kPartly);
+    const Key least = static_cast<Key>(quotas[j] ? s.tie : s.all);
+    const bool sent = whole && (batch.here >> j & 1u) && key_of(batch.x[j]) >= least;
+    if (sent) atomicOr(&words[j * 32 + batch.places[j] / 32], 1u << (batch.places[j] % 32));
+    picked |= static_cast<uint32_t>(sent) << j;
+    rest |= static_cast<uint32_t>(!whole && offsets[j] < offsets[j + 1]) << j;
+  }
+  __syncwarp();
+#pragma unroll
+  for (uint32_t j = 0; j < kBatch; ++j)
+    sums[j / 4] += static_cast<uint32_t>(__popc(words[j * 32 + lane_of()])) << (j % 4 * 8);
+#pragma unroll
+  for (uint32_t i = 0; i < kBatch / 4; ++i) sums[i] = warp_scan(sums[i]) - sums[i];
+#pragma unroll
+  for (uint32_t j = 0; j < kBatch; ++j) {
+    const uint32_t word = batch.places[j] / 32, bit = batch.places[j] % 32;
+    const uint32_t before = __shfl_sync(kFullWarp, sums[j / 4], static_cast<int>(word)) >> (j % 4 * 8) & 255u;
+    if (!(picked >> j & 1u)) continue;
+    const uint32_t rank =
+        offsets[j] + before + static_cast<uint32_t>(__popc(words[j * 32 + word] & ((1u << bit) - 1)));
+    indices[rank] = static_cast<uint16_t>(place + j * kTile + batch.places[j]);
+    store_any<U>(values + uint64_t(rank) * sizeof(U), batch.x[j]);
+  }
+  __syncwarp();
+  return rest;
+}
+
+// Write a tile's part of a bitmap, which may begin at any even address.
+HC_DEVICE void write_bits(uint8_t* bitmap, uint32_t tile_in_block, uint32_t end, uint32_t word) {
+  uint32_t at = tile_in_block * (kTile / 8) + lane_of() * 4;
+  if (at + 4 <= end) {
+    reinterpret_cast<uint16_t*>(bitmap + at)[0] = static_cast<uint16_t>(word);
+    reinterpret_cast<uint16_t*>(bitmap + at)[1] = static_cast<uint16_t>(word >> 16);
+  } else {
+    for (; at < end; ++at, word >>= 8) bitmap[at] = static_cast<uint8_t>(word);
+  }
+}
+
+// Sections and values, an index block at a time. Values follow the index section and a header's room, or go
+// to `values`.
 template <typename U>
 HC_DEVICE void write(const Tiles<U>& t, const uint32_t* chosen, const Blocks& blocks, uint8_t* payload,
                      uint8_t* values, const Search* s) {
-  HC_SHARED(uint32_t, offsets, kTilesOfBlock);
+  HC_SHARED(uint32_t, offsets, kTilesOfBlock + 1);
   HC_SHARED(uint32_t, quotas, kTilesOfBlock);
-  HC_SHARED(uint32_t, words, kWarps * 64);
+  HC_SHARED(uint32_t, words, kWarps * kBatch * 32);
   const Sent sent = sent_of(s);
-  constexpr uint32_t kParts = kTilesOfBlock / kTilesOfPart;
-  const uint64_t tiles = tiles_of(t.n), parts = (tiles + kTilesOfPart - 1) / kTilesOfPart;
-  uint8_t* const sections = payload + kPrefix + 4 * blocks_of(t.n);
+  const uint64_t tiles = tiles_of(t.n), number = blocks_of(t.n);
+  uint8_t* const sections = payload + kPrefix + 4 * number;
+  uint32_t* const mine = words + warp_of() * kBatch * 32;
+  const uint32_t at = warp_of() * kBatch;  // of its index block's tiles
   if (!values) values = payload + kPrefix + s->index_bytes + sizeof(Header);
-  for (uint64_t part = blockIdx.x; part < parts; part += gridDim.x) {
-    const uint64_t block = part / kParts, first = block * kTilesOfBlock;
-    if (threadIdx.x < 32) {  // two tiles of each lane
-      const uint64_t tile = first + 2 * threadIdx.x;
-      const Chosen a = unpacked(tile < tiles ? chosen[tile] : 0);
-      const Chosen b = unpacked(tile + 1 < tiles ? chosen[tile + 1] : 0);
-      const uint32_t taken = blocks.ties[block];
-      uint32_t before = warp_scan(a.ties + b.ties) - a.ties - b.ties;
-      const uint32_t left = taken > before ? taken - before : 0;
-      const uint32_t quota = a.ties < left ? a.ties : left;
-      const uint32_t other = b.ties < left - quota ? b.ties : left - quota;
-      const uint32_t own = a.above + quota, both = own + b.above + other;
-      before = warp_scan(both) - both;
-      offsets[2 * threadIdx.x] = before;
-      offsets[2 * threadIdx.x + 1] = before + own;
-      quotas[2 * threadIdx.x] = quota;
-      quotas[2 * threadIdx.x + 1] = other;
-    }
+  for (uint64_t block = blockIdx.x; block < number; block += gridDim.x) {
+    const uint64_t first = block * kTilesOfBlock;
+    const Batch<U> batch = load_batch(t, first + at, tiles, sent.everywhere != 0);
+#pragma unroll
+    for (uint32_t j = 0; j < kBatch; ++j) mine[j * 32 + lane_of()] = 0;
+    if (threadIdx.x < 32) place_tiles(chosen, first, tiles, blocks.ties[block], offsets, quotas);
     __syncthreads();
-    const uint32_t m = block_elements(block, t.n);
-    const uint32_t total = reinterpret_cast<const uint32_t*>(payload + kPrefix)[block];
+    const uint32_t m = block_elements(block, t.n), total = offsets[kTilesOfBlock];
     const bool bitmap = is_bitmap(total, m);
     uint8_t* const section = sections + blocks.sections[block];
-    for (uint32_t j = warp_of(); j < kTilesOfPart; j += kWarps) {
-      const uint32_t i = static_cast<uint32_t>(part % kParts) * kTilesOfPart + j;
+    uint16_t* const indices = reinterpret_cast<uint16_t*>(section);
+    uint8_t* const to = values + blocks.values[block] * sizeof(U);
+    const uint64_t left = first + at < tiles ? tiles - first - at : 0;
+    uint32_t rest = left < kBatch ? (1u << left) - 1 : (1u << kBatch) - 1;
+    if (!bitmap) rest = write_batch(batch, sent, offsets + at, quotas + at, at * kTile, indices, to, mine);
+#pragma unroll 1
+    for (; rest; rest &= rest - 1) {
+      const uint32_t i = at + static_cast<uint32_t>(__ffs(static_cast<int>(rest)) - 1);
       const uint64_t tile = first + i;
-      if (tile >= tiles) break;
-      const uint32_t offset = offsets[i];
-      if (!bitmap && offset == (i + 1 < kTilesOfBlock ? offsets[i + 1] : total)) continue;
       const bool stored = !sent.everywhere && t.counts[tile] <= t.room;
-      const uint32_t word = words_of(t, tile, sent, quotas[i], stored, words + warp_of() * 64);
-      write_list(t, tile, word, stored, bitmap ? nullptr : reinterpret_cast<uint16_t*>(section) + offset,
-                 values + (blocks.values[block] + offset) * sizeof(U));
-      if (!bitmap) continue;
-      uint32_t at = i * (kTile / 8) + lane_of() * 4;
-      const uint32_t end = bitmap_bytes(m);
-      if (at + 4 <= end) {
-        reinterpret_cast<uint16_t*>(section + at)[0] = static_cast<uint16_t>(word);
-        reinterpret_cast<uint16_t*>(section + at)[1] = static_cast<uint16_t>(word >> 16);
-      } else {
-        for (uint32_t bits = word; at < end; ++at, bits >>= 8) section[at] = static_cast<uint8_t>(bits);
-      }
+      const uint32_t word = words_of(t, tile, sent, quotas[i] & ~kPartly, stored, mine);
+      write_list(t, tile, word, stored, bitmap ? nullptr : indices + offsets[i],
+                 to + uint64_t(offsets[i]) * sizeof(U));
+      if (bitmap) write_bits(section, i, bitmap_bytes(m), word);
     }
     __syncthreads();
   }

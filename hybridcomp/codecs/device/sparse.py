@@ -83,11 +83,16 @@ class _Selection:
     def launch(
         self, module: str, kernel: str, *args: int | DeviceArray | None, blocks: int | None = None
     ) -> None:
-        """Start a kernel that looks at tiles; with a warp for each unless ``blocks`` says how many."""
+        """Start a kernel that looks at tiles; with a warp for each eight unless ``blocks`` says how many."""
         if blocks is None:
-            blocks = max(1, self.queue.blocks(self.tiles, _TILES_PER_GRID_BLOCK, 5))
+            blocks = max(1, self.queue.blocks(self.tiles, 8 * _TILES_PER_GRID_BLOCK))
         tiles = (self.src, self.n, *self._slots, self.state)
         self.queue.launch(module, f"sparse_{kernel}_{self.bits}", blocks, _THREADS, *tiles, *args)
+
+    def filter(self, kernel: str, *args: int | DeviceArray | None) -> None:
+        """Take the candidates, by a kernel that reads the whole tensor. Five blocks fit a multiprocessor at once."""
+        blocks = max(1, self.queue.blocks(self.tiles, _TILES_PER_GRID_BLOCK, 5))
+        self.launch("sparse_select", kernel, *args, blocks=blocks)
 
     def search(self, *, zeros: bool) -> None:
         """Find the key that the last steps left to be found, if they did."""
@@ -101,7 +106,7 @@ class _Selection:
 
     def write(self, payload: DeviceArray, values: DeviceArray | None) -> None:
         """Write the rest of the index section, and the values to their place in the payload, or to ``values``."""
-        blocks = self.queue.blocks(self.tiles, 16)
+        blocks = self.queue.blocks(self.blocks, 1)
         self.launch("sparse_write", "write", *self._blocks, payload, values, blocks=blocks)
 
 
@@ -223,7 +228,7 @@ class TopKDriver(_SparseDriver):
         if n:
             sample = (src, n, *_guess(n, k), selection.state)
             queue.launch("sparse_select", f"sparse_sample_{selection.bits}", 1, 1024, *sample)
-        selection.launch("sparse_select", "filter", selection.histogram, k)
+        selection.filter("filter", selection.histogram, k)
         selection.search(zeros=True)
         return selection
 
@@ -254,7 +259,7 @@ class ThresholdDriver(_SparseDriver):
             queue.launch(
                 "sparse_limit", kernel, blocks, _THREADS + 32, src, src.size, sums, selection.state, raw
             )
-        selection.launch("sparse_select", "reach")
+        selection.filter("reach")
         return selection
 
 
@@ -282,7 +287,7 @@ class SIDCoDriver(_SparseDriver):
             kernel = "sparse_fit_64" if dtype is DType.FLOAT64 else "sparse_fit_32"
             fit = (keys, n, k, size, stride, stages, int(dtype), state)
             queue.launch("sparse_fit", kernel, 1, 512, *fit)
-            selection.launch("sparse_select", "reach")
+            selection.filter("reach")
         most = codec.most(n)
         least = 0 if stages else k - k // 5
         goal = (k, least, most)
