@@ -22,8 +22,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from mpi4py import MPI
-
 from hybridcomp.errors import ConfigError
 
 VARIABLE = "HYBRIDCOMP_CUDA_AWARE"
@@ -117,9 +115,14 @@ def _switched_off(environ: Mapping[str, str], library: Library) -> str | None:
 
 
 def _library() -> Library:
+    from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
+
     handle = ctypes.CDLL(MPI.__file__)  # its symbols, and those of the libmpi that it is linked to
+    info = MPI.COMM_WORLD.Get_info()
+    kinds = info.Get("mpi_memory_alloc_kinds") or ""
+    info.Free()
     return Library(
-        MPI.Get_library_version(), _query(handle), _kinds(), functools.partial(_control_variable, handle)
+        MPI.Get_library_version(), _query(handle), kinds, functools.partial(_control_variable, handle)
     )
 
 
@@ -131,14 +134,6 @@ def _query(handle: ctypes.CDLL) -> bool | None:
         failed = handle.MPIX_GPU_query_support(_GPU_CUDA, ctypes.byref(supported))
         return not failed and bool(supported.value)
     return None
-
-
-def _kinds() -> str:
-    info = MPI.COMM_WORLD.Get_info()
-    try:
-        return info.Get("mpi_memory_alloc_kinds") or ""
-    finally:
-        info.Free()
 
 
 def _control_variable(handle: ctypes.CDLL, name: str) -> int | None:

@@ -14,7 +14,7 @@ import torch
 from mpi4py import MPI
 
 from hybridcomp.torch.reduce_ops import reduction
-from hybridcomp.torch.staging import Target, in_host_memory, source
+from hybridcomp.torch.staging import Target, source, usable
 from hybridcomp.torch.work import CommWork, joined
 
 if TYPE_CHECKING:
@@ -101,8 +101,9 @@ class Starter:
     def all_gather(self, outputs: Tensors, source_: torch.Tensor) -> CommWork:
         """Gather into a list of tensors, one per rank; they may differ in size."""
         if all(out.numel() == source_.numel() and out.dtype == source_.dtype for out in outputs):
-            flat = torch.empty(self.comm.size * source_.numel(), dtype=source_.dtype)
-            request = self.comm.Iallgather(source(source_), Target(flat).data, phase=phase())
+            send = source(source_)
+            flat = torch.empty(self.comm.size * source_.numel(), dtype=source_.dtype, device=send.device)
+            request = self.comm.Iallgather(send, Target(flat).data, phase=phase())
             return CommWork([request], list(outputs), lambda: _scatter_out(flat, outputs))
         outputs[self.comm.rank].detach().copy_(source_)
         return joined([self.broadcast(out, root) for root, out in enumerate(outputs)])
@@ -112,7 +113,7 @@ class Starter:
         send = source(source_)
         if self.comm.rank != root:
             return CommWork([self.comm.Igather(send, None, root)], [])
-        flat = torch.empty(self.comm.size * source_.numel(), dtype=source_.dtype)
+        flat = torch.empty(self.comm.size * source_.numel(), dtype=source_.dtype, device=send.device)
         request = self.comm.Igather(send, Target(flat).data, root)
         return CommWork([request], list(outputs), lambda: _scatter_out(flat, outputs))
 
@@ -137,7 +138,7 @@ class Starter:
         """Send entry r of a list to rank r, and receive one from each."""
         send = source(_packed(sources))
         incoming = [out.numel() for out in outputs]
-        flat = torch.empty(sum(incoming), dtype=sources[0].dtype)
+        flat = torch.empty(sum(incoming), dtype=sources[0].dtype, device=send.device)
         outgoing = [part.numel() for part in sources]
         request = self._alltoallv(send, outgoing, Target(flat).data, incoming)
         return CommWork([request], list(outputs), lambda: _scatter_out(flat, outputs))
@@ -202,7 +203,7 @@ def _scaled(data: torch.Tensor, factor: float | torch.Tensor | None) -> torch.Te
 def _packed(parts: Tensors) -> torch.Tensor:
     """The tensors' elements one after another; no copy where they already lie so."""
     first = parts[0].detach()
-    if len(parts) == 1 and in_host_memory(first):
+    if len(parts) == 1 and usable(first):
         return first.view(-1)
     return torch.cat([part.detach().reshape(-1) for part in parts])
 

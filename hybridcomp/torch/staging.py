@@ -1,25 +1,36 @@
 """Tensors to the buffers that a communicator takes, and back.
 
-A communicator wants contiguous memory of the CPU. A tensor that is such memory is used as it is. Any other is
-copied: a strided view, a conjugate, a tensor on a GPU (which is staged through host memory), and a dtype that
-messages do not name (float8, ...), which travels as its bytes.
+A communicator wants contiguous memory, of the CPU or of a CUDA device that the kernels run on. A tensor that is such
+memory is used as it is. Any other is copied: a strided view, a conjugate, a tensor on another kind of device or where
+the kernels cannot run (which is staged through host memory, and encoded there), and a dtype that messages do not name
+(float8, ...), which travels as its bytes.
 """
 
 from __future__ import annotations
 
+import functools
+import warnings
+
 import torch
 
+from hybridcomp import cuda
 from hybridcomp.arrays import as_dtype
-from hybridcomp.errors import CodecMismatchError
+from hybridcomp.errors import CodecMismatchError, CudaUnavailableError
 
 
-def in_host_memory(tensor: torch.Tensor) -> bool:
+def home(tensor: torch.Tensor) -> torch.device:
+    """Where a communicator takes a tensor's values: its own device, or the CPU."""
+    device = tensor.device
+    return device if device.type == "cuda" and _runs_kernels(device.index) else torch.device("cpu")
+
+
+def usable(tensor: torch.Tensor) -> bool:
     """Whether a communicator can use the tensor's own memory."""
     return (
-        tensor.device.type == "cpu"
-        and tensor.is_contiguous()
+        tensor.is_contiguous()
         and not tensor.is_conj()
         and not tensor.is_neg()
+        and tensor.device == home(tensor)
     )
 
 
@@ -33,7 +44,7 @@ def named(tensor: torch.Tensor) -> bool:
 
 
 def source(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous CPU tensor with the values of ``tensor``; its own memory where that is possible.
+    """Contiguous tensor with the values of ``tensor``, at :func:`home`; its own memory where that is possible.
 
     Args:
         tensor: any shape, strides, dtype and device; not sparse.
@@ -42,13 +53,13 @@ def source(tensor: torch.Tensor) -> torch.Tensor:
         A tensor of the same shape, or flat bytes for a dtype that messages do not name.
     """
     dense = _dense(tensor)
-    if not in_host_memory(dense):
-        dense = dense.resolve_conj().resolve_neg().contiguous().cpu()
+    if not usable(dense):
+        dense = dense.resolve_conj().resolve_neg().contiguous().to(home(dense))
     return dense if named(dense) else dense.view(-1).view(torch.uint8)
 
 
 class Target:
-    """Contiguous CPU memory that an operation writes, and the tensor that gets its values.
+    """Contiguous memory that an operation writes, and the tensor that gets its values.
 
     Attributes:
         data: what to hand to the communicator: the tensor itself where that is possible.
@@ -62,10 +73,10 @@ class Target:
             load: the operation also reads it (a reduction in place, a broadcast's root).
         """
         self._tensor = _dense(tensor)
-        self._staged = not in_host_memory(self._tensor)
+        self._staged = not usable(self._tensor)
         buffer = self._tensor
         if self._staged:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device=home(tensor))
             if load:
                 buffer.copy_(self._tensor)
         self._buffer = buffer
@@ -75,6 +86,19 @@ class Target:
         """Give the tensor its values, once the operation has ended."""
         if self._staged:
             self._tensor.copy_(self._buffer)
+
+
+@functools.cache
+def _runs_kernels(ordinal: int) -> bool:
+    try:
+        cuda.runtime_of(ordinal)
+    except CudaUnavailableError as error:
+        warnings.warn(
+            f"hybridcomp: tensors on cuda:{ordinal} are copied to host memory and encoded there: {error}",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
 from hybridcomp.torch.promise import Promise
+from hybridcomp.torch.streams import CallerStreams
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Request
@@ -23,7 +24,8 @@ class CommWork(Work):
     """One or several operations in flight, and what remains to do when they have ended.
 
     Completion runs once, in the thread that sees the last operation end: the one that waits, or the background
-    thread. It copies staged results to their tensors, then fills the future.
+    thread. It copies staged results to their tensors, then fills the future; on CUDA in the order of the streams that
+    were current when this was made. Who waits has the current streams wait for that.
 
     Attributes:
         requests: what is in flight.
@@ -46,6 +48,7 @@ class CommWork(Work):
         self.requests = list(requests)
         self._outputs = outputs
         self._commit = commit
+        self._caller = CallerStreams(outputs)
         self._lock = threading.Lock()
         self._left = len(self.requests)
         self._completed = False
@@ -75,6 +78,7 @@ class CommWork(Work):
         self._complete()
         if self._error is not None:
             raise self._error
+        self._caller.join()
         return True
 
     def synchronize(self) -> None:
@@ -138,7 +142,9 @@ class CommWork(Work):
             self._error = next((r.exception for r in self.requests if r.exception is not None), None)
             if self._error is None and self._commit is not None:
                 try:
-                    self._commit()
+                    with self._caller.current():
+                        self._commit()
+                    self._caller.mark()
                 except Exception as error:
                     self._error = error
             self._commit = None
@@ -149,7 +155,8 @@ class CommWork(Work):
 
     def _keep(self, promise: Promise) -> None:
         if self._error is None:
-            promise.succeed(self._outputs)
+            with self._caller.current():  # whose events a future of CUDA tensors takes
+                promise.succeed(self._outputs)
         else:
             promise.fail(self._error)
 
