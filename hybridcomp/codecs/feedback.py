@@ -5,9 +5,10 @@ The forms are in :mod:`.memories` and :mod:`.estimates`; here they are kept by k
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,10 @@ from hybridcomp.codecs.forms import FORMS, Form, parse_form
 from hybridcomp.codecs.memories import AverageMemory, MomentumMemory, PlainMemory
 from hybridcomp.codecs.memory import Memory, Scratch
 from hybridcomp.codecs.registry import get_codec
+
+if TYPE_CHECKING:
+    from hybridcomp.codecs.device import DeviceMemory, Slots
+    from hybridcomp.device import Queue
 
 __all__ = ["FORMS", "ErrorFeedback", "Form", "Key", "Memory", "parse_form"]
 
@@ -55,8 +60,9 @@ class ErrorFeedback:
         if form is None and options:
             raise ValueError(f"{', '.join(options)} belong to a form, and form is None")
         self.form = None if form is None else parse_form(form, **options)
-        self._memories: dict[Key, Memory] = {}
+        self._memories: dict[Key, Memory | DeviceMemory] = {}
         self._scratch = Scratch()
+        self._slots: Slots | None = None  # states of devices
 
     def memory(
         self, key: Key, n: int, dtype: arrays.DTypeLike = DType.FLOAT32, form: str | Form | None = None
@@ -75,16 +81,69 @@ class ErrorFeedback:
         wanted = self._form(form)
         kind = arrays.as_dtype(dtype).accumulator
         found = self._memories.get(_checked(key))
-        if found is not None and found.form != wanted:
-            _same_form(json.dumps(list(key)), found.form, wanted)
-            arrays_, steps = found.arrays(), found.steps
-            found = MEMORIES[wanted.name].restore(wanted, arrays_, self._scratch)  # with other parameters
-            found.steps = steps
-            self._memories[key] = found
+        if found is not None and (not isinstance(found, Memory) or found.form != wanted):
+            found = self._memories[key] = self._on_host(key, found, wanted)  # with its parameters
         if found is None or found.n != n or found.kind is not kind:
             found = MEMORIES[wanted.name](wanted, n, kind, self._scratch)
             self._memories[key] = found
         return found
+
+    def device_memory(
+        self,
+        key: Key,
+        n: int,
+        dtype: arrays.DTypeLike,
+        queue: Queue,
+        form: str | Form | None = None,
+    ) -> DeviceMemory:
+        """:meth:`memory` with the state on a device; what is elsewhere moves there, for which this waits.
+
+        Args:
+            key: a tuple of str and int.
+            n: elements.
+            dtype: of the data.
+            queue: of the device.
+            form: of this key, where this object was made without one.
+
+        Raises:
+            ValueError: as :meth:`memory`.
+        """
+        device = importlib.import_module("hybridcomp.codecs.device")
+        wanted = self._form(form)
+        kind = arrays.as_dtype(dtype).accumulator
+        found = self._memories.get(_checked(key))
+        if self._slots is None:
+            self._slots = device.Slots()
+        made: type[DeviceMemory] = device.MEMORIES[wanted.name]
+        if found is not None and (found.n != n or found.kind is not kind):
+            _same_form(json.dumps(list(key)), found.form, wanted)
+            if not isinstance(found, Memory):
+                found.drop()
+            found = None
+        if (
+            found is None
+            or isinstance(found, Memory)
+            or found.form != wanted
+            or found.runtime is not queue.runtime
+        ):
+            memory = made(wanted, n, kind, queue, self._slots)
+            if found is not None:
+                state = self._on_host(key, found, wanted)
+                memory.load(state, queue)
+                memory.steps = state.steps
+            self._memories[key] = found = memory
+        return found
+
+    def _on_host(self, key: Key, found: Memory | DeviceMemory, wanted: Form) -> Memory:
+        """A memory as one of the host's, with the parameters of ``wanted``."""
+        _same_form(json.dumps(list(key)), found.form, wanted)
+        if isinstance(found, Memory) and found.form == wanted:
+            return found
+        memory = MEMORIES[wanted.name].restore(wanted, found.arrays(), self._scratch)
+        memory.steps = found.steps
+        if not isinstance(found, Memory):
+            found.drop()
+        return memory
 
     def residual(self, key: Key, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> npt.NDArray[Any]:
         """The residual under ``key``, to be changed in place: of ``ef`` only.
@@ -117,7 +176,8 @@ class ErrorFeedback:
             out: optional 1-D uint8 buffer for the message.
 
         Returns:
-            The message, in ``x``'s library. It holds float32 (float64 for float64 data).
+            The message, in ``x``'s library. It holds float32 (float64 for float64 data). Arrays on a device are
+            encoded there, and their states are kept there.
 
         Raises:
             ValueError: this object has no codec, or no form; ``out`` is too small.
@@ -125,9 +185,12 @@ class ErrorFeedback:
         """
         if self.codec is None:
             raise ValueError("this ErrorFeedback was made without a codec: it keeps memories only")
-        src = arrays.flatten(x)
+        src = arrays.flatten(x, device=True)
         if not src.dtype.is_float:
             return self.codec.encode(x, out)
+        if arrays.on_device(x):
+            device = importlib.import_module("hybridcomp.codecs.device")
+            return device.encode_with_feedback(self, self.codec, x, key, out)
         memory = self.memory(key, src.size, src.dtype)
         codec = self.codec.at_step(memory.begin())
         need = codec.bound(src.size, memory.kind)
@@ -158,6 +221,9 @@ class ErrorFeedback:
         form = known.form if self.form is None and known is not None else self._form(None)
         if form.name != EstimateMemory.name:
             return decoded_sum
+        if arrays.on_device(decoded_sum):
+            device = importlib.import_module("hybridcomp.codecs.device")
+            return device.accumulate(self, decoded_sum, key, form)
         flat = arrays.flatten(decoded_sum)
         memory = self.memory(key, flat.size, flat.dtype, form)
         assert isinstance(memory, EstimateMemory)
@@ -183,7 +249,7 @@ class ErrorFeedback:
         Raises:
             ValueError: a key or an array that no state has, or a state of another form than this object's.
         """
-        loaded: dict[Key, Memory] = {}
+        loaded: dict[Key, Memory | DeviceMemory] = {}
         for text, (saved, steps, parts) in unpack_keys(state).items():
             form = self.form or saved
             _same_form(text, saved, form)
@@ -193,12 +259,13 @@ class ErrorFeedback:
                 raise ValueError(f"residual {text} cannot be of the form {form.name!r}: {error}") from error
             memory.steps = steps
             loaded[_key_of(text)] = memory
-        self._memories = loaded
+        self._memories, self._slots = loaded, None
 
     def clear(self) -> None:
         """Forget all states."""
         self._memories.clear()
         self._scratch.clear()
+        self._slots = None
 
     def __len__(self) -> int:
         return len(self._memories)

@@ -1,7 +1,7 @@
 // Block quantization to HC_BITS bits: `int8`, `int4`, `int2`. Kernels' names end in the type read or, of
 // decoders, in the types computed in and written.
+#include "block_feedback.cuh"
 #include "block_hadamard.cuh"
-#include "block_plain.cuh"
 
 // Blocks of 32, 64 ... 512 (_q4) and of 1024 (_q8), to nearest and without offsets. `prefix`: where the
 // payload begins, or null.
@@ -9,8 +9,9 @@
   HC_KERNEL(threads)                                                                                      \
   name(const void* src, std::uint64_t n, std::uint32_t block, std::uint8_t* prefix, std::uint8_t* scales, \
        std::uint8_t* packed) {                                                                            \
-    hybridcomp::write_prefix(prefix, {block, 0, 0});                                                      \
-    hybridcomp::encode_plain<Quads>(hybridcomp::Plain<D>(src), n, block, scales, packed);                 \
+    const hybridcomp::Form form{block, 0, 0};                                                             \
+    hybridcomp::write_prefix(prefix, form);                                                               \
+    hybridcomp::encode_plain<Quads>(hybridcomp::Plain<D>(src), form, n, scales, packed);                  \
   }
 #define HC_ENCODE_Q4(name, D) HC_ENCODE_PLAIN(name, D, 4, hybridcomp::kThreads)
 #define HC_ENCODE_Q8(name, D) HC_ENCODE_PLAIN(name, D, 8, hybridcomp::kFewThreads)
@@ -65,3 +66,44 @@ HC_EACH_OUTPUT(HC_DECODE_ANY, decode_any)
     hybridcomp::decode_hadamard<T, D, Add>(scales, packed, n, block, flags, seed, out, status);      \
   }
 HC_EACH_OUTPUT(HC_DECODE_HADAMARD, decode_hadamard)
+
+// Error feedback in one pass: the message of x + e, and what it loses. All to nearest, without offsets.
+#define HC_ENCODE_FEEDBACK(name, D, threads, encode)                                                         \
+  HC_KERNEL(threads)                                                                                         \
+  name(const void* x, std::uint64_t n, std::uint32_t block, const std::uint64_t* slot, std::uint64_t start,  \
+       void* fresh, const std::uint64_t* to, std::uint32_t* bad, std::uint8_t* prefix, std::uint8_t* scales, \
+       std::uint8_t* packed) {                                                                               \
+    const hybridcomp::Form form{block, 0, 0};                                                                \
+    hybridcomp::write_prefix(prefix, form);                                                                  \
+    encode(hybridcomp::corrected<D>(x, slot, start, fresh, to, bad), form, n, scales, packed);               \
+  }
+#define HC_FEEDBACK_Q4(name, D) \
+  HC_ENCODE_FEEDBACK(name, D, hybridcomp::kFewThreads, hybridcomp::encode_plain<4>)
+#define HC_FEEDBACK_Q8(name, D) \
+  HC_ENCODE_FEEDBACK(name, D, hybridcomp::kFewThreads, hybridcomp::encode_plain<8>)
+#define HC_FEEDBACK_ANY(name, D) HC_ENCODE_FEEDBACK(name, D, hybridcomp::kThreads, hybridcomp::encode_groups)
+#define HC_FEEDBACK_LONG(name, D) HC_ENCODE_FEEDBACK(name, D, hybridcomp::kThreads, hybridcomp::encode_long)
+// Of float64 a thread would have too many: _any and _long are for it.
+#define HC_EACH_SHORT_INPUT(EACH, name)  \
+  EACH(name##_f32, hybridcomp::kFloat32) \
+  EACH(name##_f16, hybridcomp::kFloat16) \
+  EACH(name##_bf16, hybridcomp::kBFloat16)
+HC_EACH_SHORT_INPUT(HC_FEEDBACK_Q4, feedback_q4)
+HC_EACH_SHORT_INPUT(HC_FEEDBACK_Q8, feedback_q8)
+HC_EACH_INPUT(HC_FEEDBACK_ANY, feedback_any)
+HC_EACH_INPUT(HC_FEEDBACK_LONG, feedback_long)
+
+// acc += messages, of the same count and plain form; m0, m1 ... are their scales.
+#define HC_DECODE_SUM(name, T)                                                                               \
+  HC_KERNEL(hybridcomp::kThreads)                                                                            \
+  name(T* acc, std::uint64_t n, std::uint32_t block_and_peers, const std::uint32_t* status,                  \
+       const std::uint8_t* m0, const std::uint8_t* m1, const std::uint8_t* m2, const std::uint8_t* m3,       \
+       const std::uint8_t* m4, const std::uint8_t* m5, const std::uint8_t* m6, const std::uint8_t* m7,       \
+       const std::uint8_t* m8, const std::uint8_t* m9, const std::uint8_t* m10, const std::uint8_t* m11,     \
+       const std::uint8_t* m12, const std::uint8_t* m13, const std::uint8_t* m14, const std::uint8_t* m15) { \
+    const hybridcomp::Messages messages{                                                                     \
+        {m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, m10, m11, m12, m13, m14, m15}};                             \
+    hybridcomp::sum_plain(messages, block_and_peers & 31u, n, block_and_peers & ~31u, acc, status);          \
+  }
+HC_DECODE_SUM(decode_sum_f32, float)
+HC_DECODE_SUM(decode_sum_f64, double)

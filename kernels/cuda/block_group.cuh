@@ -118,7 +118,8 @@ HC_DEVICE int32_t signed_part(uint32_t field) {
   return static_cast<int32_t>((field & kField) ^ kSign) - static_cast<int32_t>(kSign);
 }
 
-// The elements that a message is of. at(i) is one; keep() is told what it was written as.
+// The elements that a message is of. at(i) is one; keep() is told what it was written as, and see() of each
+// block's largest magnitude.
 template <DTypeCode D>
 struct Plain {
   using T = ComputeOf<D>;
@@ -133,6 +134,7 @@ struct Plain {
   HC_METHOD void quad(uint64_t i, T* out) const { load_quad<D>(src + i, wide, out); }
   HC_METHOD void keep(uint64_t, T, T) const {}
   HC_METHOD void keep_quad(uint64_t, const T*, const T*) const {}
+  HC_METHOD void see(typename Real<T>::Bits) const {}
 };
 
 // Limits of elements first .. first + m, those of one thread of `lanes`.
@@ -185,7 +187,10 @@ HC_DEVICE void encode_by_lanes(const Source& source, const Form& form, uint64_t 
   limits.over_lanes(lanes);
   if (m == 0) return;
   const auto scale = scale_of(limits, form.affine());
-  if (lane == 0) write_scale(scales, b, scale, form.affine());
+  if (lane == 0) {
+    write_scale(scales, b, scale, form.affine());
+    source.see(limits.peak);
+  }
   write_integers(source, form, first, m, scale, packed, lane, lanes);
 }
 
@@ -222,7 +227,10 @@ HC_DEVICE void encode_long(const Source& source, const Form& form, uint64_t n, u
 #pragma unroll
     for (int w = 0; w < kThreads / 32; ++w) limits.join({peaks[w], lows[w], highs[w]});
     const auto scale = scale_of(limits, form.affine());
-    if (threadIdx.x == 0) write_scale(scales, b, scale, form.affine());
+    if (threadIdx.x == 0) {
+      write_scale(scales, b, scale, form.affine());
+      source.see(limits.peak);
+    }
     write_integers(source, form, first, m, scale, packed, threadIdx.x, kThreads);
     __syncthreads();  // before the next block's limits
   }

@@ -77,9 +77,10 @@ HC_DEVICE uint32_t word_of(const T (*x)[4], int w, T inverse) {
 }
 
 template <int Quads, typename Source>
-HC_DEVICE void encode_plain(const Source& source, uint64_t n, uint32_t block, uint8_t* scales,
+HC_DEVICE void encode_plain(const Source& source, const Form& form, uint64_t n, uint8_t* scales,
                             uint8_t* packed) {
   using T = typename Source::T;
+  const uint32_t block = form.block;
   const Place<Quads> place(block);
   const uint64_t whole = n / block;
   for (uint64_t begin = place.first(); begin < whole; begin += place.step()) {
@@ -95,9 +96,13 @@ HC_DEVICE void encode_plain(const Source& source, uint64_t n, uint32_t block, ui
       const auto a = magnitude(x[i / 4][i % 4]);
       peak = a > peak ? a : peak;
     }
-    const BlockScale<T> scale = block_scale<T>(peak_over_lanes<T>(peak, place.lanes), T(kLimit));
+    peak = peak_over_lanes<T>(peak, place.lanes);
+    const BlockScale<T> scale = block_scale<T>(peak, T(kLimit));
     if (own >= whole) continue;
-    if (place.lane == 0) reinterpret_cast<T*>(scales)[b] = scale.stored;
+    if (place.lane == 0) {
+      reinterpret_cast<T*>(scales)[b] = scale.stored;
+      source.see(peak);
+    }
     uint32_t* const to = reinterpret_cast<uint32_t*>(packed + b * (block / kParts)) + place.lane;
 #pragma unroll
     for (int w = 0; w < kWords<Quads>; ++w) {
@@ -118,7 +123,7 @@ HC_DEVICE void encode_plain(const Source& source, uint64_t n, uint32_t block, ui
   }
   // The last block, if it is short: by the last warp, which has the least to do.
   if (n % block && global_thread() / 32 + 1 == global_threads() / 32)
-    encode_by_lanes(source, Form{block, 0, 0}, n, whole, scales, packed, threadIdx.x & 31, 32);
+    encode_by_lanes(source, form, n, whole, scales, packed, threadIdx.x & 31, 32);
 }
 
 // -- decoding -------------------------------------------------------------------------------------------
@@ -182,13 +187,12 @@ HC_DEVICE void decode_plain(const uint8_t* scales, const uint8_t* packed, uint64
 // acc += the values of `peers` messages, one after the other, four of them read at a time. Each has the same
 // format and count; `packed_at` bytes after its scales (T) begin its integers.
 constexpr int kMostPeers = 16;
-template <typename T>
 struct Messages {
   const uint8_t* scales[kMostPeers];
 };
 
 template <typename T>
-HC_DEVICE void sum_plain(const Messages<T>& messages, uint32_t peers, uint64_t n, uint32_t block, T* acc,
+HC_DEVICE void sum_plain(const Messages& messages, uint32_t peers, uint64_t n, uint32_t block, T* acc,
                          const uint32_t* status) {
   if (*status) return;
   constexpr DTypeCode kType = sizeof(T) == 8 ? kFloat64 : kFloat32;

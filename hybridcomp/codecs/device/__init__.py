@@ -4,6 +4,8 @@ One :class:`~.driver.Driver` for each codec, which says what to launch; :mod:`.m
 """
 
 from hybridcomp.codecs.device.driver import Driver, driver_of, suffix
+from hybridcomp.codecs.device.feedback import MEMORIES, accumulate, encode_with_feedback
+from hybridcomp.codecs.device.memory import DeviceMemory
 from hybridcomp.codecs.device.messages import (
     Encoded,
     add_array,
@@ -15,10 +17,15 @@ from hybridcomp.codecs.device.messages import (
     open_message,
     read_opened,
 )
+from hybridcomp.codecs.device.states import Slots
 
 __all__ = [
+    "MEMORIES",
+    "DeviceMemory",
     "Driver",
     "Encoded",
+    "Slots",
+    "accumulate",
     "add_array",
     "convert",
     "decode_array",
@@ -26,6 +33,7 @@ __all__ = [
     "driver_of",
     "encode_array",
     "encode_into",
+    "encode_with_feedback",
     "open_message",
     "read_opened",
     "suffix",

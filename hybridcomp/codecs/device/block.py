@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks, quantize
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import Driver, suffix
+from hybridcomp.codecs.device.states import Slot
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.errors import WireError
 from hybridcomp.wire import Header
@@ -20,6 +22,7 @@ WAVES = 1024  # blocks of a grid for each multiprocessor: a thread seldom stride
 _TILE = 2048  # elements of a block of threads that transforms
 _LONG = 2048  # blocks over this length are encoded by a block of threads each
 _LONGEST_LANES = 1024  # of the fast encoder
+_PEERS = 16  # messages that are added at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,15 @@ class Form:
             return "encode_long", self.block, THREADS
         return "encode_any", 8 * THREADS, THREADS
 
+    def feedback_encoder(self, dtype: DType) -> tuple[str, int, int]:
+        """The same of the kernels with error feedback."""
+        if self.fast and self.block <= _LONGEST_LANES and dtype is not DType.FLOAT64:
+            quads = 8 if self.block == _LONGEST_LANES else 4
+            return f"feedback_q{quads}", 4 * quads * FEW_THREADS, FEW_THREADS
+        if self.block > _LONG:
+            return "feedback_long", self.block, THREADS
+        return "feedback_any", 8 * THREADS, THREADS
+
 
 def form_of(bits: int, header: Header, head: bytes) -> Form:
     """The form of a message.
@@ -138,6 +150,54 @@ def encode_sections(
     else:
         args = (form.block, form.flags, form.seed)
     queue.launch(form.module, name, blocks, threads, src, src.size, *args, prefix, scales, packed)
+
+
+def encode_feedback(
+    form: Form,
+    src: DeviceArray,
+    dtype: DType,
+    state: Slot,
+    start: int,
+    fresh: Slot | DeviceArray,
+    bad: DeviceArray,
+    payload: DeviceArray,
+    queue: Queue,
+) -> int:
+    """Write the payload of ``src`` and a residual, and what it loses; return its bytes.
+
+    Args:
+        form: a plain one: without flags.
+        src: elements.
+        dtype: theirs.
+        state: where the residual is.
+        start: the first of its elements that is added.
+        fresh: where what is lost goes.
+        bad: a word of the device, set if that is not finite.
+        payload: of the message, which is of ``dtype.accumulator``.
+        queue: where to launch.
+    """
+    kernel, each, threads = form.feedback_encoder(dtype)
+    scales = payload[form.prefix_bytes :]
+    packed = scales[form.scales(src.size, dtype) :]
+    slot = fresh.word if isinstance(fresh, Slot) else None
+    queue.launch(
+        form.module,
+        f"{kernel}_{suffix(dtype)}",
+        max(1, queue.blocks(src.size, each, WAVES)),
+        threads,
+        src,
+        src.size,
+        form.block,
+        state.word,
+        start,
+        None if isinstance(fresh, Slot) else fresh,
+        slot,
+        bad,
+        payload,
+        scales,
+        packed,
+    )
+    return form.payload(src.size, dtype)
 
 
 def decode_sections(
@@ -199,6 +259,32 @@ class _BlockDriver(Driver):
         packed = scales[form.scales(header.count, header.dtype) :]
         wide = header.dtype is DType.FLOAT64
         decode_sections(form, scales, packed, wide, out, dtype, add, queue)
+
+    def head(self, codec: Codec) -> bytes:
+        return form_of_codec(codec).prefix()
+
+    def decode_sum(
+        self,
+        headers: Sequence[Header],
+        heads: Sequence[bytes],
+        payloads: Sequence[DeviceArray],
+        acc: DeviceArray,
+        dtype: DType,
+        queue: Queue,
+    ) -> None:
+        form = form_of(self.bits, headers[0], heads[0]) if headers else Form(self.bits, 8)
+        alike = all(h.dtype.accumulator is dtype for h in headers) and len({h[:8] for h in heads}) == 1
+        if not form.fast or not alike:
+            super().decode_sum(headers, heads, payloads, acc, dtype, queue)
+            return
+        blocks = queue.blocks(acc.size, 16 * THREADS, WAVES)
+        for at in range(0, len(payloads), _PEERS):
+            scales = [payload[form.prefix_bytes :] for payload in payloads[at : at + _PEERS]]
+            messages = [*scales, *[None] * (_PEERS - len(scales))]
+            name = f"decode_sum_{suffix(dtype)}"
+            # The block is a multiple of 32 here: the number of messages fits below it.
+            count = form.block + len(scales)
+            queue.launch(form.module, name, blocks, THREADS, acc, acc.size, count, queue.status, *messages)
 
 
 class Int8Driver(_BlockDriver):

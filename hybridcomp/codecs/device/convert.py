@@ -31,6 +31,9 @@ class _CastDriver(Driver):
         convert(queue, src, dtype, payload, kind, src.size)
         return src.size * kind.itemsize
 
+    def head(self, codec: Codec) -> bytes:
+        return b""
+
     def check(self, header: Header, head: bytes) -> None:
         kind = self._stored(header.dtype)
         checks.payload_bytes(header, header.count * kind.itemsize, kind.label)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import importlib
+from collections.abc import Sequence
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs.base import Codec
@@ -109,6 +110,36 @@ class Driver(abc.ABC):
         Kernels do nothing if ``queue.status`` is set, and set it when they find something wrong. They read and write
         nothing outside ``payload`` and ``out`` whatever the bytes are.
         """
+
+    def decode_sum(
+        self,
+        headers: Sequence[Header],
+        heads: Sequence[bytes],
+        payloads: Sequence[DeviceArray],
+        acc: DeviceArray,
+        dtype: DType,
+        queue: Queue,
+    ) -> None:
+        """Add the values of checked messages, all of this driver's codec, to ``acc`` in their order.
+
+        The same bits as :meth:`decode` with ``add`` for one after the other, in fewer passes where there are kernels
+        for it.
+
+        Args:
+            headers: of the messages; all have ``acc.size`` elements.
+            heads: the first bytes of their payloads.
+            payloads: one for each.
+            acc: float32 (float64) of ``dtype``.
+            dtype: the accumulator of the messages' own types.
+            queue: where to launch.
+        """
+        for header, head, payload in zip(headers, heads, payloads, strict=True):
+            self.decode(header, head, payload, acc, dtype, True, queue)
+
+    def head(self, codec: Codec) -> bytes | None:
+        """The beginning of every payload of ``codec``, as much of it as :meth:`decode` looks at; None if it must be
+        read from the device."""
+        return None
 
     def finds_faults(self) -> bool:
         """Whether kernels of :meth:`decode` may set the queue's status: the host then looks at it."""

@@ -107,15 +107,20 @@ def encode_array(codec: Codec, src: Flat, x: Any, out: Any) -> Any:
     """:meth:`Codec.encode` of a device array. Waits for the device only to learn a message's length."""
     runtime: Runtime = src.data.runtime
     queue = Queue(runtime, runtime.current_stream(x))
-    need = codec.bound(src.size, src.dtype)
+    out, room = output_for(codec.bound(src.size, src.dtype), x, out, queue)
+    return out[: encode_into(codec, src, room, queue).nbytes(queue)]
+
+
+def output_for(need: int, x: Any, out: Any, queue: Queue) -> tuple[Any, DeviceArray]:
+    """The buffer ``out``, or a new one of the library of ``x``, for a message of ``need`` bytes; and its memory."""
     if out is None:
-        out = runtime.new_array(need, DType.UINT8, x)
+        out = queue.runtime.new_array(need, DType.UINT8, x)
     flat = arrays.flatten(out, writable=True, device=True)
     if flat.dtype is not DType.UINT8 or flat.size < need or not isinstance(flat.data, DeviceArray):
         raise ValueError(
             f"out must be uint8 of at least {need} bytes on the device, not {flat.dtype.label}[{flat.size}]"
         )
-    return out[: encode_into(codec, src, flat.data, queue).nbytes(queue)]
+    return out, flat.data
 
 
 # -- decode ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,236 @@
+"""What one key of error feedback remembers on a device: :mod:`hybridcomp.codecs.memory` there.
+
+The same messages and the same states, bit for bit. Whether a step was finite only the device knows: kernels set a word,
+and others leave the state as it was if it is set. Only codecs whose messages have any length are waited for.
+"""
+
+from __future__ import annotations
+
+import abc
+import struct
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs import memory as host
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.device.driver import driver_of, suffix
+from hybridcomp.codecs.device.messages import Encoded, convert, encode_into
+from hybridcomp.codecs.device.states import Slot, Slots
+from hybridcomp.codecs.forms import Form
+from hybridcomp.device import ALIGNMENT, DeviceArray, Queue
+from hybridcomp.errors import CodecMismatchError
+from hybridcomp.wire import HEADER_BYTES, Header
+
+MODULE = "feedback"
+_THREADS = 256
+_HEAD = 64  # bytes of a payload that drivers look at
+
+
+class DeviceMemory(abc.ABC):
+    """The state of one key; made by :meth:`~hybridcomp.codecs.feedback.ErrorFeedback.device_memory`.
+
+    Its methods are those of :class:`hybridcomp.codecs.memory.Memory`, with arrays of the device and a queue for what
+    they launch. All queues of a memory must be in order: one stream, or several that wait for each other.
+
+    Attributes:
+        form: with its parameters.
+        n: elements.
+        kind: float32, or float64 for float64 data: of all that is computed here.
+        steps: how often :meth:`begin` was called.
+        tracks: whether the receiver adds messages to what it has (:meth:`result`), rather than take them.
+    """
+
+    name: ClassVar[str]
+    tracks: ClassVar[bool] = False
+
+    def __init__(self, form: Form, n: int, kind: DType, queue: Queue, slots: Slots) -> None:
+        self.form = form
+        self.n = n
+        self.kind = kind
+        self.steps = 0
+        self._slots = slots
+        self._queue = queue  # the last one, for saving
+
+    @property
+    def runtime(self) -> Any:
+        """The device."""
+        return self._queue.runtime
+
+    # -- a sender ------------------------------------------------------------------------------------
+
+    def begin(self, queue: Queue) -> int:
+        """Begin a step, of one or of many spans; return its number, from 0, for :meth:`Codec.at_step`."""
+        self._queue = queue
+        self.steps += 1
+        return self.steps - 1
+
+    def encode(
+        self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice | None = None
+    ) -> Encoded:
+        """Start to encode corrected data and keep what that lost.
+
+        Args:
+            codec: for the message, which is of :attr:`kind`.
+            data: of any floating-point dtype; not changed.
+            out: at least ``codec.bound(data.size, kind)`` bytes.
+            queue: in whose order.
+            span: where ``data`` lies in the array; None is all of it.
+
+        Raises:
+            CodecMismatchError: the codec cannot carry it.
+        """
+        span = slice(0, self.n) if span is None else span
+        encoded = self._encode_at_once(codec, data, out, queue, span)
+        if encoded is None:
+            corrected = self.correct(data, queue, span)
+            encoded = self._write(codec, corrected, data.shape, out, queue)
+            self.keep(corrected, self._decoded(codec, encoded, data.size, queue), queue, span)
+        return encoded
+
+    @abc.abstractmethod
+    def correct(self, data: Flat, queue: Queue, span: slice) -> DeviceArray:
+        """What to encode for ``data``: an array that goes back to :meth:`keep`."""
+
+    @abc.abstractmethod
+    def keep(
+        self, corrected: DeviceArray, decoded: DeviceArray, queue: Queue, span: slice, weight: float = 1.0
+    ) -> None:
+        """Keep what a message lost, unless it is not finite. Both arrays are not to be used any more."""
+
+    def _encode_at_once(
+        self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice
+    ) -> Encoded | None:
+        """:meth:`encode` in one pass over memory, or None where there is no kernel for it."""
+        return None
+
+    # -- the owner of a shard ------------------------------------------------------------------------
+
+    def own(self, codec: Codec, data: Flat, queue: Queue, span: slice) -> DeviceArray:
+        """A new array for the sum of all ranks' parts of an owned span, with this rank's own part in it."""
+        wide = self._array(data.size, queue)
+        convert(queue, data.data, data.dtype, wide, self.kind, data.size)
+        return wide
+
+    def encode_sum(
+        self, codec: Codec, total: DeviceArray, out: DeviceArray, queue: Queue, span: slice, ranks: int = 1
+    ) -> Encoded:
+        """Start to encode the sum of an owned span, over ``ranks`` for a mean. ``total`` is not to be used any more."""
+        corrected = self.correct(self._flat(total), queue, span)
+        self._divide(corrected, ranks, queue)
+        encoded = self._write(codec, corrected, corrected.shape, out, queue)
+        self.keep(corrected, self._decoded(codec, encoded, corrected.size, queue), queue, span, ranks)
+        return encoded
+
+    def result(self, values: DeviceArray, queue: Queue, span: slice) -> None:
+        """Make the result of what a message of :meth:`encode_sum` decodes to, in place, where :attr:`tracks`."""
+        raise NotImplementedError(f"messages of {self.name} are results")
+
+    # -- saving --------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def arrays(self) -> dict[str, host.Array]:
+        """The state's arrays in host memory by name, as the host's memory of this form gives them. Waits."""
+
+    @abc.abstractmethod
+    def load(self, memory: Any, queue: Queue) -> None:
+        """Take over the state of the host's memory of this form, of the same size and kind. Waits."""
+
+    def drop(self) -> None:
+        """Give memory back: this is not used any more."""
+        for slot in self._held():
+            self._slots.give(slot, self._queue)
+
+    def _held(self) -> list[Slot]:
+        """The slots that this has taken."""
+        return []
+
+    # -- what forms share ----------------------------------------------------------------------------
+
+    def _array(self, n: int, queue: Queue) -> DeviceArray:
+        return queue.array(n, self.kind.storage)
+
+    def _zeros(self, queue: Queue) -> DeviceArray:
+        return queue.zeros(self.n * self.kind.itemsize).view(self.kind.storage)
+
+    def _flat(self, values: DeviceArray) -> Flat:
+        return Flat(values, self.kind, values.shape, True, False)
+
+    def _number(self, value: float) -> int:
+        """The bits of a number in :attr:`kind`."""
+        wide = self.kind is DType.FLOAT64
+        bits: int = struct.unpack("<Q" if wide else "<I", struct.pack("<d" if wide else "<f", value))[0]
+        return bits
+
+    def _run(self, queue: Queue, kernel: str, n: int, *args: int | DeviceArray | None) -> None:
+        queue.launch(MODULE, f"feedback_{kernel}", queue.blocks(n, _THREADS * 4, _WAVES), _THREADS, *args)
+
+    def _of(self, kernel: str) -> str:
+        return f"{kernel}_{suffix(self.kind)}"
+
+    def _add(
+        self,
+        queue: Queue,
+        data: Flat,
+        state: Slot | DeviceArray,
+        out: DeviceArray,
+        *,
+        start: int = 0,
+        bad: DeviceArray | None = None,
+        subtract: bool = False,
+    ) -> None:
+        """``out = data + state``, or with a minus; ``start`` is the first element of a slot's that counts."""
+        name = f"{'subtract' if subtract else 'add'}_{suffix(data.dtype)}"
+        where = (None, state.word) if isinstance(state, Slot) else (state, None)
+        self._run(queue, name, data.size, data.data, data.size, *where, start, out, bad)
+
+    def _divide(self, values: DeviceArray, ranks: int, queue: Queue) -> None:
+        if ranks > 1:
+            self._run(queue, self._of("divide"), values.size, values, values.size, self._number(ranks))
+
+    def _commit(self, to: DeviceArray, fresh: DeviceArray, queue: Queue, *bad: DeviceArray | None) -> None:
+        """Copy ``fresh`` to a state unless one of at most two words is set."""
+        words = (*bad, None, None)[:2]
+        self._run(queue, "commit", -(-fresh.nbytes // 4), to, None, 0, fresh, fresh.nbytes, *words)
+
+    def _write(
+        self, codec: Codec, values: DeviceArray, shape: tuple[int, ...], out: DeviceArray, queue: Queue
+    ) -> Encoded:
+        """Encode ``values``; the message is at an aligned address too, where its own sender decodes it."""
+        flat = Flat(values, self.kind, shape, True, False)
+        reason = codec.refuses(flat)
+        if reason is not None:
+            raise CodecMismatchError(f"codec {codec.spec!r} cannot carry this array: {reason}")
+        buffer = aligned_room(codec, values.size, self.kind, out, queue)
+        encoded = encode_into(codec, flat, buffer, queue)
+        if buffer.ptr != out.ptr:
+            queue.copy(out, buffer)
+        return encoded
+
+    def _decoded(self, codec: Codec, encoded: Encoded, n: int, queue: Queue) -> DeviceArray:
+        """What the receiver of a message will have. Waits for the device if the host cannot know the payload."""
+        driver = driver_of(codec.wire_id)
+        payload = encoded.buffer[HEADER_BYTES : encoded.nbytes(queue)]
+        head = driver.head(codec)
+        if head is None:
+            head = queue.read(payload[:_HEAD]).tobytes()
+        decoded = self._array(n, queue)
+        header = Header(codec.wire_id, self.kind, n, payload.size, codec.params_hash)
+        driver.decode(header, head, payload, decoded, self.kind, False, queue)
+        return decoded
+
+
+_WAVES = 64
+
+
+def aligned_room(codec: Codec, n: int, kind: DType, out: DeviceArray, queue: Queue) -> DeviceArray:
+    """``out``, or memory at an aligned address, for a message of ``n`` elements."""
+    need = codec.bound(n, kind)
+    return out[:need] if out.ptr % ALIGNMENT == 0 else queue.empty(need)
+
+
+def read(array: DeviceArray, queue: Queue) -> npt.NDArray[Any]:
+    """A copy in host memory. Waits."""
+    return np.array(queue.read(array))
