@@ -1,4 +1,4 @@
-"""Print what kernels use, from ptxas's reports (files MODULE.ARCH of a folder): registers, shared memory, spills."""
+"""Print what kernels use, from ptxas's reports (files MODULE.log of a folder): registers, shared memory, spills."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-NAME = re.compile(r"Compiling entry function '(\w+)'")
+NAME = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
@@ -17,12 +17,11 @@ def main(folder: Path) -> None:
     """Print a row for each kernel."""
     rows: dict[str, dict[str, str]] = defaultdict(dict)
     spills = []
-    for report in sorted(folder.glob("*.sm_*")):
-        module, arch = report.stem, report.suffix[1:]
-        kernel = ""
+    for report in sorted(folder.glob("*.log")):
+        module, kernel, arch = report.stem, "", ""
         for line in report.read_text().splitlines():
             if found := NAME.search(line):
-                kernel = found[1]
+                kernel, arch = found.groups()
             elif found := STACK.search(line):
                 stack, stores, loads = map(int, found.groups())
                 if stack or stores or loads:
