@@ -1,6 +1,6 @@
 // CRC-32C of device memory. A CRC is linear: each word's share is the word times a power of x that depends on
 // how many bytes follow it, and shares are added by xor, in any order. So threads take words a row apart, as
-// memory likes it, and step their sums over a row by four look-ups (Horner's rule); what is left at the end
+// memory likes it, and step their sums over a row by six look-ups (Horner's rule); what is left at the end
 // of a region of rows is joined by multiplications.
 #pragma once
 
@@ -13,11 +13,27 @@ constexpr uint32_t kCrcOne = 0x80000000u;         // x^0
 constexpr int kCrcThreads = 256;
 constexpr uint64_t kCrcRow = kCrcThreads * 16;  // bytes that a block reads at a time
 
+// Times x.
+HC_HD constexpr uint32_t crc_step(uint32_t b) { return (b >> 1) ^ ((0u - (b & 1u)) & kCrcPolynomial); }
+
+// What a bit that falls out last, last but one, ... of four steps leaves.
+constexpr uint32_t kCrcFall1 = kCrcPolynomial, kCrcFall2 = crc_step(kCrcFall1),
+                   kCrcFall3 = crc_step(kCrcFall2), kCrcFall4 = crc_step(kCrcFall3);
+
+// Times x^4 at once, with what the four bits that fall out leave.
+HC_HD constexpr uint32_t crc_four_steps(uint32_t b) {
+  return (b >> 4) ^ ((0u - (b & 1u)) & kCrcFall4) ^ ((0u - ((b >> 1) & 1u)) & kCrcFall3) ^
+         ((0u - ((b >> 2) & 1u)) & kCrcFall2) ^ ((0u - ((b >> 3) & 1u)) & kCrcFall1);
+}
+
+// Four bits at a time: a warp waits for each result, and this is a fourth of the way to it.
 HC_HD constexpr uint32_t crc_multiply(uint32_t a, uint32_t b) {
   uint32_t product = 0;
-  for (int i = 0; i < 32; ++i) {
-    product ^= (0u - ((a >> (31 - i)) & 1u)) & b;
-    b = (b >> 1) ^ ((0u - (b & 1u)) & kCrcPolynomial);
+  for (int i = 31; i > 0; i -= 4) {
+    const uint32_t b1 = crc_step(b), b2 = crc_step(b1), b3 = crc_step(b2);
+    product ^= ((0u - ((a >> i) & 1u)) & b) ^ ((0u - ((a >> (i - 1)) & 1u)) & b1) ^
+               ((0u - ((a >> (i - 2)) & 1u)) & b2) ^ ((0u - ((a >> (i - 3)) & 1u)) & b3);
+    b = crc_four_steps(b);
   }
   return product;
 }
@@ -64,23 +80,41 @@ HC_DEVICE uint32_t crc_byte(uint32_t crc, uint32_t byte) {
   return crc;
 }
 
-// table[256 * k + v] is byte k of value v, stepped over a row.
+// What multiplies by x^(8 * kCrcRow): the products of each six bits of a word, added. A lane has a copy of
+// its own, in its own bank of shared memory, so that look-ups at random do not wait for one another.
+constexpr uint32_t kCrcTableWords = (5 * 64 + 4) * 32;
+
 HC_DEVICE void crc_fill_table(uint32_t* table) {
-  for (uint32_t i = threadIdx.x; i < 1024; i += blockDim.x) {
-    const uint32_t k = i / 256, v = i % 256;
-    uint32_t sum = 0;
-    for (uint32_t bit = 0; bit < 8; ++bit) sum ^= (0u - ((v >> bit) & 1u)) & kCrcRowBasis.of[8 * k + bit];
-    table[i] = sum;
+  const uint32_t lane = threadIdx.x & 31u, part = threadIdx.x / 32;
+  if (part < 6) {
+    const uint32_t first = 6 * part;
+    uint32_t* const own = table + first / 6 * (64 * 32) + lane;
+    uint32_t value[64];
+    value[0] = 0;
+#pragma unroll
+    for (uint32_t i = 1; i < 64; ++i) {
+      const uint32_t bit = i & 1 ? 0 : i & 2 ? 1 : i & 4 ? 2 : i & 8 ? 3 : i & 16 ? 4 : 5;  // i's lowest
+      value[i] = value[i & (i - 1)] ^ kCrcRowBasis.of[first + bit < 32 ? first + bit : 31];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 64; ++i)
+      if (i < 4 || part < 5) own[i * 32] = value[i];
   }
 }
 
 HC_DEVICE uint32_t crc_over_row(const uint32_t* table, uint32_t c) {
-  return table[c & 255u] ^ table[256 + ((c >> 8) & 255u)] ^ table[512 + ((c >> 16) & 255u)] ^
-         table[768 + (c >> 24)];
+  const char* const own = reinterpret_cast<const char*>(table + (threadIdx.x & 31u));
+  constexpr uint32_t kEntry = 63u << 7, kPart = 64 * 128;  // bytes: an entry is 32 words
+  return *reinterpret_cast<const uint32_t*>(own + ((c << 7) & kEntry)) ^
+         *reinterpret_cast<const uint32_t*>(own + kPart + ((c << 1) & kEntry)) ^
+         *reinterpret_cast<const uint32_t*>(own + 2 * kPart + ((c >> 5) & kEntry)) ^
+         *reinterpret_cast<const uint32_t*>(own + 3 * kPart + ((c >> 11) & kEntry)) ^
+         *reinterpret_cast<const uint32_t*>(own + 4 * kPart + ((c >> 17) & kEntry)) ^
+         *reinterpret_cast<const uint32_t*>(own + 5 * kPart + ((c >> 23) & (3u << 7)));
 }
 
 // The share of this block's part of `length` bytes at any address, in all threads of its first warp. The
-// block has kCrcThreads threads. `table` (1024 words, filled and synchronised) and `sums` (8) are shared
+// block has kCrcThreads threads. `table` (kCrcTableWords, filled and synchronised) and `sums` (8) are shared
 // memory. A CRC that begins at zero, without the inversions at either end.
 HC_DEVICE uint32_t crc_share(const uint8_t* begin_of_data, uint64_t length, const uint32_t* table,
                              uint32_t* sums) {

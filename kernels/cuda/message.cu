@@ -35,7 +35,7 @@ HC_DEVICE uint64_t inner_at(const uint8_t* msg, uint64_t payload) {
 HC_KERNEL(kCrcThreads)
 message_seal(uint8_t* msg, uint64_t codec, uint64_t dtype, uint64_t count, uint64_t payload,
              const uint64_t* length, uint32_t params, uint32_t* work, uint64_t* total) {
-  HC_SHARED(uint32_t, table, 1024);
+  HC_SHARED(uint32_t, table, kCrcTableWords);
   HC_SHARED(uint32_t, sums, kCrcThreads / 32);
   HC_SHARED(uint32_t, shared, 2);
   const uint64_t size = length ? *length : payload;
@@ -45,10 +45,13 @@ message_seal(uint8_t* msg, uint64_t codec, uint64_t dtype, uint64_t count, uint6
   const uint32_t share = crc_share(msg + sizeof(Header), size, table, sums);
   uint32_t sum;
   if (!last_block(share, reinterpret_cast<Work*>(work), shared, &sum)) return;
-  Header header{kMagic, static_cast<uint8_t>(codec), static_cast<uint8_t>(dtype), 0, count, size, params, 0};
-  header.crc = message_crc(reinterpret_cast<const uint8_t*>(&header), size, sum);
+  Header* const header = reinterpret_cast<Header*>(msg);
+  if (threadIdx.x == 0)
+    *header = {kMagic, static_cast<uint8_t>(codec), static_cast<uint8_t>(dtype), 0, count, size, params, 0};
+  __syncwarp();
+  const uint32_t crc = message_crc(msg, size, sum);
   if (threadIdx.x == 0) {
-    *reinterpret_cast<Header*>(msg) = header;
+    header->crc = crc;
     if (total) *total = sizeof(Header) + size;
   }
 }
@@ -57,7 +60,7 @@ message_seal(uint8_t* msg, uint64_t codec, uint64_t dtype, uint64_t count, uint6
 // else that a header may have wrong the host sees for itself.
 HC_KERNEL(kCrcThreads)
 message_open(const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* opened, uint32_t* status) {
-  HC_SHARED(uint32_t, table, 1024);
+  HC_SHARED(uint32_t, table, kCrcTableWords);
   HC_SHARED(uint32_t, sums, kCrcThreads / 32);
   HC_SHARED(uint32_t, shared, 2);
   const bool whole = capacity >= sizeof(Header);

@@ -337,7 +337,7 @@ HC_DEVICE void write(const Tiles<U>& t, const uint32_t* chosen, const Blocks& bl
 // The header of the values as they are: a message of `none` after the index section.
 HC_KERNEL(kCrcThreads)
 sparse_seal(uint8_t* payload, void* search, uint32_t dtype, uint32_t element, uint32_t params) {
-  HC_SHARED(uint32_t, table, 1024);
+  HC_SHARED(uint32_t, table, kCrcTableWords);
   HC_SHARED(uint32_t, sums, kCrcThreads / 32);
   HC_SHARED(uint32_t, shared, 2);
   HC_SHARED(Header, header, 1);
