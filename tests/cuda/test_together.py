@@ -44,8 +44,8 @@ def check(specs: list[str], n: int, dtypes: list[str], *, offset: int = 0) -> No
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("spec", SPECS)
 def test_sums(spec: str, dtype: str) -> None:
-    # Codes of mxfp8 begin at each address modulo 4; eight messages are one pass.
-    sizes = [0, 1, 255, 256, 259, 512, 515, 1024, 1024 + 32, 1024 + 64, 1024 + 96, 2100]
+    # Codes of mxfp8 begin at each address modulo 4, and end just after a whole chunk; eight messages are one pass.
+    sizes = [0, 1, 255, 256, 257, 512, 515, 1024, 1024 + 32, 1024 + 64, 1024 + 96, 2100]
     for n, peers in zip(sizes, [1, 2, 3, 8, 7, 5, 9, 4, 2, 3, 6, 17], strict=True):
         check([spec] * peers, n, [dtype] * peers)
 
