@@ -91,9 +91,8 @@ class _MinifloatDriver(Driver):
         if alike(headers, heads, dtype):
             block, form = self._prefix(heads[0])
             add_all(queue, self.module, f"sum_{_FORMATS[form]}_{suffix(dtype)}", block, payloads, acc)
-            return
-        for header, head, payload in zip(headers, heads, payloads, strict=True):
-            self.decode(header, head, payload, acc, dtype, True, queue)
+        else:
+            super().decode_sum(headers, heads, payloads, acc, dtype, queue)
 
     def _layout(self, codec: Any) -> tuple[int, str]:
         return MX_BLOCK if self.mx else codec.block, codec.params.get("format", "e2m1")

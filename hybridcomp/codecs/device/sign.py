@@ -68,9 +68,8 @@ class SignDriver(Driver):
     ) -> None:
         if alike(headers, heads, dtype):
             add_all(queue, "sign", f"sign_sum_{suffix(dtype)}", _block(heads[0]), payloads, acc)
-            return
-        for header, head, payload in zip(headers, heads, payloads, strict=True):
-            self.decode(header, head, payload, acc, dtype, True, queue)
+        else:
+            super().decode_sum(headers, heads, payloads, acc, dtype, queue)
 
 
 def payload_bytes(n: int, dtype: DType, block: int) -> int:
