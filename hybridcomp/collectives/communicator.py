@@ -1,7 +1,9 @@
 """A communicator with mpi4py's upper-case methods, whose messages a policy compresses.
 
-Buffers are NumPy arrays, torch CPU tensors (bfloat16 included), objects with the buffer interface, or mpi4py's
-``[data, count, datatype]`` lists of basic datatypes. A method's non-blocking twin (``Iallreduce`` for
+Buffers are NumPy arrays, torch tensors (bfloat16 included), CuPy arrays, objects with the buffer interface, or mpi4py's
+``[data, count, datatype]`` lists of basic datatypes. Those of one call are all in host memory or all on one device,
+where they are encoded and decoded in the order of the stream that their library is using; once a call has returned, or
+``wait`` has, that stream's later work sees the result. A method's non-blocking twin (``Iallreduce`` for
 ``Allreduce``) takes the same arguments and returns a :class:`~hybridcomp.collectives.engine.Request`.
 
 Three keyword arguments are ours:

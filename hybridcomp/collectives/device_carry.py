@@ -34,6 +34,12 @@ _THREADS = 256
 Opened = tuple[Header, bytes, DeviceArray]
 
 
+def modules_of(codec: Codec | type[Codec]) -> tuple[str, ...]:
+    """The modules of kernels that a codec launches, and the codec of its values, if it has one."""
+    inner = getattr(codec, "values", None)
+    return (*driver_of(codec.wire_id).modules(), *(modules_of(inner) if isinstance(inner, Codec) else ()))
+
+
 def has_driver(codec: Codec | type[Codec]) -> bool:
     """Whether a codec runs on devices; one that does not is carried through host memory."""
     try:
@@ -58,13 +64,15 @@ class DeviceCarrier(Carrier):
         buffers: Iterable[DeviceArray],
         *,
         direct: bool | None = None,
+        others: Sequence[Codec] = (),
     ) -> None:
-        """Carry ``buffers``, the caller's.
+        """Carry ``buffers``, the caller's. Compiles the kernels, or loads them, where that has not been done.
 
         Args:
             transport, codec, dtype, call: as of a carrier.
             buffers: whose owners' streams the operation follows.
             direct: hand device pointers to MPI; None is what the transport says.
+            others: codecs of messages that may come besides its own.
         """
         super().__init__(transport, codec, dtype, call)
         self._buffers = list(buffers)
@@ -72,6 +80,8 @@ class DeviceCarrier(Carrier):
         self._runtime = self._buffers[0].runtime
         self._lane: Lane | None = None
         self._mail: DeviceMailbox | None = None
+        for each in (codec, *filter(has_driver, others)):
+            prepare_in_turn((*_MODULES, *modules_of(each)), self._runtime)
 
     @property
     def lane(self) -> Lane:
@@ -86,7 +96,6 @@ class DeviceCarrier(Carrier):
 
     def mailbox(self) -> DeviceMailbox:
         """For the messages of the operation; takes a lane, after what the caller's stream has now."""
-        prepare_in_turn((*_MODULES, *driver_of(self.codec.wire_id).modules()), self._runtime)
         self._lane = depot_of(self._runtime).lane(self._buffers)
         self._mail = DeviceMailbox(self.transport, self.call, self._lane, direct=self._direct)
         return self._mail
@@ -214,7 +223,6 @@ class DeviceCarrier(Carrier):
                 self._take_on_host(message, codec, out)
                 return
             self._fits(message, header, out.size)
-            prepare_in_turn(driver_of(codec.wire_id).modules(), self._runtime)
             raw = self._raw(message, header)
             decode_opened(header, head, raw, out[: header.count], self.dtype, self.lane.queue)
         self._used([message])

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from hybridcomp.arrays import ByteArray
 from hybridcomp.device import DeviceArray, Event, Queue, Runtime
 
-_KEPT = 64  # free buffers of one size
+_KEPT = 1 << 30  # bytes of free buffers in a pool
 Buffer = TypeVar("Buffer", ByteArray, DeviceArray)
 
 
@@ -24,19 +24,23 @@ class Pool(Generic[Buffer]):
     def __init__(self, make: Callable[[int], Buffer]) -> None:
         self._make: Callable[[int], Buffer] = make
         self._free: dict[int, list[Buffer]] = {}
+        self._kept = 0
 
     def take(self, nbytes: int) -> Buffer:
         """A buffer of at least ``nbytes`` that nobody uses; to be cut by who takes it, and given back whole."""
         step = 1 << max(12, (nbytes - 1).bit_length() - 3)
         size = -(-max(nbytes, 1) // step) * step
         free = self._free.get(size)
-        return free.pop() if free else self._make(size)
+        if not free:
+            return self._make(size)
+        self._kept -= size
+        return free.pop()
 
     def give(self, buffer: Buffer) -> None:
         """Take back a buffer that neither the device nor MPI uses any more."""
-        free = self._free.setdefault(buffer.size, [])
-        if len(free) < _KEPT:
-            free.append(buffer)
+        if self._kept + buffer.size <= _KEPT:
+            self._kept += buffer.size
+            self._free.setdefault(buffer.size, []).append(buffer)
 
 
 class Depot:

@@ -80,7 +80,7 @@ class Sends(Base):
         carrier = Carrier(t, NONE, out.dtype, call)
         if device:
             direct = t.direct and all(map(has_driver, codecs))
-            carrier = DeviceCarrier(t, NONE, out.dtype, call, device, direct=direct)
+            carrier = DeviceCarrier(t, NONE, out.dtype, call, device, direct=direct, others=codecs)
         return self._native(
             lambda _, r, turn, _events: p2p.receive_message(carrier, r, capacity, source, tag, status, turn),
             call,

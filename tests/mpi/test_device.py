@@ -316,6 +316,63 @@ def test_a_rank_that_does_not_come_is_named(make, way):
     verdict(True)
 
 
+def test_a_device_that_does_not_come_is_named():
+    from hybridcomp.collectives.engine import Pending, engine
+
+    class Never:
+        def done(self) -> bool:
+            return False
+
+    def steps() -> Any:
+        yield Pending([], [], events=[Never()])
+
+    request = engine().start(steps(), "a sum", 0.2)
+    with pytest.raises(hc.CollectiveTimeoutError, match=r"a sum did not end .* still waiting for the device"):
+        request.wait()
+
+
+@pytest.mark.parametrize("codec", ["topk:ratio=0.3,values=(int8:block=64)", "int8", "lattice"])
+def test_damage_of_what_only_the_device_checks(make, way, codec, monkeypatch):
+    """A bit of a payload whose CRC is right for it."""
+    if SIZE == 1:
+        return
+    from hybridcomp.collectives import device_mailbox as mail
+    from tests.codecs.common import reseal
+
+    comm = make(codec)
+    sent = mail.Outgoing.wire
+    bits = np.random.default_rng(3).integers(32 * 8, 300 * 8, 20)
+    for bit in bits:
+        x = to_device(values(4000, "float32"))
+        with monkeypatch.context() as patch:
+            if RANK == SIZE - 1:
+
+                def forged(self: Any, bit: int = bit) -> Any:
+                    data = np.array(np.asarray(sent(self)), np.uint8)
+                    data[bit // 8] ^= 1 << (bit % 8)
+                    return reseal(data)
+
+                patch.setattr(mail.Outgoing, "wire", forged)
+            said = None
+            try:
+                if RANK == SIZE - 1:
+                    comm.Send(x, 0)
+                elif RANK == 0:
+                    comm.Recv(x, SIZE - 1)
+            except hc.HybridcompError as error:
+                said = error
+        # Some bits matter to nobody, and some say that it is another codec's message.
+        ok = (
+            said is None
+            or isinstance(said, hc.MismatchError)
+            or (
+                isinstance(said, hc.WireError)
+                and "recv on axis 'dp': rank 0 got a damaged message" in str(said)
+            )
+        )
+        verdict(ok, repr(said))
+
+
 @pytest.mark.parametrize("where", [3, 9, 40, 1000])
 @pytest.mark.parametrize("operation", ["allreduce", "allgather", "bcast", "recv"])
 def test_damage_names_operation_axis_and_rank(make, way, operation, where, monkeypatch):
