@@ -139,7 +139,7 @@ class _Run:
         if memory is not None:
             result = carrier.encode_sum_with_feedback(acc, memory, span, ranks)
             self.mailbox.send(result, self.others, self.tags[1])
-            carrier.decode_result(result.wire(), self.recv[span], self.rank, memory, span)
+            carrier.decode_own_result(result, self.recv[span], memory, span)
             return
         result = carrier.encode_sum(acc, self.sum_dtype, ranks)
         self.mailbox.send(result, self.others, self.tags[1])
@@ -152,4 +152,4 @@ class _Run:
             if self.memory is None:
                 self.carrier.decode(message, self.recv[span], self.sum_dtype)
             else:
-                self.carrier.decode_result(message.buffer, self.recv[span], message.peer, self.memory, span)
+                self.carrier.decode_result(message, self.recv[span], self.memory, span)

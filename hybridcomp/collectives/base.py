@@ -9,7 +9,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
+from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
 from hybridcomp.collectives.agreement import agree
 from hybridcomp.collectives.awareness import awareness
 from hybridcomp.collectives.carry import Array, Carrier
@@ -30,8 +30,8 @@ Op = MPI.Op | str
 CodecLike = Codec | str | None
 # One of MPI's own operations on a send and a receive buffer, with its turn and what to wait for before it is posted.
 Native = Callable[[Any, Any, Turn, Sequence[Ready]], Steps]
-# One of ours.
-Algorithm = Callable[[Carrier, Any, Any], Steps]
+# One of ours, with a memory of error feedback or None.
+Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
 
 NONE = get_codec("none")
 _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
@@ -116,15 +116,16 @@ class Base:
         check_feedback("all_reduce", choice.codec, choice.feedback)
         return self.feedback.residual((self.axis, name), n, dtype.accumulator)
 
-    def _memory(
-        self, op: str, choice: Choice, name: str | None, n: int, dtype: DType
-    ) -> tuple[Memory | None, Codec]:
-        """The feedback's memory of a message, its step begun, and the codec of that step."""
-        if choice.feedback is None or name is None:
-            return None, choice.codec
-        check_feedback(op, choice.codec, choice.feedback)
-        memory = self.feedback.memory((self.axis, name), n, dtype, choice.feedback)
-        return memory, choice.codec.at_step(memory.begin())
+    def _remembering(
+        self, op: str, choice: Choice, name: str | None, n: int
+    ) -> Callable[[Carrier], Any] | None:
+        """What gives a carrier the memory of a message and the codec of its step; None if there is no feedback."""
+        form = choice.feedback
+        if form is None or name is None:
+            return None
+        check_feedback(op, choice.codec, form)
+        key = (self.axis, name)
+        return lambda carrier: carrier.remember(self.feedback, key, n, form)
 
     # -- starting ------------------------------------------------------------------------------------
 
@@ -144,6 +145,7 @@ class Base:
         device: list[DeviceArray],
         *,
         on_host: bool = False,
+        feedback: Callable[[Carrier], Any] | None = None,
         loads: bool = False,
         written: Callable[[], ByteExtents] | None = None,
     ) -> Request:
@@ -155,26 +157,33 @@ class Base:
             call: statistics.
             send, recv: its buffers.
             device: the caller's, if they are on a device.
-            on_host: it cannot run there: error feedback.
+            on_host: it cannot run there.
+            feedback: gives the memory, and the carrier the codec of its step.
             loads, written: as of :func:`~hybridcomp.collectives.through_host.through_host`.
         """
         t, dtype = self._transport, recv.dtype
-        if not device:
-            steps = algorithm(Carrier(t, codec, dtype, call), send, recv)
-        elif on_host or not has_driver(codec):
-            carrier = Carrier(t, codec, dtype, call)
-            steps = through_host(
-                t,
-                device,
-                send,
-                recv,
-                lambda s, r: algorithm(carrier, s, r),
-                loads=loads,
-                written=written,
-            )
+        encodes = bool(device) and not on_host and has_driver(codec)
+        if encodes:
+            carrier: Carrier = DeviceCarrier(t, codec, dtype, call, device)
         else:
-            steps = algorithm(DeviceCarrier(t, codec, dtype, call, device), send, recv)
-        return self._start(steps, call)
+            carrier = Carrier(t, codec, dtype, call)
+
+        def steps() -> Steps:
+            memory = None if feedback is None else feedback(carrier)
+            if encodes or not device:
+                yield from algorithm(carrier, send, recv, memory)
+            else:
+                yield from through_host(
+                    t,
+                    device,
+                    send,
+                    recv,
+                    lambda s, r: algorithm(carrier, s, r, memory),
+                    loads=loads,
+                    written=written,
+                )
+
+        return self._start(steps(), call)
 
     def _native(
         self,

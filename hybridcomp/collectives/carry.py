@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
-from hybridcomp.codecs import Codec, Memory, get_codec
+from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
+from hybridcomp.codecs.feedback import Key
+from hybridcomp.codecs.forms import Form
 from hybridcomp.codecs.registry import codec_for
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport import Incoming, Mailbox, Sealed, Transport
@@ -51,6 +53,13 @@ class Carrier:
     def mailbox(self) -> Mailbox:
         """For the messages of the operation; made in its first step."""
         return Mailbox(self.transport, self.call)
+
+    def remember(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> Any:
+        """The memory under a key, its step begun; the codec becomes that of the step."""
+        memory = feedback.memory(key, n, self.dtype, form)
+        self.codec = self.codec.at_step(memory.begin())
+        self._params = self.codec.params_hash
+        return memory
 
     # -- to a message --------------------------------------------------------------------------------
 
@@ -163,8 +172,15 @@ class Carrier:
             raw, header = self.open(msg, out.size, peer, source)
             self.codec.decode_flat(raw, header, out, self.dtype)
 
-    def decode_result(self, msg: ByteArray, out: Array, peer: int, memory: Memory, span: slice) -> None:
+    def decode_result(self, message: Incoming, out: Array, memory: Memory, span: slice) -> None:
         """Check a message of an owner's sum, and write what it means to ``out``, of the caller's dtype."""
+        self._decode_result(message.buffer, out, message.peer, memory, span)
+
+    def decode_own_result(self, message: Sealed, out: Array, memory: Memory, span: slice) -> None:
+        """The same of this rank's own sum."""
+        self._decode_result(message.wire(), out, self.transport.rank, memory, span)
+
+    def _decode_result(self, msg: ByteArray, out: Array, peer: int, memory: Memory, span: slice) -> None:
         kind = self.dtype.accumulator
         if not memory.tracks:
             self._decode(msg, out, peer, kind)

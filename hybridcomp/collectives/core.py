@@ -66,7 +66,7 @@ class Core(Sends):
             residual = self._residual(choice, name, recv.size, recv.dtype)
             step = self.step
             return self._carried(
-                lambda carrier, s, r: linear_allreduce(
+                lambda carrier, s, r, _: linear_allreduce(
                     carrier,
                     s,
                     r,
@@ -84,16 +84,15 @@ class Core(Sends):
                 device,
                 on_host=residual is not None,
             )
-        memory, stepped = self._memory("all_reduce", choice, name, recv.size, recv.dtype)
         tags = (tag(), tag())
         return self._carried(
-            lambda carrier, s, r: allreduce(carrier, s, r, tags, mean=mean, memory=memory),
-            stepped,
+            lambda carrier, s, r, memory: allreduce(carrier, s, r, tags, mean=mean, memory=memory),
+            choice.codec,
             call,
             send,
             recv,
             device,
-            on_host=memory is not None,
+            feedback=self._remembering("all_reduce", choice, name, recv.size),
         )
 
     def reduce_scatter_block(
@@ -116,16 +115,15 @@ class Core(Sends):
             if overlap(send, recv):
                 send = copied(send)
             return self._reduced(self.mpi.Ireduce_scatter_block, op, (), call, send, recv, device)
-        memory, stepped = self._memory("reduce_scatter", choice, name, send.size, send.dtype)
         tag = self._transport.tag()
         return self._carried(
-            lambda carrier, s, r: reduce_scatter_block(carrier, s, r, tag, mean=mean, memory=memory),
-            stepped,
+            lambda carrier, s, r, memory: reduce_scatter_block(carrier, s, r, tag, mean=mean, memory=memory),
+            choice.codec,
             call,
             send,
             recv,
             device,
-            on_host=memory is not None,
+            feedback=self._remembering("reduce_scatter", choice, name, send.size),
         )
 
     def allgather(
@@ -159,7 +157,7 @@ class Core(Sends):
             )
         tag = self._transport.tag()
         return self._carried(
-            lambda carrier, s, r: allgather(carrier, s, r, tag), choice.codec, call, send, recv, device
+            lambda carrier, s, r, _: allgather(carrier, s, r, tag), choice.codec, call, send, recv, device
         )
 
     def alltoallv(
@@ -203,7 +201,7 @@ class Core(Sends):
             )
         tag = self._transport.tag()
         return self._carried(
-            lambda carrier, s, r: alltoallv(carrier, s, outgoing, r, incoming, tag),
+            lambda carrier, s, r, _: alltoallv(carrier, s, outgoing, r, incoming, tag),
             choice.codec,
             call,
             send,
@@ -231,7 +229,7 @@ class Core(Sends):
             )
         tag = self._transport.tag()
         return self._carried(
-            lambda carrier, _, r: bcast(carrier, r, root, tag),
+            lambda carrier, _s, r, _m: bcast(carrier, r, root, tag),
             choice.codec,
             call,
             None,

@@ -15,9 +15,13 @@ import numpy as np
 
 from hybridcomp import wire
 from hybridcomp.arrays import ByteArray, DType, Flat
-from hybridcomp.codecs import Codec
+from hybridcomp.codecs import Codec, ErrorFeedback
 from hybridcomp.codecs.device.driver import driver_of, suffix
-from hybridcomp.codecs.device.messages import convert, decode_opened, encode_into, open_message
+from hybridcomp.codecs.device.memory import MODULE as FEEDBACK_MODULE
+from hybridcomp.codecs.device.memory import DeviceMemory
+from hybridcomp.codecs.device.messages import Encoded, convert, decode_opened, encode_into, open_message
+from hybridcomp.codecs.feedback import Key
+from hybridcomp.codecs.forms import Form
 from hybridcomp.codecs.registry import codec_for
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.device_mailbox import Arriving, DeviceMailbox, Outgoing, Passing
@@ -50,10 +54,7 @@ def has_driver(codec: Codec | type[Codec]) -> bool:
 
 
 class DeviceCarrier(Carrier):
-    """Codec, transport and statistics of one operation on a device's memory.
-
-    Error feedback is not here: an operation with a memory goes through host memory (``Core._through_host``).
-    """
+    """Codec, transport and statistics of one operation on a device's memory."""
 
     def __init__(
         self,
@@ -85,8 +86,9 @@ class DeviceCarrier(Carrier):
 
     @property
     def lane(self) -> Lane:
-        """The operation's, from its first step on."""
-        assert self._lane is not None
+        """The operation's: taken in its first step, after what the caller's streams have then."""
+        if self._lane is None:
+            self._lane = depot_of(self._runtime).lane(self._buffers)
         return self._lane
 
     @property
@@ -95,10 +97,18 @@ class DeviceCarrier(Carrier):
         return self.lane.queue
 
     def mailbox(self) -> DeviceMailbox:
-        """For the messages of the operation; takes a lane, after what the caller's stream has now."""
-        self._lane = depot_of(self._runtime).lane(self._buffers)
-        self._mail = DeviceMailbox(self.transport, self.call, self._lane, direct=self._direct)
+        """For the messages of the operation."""
+        self._mail = DeviceMailbox(self.transport, self.call, self.lane, direct=self._direct)
         return self._mail
+
+    def remember(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> DeviceMemory:
+        """The memory under a key, its step begun; the codec becomes that of the step. In the first step."""
+        prepare_in_turn((FEEDBACK_MODULE, "block"), self._runtime)
+        memory = feedback.device_memory(key, n, self.dtype, self.queue, form)
+        memory.follow(self.queue)
+        self.codec = self.codec.at_step(memory.begin(self.queue))
+        self._params = self.codec.params_hash
+        return memory
 
     # -- to a message --------------------------------------------------------------------------------
 
@@ -109,7 +119,27 @@ class DeviceCarrier(Carrier):
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(data.size, kind))
             encoded = encode_into(self.codec, Flat(data, kind, data.shape, True, False), buffer, queue)
-            return Outgoing(self.lane, encoded, self.codec.wire_id, direct=self._direct)
+            return self._outgoing(encoded)
+
+    def encode_with_feedback(self, data: Any, memory: Any, span: slice) -> Any:
+        """Start to encode a span of data as ``memory`` corrects it."""
+        queue = self.lane.queue
+        with self.call.encoding():
+            buffer = queue.empty(self.codec.bound(data.size, memory.kind))
+            return self._outgoing(memory.encode(self.codec, self._flat(data), buffer, queue, span))
+
+    def encode_sum_with_feedback(self, total: Any, memory: Any, span: slice, ranks: int) -> Any:
+        """Start to encode the sum of a span that this rank owns."""
+        queue = self.lane.queue
+        with self.call.encoding():
+            buffer = queue.empty(self.codec.bound(total.size, memory.kind))
+            return self._outgoing(memory.encode_sum(self.codec, total, buffer, queue, span, ranks))
+
+    def _outgoing(self, encoded: Encoded) -> Outgoing:
+        return Outgoing(self.lane, encoded, self.codec.wire_id, direct=self._direct)
+
+    def _flat(self, data: Any) -> Flat:
+        return Flat(self._aligned(data), self.dtype, data.shape, True, False)
 
     def encode_sum(self, total: Any, dtype: DType, ranks: int) -> Any:
         """Start to encode a sum, over ``ranks`` for a mean, as ``dtype``; ``total`` is used up."""
@@ -130,6 +160,9 @@ class DeviceCarrier(Carrier):
 
     def own(self, data: Any, memory: Any, span: slice) -> Any:
         """A new accumulator with this rank's own part in it."""
+        if memory is not None:
+            acc: DeviceArray = memory.own(self.codec, self._flat(data), self.queue, span)
+            return acc
         queue, wide = self.lane.queue, self.dtype.accumulator
         acc = queue.array(data.size, wide.storage)
         convert(queue, self._aligned(data), self.dtype, acc, wide, data.size)
@@ -143,18 +176,14 @@ class DeviceCarrier(Carrier):
             for message in messages:
                 with self._naming(message):
                     opened.append(self._open(message, acc.size, source or self.dtype))
-            together = getattr(driver_of(self.codec.wire_id), "decode_sum", None)
-            if together is not None:
-                headers, heads, raws = zip(*opened, strict=True)
-                for message, header, head in zip(messages, headers, heads, strict=True):
-                    with self._naming(message):
-                        driver_of(header.codec).check(header, head)
-                payloads = [raw[HEADER_BYTES:] for raw in raws]
-                together(list(headers), list(heads), payloads, acc, wide, queue)
-            else:
-                for message, (header, head, raw) in zip(messages, opened, strict=True):
-                    with self._naming(message):
-                        decode_opened(header, head, raw, acc, wide, queue, add=True)
+            driver = driver_of(self.codec.wire_id)
+            for message, (header, head, _) in zip(messages, opened, strict=True):
+                with self._naming(message):
+                    driver.check(header, head)
+            if opened:
+                headers, heads, _ = zip(*opened, strict=True)
+                payloads = [raw[HEADER_BYTES : HEADER_BYTES + h.payload] for h, _, raw in opened]
+                driver.decode_sum(headers, heads, payloads, acc, wide, queue)
         self._used(messages)
 
     def store(self, acc: Any, out: Any, ranks: int) -> None:
@@ -200,13 +229,42 @@ class DeviceCarrier(Carrier):
         """Write the values of a message of this rank's own to ``out``, as soon as its length is known."""
         message.then.append(partial(self._decode_own, message, out, source or self.dtype))
 
-    def _decode_own(self, message: Outgoing, out: DeviceArray, kind: DType) -> None:
+    def decode_result(self, message: Any, out: Any, memory: Any, span: slice) -> None:
+        """Start to write what a message of an owner's sum means to ``out``."""
+        kind = self.dtype.accumulator
+        if not memory.tracks:
+            self.decode(message, out, kind)
+            return
+        values = self.queue.array(out.size, kind.storage)
+        with self.call.decoding(), self._naming(message):
+            header, head, raw = self._open(message, out.size, kind)
+            decode_opened(header, head, raw, values, kind, self.queue)
+        self._used([message])
+        self._take_result(values, out, memory, span)
+
+    def decode_own_result(self, message: Any, out: Any, memory: Any, span: slice) -> None:
+        """The same of this rank's own sum, as soon as its length is known."""
+        kind = self.dtype.accumulator
+        if not memory.tracks:
+            self.decode_own(message, out, kind)
+            return
+        values = self.queue.array(out.size, kind.storage)
+        message.then.append(partial(self._decode_own, message, values, kind, kind))
+        message.then.append(partial(self._take_result, values, out, memory, span))
+
+    def _take_result(self, values: DeviceArray, out: DeviceArray, memory: Any, span: slice) -> None:
+        memory.result(values, self.queue, span)
+        self.store(values, out, 1)
+
+    def _decode_own(
+        self, message: Outgoing, out: DeviceArray, kind: DType, dtype: DType | None = None
+    ) -> None:
         assert message.nbytes is not None
         payload = message.nbytes - HEADER_BYTES
         header = Header(self.codec.wire_id, kind, out.size, payload, self.codec.params_hash)
         with self.call.decoding():
             raw = message.buffer[: message.nbytes]
-            decode_opened(header, message.head(header), raw, out, self.dtype, self.lane.queue)
+            decode_opened(header, message.head(header), raw, out, dtype or self.dtype, self.lane.queue)
 
     def checked(self, message: Any, n: int) -> Any:
         """A message of ``n`` elements, to be sent on. Who decodes it checks its CRC."""

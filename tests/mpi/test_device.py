@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.arrays import as_dtype
+from hybridcomp.policy.toml import parse_policy
 from tests.codecs.common import SPECS
 from tests.cuda.common import host_array, to_device, to_host
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
@@ -250,17 +251,44 @@ def test_linear_codecs(make, way, codec):
         agrees(x, y)
 
 
+@pytest.mark.parametrize("codec", ["int4:block=128", "topk:ratio=0.05"])
 @pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef21"])
-def test_feedback(make, way, form):
-    from hybridcomp.policy.toml import parse_policy
+def test_feedback(make, way, form, codec):
+    how = f'{{ codec = "{codec}", feedback = "{form}" }}'
+    policy = parse_policy(f"[dp]\nall_reduce = {how}\n", "test")
+    comm, other = make(policy), make(policy)
+    for step in range(4):
+        for name, n in (("weight", 5003), ("large", 400_000)):
+            x, y = both(values(n, "float32", seed=step), "float32")
+            if step == 2:  # the memory moves to the host, and back
+                x = host_array(to_host(x), "float32")
+            comm.Allreduce(MPI.IN_PLACE, x, "avg", name=name)
+            other.Allreduce(MPI.IN_PLACE, y, "avg", name=name)
+            if step != 2:
+                agrees(x, y, f"{name}, step {step}")
 
-    policy = parse_policy(f'[dp]\nall_reduce = {{ codec = "int4:block=128", feedback = "{form}" }}\n', "test")
+
+@pytest.mark.parametrize("form", ["ef", "loco", "dgc"])
+def test_feedback_of_reduce_scatter(make, way, form):
+    policy = parse_policy(f'[fsdp]\nreduce_scatter = {{ codec = "int8", feedback = "{form}" }}\n', "test")
+    comm, other = make(policy, "fsdp"), make(policy, "fsdp")
+    for step in range(3):
+        x, y = both(values(5003 * SIZE, "float32", seed=step), "float32")
+        out, want = empty(5003, "float32")
+        comm.Reduce_scatter_block(x, out, name="weight")
+        other.Reduce_scatter_block(y, want, name="weight")
+        agrees(out, want, f"step {step}")
+
+
+def test_feedback_on_host_and_device_ranks(make, way):
+    policy = parse_policy('[dp]\nall_reduce = { codec = "int8", feedback = "ef" }\n', "test")
     comm, other = make(policy), make(policy)
     for step in range(3):
-        x, y = both(values(5003, "float32", seed=step), "float32")
-        comm.Allreduce(MPI.IN_PLACE, x, "avg", name="weight")
-        other.Allreduce(MPI.IN_PLACE, y, "avg", name="weight")
-        agrees(x, y, f"step {step}")
+        x, y = both(values(3000, "float32", seed=step), "float32")
+        z = host_array(values(3000, "float32", seed=step), "float32")
+        comm.Allreduce(MPI.IN_PLACE, (x, y)[RANK % 2], name="weight")
+        other.Allreduce(MPI.IN_PLACE, z, name="weight")
+        verdict((y if RANK % 2 else to_host(x)).tobytes() == z.tobytes(), f"step {step}")
 
 
 @pytest.mark.parametrize("codec", CODECS)

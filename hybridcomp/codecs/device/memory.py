@@ -59,6 +59,11 @@ class DeviceMemory(abc.ABC):
         """The device."""
         return self._queue.runtime
 
+    def follow(self, queue: Queue) -> None:
+        """Let what is put on ``queue`` from now on come after what this memory's last queue has."""
+        if queue.stream != self._queue.stream:
+            queue.runtime.follow(queue.stream, queue.runtime.record(self._queue.stream))
+
     # -- a sender ------------------------------------------------------------------------------------
 
     def begin(self, queue: Queue) -> int:
