@@ -6,7 +6,7 @@ first bytes of its payload; the CRC and the rest are checked on the device, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -83,6 +83,11 @@ class DeviceCarrier(Carrier):
         self._mail: DeviceMailbox | None = None
         for each in (codec, *filter(has_driver, others)):
             prepare_in_turn((*_MODULES, *modules_of(each)), self._runtime)
+
+    @property
+    def _head(self) -> bytes | None:
+        """The beginning of every payload of the codec, if they are alike."""
+        return driver_of(self.codec.wire_id).head(self.codec)
 
     @property
     def lane(self) -> Lane:
@@ -226,8 +231,8 @@ class DeviceCarrier(Carrier):
         self._used([message])
 
     def decode_own(self, message: Any, out: Any, source: DType | None = None) -> None:
-        """Write the values of a message of this rank's own to ``out``, as soon as its length is known."""
-        message.then.append(partial(self._decode_own, message, out, source or self.dtype))
+        """Write the values of a message of this rank's own to ``out``: now, or when its length and head are known."""
+        self._when_known(message, partial(self._decode_own, message, out, source or self.dtype))
 
     def decode_result(self, message: Any, out: Any, memory: Any, span: slice) -> None:
         """Start to write what a message of an owner's sum means to ``out``."""
@@ -243,14 +248,20 @@ class DeviceCarrier(Carrier):
         self._take_result(values, out, memory, span)
 
     def decode_own_result(self, message: Any, out: Any, memory: Any, span: slice) -> None:
-        """The same of this rank's own sum, as soon as its length is known."""
+        """The same of this rank's own sum."""
         kind = self.dtype.accumulator
         if not memory.tracks:
             self.decode_own(message, out, kind)
             return
         values = self.queue.array(out.size, kind.storage)
-        message.then.append(partial(self._decode_own, message, values, kind, kind))
-        message.then.append(partial(self._take_result, values, out, memory, span))
+        self._when_known(message, partial(self._decode_own, message, values, kind, kind))
+        self._when_known(message, partial(self._take_result, values, out, memory, span))
+
+    def _when_known(self, message: Outgoing, step: Callable[[], None]) -> None:
+        if message.nbytes is None or self._head is None:
+            message.then.append(step)
+        else:
+            step()
 
     def _take_result(self, values: DeviceArray, out: DeviceArray, memory: Any, span: slice) -> None:
         memory.result(values, self.queue, span)
@@ -264,7 +275,8 @@ class DeviceCarrier(Carrier):
         header = Header(self.codec.wire_id, kind, out.size, payload, self.codec.params_hash)
         with self.call.decoding():
             raw = message.buffer[: message.nbytes]
-            decode_opened(header, message.head(header), raw, out, dtype or self.dtype, self.lane.queue)
+            head = message.head(header) if self._head is None else self._head
+            decode_opened(header, head, raw, out, dtype or self.dtype, self.lane.queue)
 
     def checked(self, message: Any, n: int) -> Any:
         """A message of ``n`` elements, to be sent on. Who decodes it checks its CRC."""

@@ -17,7 +17,7 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import memory as host
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import driver_of, suffix
-from hybridcomp.codecs.device.messages import Encoded, convert, encode_into
+from hybridcomp.codecs.device.messages import Encoded, convert, encode_into, open_message, read_opened
 from hybridcomp.codecs.device.states import Slot, Slots
 from hybridcomp.codecs.forms import Form
 from hybridcomp.device import ALIGNMENT, DeviceArray, Queue
@@ -26,7 +26,6 @@ from hybridcomp.wire import HEADER_BYTES, Header
 
 MODULE = "feedback"
 _THREADS = 256
-_HEAD = 64  # bytes of a payload that drivers look at
 
 
 class DeviceMemory(abc.ABC):
@@ -217,12 +216,15 @@ class DeviceMemory(abc.ABC):
     def _decoded(self, codec: Codec, encoded: Encoded, n: int, queue: Queue) -> DeviceArray:
         """What the receiver of a message will have. Waits for the device if the host cannot know the payload."""
         driver = driver_of(codec.wire_id)
-        payload = encoded.buffer[HEADER_BYTES : encoded.nbytes(queue)]
         head = driver.head(codec)
         if head is None:
-            head = queue.read(payload[:_HEAD]).tobytes()
+            opened = open_message(queue, encoded.buffer)
+            header, head = read_opened(queue, encoded.buffer, opened)
+        else:
+            size = encoded.nbytes(queue) - HEADER_BYTES
+            header = Header(codec.wire_id, self.kind, n, size, codec.params_hash)
+        payload = encoded.buffer[HEADER_BYTES : HEADER_BYTES + header.payload]
         decoded = self._array(n, queue)
-        header = Header(codec.wire_id, self.kind, n, payload.size, codec.params_hash)
         driver.decode(header, head, payload, decoded, self.kind, False, queue)
         return decoded
 
