@@ -1,5 +1,6 @@
 // Block quantization to HC_BITS bits: `int8`, `int4`, `int2`. Kernels' names end in the type read or, of
 // decoders, in the types computed in and written.
+#include "block_average.cuh"
 #include "block_feedback.cuh"
 #include "block_hadamard.cuh"
 
@@ -92,6 +93,20 @@ HC_EACH_SHORT_INPUT(HC_FEEDBACK_Q4, feedback_q4)
 HC_EACH_SHORT_INPUT(HC_FEEDBACK_Q8, feedback_q8)
 HC_EACH_INPUT(HC_FEEDBACK_ANY, feedback_any)
 HC_EACH_INPUT(HC_FEEDBACK_LONG, feedback_long)
+
+// The same of `loco`, whose state is scales and integers; what becomes of it goes to `fresh_*`. Of beta and
+// 1 - beta, the bits.
+#define HC_FEEDBACK_AVERAGE(name, D)                                                                        \
+  HC_KERNEL(hybridcomp::kFewThreads)                                                                        \
+  name(const void* x, std::uint64_t n, std::uint32_t block, float* state_scales,                            \
+       std::uint8_t* state_integers, float* fresh_scales, std::uint8_t* fresh_integers, std::uint32_t beta, \
+       std::uint32_t rest, std::uint32_t* bad, std::uint8_t* prefix, float* scales, std::uint8_t* packed) { \
+    hybridcomp::write_prefix(prefix, {block, 0, 0});                                                        \
+    hybridcomp::encode_average(                                                                             \
+        hybridcomp::Plain<D>(x), n, block, {state_scales, state_integers}, {fresh_scales, fresh_integers},  \
+        {hybridcomp::float_of(beta), hybridcomp::float_of(rest), bad}, scales, packed);                     \
+  }
+HC_EACH_SHORT_INPUT(HC_FEEDBACK_AVERAGE, feedback_average)
 
 // acc += messages, of the same count and plain form; m0, m1 ... are their scales.
 #define HC_DECODE_SUM(name, T)                                                                               \

@@ -12,17 +12,12 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <int N>
-struct Count {
-  static constexpr int of = N;
-};
-
-// f(i, Count) for all elements: four neighbours from i if `wide`, or one.
-template <typename F>
-HC_DEVICE void each(uint64_t n, bool wide, F f) {
+// pass.at<N>(i) for all elements: four neighbours from i if `wide`, or one. (NVRTC takes no lambdas here.)
+template <typename Pass>
+HC_DEVICE void each(uint64_t n, bool wide, Pass& pass) {
   const uint64_t quads = wide ? n / 4 : 0;
-  for (uint64_t i = global_thread(); i < quads; i += global_threads()) f(4 * i, Count<4>{});
-  for (uint64_t i = 4 * quads + global_thread(); i < n; i += global_threads()) f(i, Count<1>{});
+  for (uint64_t i = global_thread(); i < quads; i += global_threads()) pass.template at<4>(4 * i);
+  for (uint64_t i = 4 * quads + global_thread(); i < n; i += global_threads()) pass.template at<1>(i);
 }
 
 template <DTypeCode D, int N>
@@ -69,50 +64,69 @@ HC_DEVICE T* address(void* direct, const uint64_t* slot, uint64_t start) {
 
 // out = x + e, or x - e.
 template <DTypeCode D, bool Subtract>
-HC_DEVICE void add(const void* x, uint64_t n, void* direct, const uint64_t* slot, uint64_t start, void* to,
-                   uint32_t* bad) {
+struct Add {
   using T = ComputeOf<D>;
-  const StorageOf<D>* const src = static_cast<const StorageOf<D>*>(x);
-  const T* const error = address<T>(direct, slot, start);
-  T* const out = static_cast<T*>(to);
+  const StorageOf<D>* x;
+  const T* error;
+  T* out;
   Peak<T> peak;
-  each(n, takes_quads<D>(src) && quads_at(error) && quads_at(out), [&](uint64_t i, auto count) {
-    constexpr int N = decltype(count)::of;
+
+  template <int N>
+  HC_METHOD void at(uint64_t i) {
     T a[N], e[N];
-    load<D, N>(src + i, a);
+    load<D, N>(x + i, a);
     load<N>(error + i, e);
 #pragma unroll
     for (int k = 0; k < N; ++k) peak.take(a[k] = Subtract ? a[k] - e[k] : a[k] + e[k]);
     store<N>(out + i, a);
-  });
-  peak.tell(bad);
+  }
+};
+template <DTypeCode D, bool Subtract>
+HC_DEVICE void add(const void* x, uint64_t n, void* direct, const uint64_t* slot, uint64_t start, void* to,
+                   uint32_t* bad) {
+  using T = ComputeOf<D>;
+  Add<D, Subtract> pass{
+      static_cast<const StorageOf<D>*>(x), address<T>(direct, slot, start), static_cast<T*>(to), {}};
+  each(n, takes_quads<D>(pass.x) && quads_at(pass.error) && quads_at(pass.out), pass);
+  pass.peak.tell(bad);
 }
 
 // out = (corrected - decoded) * weight
 template <typename T>
-HC_DEVICE void lose(const T* corrected, const T* decoded, void* direct, const uint64_t* slot, uint64_t n,
-                    T weight, uint32_t* bad) {
-  T* const out = address<T>(direct, slot, 0);
+struct Lose {
+  const T *corrected, *decoded;
+  T* out;
+  T weight;
   Peak<T> peak;
-  each(n, quads_at(corrected) && quads_at(decoded) && quads_at(out), [&](uint64_t i, auto count) {
-    constexpr int N = decltype(count)::of;
+
+  template <int N>
+  HC_METHOD void at(uint64_t i) {
     T c[N], d[N];
     load<N>(corrected + i, c);
     load<N>(decoded + i, d);
 #pragma unroll
     for (int k = 0; k < N; ++k) peak.take(c[k] = lost_of(c[k], d[k], weight));
     store<N>(out + i, c);
-  });
-  peak.tell(bad);
+  }
+};
+template <typename T>
+HC_DEVICE void lose(const T* corrected, const T* decoded, void* direct, const uint64_t* slot, uint64_t n,
+                    T weight, uint32_t* bad) {
+  Lose<T> pass{corrected, decoded, address<T>(direct, slot, 0), weight, {}};
+  each(n, quads_at(corrected) && quads_at(decoded) && quads_at(pass.out), pass);
+  pass.peak.tell(bad);
 }
 
 // e = beta * e + rest * (corrected - decoded) * weight
 template <typename T>
-HC_DEVICE void average(const T* corrected, const T* decoded, T* error, uint64_t n, T weight, T beta, T rest,
-                       uint32_t* bad) {
+struct Average {
+  const T *corrected, *decoded;
+  T* error;
+  T weight, beta, rest;
   Peak<T> peak;
-  each(n, quads_at(corrected) && quads_at(decoded) && quads_at(error), [&](uint64_t i, auto count) {
-    constexpr int N = decltype(count)::of;
+
+  template <int N>
+  HC_METHOD void at(uint64_t i) {
     T c[N], d[N], e[N];
     load<N>(corrected + i, c);
     load<N>(decoded + i, d);
@@ -120,22 +134,27 @@ HC_DEVICE void average(const T* corrected, const T* decoded, T* error, uint64_t 
 #pragma unroll
     for (int k = 0; k < N; ++k) peak.take(e[k] = averaged(e[k], lost_of(c[k], d[k], weight), beta, rest));
     store<N>(error + i, e);
-  });
-  peak.tell(bad);
+  }
+};
+template <typename T>
+HC_DEVICE void average(Average<T> pass, uint64_t n, uint32_t* bad) {
+  each(n, quads_at(pass.corrected) && quads_at(pass.decoded) && quads_at(pass.error), pass);
+  pass.peak.tell(bad);
 }
 
 // next = momentum * velocity + x; out = sum + next
 template <DTypeCode D>
-HC_DEVICE void move(const void* x, const ComputeOf<D>* velocity, const ComputeOf<D>* sum, ComputeOf<D>* next,
-                    ComputeOf<D>* out, uint64_t n, ComputeOf<D> momentum) {
+struct Move {
   using T = ComputeOf<D>;
-  const StorageOf<D>* const src = static_cast<const StorageOf<D>*>(x);
-  const bool wide =
-      takes_quads<D>(src) && quads_at(velocity) && quads_at(sum) && quads_at(next) && quads_at(out);
-  each(n, wide, [&](uint64_t i, auto count) {
-    constexpr int N = decltype(count)::of;
+  const StorageOf<D>* x;
+  const T *velocity, *sum;
+  T *next, *out;
+  T momentum;
+
+  template <int N>
+  HC_METHOD void at(uint64_t i) {
     T a[N], u[N], v[N];
-    load<D, N>(src + i, a);
+    load<D, N>(x + i, a);
     load<N>(velocity + i, u);
     load<N>(sum + i, v);
 #pragma unroll
@@ -145,15 +164,25 @@ HC_DEVICE void move(const void* x, const ComputeOf<D>* velocity, const ComputeOf
     }
     store<N>(next + i, u);
     store<N>(out + i, v);
-  });
+  }
+};
+template <DTypeCode D>
+HC_DEVICE void move(Move<D> pass, uint64_t n) {
+  each(n,
+       takes_quads<D>(pass.x) && quads_at(pass.velocity) && quads_at(pass.sum) && quads_at(pass.next) &&
+           quads_at(pass.out),
+       pass);
 }
 
 // decoded = corrected - decoded; next = 0 where decoded was not 0
 template <typename T>
-HC_DEVICE void mask(const T* corrected, T* decoded, T* next, uint64_t n, uint32_t* bad) {
+struct Mask {
+  const T* corrected;
+  T *decoded, *next;
   Peak<T> peak;
-  each(n, quads_at(corrected) && quads_at(decoded) && quads_at(next), [&](uint64_t i, auto count) {
-    constexpr int N = decltype(count)::of;
+
+  template <int N>
+  HC_METHOD void at(uint64_t i) {
     T c[N], d[N], u[N];
     load<N>(corrected + i, c);
     load<N>(decoded + i, d);
@@ -166,43 +195,61 @@ HC_DEVICE void mask(const T* corrected, T* decoded, T* next, uint64_t n, uint32_
     }
     store<N>(next + i, u);
     store<N>(decoded + i, d);
-  });
-  peak.tell(bad);
+  }
+};
+template <typename T>
+HC_DEVICE void mask(Mask<T> pass, uint64_t n, uint32_t* bad) {
+  each(n, quads_at(pass.corrected) && quads_at(pass.decoded) && quads_at(pass.next), pass);
+  pass.peak.tell(bad);
 }
 
 template <typename T>
-HC_DEVICE void divide(T* x, uint64_t n, T by) {
-  each(n, quads_at(x), [&](uint64_t i, auto count) {
-    constexpr int N = decltype(count)::of;
+struct Divide {
+  T* x;
+  T by;
+
+  template <int N>
+  HC_METHOD void at(uint64_t i) {
     T a[N];
     load<N>(x + i, a);
 #pragma unroll
     for (int k = 0; k < N; ++k) a[k] /= by;
     store<N>(x + i, a);
-  });
+  }
+};
+template <typename T>
+HC_DEVICE void divide(Divide<T> pass, uint64_t n) {
+  each(n, quads_at(pass.x), pass);
 }
 
 // *any is set if an element is not zero.
 template <typename T>
-HC_DEVICE void look(const T* x, uint64_t n, uint32_t* any) {
-  bool found = false;
-  each(n, quads_at(x), [&](uint64_t i, auto count) {
-    constexpr int N = decltype(count)::of;
+struct Look {
+  const T* x;
+  bool found;
+
+  template <int N>
+  HC_METHOD void at(uint64_t i) {
     T a[N];
     load<N>(x + i, a);
 #pragma unroll
     for (int k = 0; k < N; ++k) found |= a[k] != T(0);
-  });
-  const int block = __syncthreads_or(found);
+  }
+};
+template <typename T>
+HC_DEVICE void look(Look<T> pass, uint64_t n, uint32_t* any) {
+  each(n, quads_at(pass.x), pass);
+  const int block = __syncthreads_or(pass.found);
   if (threadIdx.x == 0 && block) atomicOr(reinterpret_cast<unsigned int*>(any), 1u);
 }
 
 // total -= mine, mine = 0, if *any.
 template <typename T>
-HC_DEVICE void take_out(T* total, T* mine, uint64_t n, const uint32_t* any) {
-  if (!*any) return;
-  each(n, quads_at(total) && quads_at(mine), [&](uint64_t i, auto count) {
-    constexpr int N = decltype(count)::of;
+struct TakeOut {
+  T *total, *mine;
+
+  template <int N>
+  HC_METHOD void at(uint64_t i) {
     T a[N], m[N];
     load<N>(total + i, a);
     load<N>(mine + i, m);
@@ -213,7 +260,11 @@ HC_DEVICE void take_out(T* total, T* mine, uint64_t n, const uint32_t* any) {
     }
     store<N>(total + i, a);
     store<N>(mine + i, m);
-  });
+  }
+};
+template <typename T>
+HC_DEVICE void take_out(TakeOut<T> pass, uint64_t n, const uint32_t* any) {
+  if (*any) each(n, quads_at(pass.total) && quads_at(pass.mine), pass);
 }
 
 template <typename Word>
@@ -279,42 +330,44 @@ HC_EACH_INPUT(HC_FEEDBACK_PLUS, feedback_add)
 HC_EACH_INPUT(HC_FEEDBACK_MINUS, feedback_subtract)
 
 // Floating-point parameters are given as the bits of the computing type.
-#define HC_FEEDBACK_MOVE(name, D)                                                                    \
-  HC_KERNEL(hybridcomp::kThreads)                                                                    \
-  name(const void* x, const hybridcomp::ComputeOf<D>* velocity, const hybridcomp::ComputeOf<D>* sum, \
-       hybridcomp::ComputeOf<D>* next, hybridcomp::ComputeOf<D>* out, std::uint64_t n,               \
-       std::uint64_t momentum) {                                                                     \
-    using T = hybridcomp::ComputeOf<D>;                                                              \
-    hybridcomp::move<D>(x, velocity, sum, next, out, n, HC_NUMBER(T, momentum));                     \
+#define HC_FEEDBACK_MOVE(name, D)                                                                            \
+  HC_KERNEL(hybridcomp::kThreads)                                                                            \
+  name(const void* x, const hybridcomp::ComputeOf<D>* velocity, const hybridcomp::ComputeOf<D>* sum,         \
+       hybridcomp::ComputeOf<D>* next, hybridcomp::ComputeOf<D>* out, std::uint64_t n,                       \
+       std::uint64_t momentum) {                                                                             \
+    using T = hybridcomp::ComputeOf<D>;                                                                      \
+    hybridcomp::move<D>(                                                                                     \
+        {static_cast<const hybridcomp::StorageOf<D>*>(x), velocity, sum, next, out, HC_NUMBER(T, momentum)}, \
+        n);                                                                                                  \
   }
 #define HC_NUMBER(T, bits) hybridcomp::float_of(static_cast<hybridcomp::Real<T>::Bits>(bits))
 HC_EACH_INPUT(HC_FEEDBACK_MOVE, feedback_move)
 
-#define HC_FEEDBACK_OF(t, T)                                                                              \
-  HC_KERNEL(hybridcomp::kThreads)                                                                         \
-  feedback_lose_##t(const T* corrected, const T* decoded, void* out, const std::uint64_t* slot,           \
-                    std::uint64_t n, std::uint64_t weight, std::uint32_t* bad) {                          \
-    hybridcomp::lose(corrected, decoded, out, slot, n, HC_NUMBER(T, weight), bad);                        \
-  }                                                                                                       \
-  HC_KERNEL(hybridcomp::kThreads)                                                                         \
-  feedback_average_##t(const T* corrected, const T* decoded, T* e, std::uint64_t n, std::uint64_t weight, \
-                       std::uint64_t beta, std::uint64_t rest, std::uint32_t* bad) {                      \
-    hybridcomp::average(corrected, decoded, e, n, HC_NUMBER(T, weight), HC_NUMBER(T, beta),               \
-                        HC_NUMBER(T, rest), bad);                                                         \
-  }                                                                                                       \
-  HC_KERNEL(hybridcomp::kThreads)                                                                         \
-  feedback_mask_##t(const T* corrected, T* decoded, T* next, std::uint64_t n, std::uint32_t* bad) {       \
-    hybridcomp::mask(corrected, decoded, next, n, bad);                                                   \
-  }                                                                                                       \
-  HC_KERNEL(hybridcomp::kThreads) feedback_divide_##t(T* x, std::uint64_t n, std::uint64_t by) {          \
-    hybridcomp::divide(x, n, HC_NUMBER(T, by));                                                           \
-  }                                                                                                       \
-  HC_KERNEL(hybridcomp::kThreads) feedback_look_##t(const T* x, std::uint64_t n, std::uint32_t* any) {    \
-    hybridcomp::look(x, n, any);                                                                          \
-  }                                                                                                       \
-  HC_KERNEL(hybridcomp::kThreads)                                                                         \
-  feedback_take_out_##t(T* total, T* mine, std::uint64_t n, const std::uint32_t* any) {                   \
-    hybridcomp::take_out(total, mine, n, any);                                                            \
+#define HC_FEEDBACK_OF(t, T)                                                                                \
+  HC_KERNEL(hybridcomp::kThreads)                                                                           \
+  feedback_lose_##t(const T* corrected, const T* decoded, void* out, const std::uint64_t* slot,             \
+                    std::uint64_t n, std::uint64_t weight, std::uint32_t* bad) {                            \
+    hybridcomp::lose(corrected, decoded, out, slot, n, HC_NUMBER(T, weight), bad);                          \
+  }                                                                                                         \
+  HC_KERNEL(hybridcomp::kThreads)                                                                           \
+  feedback_average_##t(const T* corrected, const T* decoded, T* e, std::uint64_t n, std::uint64_t weight,   \
+                       std::uint64_t beta, std::uint64_t rest, std::uint32_t* bad) {                        \
+    hybridcomp::average<T>(                                                                                 \
+        {corrected, decoded, e, HC_NUMBER(T, weight), HC_NUMBER(T, beta), HC_NUMBER(T, rest), {}}, n, bad); \
+  }                                                                                                         \
+  HC_KERNEL(hybridcomp::kThreads)                                                                           \
+  feedback_mask_##t(const T* corrected, T* decoded, T* next, std::uint64_t n, std::uint32_t* bad) {         \
+    hybridcomp::mask<T>({corrected, decoded, next, {}}, n, bad);                                            \
+  }                                                                                                         \
+  HC_KERNEL(hybridcomp::kThreads) feedback_divide_##t(T* x, std::uint64_t n, std::uint64_t by) {            \
+    hybridcomp::divide<T>({x, HC_NUMBER(T, by)}, n);                                                        \
+  }                                                                                                         \
+  HC_KERNEL(hybridcomp::kThreads) feedback_look_##t(const T* x, std::uint64_t n, std::uint32_t* any) {      \
+    hybridcomp::look<T>({x, false}, n, any);                                                                \
+  }                                                                                                         \
+  HC_KERNEL(hybridcomp::kThreads)                                                                           \
+  feedback_take_out_##t(T* total, T* mine, std::uint64_t n, const std::uint32_t* any) {                     \
+    hybridcomp::take_out<T>({total, mine}, n, any);                                                         \
   }
 HC_FEEDBACK_OF(f32, float)
 HC_FEEDBACK_OF(f64, double)

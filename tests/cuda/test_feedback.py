@@ -25,6 +25,7 @@ FORMS = ["ef", "ef21", "loco", "loco:beta=0.5,reset_steps=2", "dgc"]
 CODECS = [
     "int8",
     "int4:block=32",
+    "int2:block=64",
     "int2:block=512",
     "int8:block=1024",
     "int4:block=24",
@@ -51,7 +52,7 @@ def data_of(n: int, dtype: str, step: int) -> Any:
 @pytest.mark.parametrize("spec", CODECS)
 def test_messages_and_states_are_the_cpus(spec: str, form: str) -> None:
     for dtype, n in (
-        ("float32", 1300),
+        ("float32", 1390),
         ("float32", 4096),
         ("float64", 1300),
         ("float16", 300),
@@ -230,3 +231,23 @@ def test_sums_of_unlike_messages() -> None:
     for message in messages:
         hc.decode_add(message, acc)
     common.assert_same(common.to_host(kept), acc, "unlike messages")
+
+
+@pytest.mark.skipif(common.ON_GPU, reason="the emulation says what was launched")
+@pytest.mark.parametrize(
+    ("form", "spec", "kernel"),
+    [
+        ("ef", "int8", "feedback_q4_f32"),
+        ("ef", "int8:block=1024", "feedback_q8_f32"),
+        ("ef", "int2:block=24", "feedback_any_f32"),
+        ("ef", "int4:block=4096", "feedback_long_f32"),
+        ("loco", "int4", "feedback_average_f32"),
+    ],
+)
+def test_plain_blocks_are_encoded_in_one_pass(form: str, spec: str, kernel: str) -> None:
+    launches = common.emulated().launches
+    before = len(launches)
+    hc.ErrorFeedback(spec, form).encode(common.to_device(np.ones(5000, np.float32)), KEY)
+    new = [name for name in launches[before:] if name.startswith(("feedback", "encode", "decode"))]
+    rest = {"ef": ["feedback_exchange"], "loco": ["feedback_commit", "feedback_commit"]}[form]
+    assert [name for name in new if name != "feedback_point"] == [kernel, *rest]

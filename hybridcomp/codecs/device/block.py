@@ -200,6 +200,40 @@ def encode_feedback(
     return form.payload(src.size, dtype)
 
 
+def encode_average(
+    form: Form,
+    src: DeviceArray,
+    dtype: DType,
+    state: tuple[DeviceArray, DeviceArray],
+    fresh: tuple[DeviceArray, DeviceArray],
+    beta: tuple[int, int],
+    bad: DeviceArray,
+    payload: DeviceArray,
+    queue: Queue,
+) -> int | None:
+    """As :func:`encode_feedback`, of ``loco``; None where there is no kernel for it.
+
+    Args:
+        form: a plain one.
+        src: elements.
+        dtype: theirs.
+        state: scales and integers of the moving average, blocks of 128.
+        fresh: where what becomes of them goes.
+        beta: the bits of beta and of 1 - beta.
+        bad: a word of the device, set if the state is not finite.
+        payload: of the message.
+        queue: where to launch.
+    """
+    if not form.fast or form.block > 128 or dtype is DType.FLOAT64:
+        return None
+    scales = payload[form.prefix_bytes :]
+    packed = scales[form.scales(src.size, dtype) :]
+    blocks = max(1, queue.blocks(src.size, 16 * FEW_THREADS, WAVES))
+    args = (src, src.size, form.block, *state, *fresh, *beta, bad, payload, scales, packed)
+    queue.launch(form.module, f"feedback_average_{suffix(dtype)}", blocks, FEW_THREADS, *args)
+    return form.payload(src.size, dtype)
+
+
 def decode_sections(
     form: Form,
     scales: DeviceArray,

@@ -14,7 +14,7 @@ from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device import block
 from hybridcomp.codecs.device.driver import suffix
 from hybridcomp.codecs.device.memory import MODULE, DeviceMemory, aligned_room, read
-from hybridcomp.codecs.device.messages import Encoded, aligned, output_for, seal
+from hybridcomp.codecs.device.messages import Encoded, aligned, output_for
 from hybridcomp.codecs.device.states import Slot, Slots
 from hybridcomp.codecs.forms import Form
 from hybridcomp.device import DeviceArray, Queue
@@ -80,10 +80,7 @@ class PlainMemory(DeviceMemory):
             form, data.data, data.dtype, self.state, span.start, fresh, self._bad, payload, queue
         )
         self._take_over(fresh, queue, span)
-        encoded = seal(buffer, codec.wire_id, codec.params_hash, self.kind, n, size, queue)
-        if buffer.ptr != out.ptr:
-            queue.copy(out, buffer)
-        return encoded
+        return self._sealed(codec, buffer, n, size, out, queue)
 
     def arrays(self) -> dict[str, host.Array]:
         return {"": self.state.read(self.kind.storage, self._queue)}
@@ -269,6 +266,25 @@ class AverageMemory(DeviceMemory):
         block.encode_sections(_STATE, error, self.kind, None, fresh_scales, fresh_integers, queue)
         self._commit(scales, fresh_scales, queue, bad)
         self._commit(integers, fresh_integers, queue, bad)
+
+    def _encode_at_once(
+        self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice
+    ) -> Encoded | None:
+        if codec.integer_blocks is None or self._window(span) != span:
+            return None
+        n, form, bad = data.size, block.Form(*codec.integer_blocks), queue.zeros(4)
+        state = self._parts(span)
+        fresh = queue.empty(state[0].nbytes), queue.empty(state[1].nbytes)
+        buffer = aligned_room(codec, n, self.kind, out, queue)
+        beta = self._number(self._beta), self._number(1 - self._beta)
+        size = block.encode_average(
+            form, data.data, data.dtype, state, fresh, beta, bad, buffer[HEADER_BYTES:], queue
+        )
+        if size is None:
+            return None
+        for part, new in zip(state, fresh, strict=True):
+            self._commit(part, new, queue, bad)
+        return self._sealed(codec, buffer, n, size, out, queue)
 
     def arrays(self) -> dict[str, host.Array]:
         codec = memories.STATE_CODEC

@@ -17,7 +17,7 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import memory as host
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import driver_of, suffix
-from hybridcomp.codecs.device.messages import Encoded, convert, encode_into, open_message, read_opened
+from hybridcomp.codecs.device.messages import Encoded, convert, encode_into, open_message, read_opened, seal
 from hybridcomp.codecs.device.states import Slot, Slots
 from hybridcomp.codecs.forms import Form
 from hybridcomp.device import ALIGNMENT, DeviceArray, Queue
@@ -209,6 +209,15 @@ class DeviceMemory(abc.ABC):
             raise CodecMismatchError(f"codec {codec.spec!r} cannot carry this array: {reason}")
         buffer = aligned_room(codec, values.size, self.kind, out, queue)
         encoded = encode_into(codec, flat, buffer, queue)
+        if buffer.ptr != out.ptr:
+            queue.copy(out, buffer)
+        return encoded
+
+    def _sealed(
+        self, codec: Codec, buffer: DeviceArray, n: int, payload: int, out: DeviceArray, queue: Queue
+    ) -> Encoded:
+        """The message whose payload is in a buffer of :func:`aligned_room`."""
+        encoded = seal(buffer, codec.wire_id, codec.params_hash, self.kind, n, payload, queue)
         if buffer.ptr != out.ptr:
             queue.copy(out, buffer)
         return encoded
