@@ -33,6 +33,7 @@ CODECS = [
     "int4:symmetric=false",
     "int8:rounding=stochastic",
     "bf16",
+    "sign",
 ]
 
 
@@ -72,6 +73,16 @@ def test_messages_and_states_are_the_cpus(spec: str, form: str) -> None:
                     common.to_host(summed), host.accumulate(KEY, total), f"{spec}: accumulated"
                 )
         same_state(device, host, f"{spec} {form}: {n} {dtype}")
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1,values=int8", "bounded"])
+def test_messages_of_any_length(spec: str) -> None:
+    device, host = hc.ErrorFeedback(spec), hc.ErrorFeedback(spec)
+    for step in range(2):
+        x = common.values("gaussian", 300, "float32", step)
+        got = device.encode(common.to_device(x), KEY)
+        common.assert_same(common.to_host(got), np.asarray(host.encode(x, KEY)), f"{spec}: step {step}")
+    same_state(device, host, spec)
 
 
 @pytest.mark.parametrize("form", FORMS)
