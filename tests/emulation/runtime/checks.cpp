@@ -91,7 +91,7 @@ void keep(Record (&records)[2], const Record& made, bool shared) {
     }
   }
   for (Record& record : records) {
-    if (over(record, shared)) {
+    if ((shared && !order::in_block(record)) || order::before_by_barriers(record)) {
       record = made;
       return;
     }

@@ -117,6 +117,7 @@ void release(std::uintptr_t address) {
   }
   Counter& counter = counters[address];
   add(counter, std::move(made));
+  if (grid_indices.size() == launch.grid) return;  // no later block will learn of it
   // What was learned over another counter goes on over this one.
   for (const auto& [other, times] : acquired) {
     if (other == &counter) continue;
@@ -225,11 +226,11 @@ Record now() {
 bool current(const Record& record) { return record.clock != 0 && record.block >= first_serial; }
 bool in_block(const Record& record) { return record.clock != 0 && record.block == block_serial; }
 
-bool before(const Record& record) {
-  if (!current(record)) return true;
-  if (record.block == block_serial && over(record.thread, record.clock)) return true;
-  return passed_on(record);
+bool before_by_barriers(const Record& record) {
+  return !current(record) || (record.block == block_serial && over(record.thread, record.clock));
 }
+
+bool before(const Record& record) { return before_by_barriers(record) || passed_on(record); }
 
 std::uint32_t block_of(const Record& record) { return grid_indices[record.block - first_serial]; }
 

@@ -19,6 +19,8 @@ void atomic(std::uintptr_t address);
 Record now();
 // Is the access over before the running thread goes on? Those of earlier launches are.
 bool before(const Record& record);
+// The same without what fences and counters pass on, which takes long to find out.
+bool before_by_barriers(const Record& record);
 // Was it made in this launch?
 bool current(const Record& record);
 bool in_block(const Record& record);
