@@ -76,6 +76,10 @@ HC_DEVICE uint64_t add64(uint64_t* at, uint64_t value) {
 HC_DEVICE uint64_t take64(uint64_t* at) {
   return atomicExch(reinterpret_cast<unsigned long long*>(at), 0ull);
 }
+// What other blocks left there, for the last one.
+HC_DEVICE uint64_t seen64(const uint64_t* at) {
+  return __ldcg(reinterpret_cast<const unsigned long long*>(at));
+}
 
 HC_DEVICE uint64_t blocks_of(uint64_t n) { return (n + kIndexBlock - 1) / kIndexBlock; }
 HC_DEVICE uint32_t block_elements(uint64_t block, uint64_t n) {

@@ -262,6 +262,7 @@ template <typename U>
 HC_DEVICE void refine(const Tiles<U>& t, Search* s, const Goal& g) {
   using Key = typename KeyOf<U>::Type;
   HC_SHARED(uint32_t, shared, 1);
+  HC_SHARED(uint32_t, sums, kWarps);
   do {
     if (s->phase != kRefining) return;
     const Key key = static_cast<Key>(s->next);
@@ -269,9 +270,14 @@ HC_DEVICE void refine(const Tiles<U>& t, Search* s, const Goal& g) {
     each_candidate(t, false, key, static_cast<Key>(kTop<U> - key), [&](U) { ++reached; });
     __syncwarp();
     reached = warp_sum(reached);
-    if (lane_of() == 0 && reached) add64(&s->reached, reached);
-    if (last_to_arrive(s, shared) && threadIdx.x < 32) {
-      if (threadIdx.x == 0) refine_take(s, g, take64(&s->reached));
+    if (lane_of() == 0) sums[warp_of()] = reached;
+    __syncthreads();
+    uint64_t total = 0;
+    for (uint32_t w = 0; w < kWarps; ++w) total += sums[w];
+    const bool alone = gridDim.x == 1;
+    if (!alone && threadIdx.x == 0) add64(&s->reached, total);
+    if ((alone || last_to_arrive(s, shared)) && threadIdx.x < 32) {
+      if (threadIdx.x == 0) refine_take(s, g, alone ? total : take64(&s->reached));
       __syncwarp();
       refine_next(s, g);
     }

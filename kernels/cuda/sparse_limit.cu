@@ -62,7 +62,7 @@ HC_DEVICE void mean_square(const StorageOf<D>* src, uint64_t n, double* blocks, 
     __syncthreads();
   }
   if (threadIdx.x >= 32) return;
-  const uint64_t finite = n - add64(&s->others, 0);
+  const uint64_t finite = n - seen64(&s->others);
   const double mean = finite ? square_root(total / static_cast<double>(finite)) : 0.0;
   const uint64_t key = least_key_of_warp(__shfl_sync(kFullWarp, limit * mean, 0), D);
   if (threadIdx.x) return;

@@ -24,9 +24,13 @@ HC_DEVICE void narrow(Search* s, uint64_t* histogram, uint64_t top, bool zeros, 
   unsigned long long counts[kEach + 1], own = 0;
   const uint32_t last =
       kBins - threadIdx.x * kEach;  // thread 0 has the largest keys; bins below `last` are its
-  counts[0] = threadIdx.x ? 0 : take64(histogram + kBins);
+  counts[0] = threadIdx.x ? 0 : seen64(histogram + kBins);
+  if (threadIdx.x == 0) histogram[kBins] = 0;
 #pragma unroll
-  for (uint32_t i = 1; i <= kEach; ++i) counts[i] = take64(histogram + last - i);
+  for (uint32_t i = 1; i <= kEach; ++i) {
+    counts[i] = seen64(histogram + last - i);
+    histogram[last - i] = 0;
+  }
 #pragma unroll
   for (uint32_t i = 0; i <= kEach; ++i) own += counts[i];
   unsigned long long total;
@@ -64,61 +68,99 @@ HC_DEVICE void add_bins(const uint32_t* bins, uint64_t* histogram) {
     if (bins[b]) add64(histogram + b, bins[b]);
 }
 
-// The largest key of the sample that `first` of its elements reach, and one above that which `second` reach.
+// In which of kBins bins, counted from the largest keys on, the rank-th key is (found[0]) and its rank in
+// that bin (found[1]). Two bins of each of the kSampleThreads threads. `sums` is a word for each warp.
+HC_DEVICE void find_rank(const uint32_t* bins, uint32_t rank, uint32_t* found, uint32_t* sums) {
+  const uint32_t last = kBins - 2 * threadIdx.x, high = bins[last - 1], low = bins[last - 2];
+  uint32_t above = warp_scan(high + low);
+  if (lane_of() == 31) sums[warp_of()] = above;
+  __syncthreads();
+  const uint32_t own = sums[lane_of()], before = warp_scan(own) - own;
+  above += __shfl_sync(kFullWarp, before, static_cast<int>(warp_of())) - high - low;
+  if (above < rank && rank <= above + high + low) {
+    const bool lower = rank > above + high;
+    found[0] = lower ? last - 2 : last - 1;
+    found[1] = rank - above - (lower ? high : 0);
+  }
+  __syncthreads();
+}
+
+// A key that `first` of the sample's elements reach, and one above that which `second` reach: by the higher
+// two digits of the keys, since only few elements more are taken for what is left.
 template <typename U>
 HC_DEVICE void guess(const U* src, uint64_t n, uint32_t groups, uint32_t first, uint32_t second, Search* s) {
   using Key = typename KeyOf<U>::Type;
+  constexpr int kBits = 8 * sizeof(U) - 1, kDigit = 11, kShift = kBits - kDigit;
+  constexpr int kLeft = kShift < kDigit ? 0 : kShift - kDigit;
+  constexpr Key kMask = (Key(1) << (kShift - kLeft)) - 1;
+  HC_SHARED(uint32_t, bins, 2 * kBins);
   HC_SHARED(uint32_t, sums, kSampleThreads / 32);
+  HC_SHARED(uint32_t, found, 4);
   const uint32_t size = groups ? groups * static_cast<uint32_t>(kGroupOfSample) : static_cast<uint32_t>(n);
   Key keys[kSampleEach];
 #pragma unroll
   for (uint32_t j = 0; j < kSampleEach; ++j) {
     const uint32_t i = j * kSampleThreads + threadIdx.x;
     const uint64_t at = groups ? group_start(i / kGroupOfSample, groups, n) + i % kGroupOfSample : i;
-    keys[j] = i < size ? key_of(src[at]) : 0;
+    keys[j] = i < size ? key_of(src[at]) : static_cast<Key>(kTop<U>);  // that is no key
   }
-  Key low = 0, high = 0;
-  for (int bit = static_cast<int>(sizeof(U)) * 8 - 2; bit >= 0; --bit) {
-    const Key next_low = low | Key(1) << bit, next_high = high | Key(1) << bit;
-    uint32_t counts = 0;  // of at most 2^14 elements: both in a word
+  for (uint32_t b = threadIdx.x; b < kBins; b += kSampleThreads) bins[b] = 0;
+  if (threadIdx.x < 4) found[threadIdx.x] = 0;
+  __syncthreads();
 #pragma unroll
-    for (int j = 0; j < kSampleEach; ++j) counts += (keys[j] >= next_low) + ((keys[j] >= next_high) << 16);
-    counts = warp_sum(counts);
-    if (lane_of() == 0) sums[warp_of()] = counts;
-    __syncthreads();
-    counts = warp_sum(sums[lane_of()]);
-    __syncthreads();
-    if ((counts & 0xFFFFu) >= first) low = next_low;
-    if (counts >> 16 >= second) high = next_high;
+  for (int j = 0; j < kSampleEach; ++j)
+    if (keys[j] < static_cast<Key>(kTop<U>)) atomicAdd(&bins[static_cast<uint32_t>(keys[j] >> kShift)], 1u);
+  __syncthreads();
+  find_rank(bins, first, found, sums);
+  find_rank(bins, second, found + 2, sums);
+  const Key low = found[0], high = found[2];
+  const uint32_t low_rank = found[1], high_rank = found[3];
+  for (uint32_t b = threadIdx.x; b < 2 * kBins; b += kSampleThreads) bins[b] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < kSampleEach; ++j) {
+    const uint32_t digit = static_cast<uint32_t>(keys[j] >> kLeft & kMask);
+    if (keys[j] >> kShift == low) atomicAdd(&bins[digit], 1u);
+    if (keys[j] >> kShift == high) atomicAdd(&bins[kBins + digit], 1u);
   }
+  __syncthreads();
+  find_rank(bins, low_rank, found, sums);
+  find_rank(bins + kBins, high_rank, found + 2, sums);
   if (threadIdx.x) return;
-  s->low = first ? low : 0;
-  s->high = second ? static_cast<uint64_t>(high) + 1 : kTop<U>;
+  s->low = first ? static_cast<uint64_t>(low) << kShift | static_cast<uint64_t>(found[0]) << kLeft : 0;
+  s->high = second
+                ? (static_cast<uint64_t>(high) << kShift) + ((static_cast<uint64_t>(found[2]) + 1) << kLeft)
+                : kTop<U>;
 }
 
-template <typename U, int P, bool Histogram>
+template <typename U, bool Histogram>
 HC_DEVICE uint32_t filter_tile(const Tiles<U>& t, uint64_t tile, uint32_t m, const Search& range,
                                uint32_t* bins) {
   using Key = typename KeyOf<U>::Type;
   const U* const elements = t.src + tile * kTile;
-  const Key low = static_cast<Key>(range.low), span = static_cast<Key>(kTop<U> - range.low);
-  uint32_t mask = in_range<U, P>(elements, m, low, span);
+  const Key low = static_cast<Key>(range.low), high = static_cast<Key>(range.high);
+  const Key span = static_cast<Key>(kTop<U> - range.low);
+  const bool packs = m == kTile && aligned_to(t.src, 16);
+  uint32_t mask =
+      packs ? in_range<U, kPack<U>>(elements, m, low, span) : in_range<U, 1>(elements, m, low, span);
   const uint32_t own = static_cast<uint32_t>(__popc(mask)), scanned = warp_scan(own);
   const uint32_t count = __shfl_sync(kFullWarp, scanned, 31);
   const bool kept = count <= t.room;
   if (!kept && !Histogram) mask = 0;
   uint64_t at = tile * t.room + scanned - own;
-  const int shift = shift_of(range.low, range.high);
+  const int shift = Histogram ? shift_of(range.low, range.high) : 0;
+#pragma unroll 1
   for (; mask; mask &= mask - 1) {
-    const uint32_t i = place_of<P>(static_cast<uint32_t>(__ffs(static_cast<int>(mask)) - 1));
+    const uint32_t b = static_cast<uint32_t>(__ffs(static_cast<int>(mask)) - 1);
+    const uint32_t i = packs ? place_of<kPack<U>>(b) : place_of<1>(b);
     const U x = elements[i];  // still in the cache
     if (kept) {
       t.values[at] = x;
       t.places[at++] = static_cast<uint16_t>(i);
     }
     if constexpr (Histogram) {
-      const uint64_t key = key_of(x);
-      atomicAdd(&bins[key < range.high ? static_cast<uint32_t>((key - range.low) >> shift) : kBins], 1u);
+      const Key key = key_of(x);
+      atomicAdd(&bins[key < high ? static_cast<uint32_t>((key - low) >> shift) : kBins], 1u);
     }
   }
   if (lane_of() == 0) t.counts[tile] = count;
@@ -140,20 +182,18 @@ HC_DEVICE void filter(const Tiles<U>& t, Search* s, uint64_t* histogram, uint64_
     for (uint32_t b = threadIdx.x; b <= kBins; b += kThreads) bins[b] = 0;
   if (threadIdx.x == 0) shared[1] = 0;
   __syncthreads();
-  const bool packs = aligned_to(t.src, 16);
   const uint64_t tiles = tiles_of(t.n);
   uint64_t taken = 0;
   for (uint64_t tile = global_thread() / 32; tile < tiles; tile += global_threads() / 32) {
     const uint32_t m = tile_elements(t, tile);
-    taken += packs && m == kTile ? filter_tile<U, kPack<U>, Histogram>(t, tile, m, range, bins)
-                                 : filter_tile<U, 1, Histogram>(t, tile, m, range, bins);
+    taken += filter_tile<U, Histogram>(t, tile, m, range, bins);
   }
   if (lane_of() == 0 && taken) add64(&s->taken, taken);
   if constexpr (Histogram) {
     __syncthreads();
     add_bins(bins, histogram);
     if (!last_to_arrive(s, shared)) return;
-    const uint64_t reached = add64(&s->taken, 0);
+    const uint64_t reached = seen64(&s->taken);
     const bool misled = reached < k;
     if (threadIdx.x == 0) {
       s->everywhere = misled;
@@ -167,7 +207,7 @@ HC_DEVICE void filter(const Tiles<U>& t, Search* s, uint64_t* histogram, uint64_
     if (k && !misled) {
       narrow(s, histogram, kTop<U>, true, sums);
     } else {
-      for (uint32_t b = threadIdx.x; b <= kBins; b += kThreads) take64(histogram + b);
+      for (uint32_t b = threadIdx.x; b <= kBins; b += kThreads) histogram[b] = 0;
     }
   }
 }
@@ -197,8 +237,8 @@ HC_DEVICE void search(const Tiles<U>& t, Search* s, uint64_t* histogram, bool ze
 }  // namespace hybridcomp
 
 // The range of keys to begin with. Of the sample (`groups` of neighbours; 0: all elements, at most 16,384)
-// `first` elements reach the lower end (0: it is zero), and `second` the key below the upper one (0: it is
-// above all keys). One block.
+// `first` elements, or a few more, reach the lower end (0: it is zero), and `second`, or a few less, the key
+// below the upper one (0: it is above all keys). One block.
 #define HC_SAMPLE(bits, U)                                                                         \
   HC_KERNEL(hybridcomp::kSampleThreads)                                                            \
   sparse_sample_##bits(const U* src, std::uint64_t n, std::uint32_t groups, std::uint32_t first,   \

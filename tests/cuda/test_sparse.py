@@ -24,7 +24,13 @@ SPECS = [
     "sidco:ratio=0.4,stages=3",
     "sidco:ratio=1.0",
 ]
-OTHER_VALUES = ["topk:ratio=0.3,values=bf16", "threshold:abs=0.7,values=fp16", "sidco:ratio=0.1,values=bf16"]
+OTHER_VALUES = [
+    "topk:ratio=0.3,values=bf16",
+    "topk:ratio=0.05,values=(int8:block=64)",
+    "threshold:rel=2.0,values=int4",
+    "threshold:abs=0.7,values=fp16",
+    "sidco:ratio=0.1,values=bounded",
+]
 TILE, BLOCK = 1024, 65536
 
 
