@@ -22,6 +22,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp import cuda
+from hybridcomp.collectives.awareness import awareness
 
 WORLD = MPI.COMM_WORLD
 CODECS = ("none", "bf16", "int8", "int4", "fp8:e4m3", "topk:ratio=0.01")
@@ -33,7 +34,7 @@ LARGEST_ERROR = {
     "fp8:e4m3": 6e-2,
     "topk:ratio=0.01": 1.1,
 }
-POLICIES = ("none", "int8")
+RUNS = ("none", "int8", "int8, by the hook")
 WIDTH, BATCH, STEPS = 256, 64, 60
 FAR = 0.02  # how much higher a loss may end than the uncompressed run's
 
@@ -97,22 +98,25 @@ def same_everywhere(values: np.ndarray[Any, Any]) -> bool:
 
 
 def training(device: str) -> list[Row]:
-    """DDP of a small network through the process group, with and without compression."""
+    """DDP of a small network: through the process group, with and without compression, and with the hook."""
     import torch  # noqa: PLC0415  (the arrays come first: they need no torch)
     import torch.distributed as dist  # noqa: PLC0415
 
     import hybridcomp.torch as hct  # noqa: PLC0415
 
     place = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
-    dist.init_process_group("hybridcomp")
     rows: list[Row] = []
-    for policy in POLICIES:
+    for run in RUNS:
+        policy, _, hook = run.partition(",")
+        options = hct.Options(policy="none" if hook else policy, axis="dp")
+        dist.init_process_group("hybridcomp", pg_options=options)
         torch.manual_seed(0)
         model = torch.nn.Sequential(
             torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.GELU(), torch.nn.Linear(4 * WIDTH, WIDTH)
         ).to(place)
         ddp = torch.nn.parallel.DistributedDataParallel(model)
-        ddp.register_comm_hook(hct.HookState(policy=policy), hct.comm_hook)
+        if hook:
+            ddp.register_comm_hook(hct.HookState(policy=policy), hct.comm_hook)
         optimizer = torch.optim.Adam(ddp.parameters(), lr=3e-3)
         draw = torch.Generator().manual_seed(1 + WORLD.rank)
         target = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(7)).to(place) / WIDTH**0.5
@@ -125,7 +129,7 @@ def training(device: str) -> list[Row]:
             optimizer.step()
         parameters = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu().numpy()
         row: Row = {
-            "policy": policy,
+            "policy": run,
             "steps": STEPS,
             "seconds": time.perf_counter() - began,
             "loss": WORLD.allreduce(float(loss.detach())) / WORLD.size,
@@ -136,10 +140,10 @@ def training(device: str) -> list[Row]:
         )
         rows.append(row)
         say(
-            f"training, {policy:6} {row['seconds']:>8.2f} s  loss {row['loss']:.5f}  "
+            f"training, {run:18} {row['seconds']:>8.2f} s  loss {row['loss']:.5f}  "
             f"{'same bits' if row['identical'] else 'DIFFERENT BITS'}{'' if row['ok'] else '  FAILED'}"
         )
-    dist.destroy_process_group()
+        dist.destroy_process_group()
     return rows
 
 
@@ -157,7 +161,8 @@ def main() -> None:
     parser.add_argument("--iters", type=int, default=5, help="all-reduces of each codec that are counted")
     parser.add_argument("--json", type=Path, help="also write the results there")
     args = parser.parse_args()
-    say(f"# {WORLD.size} ranks share one device; MPI takes device pointers: {hc.cuda_aware(WORLD)}")
+    aware = awareness()
+    say(f"# {WORLD.size} ranks share one device; MPI takes device pointers: {aware.messages} ({aware.why})")
     rows = {
         "all_reduce": allreduces(Arrays(args.device), args.elements, args.iters),
         "training": training(args.device),
