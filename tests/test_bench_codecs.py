@@ -221,3 +221,21 @@ def test_promises_hold_here():
         measure.quality(subject)
         measure.check_promise(entry, x, subject)
         assert hc.get_codec(entry.spec) == entry.codec()
+
+
+def test_on_a_device(tmp_path):
+    """The GPU's benchmark and its table, on the emulation: every check it makes, and no speed worth a look."""
+    out = tmp_path / "gpu.json"
+    codecs = "bf16;int8;topk:ratio=0.01;powersgd:rank=4"
+    run("--device", "emulation", "--quick", "--codec", codecs, "--json", str(out))
+    record = json.loads(out.read_text())
+    assert [row["name"] for row in record["rows"]] == codecs.split(";")
+    for row in record["rows"]:
+        for operation in measure.OPERATIONS:
+            found = row[operation]
+            assert found["of_floor"] == pytest.approx(found["floor_seconds"] / found["seconds"])
+    asked = {(row["name"], row["operation"]) for row in record["asked"]}
+    assert asked == {("int8", "encode"), ("int8", "decode_add"), ("topk:ratio=0.01", "encode")}
+    run(str(tmp_path), script="gpu_table.py")
+    page = (tmp_path / "gpu.md").read_text()
+    assert all(f"| `{name}` |" in page for name in codecs.split(";"))
