@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can tell: `make gpu`. Needs python3 (or GPU_PYTHON) with cupy, torch, numpy, pytest and
+# Everything that only a GPU can tell: `make gpu`, or benchmarks/gpu.sh with some of the stages
+# tests sanitize speed ranks (where a machine is lent for minutes). Needs python3 (or GPU_PYTHON) with cupy, torch, numpy, pytest and
 # mpi4py, a C++ compiler, cmake, ninja and nanobind; no internet, no root. What python3 lacks may lie as wheels in the folder
 # GPU_WHEELS (docs/cuda.md lists them). Leaves gpu.json and gpu_ranks.json and the table gpu.md in RESULTS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+stages=" ${*:-tests sanitize speed ranks} "
 given=$(command -v "${GPU_PYTHON:-python3}")
 wheels=${GPU_WHEELS:-wheels}
 results=${RESULTS:-benchmarks/results}
@@ -42,23 +44,37 @@ check() { # name command...
   "$@" || failed+=("$name")
 }
 
-check "bytes and values against the CPU's" \
-  env HYBRIDCOMP_TEST_DEVICE=cuda "$python" -m pytest tests/cuda -q -p no:cacheprovider --timeout 900
-if command -v compute-sanitizer >/dev/null; then
-  for tool in memcheck racecheck; do
-    check "compute-sanitizer's $tool" env HYBRIDCOMP_TEST_DEVICE=cuda compute-sanitizer \
-      --tool "$tool" --error-exitcode 9 --print-limit 20 "$python" -m pytest tests/cuda/test_every.py -q -x -p no:cacheprovider --timeout 900
-  done
-else
-  echo "== compute-sanitizer is not here: the memory checker did not run"
+wanted() { [[ $stages == *" $1 "* ]]; }
+
+echo "== compile the kernels by NVRTC, into CuPy's cache"
+"$python" -c 'from hybridcomp import cuda; print("\n".join(cuda.modules()))' |
+  xargs -P "$(nproc)" -n 1 "$python" -c 'import sys; from hybridcomp import cuda; cuda.runtime_of(0).prepare(sys.argv[1])'
+
+if wanted tests; then
+  check "bytes and values against the CPU's" \
+    env HYBRIDCOMP_TEST_DEVICE=cuda "$python" -m pytest tests/cuda -q -p no:cacheprovider --timeout 300
 fi
-check "speed" "$python" benchmarks/codecs.py --device cuda --json "$results/gpu.json"
-if mpiexec=$(command -v mpiexec); then
-  check "four ranks on one GPU" timeout 600 "$mpiexec" -n 4 "$python" benchmarks/gpu_ranks.py --json "$results/gpu_ranks.json"
-else
-  failed+=("four ranks on one GPU: no mpiexec (bring the mpich wheel)")
+if wanted sanitize; then
+  if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck; do
+      check "compute-sanitizer's $tool" env HYBRIDCOMP_TEST_DEVICE=cuda compute-sanitizer --tool "$tool" \
+        --error-exitcode 9 --print-limit 20 "$python" -m pytest tests/cuda/test_every.py -q -x -p no:cacheprovider --timeout 900
+    done
+  else
+    echo "== compute-sanitizer is not here: the memory checker did not run"
+  fi
 fi
-check "table" "$python" benchmarks/gpu_table.py "$results"
+if wanted speed; then
+  check "speed" "$python" benchmarks/codecs.py --device cuda --threads "$(nproc)" --json "$results/gpu.json"
+fi
+if wanted ranks; then
+  if mpiexec=$(command -v mpiexec); then
+    check "four ranks on one GPU" timeout 600 "$mpiexec" -n 4 "$python" benchmarks/gpu_ranks.py --json "$results/gpu_ranks.json"
+  else
+    failed+=("four ranks on one GPU: no mpiexec (bring the mpich wheel)")
+  fi
+fi
+if [ -f "$results/gpu.json" ]; then check "table" "$python" benchmarks/gpu_table.py "$results"; fi
 if [ "${#failed[@]}" -gt 0 ]; then
   printf 'FAILED: %s\n' "${failed[@]}"
   exit 1
