@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi lint fuzz fuzz-smoke bench bench-codecs build cuda cuda-checked cuda-nvrtc gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi lint fuzz fuzz-smoke bench bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -18,11 +18,11 @@ test: test-unit test-mpi
 test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest tests --ignore=tests/mpi
 
-# Once with each rank count; three and five are no powers of two.
+# Once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks, run unchecked.
 test-mpi: $(VENV)/.installed
 	set -e; for n in $(RANKS); do \
 	  echo "== tests/mpi on $$n ranks"; \
-	  OMP_NUM_THREADS=1 timeout -k 10 600 $(MPIEXEC) -n $$n $(BIN)/python -m pytest tests/mpi --with-mpi -q -p no:cacheprovider; \
+	  OMP_NUM_THREADS=1 HC_EMULATION_CHECKS=0 timeout -k 10 600 $(MPIEXEC) -n $$n $(BIN)/python -m pytest tests/mpi --with-mpi -q -p no:cacheprovider; \
 	done
 
 # Mutated messages through every decoder, on kernels with AddressSanitizer and UndefinedBehaviorSanitizer.
@@ -70,6 +70,10 @@ bench-codecs: $(VENV)/.installed
 # Compile every CUDA source for the architectures we support; needs nvcc, no GPU.
 cuda:
 	.ci/compile_cuda.sh
+
+# Compile the kernels for the CPU, all at once; tests that need one compile it otherwise.
+emulation: $(VENV)/.installed
+	$(BIN)/python -m tests.emulation.emulator build
 
 # The kernels on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer, their threads in another order than in
 # the unit tests (which look for races).

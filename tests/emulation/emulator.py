@@ -60,7 +60,7 @@ class Emulator:
         self._folder = _BUILD / flavour
         self._modules: dict[str, ctypes.CDLL] = {}
         self._kernels: dict[tuple[str, str], tuple[ctypes.c_void_p, int]] = {}
-        self._build("hc_emulation")
+        build(flavour, "hc_emulation", self._lists)
         self._runtime = _declared(ctypes.CDLL(str(self._folder / "libhc_emulation.so")))
         self.checks(os.environ.get("HC_EMULATION_CHECKS", "1") != "0")
 
@@ -134,7 +134,7 @@ class Emulator:
         if (module, kernel) in self._kernels:
             return self._kernels[module, kernel]
         if module not in self._modules:
-            self._build(f"hc_{module}")
+            build(self.flavour, f"hc_{module}", self._lists)
             self._modules[module] = ctypes.CDLL(str(self._folder / f"libhc_{module}.so"))
         library = self._modules[module]
         try:
@@ -145,23 +145,33 @@ class Emulator:
         self._kernels[module, kernel] = (function, bound)
         return self._kernels[module, kernel]
 
-    def _build(self, target: str) -> None:
-        """Bring a library up to date. Other processes that want it wait meanwhile."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self._folder / "lock"):
-            lists = ";".join(map(str, self._lists))
-            configure = [_tool("cmake"), "-S", str(_HERE), "-B", str(self._folder), *_generator()]
-            configure += [f"-DHC_FLAVOUR={self.flavour}", f"-DHC_MODULE_LISTS={lists}"]
-            configure += [f"-DCMAKE_CXX_COMPILER={compiler()}"]
-            stamp = self._folder / "configured"
-            if not stamp.exists() or stamp.read_text() != repr(configure):
-                stamp.unlink(missing_ok=True)
-                (self._folder / "CMakeCache.txt").unlink(missing_ok=True)
-                shutil.rmtree(self._folder / "CMakeFiles", ignore_errors=True)
-                _run(configure, f"configure the emulation ({self.flavour})")
-                stamp.write_text(repr(configure))
-            build = [_tool("cmake"), "--build", str(self._folder), "--target", target]
-            _run(build, f"build {target} ({self.flavour})")
+
+def build(flavour: str, target: str = "all", lists: Sequence[Path] = _LISTS) -> None:
+    """Bring a library of a flavour up to date, or all of them. Other processes that want it wait meanwhile."""
+    folder = _BUILD / flavour
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        found = ";".join(str(path) for path in lists if path.exists())
+        configure = [_tool("cmake"), "-S", str(_HERE), "-B", str(folder), *_generator()]
+        configure += [f"-DHC_FLAVOUR={flavour}", f"-DHC_MODULE_LISTS={found}"]
+        configure += [f"-DCMAKE_CXX_COMPILER={compiler()}"]
+        stamp = folder / "configured"
+        if not stamp.exists() or stamp.read_text() != repr(configure):
+            stamp.unlink(missing_ok=True)
+            (folder / "CMakeCache.txt").unlink(missing_ok=True)
+            shutil.rmtree(folder / "CMakeFiles", ignore_errors=True)
+            _run(configure, f"configure the emulation ({flavour})")
+            stamp.write_text(repr(configure))
+        command = [
+            _tool("cmake"),
+            "--build",
+            str(folder),
+            "--target",
+            target,
+            "--parallel",
+            str(os.cpu_count()),
+        ]
+        _run(command, f"build {target} ({flavour})")
 
 
 def checked_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -267,4 +277,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 if __name__ == "__main__":
     # python -m tests.emulation.emulator checked command...: run the command where that flavour can be loaded.
-    os.execvpe(sys.argv[2], sys.argv[2:], checked_environment() if sys.argv[1] == "checked" else os.environ)
+    # python -m tests.emulation.emulator build: all modules of both flavours, on all cores.
+    if sys.argv[1] == "build":
+        for each in FLAVOURS:
+            build(each)
+    else:
+        os.execvpe(
+            sys.argv[2], sys.argv[2:], checked_environment() if sys.argv[1] == "checked" else os.environ
+        )
