@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -73,3 +74,19 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     norm = float(np.linalg.norm(want))
     difference = float(np.linalg.norm(got.astype(np.float64) - want))
     return difference / norm if norm else difference
+
+
+@pytest.fixture(params=["staged", "direct"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Through pinned memory, or with an MPI that takes device pointers: the emulation's are the host's."""
+    from hybridcomp.collectives.awareness import VARIABLE, awareness
+
+    if os.environ.get("HYBRIDCOMP_TEST_DEVICE") == "cuda" and request.param == "direct":
+        awareness.cache_clear()
+        if not awareness().messages:
+            pytest.skip("this MPI takes no device pointers")
+    monkeypatch.setenv(VARIABLE, "1" if request.param == "direct" else "0")
+    awareness.cache_clear()
+    yield request.param
+    monkeypatch.undo()
+    awareness.cache_clear()
