@@ -6,7 +6,6 @@ import abc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from hybridcomp.device import DeviceArray, Queue, Runtime
 
@@ -123,8 +122,3 @@ def copying(pairs: Sequence[tuple[DeviceArray, DeviceArray]]) -> list[Step]:
         return lambda queue: queue.copy(to, source)
 
     return [one(*pair) for pair in pairs]
-
-
-def on_host(array: Any, queue: Queue) -> Any:
-    """The elements of a device array in host memory."""
-    return queue.read(array)

@@ -21,7 +21,7 @@ PAYLOAD_HEAD = HEAD_BYTES - HEADER_BYTES
 OPENED_BYTES = 8 + 2 * HEAD_BYTES
 _THREADS = 256
 _ROW = 4096  # bytes that a block of the CRC's kernel reads at a time
-_DAMAGED, _TOO_LONG = 1, 2
+_DAMAGED = 1  # kOpenedDamaged of message.cu; a length that does not fit, wire.peek sees
 _work: dict[tuple[int, int], DeviceArray] = {}
 
 
