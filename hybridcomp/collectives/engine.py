@@ -10,6 +10,7 @@ computes on; no step waits for a device either.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import threading
 import time
@@ -29,6 +30,7 @@ _SLEEP_MIN = 20e-6
 _SLEEP_MAX = 1e-3
 _BACKGROUND_MIN = 100e-6
 _BACKGROUND_ASIDE = 2e-3  # while the foreground polls
+_EXIT_SECONDS = 5.0  # that a process which exits gives its operations in flight
 
 
 class Ready(Protocol):
@@ -290,10 +292,18 @@ class Engine:
                 time.sleep(self._pause(_BACKGROUND_MIN))
 
     def _stop(self) -> None:
+        """At exit: end what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=_EXIT_SECONDS)
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while self._active and time.monotonic() < deadline:
+            if not self.poll():
+                time.sleep(self._pause(_SLEEP_MIN))
+        # MPI_Finalize makes progress, too: what a peer sends even now must not be written to freed memory.
+        for request in [*self._active, *self._abandoned]:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
 
 
 _engine: Engine | None = None

@@ -69,6 +69,52 @@ def test_exit_without_destroying_the_group() -> None:
     assert done.stdout.split() == ["well"] * 2
 
 
+def test_work_in_flight_at_exit_ends() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        import atexit, time
+        atexit.register(lambda: say(work.is_completed()))  # before the engine's own: runs after it
+        dist.init_process_group("hybridcomp")
+        if dist.get_rank() == 1:
+            time.sleep(0.5)
+        work = dist.all_reduce(torch.ones(1000), async_op=True)
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"] * 2
+
+
+def test_work_that_does_not_end_before_exit_keeps_its_buffers() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        import atexit, gc, time, weakref
+        import numpy as np
+        from mpi4py import MPI
+        from hybridcomp.collectives import engine
+
+        def after_the_engine():
+            engine.engine()._active.clear()
+            gc.collect()
+            say(buffer() is not None)
+
+        comm = hybridcomp.Communicator(MPI.COMM_WORLD)
+        out = np.empty(1000, np.float32)
+        buffer = weakref.ref(out)
+        if comm.rank == 0:
+            atexit.register(after_the_engine)
+            engine._EXIT_SECONDS = 0.1
+        else:
+            time.sleep(1)
+        comm.Iallreduce(np.ones(1000, np.float32), out)
+        del out
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"]
+
+
 def test_destroying_a_group_with_work_in_flight() -> None:
     done = mpiexec(
         2,
