@@ -1,4 +1,4 @@
-"""Where this environment's ``mpiexec`` is."""
+"""The launcher of MPI programs: where this environment's ``mpiexec`` is, and how to end under one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import os
 import shutil
 import sys
 import sysconfig
+import time
 from pathlib import Path
+from typing import Any
 
 from hybridcomp.errors import ConfigError
+
+_LAST_WORDS_SECONDS = 0.3
 
 
 def find_mpiexec() -> str:
@@ -25,3 +29,14 @@ def find_mpiexec() -> str:
             "`pip install 'hybridcomp[mpich]'` brings MPICH's, or load the site's MPI"
         )
     return found
+
+
+def abort(comm: Any, code: int) -> None:
+    """End all ranks of an MPI communicator, once the launcher has passed on what this one has printed.
+
+    MPICH's mpiexec drops output that it has not read when a rank aborts.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(_LAST_WORDS_SECONDS)
+    comm.Abort(code)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from hybridcomp.errors import ConfigError, HybridcompError, PolicyError
+from hybridcomp.launcher import abort
 from hybridcomp.train import launch, start
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _WRONG_INPUT = 2
 _READY = -1
-_SECONDS_BETWEEN_RANKS = 0.2
+_SECONDS_BETWEEN_RANKS = 0.5
 _PREFIX = "hybridcomp train: error: "
 
 
@@ -95,5 +96,5 @@ def _abort(comm: MPI.Comm, what: str, code: int) -> NoReturn:
     time.sleep(min(comm.rank, 20) * _SECONDS_BETWEEN_RANKS)
     if what:
         print(what, file=sys.stderr, flush=True)
-    comm.Abort(code)
+    abort(comm, code)
     raise SystemExit(code)

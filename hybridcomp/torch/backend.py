@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError
+from hybridcomp.launcher import abort
 from hybridcomp.policy import load_policy
 from hybridcomp.torch.options import Options, default_policy
 
@@ -94,9 +95,7 @@ def _abort_on_exception(world: Any) -> None:
         # torch's own hook, which calls this one, has put a buffer in the place of stderr.
         sys.stderr = sys.__stderr__ or sys.stderr
         before(kind, value, trace)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        world.Abort(1)
+        abort(world, 1)
 
     hook.hybridcomp = True  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -36,6 +36,8 @@ void set_threads(int count) {
 NB_MODULE(_kernels, m) {
   using namespace hybridcomp;
   using namespace nb::literals;
+  // The progress engine keeps what MPI may still write to until the process has gone.
+  nb::set_leak_warnings(false);
   m.doc() = "Compiled CPU kernels of hybridcomp. Buffers are anything with the buffer protocol.";
   m.def("crc32c", &crc32c, "data"_a, "init"_a = 0);
   m.def("available_isas", &available_isas);
