@@ -200,7 +200,8 @@ def test_refusals(emulator: Emulator) -> None:
 def test_registered_memory(emulator: Emulator) -> None:
     words = np.zeros(256, np.uint32)
     fault = next(f for f in FAULTS if f.kernel == "global_overrun")
-    with pytest.raises(EmulationError, match="near no global buffer"):
+    stray = "it writes 4 bytes at .*(near no global buffer|a global buffer that is no argument)"  # another's is near
+    with pytest.raises(EmulationError, match=stray):
         emulator.launch("emulation_planted", fault.kernel, 1, 32, [words.ctypes.data, 255])
     emulator.register(words.ctypes.data, words.nbytes, "words")
     try:
