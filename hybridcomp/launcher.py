@@ -12,7 +12,7 @@ from typing import Any
 
 from hybridcomp.errors import ConfigError
 
-_LAST_WORDS_SECONDS = 0.3
+LAST_WORDS_SECONDS = 0.3  # from what a rank prints to its abort
 
 
 def find_mpiexec() -> str:
@@ -38,5 +38,5 @@ def abort(comm: Any, code: int) -> None:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    time.sleep(_LAST_WORDS_SECONDS)
+    time.sleep(LAST_WORDS_SECONDS)
     comm.Abort(code)

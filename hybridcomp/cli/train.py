@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from hybridcomp.errors import ConfigError, HybridcompError, PolicyError
-from hybridcomp.launcher import abort
+from hybridcomp.launcher import LAST_WORDS_SECONDS, abort
 from hybridcomp.train import launch, start
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _WRONG_INPUT = 2
 _READY = -1
-_SECONDS_BETWEEN_RANKS = 0.5
+_SECONDS_BETWEEN_RANKS = LAST_WORDS_SECONDS + 0.2
 _PREFIX = "hybridcomp train: error: "
 
 
