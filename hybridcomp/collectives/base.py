@@ -17,6 +17,7 @@ from hybridcomp.collectives.device_carry import DeviceCarrier, has_driver
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
 from hybridcomp.collectives.exact import AVG
 from hybridcomp.collectives.lanes import callers_events
+from hybridcomp.collectives.near import meet
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.through_host import Extents as ByteExtents
 from hybridcomp.collectives.through_host import through_host
@@ -54,8 +55,11 @@ class Base:
         self._table = StatTable()
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self.cuda_aware = agree(self.mpi, self.policy, mine)
-        self._transport = Transport(self.mpi, direct=self.cuda_aware.messages)
-        self._p2p_transport = Transport(self._p2p, direct=self.cuda_aware.messages, pool=self._transport)
+        direct = self.cuda_aware.messages
+        # Where MPI takes device pointers, it takes them between the ranks of a host, too.
+        near = None if direct else meet(self.mpi)
+        self._transport = Transport(self.mpi, near, direct=direct)
+        self._p2p_transport = Transport(self._p2p, direct=direct)
 
     def stats(self) -> list[StatRow]:
         """Totals per operation and codec since the communicator was made, on this rank."""

@@ -44,6 +44,7 @@ class Carrier:
         self.dtype = dtype
         self.call = call
         self._params = codec.params_hash
+        self._mail: Mailbox | None = None
 
     @property
     def queue(self) -> Queue | None:
@@ -52,7 +53,11 @@ class Carrier:
 
     def mailbox(self) -> Mailbox:
         """For the messages of the operation; made in its first step."""
-        return Mailbox(self.transport, self.call)
+        self._mail = Mailbox(self.transport, self.call)
+        return self._mail
+
+    def _read(self, message: Incoming) -> ByteArray:
+        return message.buffer if self._mail is None else self._mail.read(message)
 
     def remember(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> Any:
         """The memory under a key, its step begun; the codec becomes that of the step."""
@@ -114,7 +119,7 @@ class Carrier:
         """Check messages of ``source`` elements and add their values, in this order, to the fp32 or fp64 ``acc``."""
         with self.call.decoding():
             for message in messages:
-                raw, header = self.open(message.buffer, acc.size, message.peer, source)
+                raw, header = self.open(self._read(message), acc.size, message.peer, source)
                 self.codec.decode_add_flat(raw, header, acc)
 
     def store(self, acc: Array, out: Array, ranks: int) -> None:
@@ -161,7 +166,7 @@ class Carrier:
 
     def decode(self, message: Incoming, out: Array, source: DType | None = None) -> None:
         """Check a message of ``source`` elements and write its values to ``out``, of the caller's dtype."""
-        self._decode(message.buffer, out, message.peer, source)
+        self._decode(self._read(message), out, message.peer, source)
 
     def decode_own(self, message: Sealed, out: Array, source: DType | None = None) -> None:
         """Write the values of a message of this rank's own to ``out``; the owner, too, takes what others get."""
@@ -174,7 +179,7 @@ class Carrier:
 
     def decode_result(self, message: Incoming, out: Array, memory: Memory, span: slice) -> None:
         """Check a message of an owner's sum, and write what it means to ``out``, of the caller's dtype."""
-        self._decode_result(message.buffer, out, message.peer, memory, span)
+        self._decode_result(self._read(message), out, message.peer, memory, span)
 
     def decode_own_result(self, message: Sealed, out: Array, memory: Memory, span: slice) -> None:
         """The same of this rank's own sum."""
@@ -195,7 +200,7 @@ class Carrier:
 
     def checked(self, message: Incoming, n: int) -> Sealed:
         """A message of ``n`` elements, checked, to be sent on; its buffer stays the mailbox's."""
-        raw, _ = self.open(message.buffer, n, message.peer)
+        raw, _ = self.open(self._read(message), n, message.peer)
         return Sealed(raw, raw.size)
 
     def take(self, message: Incoming, nbytes: int, out: Array) -> None:

@@ -32,6 +32,7 @@ from hybridcomp.codecs.device.messages import (
 )
 from hybridcomp.collectives.engine import Pending, Ready, Steps
 from hybridcomp.collectives.lanes import Depot, Lane
+from hybridcomp.collectives.near import Near
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport import Incoming, Mailbox, Transport
 from hybridcomp.device import DeviceArray, Event
@@ -198,6 +199,23 @@ class _Opening:
         return self._event.done()
 
 
+class _Fetching:
+    """Messages of ranks of this host, which may have sent notes: their bytes, brought to pinned memory."""
+
+    def __init__(self, near: Near, messages: list[Arriving]) -> None:
+        self._near, self._messages = near, messages
+
+    def done(self) -> bool:
+        while self._messages:
+            message = self._messages.pop()
+            shared = self._near.read(message.buffer) if message.peer in self._near.ranks else None
+            if shared is not None:
+                size = min(shared.size, message.buffer.size)
+                message.buffer[:size] = shared[:size]
+                self._near.release([shared])
+        return True
+
+
 class DeviceMailbox(Mailbox):
     """The messages of one operation; it owns the operation's lane until :meth:`finish`."""
 
@@ -238,7 +256,11 @@ class DeviceMailbox(Mailbox):
 
     def arrival(self, messages: Sequence[Any]) -> Pending:
         """What to wait for until all of ``messages`` are here and their headers can be read."""
-        events = [_Opening(self.lane, list(messages))] if self.direct and messages else []
+        events: list[Ready] = []
+        if messages and self.direct:
+            events.append(_Opening(self.lane, list(messages)))
+        elif messages and self._transport.near is not None:
+            events.append(_Fetching(self._transport.near, list(messages)))
         return Pending(
             [m.request for m in messages], [m.peer for m in messages], events=events, poll=self.poll
         )

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import ByteArray
 from hybridcomp.collectives.engine import Pending, Ready, Steps
+from hybridcomp.collectives.near import Near, heap
+from hybridcomp.collectives.pools import Pool
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.turns import Turns
 
+_NOTE_FROM = 1 << 12  # bytes: shorter messages travel as they are
 _TAGS = 30_000  # below MPI's guaranteed 32767; a tag comes round after as many operations
 
 
@@ -29,17 +31,19 @@ class Transport:
         rank, size: of ``comm``.
         turns: of what is matched in the order in which it is posted.
         direct: every rank's MPI takes device pointers in messages.
+        near: the ranks with whom this one shares memory, if any.
     """
 
-    def __init__(self, comm: MPI.Comm, *, direct: bool = False, pool: Transport | None = None) -> None:
-        """Send and receive on ``comm``; ``pool`` is one whose buffers to use."""
+    def __init__(self, comm: MPI.Comm, near: Near | None = None, *, direct: bool = False) -> None:
+        """Send and receive on ``comm``; to ranks that are ``near`` by notes."""
         self.comm = comm
+        self.near = near
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.turns = Turns()
         self.direct = direct
         self._next = 0
-        self._pool: dict[int, list[ByteArray]] = {} if pool is None else pool._pool
+        self._pool: Pool = heap() if near is None else near.pool
         self._failed: list[object] = []
 
     @property
@@ -75,19 +79,12 @@ class Transport:
             raise
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of at least ``nbytes`` bytes from the pool: fresh pages cost as much as a network does."""
-        size = 1 << max(12, (nbytes - 1).bit_length())
-        free = self._pool.get(size)
-        buffer = free.pop() if free else np.empty(size, np.uint8)
-        return buffer[:nbytes]
+        """A buffer of ``nbytes`` from the pool."""
+        return self._pool.take(nbytes)
 
     def give(self, buffer: ByteArray) -> None:
         """Return a buffer that no request uses any more."""
-        base = buffer if buffer.base is None else buffer.base
-        assert isinstance(base, np.ndarray)
-        free = self._pool.setdefault(base.size, [])
-        if len(free) < 64:
-            free.append(base)
+        self._pool.give(buffer)
 
 
 class Sealed(NamedTuple):
@@ -114,11 +111,13 @@ class Incoming:
         peer: who sends it.
         buffer: room for it.
         request: null once it is here.
+        shared: the message, if what came is a note of it.
     """
 
     peer: int
     buffer: ByteArray
     request: MPI.Request
+    shared: ByteArray | None = field(default=None, kw_only=True)
 
     def wire(self) -> ByteArray:
         """The buffer, as MPI takes it."""
@@ -134,6 +133,8 @@ class Mailbox:
         self._sends: list[MPI.Request] = []
         self._peers: list[int] = []
         self._buffers: list[ByteArray] = []
+        self._notes: list[ByteArray] = []
+        self._borrowed: list[ByteArray] = []
 
     def send(self, message: Sealed, peers: list[int], tag: int) -> None:
         """Send a message to each of ``peers``; its buffer goes back to the pool in the end."""
@@ -144,8 +145,16 @@ class Mailbox:
         """Send bytes of a buffer that this mailbox already keeps."""
         data = message.wire()
         self._call.wire_bytes += data.size * len(peers)
+        t = self._transport
+        note = None
+        if t.near is not None and data.size >= _NOTE_FROM:
+            readers = sum(peer in t.near.ranks for peer in peers)
+            note = t.near.lend(data, readers) if readers else None
+            if note is not None:
+                self._notes.append(note)
         for peer in peers:
-            self._sends.append(self._transport.isend(data, peer, tag))
+            noted = note is not None and t.near is not None and peer in t.near.ranks
+            self._sends.append(t.isend(note if noted else data, peer, tag))
             self._peers.append(peer)
 
     def inbox(self, nbytes: int) -> Incoming:
@@ -165,9 +174,29 @@ class Mailbox:
         """What to wait for until all of ``messages`` are here and can be opened."""
         return Pending([m.request for m in messages], [m.peer for m in messages])
 
+    def read(self, message: Incoming) -> ByteArray:
+        """The bytes of a message that is here, up to :meth:`finish`.
+
+        Raises:
+            WireError: a note of nothing.
+        """
+        near = self._transport.near
+        if near is None or message.peer not in near.ranks:
+            return message.buffer
+        if message.shared is None:
+            message.shared = near.read(message.buffer)
+            if message.shared is None:
+                return message.buffer
+            self._borrowed.append(message.shared)
+        return message.shared
+
     def finish(self) -> Steps:
         """Wait until all is sent, and give the buffers back."""
+        if self._transport.near is not None:
+            self._transport.near.release(self._borrowed)
+            self._borrowed.clear()
         yield Pending(self._sends, self._peers)
         for buffer in self._buffers:
             self._transport.give(buffer)
         self._buffers.clear()
+        self._notes.clear()

@@ -52,6 +52,7 @@ NB_MODULE(_kernels, m) {
   bind_convert(m);
   bind_feedback(m);
   bind_lattice(m);
+  bind_lease(m);
   bind_lowrank(m);
   bind_mpc(m);
   bind_planes(m);

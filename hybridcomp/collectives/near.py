@@ -1,0 +1,137 @@
+"""Ranks of one host hand each other messages by saying where they are.
+
+What MPI carries between them is a *note* of 32 bytes: whose arena, where in it, how long. The reader decodes from
+there. Notes and messages may be mixed: a note's first bytes are not those of a message. Notes are believed, for who can
+write one into an arena of this user could as well change this process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+from collections.abc import Iterable
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp import native
+from hybridcomp.arrays import ByteArray
+from hybridcomp.collectives.arena import Arena, ArenaPool, Card, address, open_arena
+from hybridcomp.collectives.pools import HeapPool
+from hybridcomp.errors import WireError
+
+_NOTE = struct.Struct("<IIQQQ")
+_MAGIC = 0x01455948  # b"HYE\x01"
+_CARD = struct.Struct("<QQQQ")
+_SWITCH = "HYBRIDCOMP_SHARED_MEMORY"
+
+
+class Near:
+    """The other ranks of this host in a communicator, and their arenas.
+
+    Attributes:
+        ranks: of the communicator.
+        pool: whose buffers they can read.
+    """
+
+    def __init__(self, pool: ArenaPool, arenas: dict[int, Arena]) -> None:
+        """Know the arenas of ranks."""
+        self.pool = pool
+        self.ranks = frozenset(arenas)
+        everyone: list[Arena] = [pool.arena, *arenas.values()]
+        self._arenas = {arena.card.token: arena for arena in everyone}
+        self._spans = [(a.start, a.start + a.card.nbytes, a) for a in everyone]
+
+    def lend(self, message: ByteArray, readers: int) -> ByteArray | None:
+        """A note of a message for ``readers`` ranks, each of which will :meth:`release` it; None if they cannot see it.
+
+        Args:
+            message: a buffer of the pool from its beginning on, or what :meth:`read` gave and is not yet released.
+            readers: how many.
+        """
+        at = address(message)
+        for start, end, arena in self._spans:
+            if start <= at < end:
+                offset = at - start
+                native.kernels().lease_add(arena.lease(offset), readers)
+                note = np.empty(_NOTE.size, np.uint8)
+                _NOTE.pack_into(note.data, 0, _MAGIC, 0, arena.card.token, offset, message.size)
+                return note
+        return None
+
+    def read(self, buffer: ByteArray) -> ByteArray | None:
+        """The message that a note in ``buffer`` is of; None if there is no note.
+
+        Raises:
+            WireError: it is of no message that can be.
+        """
+        magic, _, token, offset, nbytes = _NOTE.unpack_from(buffer.data, 0)
+        if magic != _MAGIC:
+            return None
+        arena = self._arenas.get(token)
+        if arena is None:
+            raise WireError(f"a note of a message in an arena that this rank does not know ({token:#x})")
+        return arena.block(offset, nbytes)
+
+    def release(self, messages: Iterable[ByteArray]) -> None:
+        """This rank no longer reads messages that :meth:`read` gave."""
+        for message in messages:
+            at = address(message)
+            for start, end, arena in self._spans:
+                if start <= at < end:
+                    native.kernels().lease_add(arena.lease(at - start), -1)
+                    break
+
+
+@functools.cache
+def own_pool() -> ArenaPool | None:
+    """This process's arena; None where the system has none."""
+    try:
+        return ArenaPool()
+    except (OSError, AttributeError):
+        return None
+
+
+@functools.cache
+def heap() -> HeapPool:
+    """Buffers for where nobody is near."""
+    return HeapPool()
+
+
+@functools.cache
+def _arena_at(card: Card) -> Arena | None:
+    """Another process's arena, mapped once."""
+    try:
+        return open_arena(card)
+    except OSError:
+        return None
+
+
+def meet(comm: MPI.Comm) -> Near | None:
+    """Map the arenas of the ranks of this host; None unless each of them can see all others'. Collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        if node.size == 1:
+            return None
+        pool = own_pool() if os.environ.get(_SWITCH) != "0" else None
+        mine = np.zeros(5, np.uint64)
+        if pool is not None:
+            mine[:] = (comm.Get_rank(), *pool.arena.card)
+        cards = np.empty((node.size, mine.size), np.uint64)
+        node.Allgather(mine, cards)
+        arenas: dict[int, Arena] = {}
+        good = pool is not None
+        for place, (rank, pid, fd, token, nbytes) in enumerate(cards.tolist()):
+            if place == node.rank or not good:
+                continue
+            arena = _arena_at(Card(pid, fd, token, nbytes)) if token else None
+            if arena is None:
+                good = False
+            else:
+                arenas[rank] = arena
+        verdict = np.array([good], np.uint8)
+        node.Allreduce(MPI.IN_PLACE, verdict, MPI.MIN)
+        return Near(pool, arenas) if pool is not None and verdict[0] else None
+    finally:
+        node.Free()

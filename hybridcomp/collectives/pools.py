@@ -1,0 +1,48 @@
+"""Buffers for messages, used again: fresh pages cost as much as a network does."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from hybridcomp.arrays import ByteArray
+
+_LEAST = 4096  # bytes
+_KEPT = 64  # free buffers of a size
+
+
+class Pool(Protocol):
+    """Where a transport's buffers come from."""
+
+    def take(self, nbytes: int) -> ByteArray:
+        """A buffer of ``nbytes`` that nobody uses."""
+
+    def give(self, buffer: ByteArray) -> None:
+        """Take back a buffer that no request uses any more."""
+
+
+class HeapPool:
+    """Buffers of this process's own memory."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[ByteArray]] = {}
+
+    def take(self, nbytes: int) -> ByteArray:
+        """A buffer of ``nbytes`` that nobody uses."""
+        free = self._free.get(size_class(nbytes))
+        buffer = free.pop() if free else np.empty(size_class(nbytes), np.uint8)
+        return buffer[:nbytes]
+
+    def give(self, buffer: ByteArray) -> None:
+        """Take back a buffer that no request uses any more."""
+        base = buffer if buffer.base is None else buffer.base
+        assert isinstance(base, np.ndarray)
+        free = self._free.setdefault(base.size, [])
+        if len(free) < _KEPT:
+            free.append(base)
+
+
+def size_class(nbytes: int) -> int:
+    """The size of the buffers that serve ``nbytes``: a power of two."""
+    return int(max(_LEAST, 1 << (nbytes - 1).bit_length())) if nbytes else _LEAST
