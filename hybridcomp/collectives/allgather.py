@@ -5,6 +5,8 @@ Every rank, the sender too, decodes the same message, so all ranks end with the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
@@ -12,21 +14,22 @@ from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming
 
 
-def allgather(carrier: Carrier, send: Flat, recv: Flat, tag: int) -> Steps:
+def allgather(carrier: Carrier, send: Flat, recv: Flat, tags: Sequence[int]) -> Steps:
     """Gather every rank's ``send`` into ``recv``, in rank order.
 
     Args:
         carrier: codec, transport and statistics.
         send: one block; may be this rank's part of ``recv``.
         recv: ``size * send.size`` elements of the same dtype.
-        tag: this operation's tag.
+        tags: one.
 
     Raises:
         WireError, MismatchError: from a peer's message.
     """
     t = carrier.transport
+    (tag,) = tags
     mailbox = carrier.mailbox()
-    shards = Shards.fixed(recv.size, t.size, send.size, send.dtype.itemsize)
+    shards = Shards.fixed(recv.size, t.size, send.size, send.dtype.itemsize, carrier.chunk_bytes)
     blocks: list[list[Incoming]] = []
     with t.keeping((mailbox, blocks)):
         for k in range(shards.count):

@@ -17,6 +17,8 @@ shards and in step 3 for its own, is corrected by a memory of all of its data (:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hybridcomp.arrays import Flat
@@ -34,7 +36,7 @@ def allreduce(
     carrier: Carrier,
     send: Flat,
     recv: Flat,
-    tags: tuple[int, int],
+    tags: Sequence[int],
     *,
     mean: bool = False,
     memory: Memory | None = None,
@@ -77,7 +79,7 @@ class _Run:
         carrier: Carrier,
         send: Flat,
         recv: Flat,
-        tags: tuple[int, int],
+        tags: Sequence[int],
         mean: bool,
         memory: Memory | None,
         fold: np.ufunc | None,
@@ -95,7 +97,7 @@ class _Run:
         self.memory = memory
         self.fold = fold
         self.rank, self.others = carrier.transport.rank, carrier.transport.others
-        self.shards = Shards.of(send.size, carrier.transport.size, send.dtype.itemsize)
+        self.shards = Shards.of(send.size, carrier.transport.size, send.dtype.itemsize, carrier.chunk_bytes)
         self.mailbox = carrier.mailbox()
         self.parts: dict[int, list[Incoming]] = {}
         self.results: dict[int, list[Incoming]] = {}

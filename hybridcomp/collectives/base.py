@@ -13,6 +13,7 @@ from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
 from hybridcomp.collectives.agreement import agree
 from hybridcomp.collectives.awareness import awareness
 from hybridcomp.collectives.carry import Array, Carrier
+from hybridcomp.collectives.choosing import Chooser, Way, environment, parse_forced
 from hybridcomp.collectives.device_carry import DeviceCarrier, has_driver
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
 from hybridcomp.collectives.exact import AVG
@@ -21,6 +22,7 @@ from hybridcomp.collectives.near import meet
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.through_host import Extents as ByteExtents
 from hybridcomp.collectives.through_host import through_host
+from hybridcomp.collectives.topology import Topology
 from hybridcomp.collectives.transport import Transport
 from hybridcomp.collectives.turns import Turn
 from hybridcomp.device import DeviceArray
@@ -56,8 +58,12 @@ class Base:
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self.cuda_aware = agree(self.mpi, self.policy, mine)
         direct = self.cuda_aware.messages
+        node = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        self._topology = Topology.of(self.mpi, node)
         # Where MPI takes device pointers, it takes them between the ranks of a host, too.
-        near = None if direct else meet(self.mpi)
+        near = None if direct else meet(self.mpi, node)
+        node.Free()
+        self._chooser = Chooser(self._topology, parse_forced(self.mpi.bcast(environment(), root=0)))
         self._transport = Transport(self.mpi, near, direct=direct)
         self._p2p_transport = Transport(self._p2p, direct=direct)
 
@@ -131,6 +137,13 @@ class Base:
         key = (self.axis, name)
         return lambda carrier: carrier.remember(self.feedback, key, n, form)
 
+    def _way(
+        self, op: str, data: Flat, codec: Codec, algorithm: str | None, feedback: bool = False
+    ) -> tuple[Way, list[int]]:
+        """How to do an operation on a buffer of all its elements, and the tags for it."""
+        way = self._chooser.choose(op, data.nbytes, data.dtype, codec, feedback, algorithm)
+        return way, [self._transport.tag() for _ in range(way.algorithm.tags)]
+
     # -- starting ------------------------------------------------------------------------------------
 
     def _call(self, op: str, choice: Choice, raw: int, plain: int) -> Call:
@@ -148,6 +161,7 @@ class Base:
         recv: Flat,
         device: list[DeviceArray],
         *,
+        way: Way | None = None,
         on_host: bool = False,
         feedback: Callable[[Carrier], Any] | None = None,
         loads: bool = False,
@@ -161,16 +175,21 @@ class Base:
             call: statistics.
             send, recv: its buffers.
             device: the caller's, if they are on a device.
-            on_host: it cannot run there.
+            way: of the algorithm, if it was chosen among several.
+            on_host: it cannot run on a device.
             feedback: gives the memory, and the carrier the codec of its step.
             loads, written: as of :func:`~hybridcomp.collectives.through_host.through_host`.
         """
         t, dtype = self._transport, recv.dtype
+        if way is not None:
+            on_host = on_host or not way.algorithm.device
         encodes = bool(device) and not on_host and has_driver(codec)
         if encodes:
             carrier: Carrier = DeviceCarrier(t, codec, dtype, call, device)
         else:
             carrier = Carrier(t, codec, dtype, call)
+        if way is not None:
+            carrier.chunk_bytes = way.chunk_bytes
 
         def steps() -> Steps:
             memory = None if feedback is None else feedback(carrier)

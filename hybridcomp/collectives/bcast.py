@@ -5,29 +5,32 @@ The root, too, takes the decoded values, so that all ranks end with the same bit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.shards import Shards
 
 
-def bcast(carrier: Carrier, buf: Flat, root: int, tag: int) -> Steps:
+def bcast(carrier: Carrier, buf: Flat, root: int, tags: Sequence[int]) -> Steps:
     """Broadcast ``buf`` of rank ``root``, chunk by chunk.
 
     Args:
         carrier: codec, transport and statistics.
         buf: the same count and dtype on all ranks.
         root: who has the values.
-        tag: this operation's tag.
+        tags: one.
 
     Raises:
         WireError, MismatchError: from the parent's message.
     """
     t = carrier.transport
+    (tag,) = tags
     parent, children = binomial_tree((t.rank - root) % t.size, t.size)
     down = [(c + root) % t.size for c in children]
     mailbox = carrier.mailbox()
-    shards = Shards.fixed(buf.size, 1, buf.size, buf.dtype.itemsize)
+    shards = Shards.fixed(buf.size, 1, buf.size, buf.dtype.itemsize, carrier.chunk_bytes)
     spans = [shards.span(0, k) for k in range(shards.count)]
     if parent is None:
         with t.keeping(mailbox):

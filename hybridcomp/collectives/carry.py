@@ -18,6 +18,7 @@ from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
 from hybridcomp.codecs.feedback import Key
 from hybridcomp.codecs.forms import Form
 from hybridcomp.codecs.registry import codec_for
+from hybridcomp.collectives.shards import CHUNK_BYTES
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport import Incoming, Mailbox, Sealed, Transport
 from hybridcomp.device import Queue
@@ -36,6 +37,7 @@ class Carrier:
         codec: what they are encoded with.
         dtype: of the caller's elements.
         call: statistics.
+        chunk_bytes: of the caller's elements, that make one message.
     """
 
     def __init__(self, transport: Transport, codec: Codec, dtype: DType, call: Call) -> None:
@@ -43,6 +45,7 @@ class Carrier:
         self.codec = codec
         self.dtype = dtype
         self.call = call
+        self.chunk_bytes = CHUNK_BYTES
         self._params = codec.params_hash
         self._mail: Mailbox | None = None
 

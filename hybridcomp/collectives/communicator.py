@@ -6,11 +6,13 @@ where they are encoded and decoded in the order of the stream that their library
 ``wait`` has, that stream's later work sees the result. A method's non-blocking twin (``Iallreduce`` for
 ``Allreduce``) takes the same arguments and returns a :class:`~hybridcomp.collectives.engine.Request`.
 
-Three keyword arguments are ours:
+Keyword arguments of ours:
 
 *   ``name``: of the parameter or bucket. Named messages can be excluded by a policy and get error feedback.
 *   ``phase``: ``"forward"`` or ``"backward"``.
 *   ``codec``: a codec or spec that this call uses whatever the policy says; ``"none"`` for exact.
+*   ``algorithm``: of those in :mod:`~hybridcomp.collectives.algorithms`, the one to use if the call is compressed; the
+    environment variable ``HYBRIDCOMP_ALGORITHM`` (of rank 0; ``all_reduce=ring,broadcast=tree``) is for all calls.
 
 Operations on one communicator must be started in the same order on all its ranks, as MPI asks. Errors:
 ``TypeError`` and ``ValueError`` for wrong arguments, :class:`~hybridcomp.errors.CodecMismatchError` for a buffer
@@ -84,11 +86,12 @@ class Communicator(Core):
         name: str | None = None,
         phase: str | None = None,
         codec: CodecLike = None,
+        algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Allreduce`."""
         recv = parse(recvbuf, writable=True)
         send = recv if is_in_place(sendbuf) else _like(parse(sendbuf), recv, "send", "recv")
-        return self.allreduce(send, recv, op, name, phase, codec)
+        return self.allreduce(send, recv, op, name, phase, codec, algorithm)
 
     def Allreduce(self, sendbuf: Buffer, recvbuf: Buffer, op: Op = MPI.SUM, **ours: Any) -> None:
         """Reduce over all ranks; every rank gets the same bits.
@@ -110,6 +113,7 @@ class Communicator(Core):
         name: str | None = None,
         phase: str | None = None,
         codec: CodecLike = None,
+        algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Reduce_scatter_block`."""
         recv = parse(recvbuf, writable=True)
@@ -117,7 +121,7 @@ class Communicator(Core):
             send, recv = recv, _part(recv, 0, recv.size // self.size)
         else:
             send = _same_dtype(parse(sendbuf), recv)
-        return self.reduce_scatter_block(send, recv, op, name, phase, codec)
+        return self.reduce_scatter_block(send, recv, op, name, phase, codec, algorithm)
 
     def Reduce_scatter_block(self, sendbuf: Buffer, recvbuf: Buffer, op: Op = MPI.SUM, **ours: Any) -> None:
         """Reduce ``sendbuf`` (size * n elements) over all ranks; rank r gets block r in ``recvbuf`` (n)."""
@@ -146,6 +150,7 @@ class Communicator(Core):
         name: str | None = None,
         phase: str | None = None,
         codec: CodecLike = None,
+        algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Allgather`."""
         recv = parse(recvbuf, writable=True)
@@ -154,7 +159,7 @@ class Communicator(Core):
             send = _part(recv, self.rank * n, n)
         else:
             send = _same_dtype(parse(sendbuf), recv)
-        return self.allgather(send, recv, name, phase, codec)
+        return self.allgather(send, recv, name, phase, codec, algorithm)
 
     def Allgather(self, sendbuf: Buffer, recvbuf: Buffer, **ours: Any) -> None:
         """Gather each rank's ``sendbuf`` (n elements) into ``recvbuf`` (size * n); all ranks get the same bits.
@@ -217,9 +222,10 @@ class Communicator(Core):
         name: str | None = None,
         phase: str | None = None,
         codec: CodecLike = None,
+        algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Bcast`."""
-        return self.bcast(parse(buf, writable=True), root, name, phase, codec)
+        return self.bcast(parse(buf, writable=True), root, name, phase, codec, algorithm)
 
     def Bcast(self, buf: Buffer, root: int = 0, **ours: Any) -> None:
         """Broadcast from ``root``. Where it is compressed, the root, too, ends with the decoded values."""

@@ -12,16 +12,13 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.collectives.allgather import allgather
-from hybridcomp.collectives.allreduce import allreduce
 from hybridcomp.collectives.alltoall import Extents, alltoallv
 from hybridcomp.collectives.base import CodecLike, Op
-from hybridcomp.collectives.bcast import bcast, binomial_tree
+from hybridcomp.collectives.bcast import binomial_tree
 from hybridcomp.collectives.buffers import copied, overlap, raw, same_memory, together
 from hybridcomp.collectives.engine import Request
 from hybridcomp.collectives.exact import AVG, native, reduce_native, reduces_directly
 from hybridcomp.collectives.linear import linear_allreduce
-from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
 from hybridcomp.collectives.sends import Sends
 from hybridcomp.collectives.stats import Call
 from hybridcomp.device import DeviceArray
@@ -48,7 +45,14 @@ class Core(Sends):
     # -- collectives ---------------------------------------------------------------------------------
 
     def allreduce(
-        self, send: Flat, recv: Flat, op: Op, name: str | None, phase: str | None, codec: CodecLike
+        self,
+        send: Flat,
+        recv: Flat,
+        op: Op,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None = None,
     ) -> Request:
         """Start an all-reduce of ``send`` into ``recv``."""
         p = self.size
@@ -84,19 +88,28 @@ class Core(Sends):
                 device,
                 on_host=residual is not None,
             )
-        tags = (tag(), tag())
+        feedback = self._remembering("all_reduce", choice, name, recv.size)
+        way, tags = self._way("all_reduce", recv, choice.codec, algorithm, feedback is not None)
         return self._carried(
-            lambda carrier, s, r, memory: allreduce(carrier, s, r, tags, mean=mean, memory=memory),
+            lambda carrier, s, r, memory: way.algorithm.run(carrier, s, r, tags, mean=mean, memory=memory),
             choice.codec,
             call,
             send,
             recv,
             device,
-            feedback=self._remembering("all_reduce", choice, name, recv.size),
+            way=way,
+            feedback=feedback,
         )
 
     def reduce_scatter_block(
-        self, send: Flat, recv: Flat, op: Op, name: str | None, phase: str | None, codec: CodecLike
+        self,
+        send: Flat,
+        recv: Flat,
+        op: Op,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None = None,
     ) -> Request:
         """Start a reduce-scatter of equal blocks: ``recv`` gets block ``rank`` of the sum of ``send``."""
         p = self.size
@@ -115,19 +128,27 @@ class Core(Sends):
             if overlap(send, recv):
                 send = copied(send)
             return self._reduced(self.mpi.Ireduce_scatter_block, op, (), call, send, recv, device)
-        tag = self._transport.tag()
+        feedback = self._remembering("reduce_scatter", choice, name, send.size)
+        way, tags = self._way("reduce_scatter", send, choice.codec, algorithm, feedback is not None)
         return self._carried(
-            lambda carrier, s, r, memory: reduce_scatter_block(carrier, s, r, tag, mean=mean, memory=memory),
+            lambda carrier, s, r, memory: way.algorithm.run(carrier, s, r, tags, mean=mean, memory=memory),
             choice.codec,
             call,
             send,
             recv,
             device,
-            feedback=self._remembering("reduce_scatter", choice, name, send.size),
+            way=way,
+            feedback=feedback,
         )
 
     def allgather(
-        self, send: Flat, recv: Flat, name: str | None, phase: str | None, codec: CodecLike
+        self,
+        send: Flat,
+        recv: Flat,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None = None,
     ) -> Request:
         """Start an all-gather of every rank's ``send`` into ``recv``."""
         p, n = self.size, send.size
@@ -155,9 +176,15 @@ class Core(Sends):
                 recv,
                 device,
             )
-        tag = self._transport.tag()
+        way, tags = self._way("all_gather", recv, choice.codec, algorithm)
         return self._carried(
-            lambda carrier, s, r, _: allgather(carrier, s, r, tag), choice.codec, call, send, recv, device
+            lambda carrier, s, r, _: way.algorithm.run(carrier, s, r, tags),
+            choice.codec,
+            call,
+            send,
+            recv,
+            device,
+            way=way,
         )
 
     def alltoallv(
@@ -210,7 +237,15 @@ class Core(Sends):
             written=written,
         )
 
-    def bcast(self, buf: Flat, root: int, name: str | None, phase: str | None, codec: CodecLike) -> Request:
+    def bcast(
+        self,
+        buf: Flat,
+        root: int,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None = None,
+    ) -> Request:
         """Start a broadcast of ``buf`` from ``root``."""
         self._check_rank(root, "root")
         device = together(buf)
@@ -227,14 +262,15 @@ class Core(Sends):
                 device,
                 loads=loads,
             )
-        tag = self._transport.tag()
+        way, tags = self._way("broadcast", buf, choice.codec, algorithm)
         return self._carried(
-            lambda carrier, _s, r, _m: bcast(carrier, r, root, tag),
+            lambda carrier, _s, r, _m: way.algorithm.run(carrier, r, root, tags),
             choice.codec,
             call,
             None,
             buf,
             device,
+            way=way,
             loads=loads,
         )
 

@@ -108,30 +108,31 @@ def _arena_at(card: Card) -> Arena | None:
         return None
 
 
-def meet(comm: MPI.Comm) -> Near | None:
-    """Map the arenas of the ranks of this host; None unless each of them can see all others'. Collective."""
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    try:
-        if node.size == 1:
-            return None
-        pool = own_pool() if os.environ.get(_SWITCH) != "0" else None
-        mine = np.zeros(5, np.uint64)
-        if pool is not None:
-            mine[:] = (comm.Get_rank(), *pool.arena.card)
-        cards = np.empty((node.size, mine.size), np.uint64)
-        node.Allgather(mine, cards)
-        arenas: dict[int, Arena] = {}
-        good = pool is not None
-        for place, (rank, pid, fd, token, nbytes) in enumerate(cards.tolist()):
-            if place == node.rank or not good:
-                continue
-            arena = _arena_at(Card(pid, fd, token, nbytes)) if token else None
-            if arena is None:
-                good = False
-            else:
-                arenas[rank] = arena
-        verdict = np.array([good], np.uint8)
-        node.Allreduce(MPI.IN_PLACE, verdict, MPI.MIN)
-        return Near(pool, arenas) if pool is not None and verdict[0] else None
-    finally:
-        node.Free()
+def meet(comm: MPI.Comm, node: MPI.Comm) -> Near | None:
+    """Map the arenas of the ranks of this host; None unless each of them can see all others'. Collective.
+
+    Args:
+        comm: whose ranks meet.
+        node: those of this host.
+    """
+    if node.size == 1:
+        return None
+    pool = own_pool() if os.environ.get(_SWITCH) != "0" else None
+    mine = np.zeros(5, np.uint64)
+    if pool is not None:
+        mine[:] = (comm.Get_rank(), *pool.arena.card)
+    cards = np.empty((node.size, mine.size), np.uint64)
+    node.Allgather(mine, cards)
+    arenas: dict[int, Arena] = {}
+    good = pool is not None
+    for place, (rank, pid, fd, token, nbytes) in enumerate(cards.tolist()):
+        if place == node.rank or not good:
+            continue
+        arena = _arena_at(Card(pid, fd, token, nbytes)) if token else None
+        if arena is None:
+            good = False
+        else:
+            arenas[rank] = arena
+    verdict = np.array([good], np.uint8)
+    node.Allreduce(MPI.IN_PLACE, verdict, MPI.MIN)
+    return Near(pool, arenas) if pool is not None and verdict[0] else None

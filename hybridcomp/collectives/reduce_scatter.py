@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Memory
 from hybridcomp.collectives.carry import Carrier
@@ -13,7 +15,13 @@ _AHEAD = 3
 
 
 def reduce_scatter_block(
-    carrier: Carrier, send: Flat, recv: Flat, tag: int, *, mean: bool = False, memory: Memory | None = None
+    carrier: Carrier,
+    send: Flat,
+    recv: Flat,
+    tags: Sequence[int],
+    *,
+    mean: bool = False,
+    memory: Memory | None = None,
 ) -> Steps:
     """Sum ``send`` over all ranks; rank r gets block r.
 
@@ -21,7 +29,7 @@ def reduce_scatter_block(
         carrier: codec, transport and statistics.
         send: ``size * recv.size`` elements.
         recv: one block; may be a part of ``send``.
-        tag: this operation's tag.
+        tags: one.
         mean: divide the sum by the number of ranks.
         memory: error feedback of ``send.size`` elements; its step has begun. This rank's own block is added
             uncompressed and leaves nothing in it, but under ``dgc``, as in an all-reduce, as if it were sent.
@@ -30,8 +38,9 @@ def reduce_scatter_block(
         WireError, MismatchError: from a peer's message.
     """
     t = carrier.transport
+    (tag,) = tags
     mailbox = carrier.mailbox()
-    shards = Shards.fixed(send.size, t.size, recv.size, send.dtype.itemsize)
+    shards = Shards.fixed(send.size, t.size, recv.size, send.dtype.itemsize, carrier.chunk_bytes)
     dtype = send.dtype if memory is None else send.dtype.accumulator
     parts: dict[int, list[Incoming]] = {}
 

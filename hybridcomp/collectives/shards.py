@@ -27,17 +27,17 @@ class Shards:
     count: int
 
     @classmethod
-    def of(cls, n: int, ranks: int, itemsize: int) -> Shards:
+    def of(cls, n: int, ranks: int, itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> Shards:
         """Near-equal shards, cut on 64-element borders."""
         length = -(-n // ranks)
         if length > _ALIGN:
             length = -(-length // _ALIGN) * _ALIGN
-        return cls.fixed(n, ranks, length, itemsize)
+        return cls.fixed(n, ranks, length, itemsize, chunk_bytes)
 
     @classmethod
-    def fixed(cls, n: int, ranks: int, length: int, itemsize: int) -> Shards:
+    def fixed(cls, n: int, ranks: int, length: int, itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> Shards:
         """Shards of ``length`` elements each."""
-        chunk = max(1, CHUNK_BYTES // itemsize)
+        chunk = max(1, chunk_bytes // itemsize)
         if length > chunk:  # equal chunks: a short last one would cost a message of its own
             chunk = -(-length // -(-length // chunk))
             chunk = -(-chunk // _ALIGN) * _ALIGN

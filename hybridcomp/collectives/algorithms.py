@@ -1,0 +1,52 @@
+"""The algorithms of each operation, and what each can do.
+
+Another one is a generator in a file of its own and an entry here. All of one operation have the same signature:
+
+*   ``all_reduce``, ``reduce_scatter``: ``run(carrier, send, recv, tags, *, mean, memory)``
+*   ``all_gather``: ``run(carrier, send, recv, tags)``
+*   ``broadcast``: ``run(carrier, buf, root, tags)``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hybridcomp.codecs import Codec
+from hybridcomp.collectives.allgather import allgather
+from hybridcomp.collectives.allreduce import allreduce
+from hybridcomp.collectives.bcast import bcast
+from hybridcomp.collectives.engine import Steps
+from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
+from hybridcomp.collectives.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One way to do an operation.
+
+    Attributes:
+        name: as callers and the cost model say it.
+        run: the generator.
+        tags: how many it takes.
+        feedback: whether it takes a memory of error feedback.
+        device: whether it works on a device's memory; else on a copy in the host's.
+        refuses: why it cannot be used by these ranks with this codec, for elements of this many bytes each; None if
+            it can.
+    """
+
+    name: str
+    run: Callable[..., Steps]
+    tags: int = 1
+    feedback: bool = False
+    device: bool = True
+    refuses: Callable[[Topology, Codec], str | None] = lambda topology, codec: None
+
+
+#: By operation, the default first.
+ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
+    "all_reduce": (Algorithm("direct", allreduce, tags=2, feedback=True),),
+    "reduce_scatter": (Algorithm("direct", reduce_scatter_block, feedback=True),),
+    "all_gather": (Algorithm("direct", allgather),),
+    "broadcast": (Algorithm("tree", bcast),),
+}

@@ -1,0 +1,104 @@
+"""Which algorithm an operation uses, and in what chunks: alike on all ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hybridcomp.arrays import DType
+from hybridcomp.codecs import Codec
+from hybridcomp.collectives.algorithms import ALGORITHMS, Algorithm
+from hybridcomp.collectives.shards import CHUNK_BYTES
+from hybridcomp.collectives.topology import Topology
+from hybridcomp.errors import ConfigError
+
+VARIABLE = "HYBRIDCOMP_ALGORITHM"
+
+
+class Way(NamedTuple):
+    """How to do an operation: by which algorithm, in chunks of how many uncompressed bytes."""
+
+    algorithm: Algorithm
+    chunk_bytes: int
+
+
+class Chooser:
+    """Chooses for one communicator.
+
+    Args:
+        topology: of its ranks.
+        forced: per operation, the name of the algorithm to use wherever it can be.
+    """
+
+    def __init__(self, topology: Topology, forced: Mapping[str, str]) -> None:
+        self._topology = topology
+        self._forced = forced
+        self._ways: dict[tuple[str, int, DType, Codec, bool, str | None], Way] = {}
+
+    def choose(
+        self, op: str, nbytes: int, dtype: DType, codec: Codec, feedback: bool, asked: str | None = None
+    ) -> Way:
+        """The way to do an operation.
+
+        Args:
+            op: one of :data:`~hybridcomp.collectives.algorithms.ALGORITHMS`.
+            nbytes: of the whole buffer, uncompressed.
+            dtype: of its elements.
+            codec: that carries it.
+            feedback: whether it has a memory.
+            asked: the caller's algorithm; None to choose.
+
+        Raises:
+            ValueError: there is no algorithm of that name, or it cannot be used here.
+        """
+        key = (op, nbytes, dtype, codec, feedback, asked)
+        way = self._ways.get(key)
+        if way is None:
+            if len(self._ways) > 4096:
+                self._ways.clear()
+            way = self._ways[key] = self._choose(*key)
+        return way
+
+    def _choose(
+        self, op: str, nbytes: int, dtype: DType, codec: Codec, feedback: bool, asked: str | None
+    ) -> Way:
+        able: dict[str, Algorithm] = {}
+        refused: dict[str, str] = {}
+        for algorithm in ALGORITHMS[op]:
+            why = algorithm.refuses(self._topology, codec)
+            if feedback and not algorithm.feedback:
+                why = "it has no error feedback"
+            if why is None:
+                able[algorithm.name] = algorithm
+            else:
+                refused[algorithm.name] = why
+        if asked is not None and asked not in able:
+            why = refused.get(asked, "there is none of that name")
+            raise ValueError(f"{op} cannot use algorithm {asked!r} here: {why}; allowed: {', '.join(able)}")
+        name = asked or self._forced.get(op)
+        if name not in able:
+            name = next(iter(able))
+        return Way(able[name], CHUNK_BYTES)
+
+
+def parse_forced(text: str) -> dict[str, str]:
+    """What ``HYBRIDCOMP_ALGORITHM`` says, such as ``all_reduce=ring,broadcast=tree``.
+
+    Raises:
+        ConfigError: no such operation or algorithm.
+    """
+    forced = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        op, _, name = part.partition("=")
+        known = [a.name for a in ALGORITHMS.get(op, ())]
+        if name not in known:
+            allowed = "; ".join(f"{o}={'|'.join(a.name for a in ways)}" for o, ways in ALGORITHMS.items())
+            raise ConfigError(f"{VARIABLE} has {part!r}; allowed, separated by commas: {allowed}")
+        forced[op] = name
+    return forced
+
+
+def environment() -> str:
+    """What this process's environment says."""
+    return os.environ.get(VARIABLE, "")
