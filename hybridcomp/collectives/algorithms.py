@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hybridcomp.codecs import Codec
+from hybridcomp.collectives import hierarchical
 from hybridcomp.collectives.allgather import allgather
 from hybridcomp.collectives.allreduce import allreduce
 from hybridcomp.collectives.bcast import bcast
 from hybridcomp.collectives.engine import Steps
+from hybridcomp.collectives.hierarchical import hierarchical_allreduce
 from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
 from hybridcomp.collectives.topology import Topology
 
@@ -45,7 +47,16 @@ class Algorithm:
 
 #: By operation, the default first.
 ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
-    "all_reduce": (Algorithm("direct", allreduce, tags=2, feedback=True),),
+    "all_reduce": (
+        Algorithm("direct", allreduce, tags=2, feedback=True),
+        Algorithm(
+            "hierarchical",
+            hierarchical_allreduce,
+            tags=4,
+            feedback=True,
+            refuses=hierarchical.refuses,
+        ),
+    ),
     "reduce_scatter": (Algorithm("direct", reduce_scatter_block, feedback=True),),
     "all_gather": (Algorithm("direct", allgather),),
     "broadcast": (Algorithm("tree", bcast),),

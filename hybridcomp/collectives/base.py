@@ -64,8 +64,8 @@ class Base:
         near = None if direct else meet(self.mpi, node)
         node.Free()
         self._chooser = Chooser(self._topology, parse_forced(self.mpi.bcast(environment(), root=0)))
-        self._transport = Transport(self.mpi, near, direct=direct)
-        self._p2p_transport = Transport(self._p2p, direct=direct)
+        self._transport = Transport(self.mpi, self._topology, near, direct=direct)
+        self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
 
     def stats(self) -> list[StatRow]:
         """Totals per operation and codec since the communicator was made, on this rank."""

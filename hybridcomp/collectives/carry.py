@@ -6,8 +6,9 @@ same for memory of a device, where a message that was encoded is not ready yet.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,14 @@ class Carrier:
 
     def _read(self, message: Incoming) -> ByteArray:
         return message.buffer if self._mail is None else self._mail.read(message)
+
+    def alike(self, *, codec: Codec | None = None, dtype: DType | None = None) -> Self:
+        """A carrier of the same operation and mailbox, which has been made, for another codec or dtype."""
+        other = copy.copy(self)
+        other.codec = codec or self.codec
+        other.dtype = dtype or self.dtype
+        other._params = other.codec.params_hash
+        return other
 
     def remember(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> Any:
         """The memory under a key, its step begun; the codec becomes that of the step."""
@@ -201,9 +210,9 @@ class Carrier:
             if values is not out:
                 out[:] = narrow(values, self.dtype)
 
-    def checked(self, message: Incoming, n: int) -> Sealed:
-        """A message of ``n`` elements, checked, to be sent on; its buffer stays the mailbox's."""
-        raw, _ = self.open(self._read(message), n, message.peer)
+    def checked(self, message: Incoming, n: int, dtype: DType | None = None) -> Sealed:
+        """A message of ``n`` elements of ``dtype``, checked, to be sent on; its buffer stays the mailbox's."""
+        raw, _ = self.open(self._read(message), n, message.peer, dtype)
         return Sealed(raw, raw.size)
 
     def take(self, message: Incoming, nbytes: int, out: Array) -> None:

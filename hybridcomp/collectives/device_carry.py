@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -82,7 +82,16 @@ class DeviceCarrier(Carrier):
         self._lane: Lane | None = None
         self._mail: DeviceMailbox | None = None
         for each in (codec, *filter(has_driver, others)):
-            prepare_in_turn((*_MODULES, *modules_of(each)), self._runtime)
+            self._prepare(each)
+
+    def _prepare(self, codec: Codec) -> None:
+        prepare_in_turn((*_MODULES, *modules_of(codec)), self._runtime)
+
+    def alike(self, *, codec: Codec | None = None, dtype: DType | None = None) -> Self:
+        """A carrier of the same operation, mailbox and lane for another codec or dtype."""
+        if codec is not None:
+            self._prepare(codec)
+        return super().alike(codec=codec, dtype=dtype)
 
     @property
     def _head(self) -> bytes | None:
@@ -278,10 +287,10 @@ class DeviceCarrier(Carrier):
             head = message.head(header) if self._head is None else self._head
             decode_opened(header, head, raw, out, dtype or self.dtype, self.lane.queue)
 
-    def checked(self, message: Any, n: int) -> Any:
-        """A message of ``n`` elements, to be sent on. Who decodes it checks its CRC."""
+    def checked(self, message: Any, n: int, dtype: DType | None = None) -> Any:
+        """A message of ``n`` elements of ``dtype``, to be sent on. Who decodes it checks its CRC."""
         with self._naming(message):
-            return Passing(message, HEADER_BYTES + self._see(message, n, self.dtype)[0].payload)
+            return Passing(message, HEADER_BYTES + self._see(message, n, dtype or self.dtype)[0].payload)
 
     def take(self, message: Any, nbytes: int, out: Any) -> None:
         """Start to write the values of a message of any codec to the beginning of ``out``."""

@@ -22,6 +22,7 @@ class StatRow:
         raw_bytes: of the callers' buffers.
         plain_bytes: that this rank would have sent uncompressed by the usual algorithm.
         wire_bytes: that this rank sent.
+        shared_bytes: of those, what ranks of the same host read where it was.
         encode_seconds, decode_seconds: in kernels, on this rank.
         wire_seconds: the rest of the time between start and end.
     """
@@ -34,6 +35,7 @@ class StatRow:
     raw_bytes: int = 0
     plain_bytes: int = 0
     wire_bytes: int = 0
+    shared_bytes: int = 0
     encode_seconds: float = 0.0
     wire_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -49,6 +51,7 @@ class StatRow:
         self.raw_bytes += other.raw_bytes
         self.plain_bytes += other.plain_bytes
         self.wire_bytes += other.wire_bytes
+        self.shared_bytes += other.shared_bytes
         self.encode_seconds += other.encode_seconds
         self.wire_seconds += other.wire_seconds
         self.decode_seconds += other.decode_seconds

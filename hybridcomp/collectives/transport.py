@@ -14,6 +14,7 @@ from hybridcomp.collectives.engine import Pending, Ready, Steps
 from hybridcomp.collectives.near import Near, heap
 from hybridcomp.collectives.pools import Pool
 from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.topology import Topology
 from hybridcomp.collectives.turns import Turns
 
 _NOTE_FROM = 1 << 12  # bytes: shorter messages travel as they are
@@ -31,11 +32,15 @@ class Transport:
         rank, size: of ``comm``.
         turns: of what is matched in the order in which it is posted.
         direct: every rank's MPI takes device pointers in messages.
+        topology: which of them are on which host.
         near: the ranks with whom this one shares memory, if any.
     """
 
-    def __init__(self, comm: MPI.Comm, near: Near | None = None, *, direct: bool = False) -> None:
+    def __init__(
+        self, comm: MPI.Comm, topology: Topology, near: Near | None = None, *, direct: bool = False
+    ) -> None:
         """Send and receive on ``comm``; to ranks that are ``near`` by notes."""
+        self.topology = topology
         self.comm = comm
         self.near = near
         self.rank = comm.Get_rank()
@@ -154,6 +159,7 @@ class Mailbox:
                 self._notes.append(note)
         for peer in peers:
             noted = note is not None and t.near is not None and peer in t.near.ranks
+            self._call.shared_bytes += data.size if noted else 0
             self._sends.append(t.isend(note if noted else data, peer, tag))
             self._peers.append(peer)
 

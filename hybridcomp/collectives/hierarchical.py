@@ -1,0 +1,275 @@
+"""All-reduce over hosts that have several ranks: exact inside a host, compressed across.
+
+Every rank owns a shard of the result, as in :mod:`.allreduce`. On each other host one rank *leads* that shard: the ranks
+of a host lead about equally many, so that they share the crossing.
+
+1. Inside a host: each rank hands its part of a shard, as it is, to the shard's leader (through shared memory, where
+   there is some), which adds the parts in rank order, in float32 (float64 for float64).
+2. Across: leaders encode these sums and send them to the owner, who adds them in the order of the hosts.
+3. The owner encodes the sum once and sends it to the leaders of the other hosts and to the ranks of its own.
+4. Leaders pass that message on inside their host. Every rank decodes it: all end with the same bits.
+
+A host's link carries what one rank's would in a direct all-reduce between the hosts, 2 (h - 1) / h of the encoded
+buffer for h hosts. Error feedback corrects what leaders encode in step 2 and owners in step 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from hybridcomp.arrays import Flat
+from hybridcomp.codecs import Codec, Memory, get_codec
+from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.engine import Pending, Steps
+from hybridcomp.collectives.shards import Shards
+from hybridcomp.collectives.topology import Topology
+from hybridcomp.collectives.transport import Incoming
+
+_AHEAD = 3  # chunks handed to their leaders before the first one is summed there
+_CROSSING = 2  # chunks sent across before the first one is summed by its owner
+_BEHIND = 2  # chunks summed by their owners before the first result is decoded
+
+_NONE = get_codec("none")
+
+
+class Roles:
+    """Who leads whose shard, as one rank sees it.
+
+    Attributes:
+        local: the other ranks of this host, in order.
+        led: the ranks whose shards this one leads on its host, its own first.
+        peers: the leaders of this rank's shard on the other hosts, in the order of the hosts.
+    """
+
+    def __init__(self, topology: Topology, rank: int) -> None:
+        self._topology = topology
+        self._host = topology.hosts[rank]
+        self._ranks = [topology.ranks(h) for h in range(topology.count)]
+        self._place = [self._ranks[h].index(q) for q, h in enumerate(topology.hosts)]
+        self.local = [q for q in self._ranks[self._host] if q != rank]
+        size = len(topology.hosts)
+        self.led = [q for q in ((rank + i) % size for i in range(size)) if self.leader(q) == rank]
+        self.peers = [
+            ranks[self._place[rank] % len(ranks)] for h, ranks in enumerate(self._ranks) if h != self._host
+        ]
+
+    def leader(self, owner: int) -> int:
+        """Who leads an owner's shard on this host; the owner itself if it is of this host."""
+        mine = self._ranks[self._host]
+        return mine[self._place[owner] % len(mine)]
+
+
+def refuses(topology: Topology, codec: Codec) -> str | None:
+    """Why a hierarchy is of no use."""
+    if topology.count == 1:
+        return "all ranks are on one host"
+    return "each rank has a host of its own" if topology.largest == 1 else None
+
+
+def hierarchical_allreduce(
+    carrier: Carrier,
+    send: Flat,
+    recv: Flat,
+    tags: Sequence[int],
+    *,
+    mean: bool = False,
+    memory: Memory | None = None,
+) -> Steps:
+    """Sum ``send`` over all ranks into ``recv``.
+
+    Args:
+        carrier: codec, transport and statistics.
+        send, recv: the same count and dtype; either the same memory or none in common.
+        tags: four.
+        mean: divide the sum by the number of ranks (before it is encoded).
+        memory: error feedback of as many elements; its step has begun.
+
+    Raises:
+        WireError, MismatchError: from a peer's message.
+    """
+    size = carrier.transport.size
+    shards = Shards.of(send.size, size, send.dtype.itemsize, carrier.chunk_bytes)
+    run = _AllReduce(carrier, send, recv, tags, shards, size if mean else 1, memory)
+    with carrier.transport.keeping(run):
+        yield from pipelined(
+            shards.count,
+            Stage(_AHEAD, run.hand_over),
+            Stage(0, run.cross, run.parts.__getitem__),
+            Stage(-_CROSSING, run.reduce, run.crossed.__getitem__),
+            Stage(-_CROSSING - _BEHIND, run.pass_on, lambda k: [m for _, m in run.results[k]]),
+            Stage(-_CROSSING - _BEHIND - 1, run.take, lambda k: [m for _, m in run.passed[k]]),
+            arrival=run.mailbox.arrival,
+        )
+        yield from run.mailbox.finish()
+
+
+class Stage(NamedTuple):
+    """One of the stages that every chunk passes through.
+
+    Attributes:
+        ahead: of a common count, in chunks; negative is behind it.
+        work: does it for a chunk.
+        needs: the messages that must be here first.
+    """
+
+    ahead: int
+    work: Callable[[int], None]
+    needs: Callable[[int], list[Incoming]] | None = None
+
+
+def pipelined(count: int, *stages: Stage, arrival: Callable[[list[Incoming]], Pending]) -> Steps:
+    """Run stages, the first one furthest ahead, for ``count`` chunks."""
+    for step in range(-stages[0].ahead, count - stages[-1].ahead):
+        for stage in stages:
+            k = step + stage.ahead
+            if 0 <= k < count:
+                needed = stage.needs(k) if stage.needs is not None else []
+                if needed:
+                    yield arrival(needed)
+                stage.work(k)
+
+
+class Crossing:
+    """Steps 1 and 2 on one rank, chunk by chunk: what a reduction over hosts begins with."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        send: Flat,
+        tags: Sequence[int],
+        shards: Shards,
+        memory: Memory | None,
+    ) -> None:
+        self.mailbox = carrier.mailbox()
+        self.carrier = carrier
+        self.plain = carrier.alike(codec=_NONE)
+        self.wide = carrier.alike(dtype=send.dtype.accumulator)
+        self.send = send.data
+        self.tags = tags
+        self.shards = shards
+        self.memory = memory
+        self.rank = carrier.transport.rank
+        self.roles = Roles(carrier.transport.topology, self.rank)
+        self.parts: dict[int, list[Incoming]] = {}
+        self.crossed: dict[int, list[Incoming]] = {}
+        self.sums: dict[int, Any] = {}
+
+    def led(self, k: int) -> Iterator[int]:
+        """The owners that this rank leads, whose shards have a chunk ``k``."""
+        return (q for q in self.roles.led if self.shards.size(q, k))
+
+    def hand_over(self, k: int) -> None:
+        """Step 1 for chunk ``k`` of every shard, and the receives for it and for step 2."""
+        mailbox, shards, roles = self.mailbox, self.shards, self.roles
+        self.parts[k] = [
+            mailbox.receive(self.plain.inbox_bytes(shards.size(q, k)), p, self.tags[0])
+            for q in self.led(k)
+            for p in roles.local
+        ]
+        own = self.wide.inbox_bytes(shards.size(self.rank, k))
+        self.crossed[k] = [
+            mailbox.receive(own, p, self.tags[1]) for p in roles.peers if shards.size(self.rank, k)
+        ]
+        size = self.carrier.transport.size
+        for p in roles.local:  # a leader's chunks in the order in which it leads them
+            for q in ((p + i) % size for i in range(size)):
+                if roles.leader(q) == p and shards.size(q, k):
+                    mailbox.send(self.plain.encode(self.send[shards.span(q, k)]), [p], self.tags[0])
+
+    def cross(self, k: int) -> None:
+        """The sums of step 1, and step 2's messages."""
+        arrived = iter(self.parts.pop(k))
+        for q in self.led(k):
+            span = self.shards.span(q, k)
+            acc = self.carrier.own(self.send[span], None, span)
+            self.plain.add([next(arrived) for _ in self.roles.local], acc)
+            if q == self.rank:
+                self.sums[k] = acc if self.memory is None else self.wide.own(acc, self.memory, span)
+            elif self.memory is None:
+                self.mailbox.send(self.wide.encode(acc), [q], self.tags[1])
+            else:
+                self.mailbox.send(
+                    self.wide.encode_with_feedback(acc, self.memory, span), [q], self.tags[1]
+                )
+
+    def total(self, k: int) -> Any:
+        """The accumulator of chunk ``k`` of this rank's shard, all parts in it; None if there is no such chunk."""
+        acc = self.sums.pop(k, None)
+        messages = self.crossed.pop(k)
+        if acc is not None:
+            self.wide.add(messages, acc)
+        return acc
+
+
+class _AllReduce(Crossing):
+    """One all-reduce on this rank."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        send: Flat,
+        recv: Flat,
+        tags: Sequence[int],
+        shards: Shards,
+        ranks: int,
+        memory: Memory | None,
+    ) -> None:
+        super().__init__(carrier, send, tags, shards, memory)
+        self.recv = recv.data
+        self.ranks = ranks
+        exact = carrier.codec.lossless and memory is None
+        self.sum_dtype = send.dtype if exact else send.dtype.accumulator
+        self.results: dict[int, list[tuple[int, Incoming]]] = {}
+        self.passed: dict[int, list[tuple[int, Incoming]]] = {}
+
+    def hand_over(self, k: int) -> None:
+        """Also the receives for steps 3 and 4."""
+        super().hand_over(k)
+        roles = self.roles
+        self.results[k], self.passed[k] = [], []
+        for q in range(self.carrier.transport.size):
+            if q == self.rank or not self.shards.size(q, k):
+                continue
+            nbytes = self.carrier.inbox_bytes(self.shards.size(q, k), self.sum_dtype)
+            leader = roles.leader(q)
+            if leader in (q, self.rank):
+                self.results[k].append((q, self.mailbox.receive(nbytes, q, self.tags[2])))
+            else:
+                self.passed[k].append((q, self.mailbox.receive(nbytes, leader, self.tags[3])))
+
+    def reduce(self, k: int) -> None:
+        """The rest of step 2, and step 3."""
+        acc = self.total(k)
+        if acc is None:
+            return
+        span = self.shards.span(self.rank, k)
+        if self.memory is None:
+            result = self.carrier.encode_sum(acc, self.sum_dtype, self.ranks)
+        else:
+            result = self.carrier.encode_sum_with_feedback(acc, self.memory, span, self.ranks)
+        self.mailbox.send(result, [*self.roles.peers, *self.roles.local], self.tags[2])
+        if self.memory is None:
+            self.carrier.decode_own(result, self.recv[span], self.sum_dtype)
+        else:
+            self.carrier.decode_own_result(result, self.recv[span], self.memory, span)
+
+    def pass_on(self, k: int) -> None:
+        """Step 4 for the results that come from their owners."""
+        for q, message in self.results.pop(k):
+            if self.roles.leader(q) == self.rank and self.roles.local:
+                checked = self.carrier.checked(message, self.shards.size(q, k), self.sum_dtype)
+                self.mailbox.forward(checked, self.roles.local, self.tags[3])
+            self._decode(q, message, k)
+
+    def take(self, k: int) -> None:
+        """Step 4 for the results that leaders pass on."""
+        for q, message in self.passed.pop(k):
+            self._decode(q, message, k)
+
+    def _decode(self, owner: int, message: Incoming, k: int) -> None:
+        span = self.shards.span(owner, k)
+        if self.memory is None:
+            self.carrier.decode(message, self.recv[span], self.sum_dtype)
+        else:
+            self.carrier.decode_result(message, self.recv[span], self.memory, span)
