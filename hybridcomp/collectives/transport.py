@@ -16,8 +16,10 @@ from hybridcomp.collectives.pools import Pool
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.topology import Topology
 from hybridcomp.collectives.turns import Turns
+from hybridcomp.errors import MismatchError
 
 _NOTE_FROM = 1 << 12  # bytes: shorter messages travel as they are
+_HEAD = 32  # bytes that a message's header and a note have
 _TAGS = 30_000  # below MPI's guaranteed 32767; a tag comes round after as many operations
 
 
@@ -166,6 +168,7 @@ class Mailbox:
     def inbox(self, nbytes: int) -> Incoming:
         """Room for a message of at most ``nbytes``, which somebody else receives into it."""
         buffer = self._transport.take(nbytes)
+        buffer[:_HEAD] = 0  # of an earlier message, that one shorter than a header would leave to be read
         self._buffers.append(buffer)
         return Incoming(-1, buffer, MPI.REQUEST_NULL)
 
@@ -185,6 +188,7 @@ class Mailbox:
 
         Raises:
             WireError: a note of nothing.
+            MismatchError: a note of a message that this rank has no room for.
         """
         near = self._transport.near
         if near is None or message.peer not in near.ranks:
@@ -194,14 +198,19 @@ class Mailbox:
             if message.shared is None:
                 return message.buffer
             self._borrowed.append(message.shared)
+            if message.shared.size > message.buffer.size:
+                raise MismatchError(
+                    f"{self._call.op} on axis {self._call.axis!r}: rank {message.peer} sent {message.shared.size} "
+                    f"bytes, rank {self._transport.rank} has room for {message.buffer.size}"
+                )
         return message.shared
 
     def finish(self) -> Steps:
         """Wait until all is sent, and give the buffers back."""
-        if self._transport.near is not None:
+        yield Pending(self._sends, self._peers)
+        if self._transport.near is not None:  # only now: what was borrowed may be among what was sent on
             self._transport.near.release(self._borrowed)
             self._borrowed.clear()
-        yield Pending(self._sends, self._peers)
         for buffer in self._buffers:
             self._transport.give(buffer)
         self._buffers.clear()
