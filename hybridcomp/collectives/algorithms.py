@@ -19,6 +19,7 @@ from hybridcomp.collectives.allreduce import allreduce
 from hybridcomp.collectives.bcast import bcast
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.hierarchical import hierarchical_allreduce
+from hybridcomp.collectives.hierarchical_parts import hierarchical_allgather, hierarchical_reduce_scatter
 from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
 from hybridcomp.collectives.topology import Topology
 
@@ -57,7 +58,19 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
             refuses=hierarchical.refuses,
         ),
     ),
-    "reduce_scatter": (Algorithm("direct", reduce_scatter_block, feedback=True),),
-    "all_gather": (Algorithm("direct", allgather),),
+    "reduce_scatter": (
+        Algorithm("direct", reduce_scatter_block, feedback=True),
+        Algorithm(
+            "hierarchical",
+            hierarchical_reduce_scatter,
+            tags=2,
+            feedback=True,
+            refuses=hierarchical.refuses,
+        ),
+    ),
+    "all_gather": (
+        Algorithm("direct", allgather),
+        Algorithm("hierarchical", hierarchical_allgather, tags=2, refuses=hierarchical.refuses),
+    ),
     "broadcast": (Algorithm("tree", bcast),),
 }

@@ -1,7 +1,7 @@
 """All-reduce over hosts that have several ranks: exact inside a host, compressed across.
 
-Every rank owns a shard of the result, as in :mod:`.allreduce`. On each other host one rank *leads* that shard: the ranks
-of a host lead about equally many, so that they share the crossing.
+Every rank owns a shard of the result, as in :mod:`.allreduce`. On each other host one rank *leads* that shard: the
+ranks of a host lead about equally many, so that they share the crossing.
 
 1. Inside a host: each rank hands its part of a shard, as it is, to the shard's leader (through shared memory, where
    there is some), which adds the parts in rank order, in float32 (float64 for float64).

@@ -1,0 +1,112 @@
+"""Hierarchical algorithms, on hosts that are only said to be several."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hybridcomp.collectives import choosing
+from hybridcomp.collectives.hierarchical import Roles
+from hybridcomp.collectives.topology import Topology
+from hybridcomp.policy.toml import parse_policy
+
+from .conftest import WORLD, gaussian, identical, relative_error, total, verdict
+
+SIZES = [0, 1, 2, 1001, 20_001]
+LAYOUTS = {
+    "blocks": lambda size: tuple(r * 2 // size for r in range(size)),
+    "round robin": lambda size: tuple(r % 2 for r in range(size)),
+    "uneven": lambda size: (*(0 for _ in range(size - 1)), 1),
+}
+
+
+@pytest.fixture(params=list(LAYOUTS))
+def on_hosts(request, make, monkeypatch):
+    """Makes communicators whose ranks are said to be on two hosts; chunks are small."""
+    topology = Topology(LAYOUTS[request.param](WORLD.size) if WORLD.size > 2 else (0,) * WORLD.size)
+    monkeypatch.setattr(Topology, "of", classmethod(lambda cls, comm, node: topology))
+    monkeypatch.setattr(choosing, "CHUNK_BYTES", 8192)
+    return make
+
+
+def algorithm() -> str:
+    """On fewer than three ranks there is no hierarchy, and the only algorithm must do."""
+    return "hierarchical" if WORLD.size > 2 else "direct"
+
+
+def test_one_rank_leads_each_shard_and_all_lead_alike():
+    for hosts in ((0, 0, 1, 1), (0, 1, 0, 1, 1), (0, 0, 0, 1), (0, 1, 2, 2, 0, 1, 0)):
+        topology = Topology(hosts)
+        roles = [Roles(topology, r) for r in range(len(hosts))]
+        for q, owner in enumerate(roles):
+            leaders = [roles[topology.ranks(h)[0]].leader(q) for h in range(topology.count)]
+            assert leaders[hosts[q]] == q
+            assert [hosts[r] for r in leaders] == list(range(topology.count))
+            assert owner.peers == [r for r in leaders if r != q]
+        for r, mine in enumerate(roles):
+            assert mine.led == sorted(mine.led, key=lambda q: (q - r) % len(hosts))
+            assert all(mine.leader(q) == r for q in mine.led)
+        for h in range(topology.count):
+            led = [len(roles[r].led) for r in topology.ranks(h)]
+            assert max(led) - min(led) <= topology.largest
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("spec", "bound"), [("bf16", 0.01), ("int8", 0.02), ("lossless", 0.002)])
+def test_allreduce(on_hosts, spec, bound, dtype):
+    comm = on_hosts()
+    for n in SIZES:
+        x = gaussian(n, dtype=dtype)
+        want = np.sum([gaussian(n, r, dtype=dtype).astype(np.float64) for r in range(WORLD.size)], axis=0)
+        y = np.empty_like(x)
+        comm.Allreduce(x, y, codec=spec, algorithm=algorithm())
+        verdict(identical(y) and relative_error(y, want) < bound, f"sum of {n}")
+        comm.Allreduce(MPI.IN_PLACE, x, "avg", codec=spec, algorithm=algorithm())
+        verdict(identical(x) and relative_error(x, want / WORLD.size) < bound, f"mean of {n}")
+
+
+def test_reduce_scatter_and_allgather(on_hosts):
+    comm = on_hosts()
+    for n in SIZES:
+        whole = gaussian(n * WORLD.size)
+        part = np.empty(n, np.float32)
+        comm.Reduce_scatter_block(whole, part, codec="int8", algorithm=algorithm())
+        want = total(n * WORLD.size)
+        own = want[WORLD.rank * n : (WORLD.rank + 1) * n]
+        verdict(relative_error(part, own) < 0.02, f"scatter of {n}")
+        comm.Allgather(part, whole, codec="int8", algorithm=algorithm())
+        verdict(identical(whole) and relative_error(whole, want) < 0.03, f"gather of {n}")
+
+
+@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef21"])
+def test_feedback_does_what_it_does_in_a_direct_allreduce(on_hosts, form):
+    n, steps = 5_000, 15
+    comm = on_hosts(
+        parse_policy(
+            f'min_bytes = 0\n[dp]\nall_reduce = {{ codec = "int8", feedback = "{form}" }}\n', "test"
+        )
+    )
+    x, want = gaussian(n), total(n)
+    sent = {"direct": np.zeros(n), algorithm(): np.zeros(n)}
+    for way, so_far in sent.items():
+        for _ in range(steps):
+            y = np.empty(n, np.float32)
+            comm.Allreduce(x, y, name=way, algorithm=way)
+            verdict(identical(y))
+            so_far += y
+    verdict(relative_error(sent[algorithm()], sent["direct"]) < 0.02)
+    if form in ("ef", "loco"):  # what is missing does not grow
+        verdict(relative_error(sent[algorithm()] / steps, want) < 0.03)
+
+
+def test_a_hierarchy_is_refused_where_there_is_none(make):
+    comm = make("int8")
+    x = gaussian(100_000)
+    if WORLD.size == 1:  # nothing is sent, whatever the algorithm
+        comm.Allreduce(MPI.IN_PLACE, x, algorithm="hierarchical")
+        return
+    with pytest.raises(ValueError, match="cannot use algorithm 'hierarchical' here: all ranks are on one host"):
+        comm.Allreduce(MPI.IN_PLACE, x, algorithm="hierarchical")
+    with pytest.raises(ValueError, match="'fastest' here: there is none of that name; allowed: direct"):
+        comm.Allreduce(MPI.IN_PLACE, x, algorithm="fastest")
