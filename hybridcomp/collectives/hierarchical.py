@@ -189,9 +189,7 @@ class Crossing:
             elif self.memory is None:
                 self.mailbox.send(self.wide.encode(acc), [q], self.tags[1])
             else:
-                self.mailbox.send(
-                    self.wide.encode_with_feedback(acc, self.memory, span), [q], self.tags[1]
-                )
+                self.mailbox.send(self.wide.encode_with_feedback(acc, self.memory, span), [q], self.tags[1])
 
     def total(self, k: int) -> Any:
         """The accumulator of chunk ``k`` of this rank's shard, all parts in it; None if there is no such chunk."""

@@ -83,9 +83,7 @@ def test_reduce_scatter_and_allgather(on_hosts):
 def test_feedback_does_what_it_does_in_a_direct_allreduce(on_hosts, form):
     n, steps = 5_000, 15
     comm = on_hosts(
-        parse_policy(
-            f'min_bytes = 0\n[dp]\nall_reduce = {{ codec = "int8", feedback = "{form}" }}\n', "test"
-        )
+        parse_policy(f'min_bytes = 0\n[dp]\nall_reduce = {{ codec = "int8", feedback = "{form}" }}\n', "test")
     )
     x, want = gaussian(n), total(n)
     sent = {"direct": np.zeros(n), algorithm(): np.zeros(n)}
@@ -94,7 +92,7 @@ def test_feedback_does_what_it_does_in_a_direct_allreduce(on_hosts, form):
             y = np.empty(n, np.float32)
             comm.Allreduce(x, y, name=way, algorithm=way)
             verdict(identical(y))
-            so_far += y
+            np.add(so_far, y, out=so_far)
     verdict(relative_error(sent[algorithm()], sent["direct"]) < 0.02)
     if form in ("ef", "loco"):  # what is missing does not grow
         verdict(relative_error(sent[algorithm()] / steps, want) < 0.03)
@@ -106,7 +104,9 @@ def test_a_hierarchy_is_refused_where_there_is_none(make):
     if WORLD.size == 1:  # nothing is sent, whatever the algorithm
         comm.Allreduce(MPI.IN_PLACE, x, algorithm="hierarchical")
         return
-    with pytest.raises(ValueError, match="cannot use algorithm 'hierarchical' here: all ranks are on one host"):
+    with pytest.raises(
+        ValueError, match="cannot use algorithm 'hierarchical' here: all ranks are on one host"
+    ):
         comm.Allreduce(MPI.IN_PLACE, x, algorithm="hierarchical")
     with pytest.raises(ValueError, match="'fastest' here: there is none of that name; allowed: direct"):
         comm.Allreduce(MPI.IN_PLACE, x, algorithm="fastest")
