@@ -25,6 +25,7 @@ from hybridcomp.errors import (
     MismatchError,
     NativeUnavailableError,
     PolicyError,
+    RemoteError,
     UnknownCodecError,
     WireError,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "ConfigError",
     "MismatchError",
     "CollectiveTimeoutError",
+    "RemoteError",
     "NativeUnavailableError",
     "CudaUnavailableError",
     "__version__",

@@ -35,6 +35,10 @@ class CollectiveTimeoutError(HybridcompError, TimeoutError):
     """An operation that did not end in time. Names the operation, this rank and who has not arrived."""
 
 
+class RemoteError(HybridcompError, RuntimeError):
+    """An operation that failed on another rank. Names the operation and the rank, and repeats its error."""
+
+
 class NativeUnavailableError(HybridcompError, ImportError):
     """The compiled CPU kernels are missing or do not fit this Python."""
 

@@ -2,38 +2,86 @@
 
 from __future__ import annotations
 
+import secrets
+from typing import NamedTuple
+
 import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import ByteArray
 from hybridcomp.collectives.awareness import Awareness
+from hybridcomp.collectives.debug import LEVELS, VARIABLE
+from hybridcomp.collectives.engine import Pending, Steps, engine
 from hybridcomp.errors import MismatchError
 from hybridcomp.policy import Policy
 
 _NAME_BYTES = 96
 
 
-def agree(comm: MPI.Comm, policy: Policy, mine: Awareness) -> Awareness:
-    """Check that every rank of ``comm`` has the same policy. Collective.
+class Agreement(NamedTuple):
+    """What the ranks of a communicator have agreed on.
+
+    Attributes:
+        awareness: whether every rank's MPI takes device pointers: both ends of a message treat it alike.
+        key: a random number of 64 bits, which tells the communicator from others.
+    """
+
+    awareness: Awareness
+    key: int
+
+
+def duplicate(comm: MPI.Comm, axis: str, timeout: float) -> MPI.Comm:
+    """Duplicate ``comm``, as soon as all of its ranks are here. Collective.
+
+    Args:
+        comm: of the caller.
+        axis: for the message.
+        timeout: seconds to wait for the other ranks.
+
+    Raises:
+        CollectiveTimeoutError: they have not all come.
+    """
+    new, request = comm.Idup()
+
+    def steps() -> Steps:
+        yield Pending([request], [-1])
+
+    rank, size = comm.Get_rank(), comm.Get_size()
+    what = f"making a communicator on axis {axis!r}, rank {rank} of {size},"
+    engine().start(steps(), what, timeout).wait()
+    return new
+
+
+def agree(comm: MPI.Comm, policy: Policy, mine: Awareness, detail: bool) -> Agreement:
+    """Check that every rank of ``comm`` has the same policy and debug level. Collective.
 
     Args:
         comm: whose ranks.
         policy: of this rank.
         mine: whether this rank's MPI takes device pointers.
+        detail: this rank compares operations.
 
     Returns:
-        Whether every rank's does: both ends of a message treat it alike.
+        What holds for all ranks.
 
     Raises:
-        MismatchError: on every rank; names the ranks and both policies.
+        MismatchError: on every rank; names the ranks and both policies, or levels.
     """
-    card = np.zeros(32 + _NAME_BYTES + 2, np.uint8)
+    card = np.zeros(32 + _NAME_BYTES + 11, np.uint8)
     card[:32] = np.frombuffer(bytes.fromhex(policy.digest), np.uint8)
     name = policy.name.encode()[-_NAME_BYTES:]
     card[32 : 32 + len(name)] = np.frombuffer(name, np.uint8)
-    card[-2:] = mine.messages, mine.collectives
+    card[-11:-3] = np.frombuffer(secrets.token_bytes(8), np.uint8)
+    card[-3:] = detail, mine.messages, mine.collectives
     cards = np.empty((comm.Get_size(), card.size), np.uint8)
     comm.Allgather(card, cards)
+    levels = cards[:, -3].tolist()
+    if len(set(levels)) > 1:
+        other = levels.index(1 - levels[0])
+        raise MismatchError(
+            f"the ranks have different debug levels: rank 0 has {VARIABLE}={LEVELS[levels[0]]}, "
+            f"rank {other} has {LEVELS[levels[other]]}; give all ranks the same"
+        )
     different = [r for r in range(len(cards)) if (cards[r, :32] != cards[0, :32]).any()]
     if different:
         other = different[0]
@@ -43,11 +91,12 @@ def agree(comm: MPI.Comm, policy: Policy, mine: Awareness) -> Awareness:
         )
     messages, collectives = cards[:, -2:].min(axis=0).astype(bool).tolist()
     why = mine.why if messages == mine.messages else "another rank's MPI does not"
-    return Awareness(messages, collectives, why)
+    key = int.from_bytes(cards[0, -11:-3].tobytes(), "little")
+    return Agreement(Awareness(messages, collectives, why), key)
 
 
 def _name(card: ByteArray) -> str:
-    return bytes(card[32:-2]).rstrip(b"\0").decode(errors="replace")
+    return bytes(card[32:-11]).rstrip(b"\0").decode(errors="replace")
 
 
 def _digest(card: ByteArray) -> str:

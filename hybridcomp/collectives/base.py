@@ -10,15 +10,17 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
-from hybridcomp.collectives.agreement import agree
+from hybridcomp.collectives.agreement import agree, duplicate
 from hybridcomp.collectives.awareness import awareness
 from hybridcomp.collectives.carry import Array, Carrier
 from hybridcomp.collectives.choosing import Chooser, Way, environment, parse_forced
+from hybridcomp.collectives.debug import Comparison, described, in_detail
 from hybridcomp.collectives.device_carry import DeviceCarrier, has_driver
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
 from hybridcomp.collectives.exact import AVG
 from hybridcomp.collectives.lanes import callers_events
 from hybridcomp.collectives.near import meet
+from hybridcomp.collectives.notices import Notices
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.through_host import Extents as ByteExtents
 from hybridcomp.collectives.through_host import through_host
@@ -51,12 +53,14 @@ class Base:
         self.feedback = ErrorFeedback(form=None)
         self.warm: dict[str, Array] = {}
         mine = awareness()
-        self.mpi = comm.Dup()
+        detail = in_detail()
+        self.mpi = duplicate(comm, axis, timeout)
         self._p2p = comm.Dup()
         self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
         self._table = StatTable()
         self._choices: dict[tuple[Any, ...], Choice] = {}
-        self.cuda_aware = agree(self.mpi, self.policy, mine)
+        agreed = agree(self.mpi, self.policy, mine, detail)
+        self.cuda_aware = agreed.awareness
         direct = self.cuda_aware.messages
         node = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self._topology = Topology.of(self.mpi, node)
@@ -66,6 +70,22 @@ class Base:
         self._chooser = Chooser(self._topology, parse_forced(self.mpi.bcast(environment(), root=0)))
         self._transport = Transport(self.mpi, self._topology, near, direct=direct)
         self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
+        self._started = 0  # collectives: the same number on all ranks
+        self._messages = 0  # sends and receives
+        self._comparison = Comparison(self.mpi.Dup()) if detail else None
+        self._notices = None
+        if self.size > 1:
+            self._notices = Notices(self.mpi.Dup(), agreed.key)
+            engine().listen(self._notices)
+
+    def Free(self) -> None:
+        """Release MPI's resources; no operation may be in flight. Collective."""
+        if self._notices is not None:
+            engine().silence(self._notices)
+        if self._comparison is not None:
+            self._comparison.free()
+        self.mpi.Free()
+        self._p2p.Free()
 
     def stats(self) -> list[StatRow]:
         """Totals per operation and codec since the communicator was made, on this rank."""
@@ -146,11 +166,12 @@ class Base:
 
     # -- starting ------------------------------------------------------------------------------------
 
-    def _call(self, op: str, choice: Choice, raw: int, plain: int) -> Call:
-        return Call(self.axis, op, choice.codec.spec, choice.reason, raw, plain)
+    def _call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
+        return Call(self.axis, op, choice.codec.spec, choice.reason, raw, plain, about)
 
-    def _plain_call(self, op: str, raw: int, plain: int) -> Call:
-        return Call(self.axis, op, NONE.spec, "never compressed" if op != "recv" else "as sent", raw, plain)
+    def _plain_call(self, op: str, raw: int, plain: int, **about: Any) -> Call:
+        reason = "never compressed" if op != "recv" else "as sent"
+        return Call(self.axis, op, NONE.spec, reason, raw, plain, about)
 
     def _carried(
         self,
@@ -249,15 +270,38 @@ class Base:
                     t, device, send, recv, lambda s, r: run(s, r, turn, ()), loads=loads, written=written
                 )
 
-        return self._start(steps(), call, exact=exact, status=status)
+        return self._start(steps(), call, exact=exact, status=status, common=transport is None)
 
     def _start(
-        self, steps: Steps, call: Call, *, exact: bool = False, status: MPI.Status | None = None
+        self,
+        steps: Steps,
+        call: Call,
+        *,
+        exact: bool = False,
+        status: MPI.Status | None = None,
+        common: bool = True,
     ) -> Request:
+        """Start an operation; ``common`` if all ranks take part in it."""
         if exact:
             call.wire_bytes = call.plain_bytes
-        what = f"{call.op} number {self._transport.sequence} on axis {self.axis!r}, rank {self.rank} of {self.size}"
-        return engine().start(self._counted(steps, call), what, self.timeout, status)
+        if common:
+            self._started += 1
+        else:
+            self._messages += 1
+        number = self._started if common else self._messages
+        what = f"{call.op} number {number} on axis {self.axis!r}, rank {self.rank} of {self.size}"
+        steps = self._counted(steps, call)
+        if self._comparison is not None and common:
+            steps = self._comparison.before(steps, number, what, described(call))
+        return engine().start(
+            steps,
+            what,
+            self.timeout,
+            status,
+            priority=call.raw_bytes.bit_length(),
+            notices=self._notices if common else None,
+            number=number,
+        )
 
     def _counted(self, steps: Steps, call: Call) -> Steps:
         yield from steps

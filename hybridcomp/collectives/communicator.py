@@ -70,11 +70,6 @@ class Communicator(Core):
         """A new communicator of the same ranks, policy and axis, with statistics and memory of its own."""
         return Communicator(self.mpi, self.policy, self.axis, timeout=self.timeout)
 
-    def Free(self) -> None:
-        """Release MPI's resources; no operation may be in flight."""
-        self.mpi.Free()
-        self._p2p.Free()
-
     # -- reductions ----------------------------------------------------------------------------------
 
     def Iallreduce(

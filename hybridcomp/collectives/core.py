@@ -60,7 +60,8 @@ class Core(Sends):
         if overlap(send, recv) and not same_memory(send.data, recv.data):
             send = copied(send)
         choice = self._choose_sum("all_reduce", recv, op, name, phase, codec)
-        call = self._call("all_reduce", choice, recv.nbytes, 2 * (p - 1) * recv.nbytes // p)
+        about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": name}
+        call = self._call("all_reduce", choice, recv.nbytes, 2 * (p - 1) * recv.nbytes // p, **about)
         mean = op == AVG
         if not self._direct(choice, recv, op):
             return self._reduced(self.mpi.Iallreduce, op, (), call, send, recv, device)
@@ -122,7 +123,8 @@ class Core(Sends):
         if overlap(send, recv) and not same_memory(own, recv.data):
             send = copied(send)
         choice = self._choose_sum("reduce_scatter", send, op, name, phase, codec)
-        call = self._call("reduce_scatter", choice, send.nbytes, (p - 1) * recv.nbytes)
+        about = {"count": send.size, "dtype": send.dtype, "reduction": op, "name": name}
+        call = self._call("reduce_scatter", choice, send.nbytes, (p - 1) * recv.nbytes, **about)
         mean = op == AVG
         if choice.codec.linear or not self._direct(choice, send, op):
             if overlap(send, recv):
@@ -161,7 +163,8 @@ class Core(Sends):
         if overlap(send, recv) and not same_memory(send.data, recv.data[own]):
             send = copied(send)
         choice = self._choose("all_gather", send, name, phase, codec)
-        call = self._call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes)
+        about = {"count": n, "dtype": send.dtype, "name": name}
+        call = self._call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes, **about)
         if not choice.compresses or p == 1:
             return self._native(
                 lambda s, r, turn, events: native(
@@ -210,7 +213,9 @@ class Core(Sends):
         away = sum(n for q, (_, n) in enumerate(outgoing) if q != self.rank) * item
         total = _MANY if largest is None else largest * self.size
         choice = self._choose("all_to_all", send, name, phase, codec, elements=total)
-        call = self._call("all_to_all", choice, send.nbytes, away)
+        call = self._call(
+            "all_to_all", choice, send.nbytes, away, largest=largest, dtype=send.dtype, name=name
+        )
 
         def written() -> list[tuple[int, int]]:
             return [(start * item, n * item) for start, n in incoming]
@@ -251,7 +256,8 @@ class Core(Sends):
         device = together(buf)
         choice = self._choose("broadcast", buf, name, phase, codec)
         down = len(binomial_tree((self.rank - root) % self.size, self.size)[1])
-        call = self._call("broadcast", choice, buf.nbytes, down * buf.nbytes)
+        about = {"count": buf.size, "dtype": buf.dtype, "root": root, "name": name}
+        call = self._call("broadcast", choice, buf.nbytes, down * buf.nbytes, **about)
         loads = self.rank == root
         if not choice.compresses or self.size == 1:
             return self._native(
@@ -281,14 +287,16 @@ class Core(Sends):
         device = together(send, recv)
         if recv is not None and overlap(send, recv) and not same_memory(send.data, recv.data):
             send = copied(send)
-        call = self._plain_call("reduce", send.nbytes, 0 if self.rank == root else send.nbytes)
+        about = {"count": send.size, "dtype": send.dtype, "reduction": op, "root": root}
+        call = self._plain_call("reduce", send.nbytes, 0 if self.rank == root else send.nbytes, **about)
         return self._reduced(self.mpi.Ireduce, op, (root,), call, send, recv, device)
 
     def gather(self, send: Flat, recv: Flat | None, root: int) -> Request:
         """Start to gather equal blocks at ``root``, by MPI's own."""
         self._check_rank(root, "root")
         device = together(send, recv)
-        call = self._plain_call("gather", send.nbytes, 0 if self.rank == root else send.nbytes)
+        about = {"count": send.size, "dtype": send.dtype, "root": root}
+        call = self._plain_call("gather", send.nbytes, 0 if self.rank == root else send.nbytes, **about)
         if recv is not None and overlap(send, recv):
             send = copied(send)
         return self._native(
@@ -306,7 +314,7 @@ class Core(Sends):
         self._check_rank(root, "root")
         device = together(send, recv)
         sent = (self.size - 1) * recv.nbytes if self.rank == root else 0
-        call = self._plain_call("scatter", recv.nbytes, sent)
+        call = self._plain_call("scatter", recv.nbytes, sent, count=recv.size, dtype=recv.dtype, root=root)
         if send is not None and overlap(send, recv):
             send = copied(send)
         return self._native(

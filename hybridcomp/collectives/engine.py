@@ -5,6 +5,9 @@ their tags and post their MPI collectives in program order; every later step run
 events it yielded have completed, in whichever thread polls: the foreground while somebody waits, otherwise one
 background thread. Polling sleeps between looks. A blocking MPI call would spin, and take the core that training
 computes on; no step waits for a device either.
+
+Urgent operations step first, small before large: a bulk transfer is looked away from as soon as its steps have taken
+a fraction of a millisecond. An operation that fails on one rank ends on all (:mod:`hybridcomp.collectives.notices`).
 """
 
 from __future__ import annotations
@@ -14,13 +17,16 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
-from typing import NamedTuple, Protocol
+from bisect import insort
+from collections.abc import Iterable, Sequence
 
 from mpi4py import MPI
 
-from hybridcomp.errors import CollectiveTimeoutError, MismatchError
+from hybridcomp.collectives.notices import Notices
+from hybridcomp.collectives.request import Pending, Ready, Request, Steps
+from hybridcomp.errors import CollectiveTimeoutError, RemoteError
+
+__all__ = ["Engine", "Pending", "Ready", "Request", "Steps", "engine"]
 
 _YIELDS = 20  # looks that only give up the time slice, before waiting begins to sleep
 # Between looks a waiter sleeps for a sixteenth of the time that nothing has happened: late by six per cent at
@@ -30,170 +36,12 @@ _SLEEP_MIN = 20e-6
 _SLEEP_MAX = 1e-3
 _BACKGROUND_MIN = 100e-6
 _BACKGROUND_ASIDE = 2e-3  # while the foreground polls
+_URGENT = 0.3e-3  # of steps, before more urgent operations are looked at again
+_ROUND = 3e-3  # of steps in one poll, before others may have the lock
+_LISTEN = 1e-3  # between looks at notices while operations wait
+_LISTEN_IDLE = 0.1  # while none is in flight
+_ANSWER_SECONDS = 1.0  # that other ranks have to say how far they are
 _EXIT_SECONDS = 5.0  # that a process which exits gives its operations in flight
-
-
-class Ready(Protocol):
-    """Something that will be done: an event of a device, or what is made of several."""
-
-    def done(self) -> bool:
-        """Whether it is; does not wait. May make progress."""
-
-
-class Pending(NamedTuple):
-    """What a step waits for.
-
-    Attributes:
-        requests: of MPI.
-        peers: the rank that each is with (-1: all).
-        statuses: where to put theirs.
-        events: looked at once all requests are done, until they are, too.
-        poll: called at every look, before it: posts what has become ready meanwhile. Returns whether it did anything.
-    """
-
-    requests: list[MPI.Request]
-    peers: list[int]
-    statuses: list[MPI.Status] | None = None
-    events: Sequence[Ready] = ()
-    poll: Callable[[], bool] | None = None
-
-
-Steps = Generator[Pending, None, None]
-
-
-class Request:
-    """A started operation.
-
-    Attributes:
-        what: operation, axis, rank and sequence number, for error messages.
-        done: it has ended, well or not, and its callbacks have run.
-        exception: the error it ended with.
-        status: of a receive, valid once it is done: source and tag.
-    """
-
-    def __init__(
-        self, engine: Engine, steps: Steps, what: str, timeout: float, status: MPI.Status | None = None
-    ) -> None:
-        self.what = what
-        self.done = False
-        self.exception: BaseException | None = None
-        self.status = status
-        self._engine = engine
-        self._steps = steps
-        self._pending = Pending([], [])
-        self._timeout = timeout
-        self._deadline = time.monotonic() + timeout
-        self._ended = False
-        self._callbacks: list[Callable[[Request], None]] = []
-        self._callback_lock = threading.Lock()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return when the operation has ended.
-
-        Args:
-            timeout: seconds; None is the communicator's timeout, counted from the operation's start.
-
-        Raises:
-            CollectiveTimeoutError: it did not end in time; it may still end later if ``timeout`` was shorter
-                than the communicator's.
-            WireError, MismatchError: what went wrong in the operation.
-        """
-        self._engine.wait(self, timeout)
-        if self.exception is not None:
-            raise self.exception
-
-    def test(self) -> bool:
-        """Make progress once; return whether the operation has ended. Raises its error."""
-        if not self.done:
-            self._engine.poll()
-        if self.done and self.exception is not None:
-            raise self.exception
-        return self.done
-
-    def add_done_callback(self, fn: Callable[[Request], None]) -> None:
-        """Call ``fn(self)`` when the operation ends, or at once if it has; no lock is held in the call.
-
-        Whoever waits for the operation returns only after its callbacks.
-        """
-        with self._callback_lock:
-            if not self.done:
-                self._callbacks.append(fn)
-                return
-        fn(self)
-
-    # -- the engine's side ---------------------------------------------------------------------------
-
-    def _step(self) -> bool:
-        """Run steps until one has to wait; return whether any ran. Called with the engine's lock held."""
-        moved = False
-        try:
-            while True:
-                pending = self._pending
-                if pending.poll is not None and pending.poll():
-                    moved = True
-                if not MPI.Request.Testall(pending.requests, pending.statuses):
-                    break
-                if pending.events and not self._events_done(pending):
-                    break
-                moved = True
-                self._pending = next(self._steps)
-        except StopIteration:
-            self._finish(None)
-        except MPI.Exception as error:
-            self._finish(self._explain(error))
-        except Exception as error:
-            self._finish(error)
-        return moved or self._ended
-
-    def _events_done(self, pending: Pending) -> bool:
-        if pending.requests:  # done, and their statuses written: not to be tested again
-            self._pending = pending._replace(requests=[], peers=[], statuses=None)
-        return all(event.done() for event in pending.events)
-
-    def _explain(self, error: MPI.Exception) -> BaseException:
-        if error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
-            return error
-        peers = ", ".join(map(str, sorted(set(self._pending.peers))))
-        return MismatchError(f"{self.what}: rank {peers} sent more than this rank has room for ({error})")
-
-    def _expire(self) -> None:
-        error = CollectiveTimeoutError(self._late_message(self._timeout))
-        for request in self._pending.requests:
-            if request != MPI.REQUEST_NULL:
-                with suppress(MPI.Exception):  # MPI can cancel sends and receives, but no collective
-                    request.Cancel()
-        self._finish(error)
-
-    def _finish(self, error: BaseException | None) -> None:
-        self.exception = error
-        self._ended = True
-
-    def _run_callbacks(self) -> None:
-        while True:
-            with self._callback_lock:
-                if not self._callbacks:
-                    self.done = True
-                    return
-                fn = self._callbacks.pop(0)
-            try:
-                fn(self)
-            except BaseException:
-                self.done = True
-                raise
-
-    def _late_message(self, timeout: float) -> str:
-        waiting = {
-            peer
-            for peer, request in zip(self._pending.peers, self._pending.requests, strict=True)
-            if request != MPI.REQUEST_NULL
-        }
-        if not waiting and self._pending.events:
-            who = "the device"
-        elif -1 in waiting or not waiting:
-            who = "all ranks"
-        else:
-            who = f"rank {', '.join(map(str, sorted(waiting)))}"
-        return f"{self.what} did not end within {timeout:g} s; still waiting for {who}"
 
 
 class Engine:
@@ -201,8 +49,11 @@ class Engine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._active: list[Request] = []
-        self._abandoned: list[Request] = []  # timed out: MPI may still write to their buffers
+        self._active: list[Request] = []  # the urgent first, and of those the oldest
+        self._abandoned: list[Request] = []  # ended early: MPI may still write to their buffers
+        self._listening: list[Notices] = []
+        self._listened = 0.0
+        self._listened_to_all = 0.0
         self._foreground = 0
         self._moved = time.monotonic()  # when a step last ran
         self._wake = threading.Event()
@@ -210,42 +61,164 @@ class Engine:
         self._pid = os.getpid()
         self._stopping = False
 
-    def start(self, steps: Steps, what: str, timeout: float, status: MPI.Status | None = None) -> Request:
-        """Run the first step of an operation here; the rest follows in the background or in ``wait``."""
+    def start(
+        self,
+        steps: Steps,
+        what: str,
+        timeout: float,
+        status: MPI.Status | None = None,
+        *,
+        priority: int = 0,
+        notices: Notices | None = None,
+        number: int = 0,
+    ) -> Request:
+        """Run the first step of an operation here; the rest follows in the background or in ``wait``.
+
+        Args:
+            steps: the operation.
+            what: it is, for error messages.
+            timeout: seconds that it may take.
+            status: of a receive.
+            priority: what is less steps first; of equals, what was started first.
+            notices: by which the ranks learn of its failure; None where it takes part in nothing common.
+            number: its sequence number, the same on all ranks.
+        """
         if os.getpid() != self._pid:
             raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")
-        request = Request(self, steps, what, timeout, status)
+        request = Request(
+            self, steps, what, timeout, status=status, priority=priority, notices=notices, number=number
+        )
+        ended: list[Request] = []
         with self._lock:
-            request._step()
+            if notices is not None:
+                notices.begin(number)
+            while request._step() and not request._ended:
+                pass
             self._moved = time.monotonic()
-            if not request._ended:
-                self._active.append(request)
-        if request._ended:
-            request._run_callbacks()
-        else:
+            if request._ended:
+                self._close(request)
+                ended.append(request)
+            else:
+                insort(self._active, request, key=_urgency)
+                # Its first step has run even so: what MPI matches by order, it must find posted on all ranks.
+                if notices is not None and number in notices.failures:
+                    ended += self._apply(notices)
+        for one in ended:
+            one._run_callbacks()
+        if not request._ended:
             self._wake_thread()
         return request
+
+    def listen(self, notices: Notices) -> None:
+        """Look at a communicator's notices from now on."""
+        with self._lock:
+            self._listening.append(notices)
+        self._wake_thread()
+
+    def silence(self, notices: Notices) -> None:
+        """Look at them no more, and free them."""
+        with self._lock:
+            self._listening.remove(notices)
+            notices.free()
+
+    def cancel(self, request: Request) -> bool:
+        """See :meth:`Request.cancel`."""
+        with self._lock:
+            return request._cancel()
 
     def poll(self) -> bool:
         """Advance every operation that can; return whether any ended. Gives way if another thread polls."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            now = time.monotonic()
-            for request in self._active:
-                if request._step():
-                    self._moved = now
-                if not request._ended and now > request._deadline:
-                    request._expire()
-                    self._abandoned.append(request)
-            ended = [r for r in self._active if r._ended]
-            if ended:
-                self._active = [r for r in self._active if not r._ended]
+            ended = self._advance()
         finally:
             self._lock.release()
         for request in ended:
             request._run_callbacks()
         return bool(ended)
+
+    def _advance(self) -> Sequence[Request]:
+        """Step what can step, until something has ended; return that."""
+        active = self._active
+        began = looked = time.monotonic()
+        moved = False
+        at = 0
+        while at < len(active):
+            request = active[at]
+            if request._step():
+                moved = True
+                if request._ended:
+                    break
+                now = time.monotonic()
+                if now - began > _ROUND:
+                    break
+                if now - looked > _URGENT:
+                    at, looked = 0, now
+                continue
+            if began > request._deadline:
+                self._late(request)
+                if request._ended:
+                    break
+            at += 1
+        if moved:
+            self._moved = time.monotonic()
+        if at < len(active) and active[at]._ended:
+            request = active.pop(at)
+            self._close(request)
+            return (request,)
+        if not moved and self._listening and began - self._listened > _LISTEN:
+            self._listened = began
+            return self._hear()
+        return ()
+
+    def _late(self, request: Request) -> None:
+        """End an operation whose time is over, once the other ranks have said how far they are."""
+        notices = request._notices
+        if notices is not None and not request._asking:
+            request._asking = True
+            request._deadline = time.monotonic() + _ANSWER_SECONDS
+            notices.ask(request.number)
+            return
+        request._abandon(CollectiveTimeoutError(request._late_message(request._timeout)))
+        self._abandoned.append(request)
+
+    def _hear(self) -> list[Request]:
+        """Look at the notices of communicators that wait, sometimes at all; return what they have ended."""
+        ended: list[Request] = []
+        heard: Iterable[Notices] = {r._notices: None for r in self._active if r._notices is not None}
+        if self._listened - self._listened_to_all > _LISTEN_IDLE:
+            self._listened_to_all = self._listened
+            heard = self._listening
+        for notices in heard:
+            if notices.look():
+                ended += self._apply(notices)
+        return ended
+
+    def _apply(self, notices: Notices) -> list[Request]:
+        """Do what notices call for; return what that has ended."""
+        ended = []
+        for request in [r for r in self._active if r._notices is notices]:
+            failure = notices.failures.get(request.number)
+            if failure is not None and not request._asking:
+                kind = CollectiveTimeoutError if failure.late else RemoteError
+                verb = "gave up" if failure.late else "failed"
+                request._abandon(kind(f"{request.what}: rank {failure.rank} {verb}: {failure.text}"))
+                notices.end(request.number)
+                self._active.remove(request)
+                self._abandoned.append(request)
+                ended.append(request)
+            elif request._asking and len(notices.replies(request.number)) == notices.size - 1:
+                request._deadline = 0.0
+        return ended
+
+    @staticmethod
+    def _close(request: Request) -> None:
+        notices = request._notices
+        if notices is not None:
+            if request.exception is not None:
+                notices.tell(request.number, request.exception)
+            notices.end(request.number)
 
     def wait(self, request: Request, timeout: float | None) -> None:
         """Poll until ``request`` has ended; see :meth:`Request.wait`."""
@@ -282,14 +255,20 @@ class Engine:
         while not self._stopping:
             if not self._active:
                 self._wake.clear()
-                if not self._active:
-                    self._wake.wait()
+                if not self._active and not self._wake.wait(_LISTEN_IDLE if self._listening else None):
+                    self._listen_idle()
                 continue
             if self._foreground:
                 time.sleep(_BACKGROUND_ASIDE)
             else:
                 self.poll()
                 time.sleep(self._pause(_BACKGROUND_MIN))
+
+    def _listen_idle(self) -> None:
+        with self._lock:
+            if not MPI.Is_finalized():
+                for notices in self._listening:
+                    notices.look()
 
     def _stop(self) -> None:
         """At exit: end what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
@@ -304,6 +283,10 @@ class Engine:
         # MPI_Finalize makes progress, too: what a peer sends even now must not be written to freed memory.
         for request in [*self._active, *self._abandoned]:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
+
+
+def _urgency(request: Request) -> int:
+    return request.priority
 
 
 _engine: Engine | None = None

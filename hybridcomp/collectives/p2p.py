@@ -59,8 +59,9 @@ def receive_message(
         request = yield from turn.post(lambda: t.comm.Irecv([message.wire(), MPI.BYTE], source, tag))
         yield Pending([request], [source], [status])
         message.peer = status.Get_source()
-        yield mailbox.arrival([message])
-        carrier.take(message, status.Get_count(MPI.BYTE), out.data)
+        if not status.Is_cancelled():
+            yield mailbox.arrival([message])
+            carrier.take(message, status.Get_count(MPI.BYTE), out.data)
         yield from mailbox.finish()
 
 

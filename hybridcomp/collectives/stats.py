@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -71,14 +76,28 @@ class Clock:
 
 
 class Call(StatRow):
-    """One operation's row while it runs; the algorithms write their bytes and seconds to it."""
+    """One operation's row while it runs; the algorithms write their bytes and seconds to it.
 
-    __slots__ = ("_began", "_decoding", "_encoding")
+    Attributes:
+        about: what else must be alike on all ranks, by name: count, dtype, root, reduction.
+    """
 
-    def __init__(self, axis: str, op: str, codec: str, reason: str, raw_bytes: int, plain_bytes: int) -> None:
+    __slots__ = ("_began", "_decoding", "_encoding", "about")
+
+    def __init__(
+        self,
+        axis: str,
+        op: str,
+        codec: str,
+        reason: str,
+        raw_bytes: int,
+        plain_bytes: int,
+        about: Mapping[str, Any] = _NOTHING,
+    ) -> None:
         super().__init__(axis, op, codec, reason, 1, raw_bytes, plain_bytes)
         self._encoding = Clock()
         self._decoding = Clock()
+        self.about = about
         self._began = time.perf_counter()
 
     def encoding(self) -> Clock:

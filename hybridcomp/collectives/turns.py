@@ -7,7 +7,8 @@ operation that waits for a device before it posts would be overtaken by one that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 
 from mpi4py import MPI
 
@@ -49,7 +50,13 @@ class Turn:
         """Post by ``call`` when ``events`` are done and all before it have posted; the request is the result."""
         if events or not self.done():
             yield Pending([], [], events=[*events, self])
-        try:
+        with self.posting():
             return call()
+
+    @contextmanager
+    def posting(self) -> Iterator[None]:
+        """The block in which it posts, whose end lets the next one have its turn; it must be the first."""
+        try:
+            yield
         finally:
             self._line.popleft()

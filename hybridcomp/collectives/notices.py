@@ -1,0 +1,212 @@
+"""What the ranks of a communicator tell each other beside its operations: that one has failed, and how far they are.
+
+Notices travel on a communicator of their own, 256 bytes each. Nothing is posted for them: the engine probes, about
+every millisecond that an operation waits, and ten times a second while none is in flight. So they cost nothing while
+messages flow, and a communicator that is freed leaves nothing behind.
+
+::
+
+    magic  kind  detail  length of text  key of the communicator  operation  latest operation here  text
+    4      1     1       2               8                        8          8                      up to 224
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp.arrays import ByteArray
+from hybridcomp.errors import CollectiveTimeoutError
+
+_FORM = struct.Struct("<4sBBHQQQ")
+_MAGIC = b"HCN1"
+_BYTES = 256
+_ROOM = _BYTES - _FORM.size
+_TAG = 0
+_KEPT = 256  # failures of operations that have not started here: more than anybody has in flight
+
+
+class _Kind(IntEnum):
+    FAILED = 1
+    ASK = 2
+    ANSWER = 3
+
+
+class State(IntEnum):
+    """What an operation is on a rank."""
+
+    NOT_STARTED = 0
+    IN_FLIGHT = 1
+    ENDED = 2
+
+
+class Failure(NamedTuple):
+    """An operation's end on another rank.
+
+    Attributes:
+        rank: where.
+        late: it ran out of time there.
+        text: its error.
+    """
+
+    rank: int
+    late: bool
+    text: str
+
+
+class Reply(NamedTuple):
+    """How far a rank is.
+
+    Attributes:
+        state: of the operation that was asked for.
+        latest: number of the latest operation that it has started.
+    """
+
+    state: State
+    latest: int
+
+
+class Notices:
+    """One communicator's notices. For the engine, which holds its lock in every call.
+
+    Attributes:
+        rank, size: of the communicator.
+        latest: number of the latest operation started here; the same operation has the same number on all ranks.
+        failures: by number, of operations that have failed elsewhere and not ended here.
+    """
+
+    def __init__(self, comm: MPI.Comm, key: int) -> None:
+        """Use ``comm``, which nobody else does. ``key``, the same on all ranks, tells it from freed ones."""
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.latest = 0
+        self.failures: dict[int, Failure] = {}
+        self._comm = comm
+        self._key = key
+        self._open: set[int] = set()
+        self._replies: dict[int, dict[int, Reply]] = {}
+        self._buffer: ByteArray = np.empty(_BYTES, np.uint8)
+        self._status = MPI.Status()
+        self._incoming: MPI.Request | None = None
+        self._outgoing: list[tuple[MPI.Request, bytes]] = []
+
+    def begin(self, number: int) -> None:
+        """An operation starts here."""
+        self.latest = number
+        self._open.add(number)
+
+    def end(self, number: int) -> None:
+        """It has ended here."""
+        self._open.discard(number)
+        self.failures.pop(number, None)
+        self._replies.pop(number, None)
+
+    def tell(self, number: int, error: BaseException) -> None:
+        """Tell every other rank that an operation has failed here."""
+        late = isinstance(error, CollectiveTimeoutError)
+        text = str(error) if late else f"{type(error).__name__}: {error}"
+        self._send(_Kind.FAILED, late, number, self._others(), text)
+
+    def ask(self, number: int) -> None:
+        """Ask every other rank how far it is."""
+        self._replies[number] = {}
+        self._send(_Kind.ASK, 0, number, self._others())
+
+    def replies(self, number: int) -> dict[int, Reply]:
+        """The answers so far, by rank."""
+        return self._replies.get(number, {})
+
+    def look(self) -> bool:
+        """Take in what has come and answer it; return whether anything had. Does not wait."""
+        came = False
+        with suppress(MPI.Exception):  # a peer that is gone is found by who waits for it
+            while self._receive():
+                came = True
+        if self._outgoing:
+            with suppress(MPI.Exception):
+                self._outgoing = [sent for sent in self._outgoing if not sent[0].Test()]
+        return came
+
+    def free(self) -> None:
+        """Release the communicator."""
+        self.look()
+        _unsent.extend(self._outgoing)
+        self._comm.Free()
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _send(self, kind: _Kind, detail: int, number: int, to: list[int], text: str = "") -> None:
+        words = text.encode()[:_ROOM]
+        head = _FORM.pack(_MAGIC, kind, detail, len(words), self._key, number, self.latest)
+        raw = (head + words).ljust(_BYTES, b"\0")
+        with suppress(MPI.Exception):
+            for rank in to:
+                self._outgoing.append((self._comm.Isend([raw, MPI.BYTE], rank, _TAG), raw))
+
+    def _receive(self) -> bool:
+        if self._incoming is None:
+            message = self._comm.Improbe(MPI.ANY_SOURCE, _TAG)
+            if message is None:
+                return False
+            self._incoming = message.Irecv([self._buffer, MPI.BYTE])
+        try:
+            if not self._incoming.Test(self._status):
+                return False
+        except MPI.Exception:  # longer than a notice is: not ours
+            self._incoming = None
+            return True
+        self._incoming = None
+        self._take(self._status.Get_source(), bytes(self._buffer[: self._status.Get_count(MPI.BYTE)]))
+        return True
+
+    def _take(self, rank: int, raw: bytes) -> None:
+        """Act on a notice; on bytes that are none, do nothing."""
+        if len(raw) != _BYTES:
+            return
+        magic, kind, detail, length, key, number, latest = _FORM.unpack_from(raw)
+        if magic != _MAGIC or key != self._key or length > _ROOM:
+            return
+        if kind == _Kind.FAILED and detail <= 1:
+            words = raw[_FORM.size : _FORM.size + length].decode(errors="replace")
+            expected = number in self._open or number > self.latest
+            if expected and number not in self.failures and len(self.failures) < _KEPT:
+                self.failures[number] = Failure(rank, bool(detail), _printable(words))
+        elif kind == _Kind.ASK:
+            self._send(_Kind.ANSWER, self._state(number), number, [rank])
+        elif kind == _Kind.ANSWER and number in self._replies and detail <= max(State):
+            self._replies[number][rank] = Reply(State(detail), latest)
+
+    def _state(self, number: int) -> State:
+        if number in self._open:
+            return State.IN_FLIGHT
+        return State.ENDED if number <= self.latest else State.NOT_STARTED
+
+
+_unsent: list[tuple[MPI.Request, bytes]] = []  # of freed communicators, whose bytes MPI may still read
+
+
+def absentees(replies: dict[int, Reply], rank: int, size: int) -> str:
+    """Which ranks have not arrived, in words.
+
+    Args:
+        replies: what the other ranks answered.
+        rank: this one.
+        size: how many there are.
+    """
+    words = []
+    for other in range(size):
+        reply = replies.get(other)
+        if other != rank and reply is None:
+            words.append(f"rank {other} (silent)")
+        elif reply is not None and reply.state is State.NOT_STARTED:
+            words.append(f"rank {other} (at number {reply.latest})")
+    return f"not arrived: {', '.join(words)}" if words else "all ranks have arrived"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,192 @@
+"""An operation that fails on one rank ends on all, with an error that says what and where."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hybridcomp as hc
+from hybridcomp.collectives.near import _SWITCH
+from hybridcomp.collectives.notices import _BYTES, _FORM, _MAGIC, State, _Kind
+from hybridcomp.collectives.transport import Transport
+from tests.mpi.conftest import WORLD, gaussian, identical, verdict
+
+N = 50_000
+several = pytest.mark.skipif(WORLD.size == 1, reason="takes two ranks")
+
+
+@pytest.fixture
+def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first message of at least 1 KiB that rank 0 sends to rank 1 arrives with a bit turned."""
+    monkeypatch.setenv(_SWITCH, "0")
+    honest = Transport.isend
+    left = [1]
+
+    def isend(self: Transport, data: Any, peer: int, tag: int) -> MPI.Request:
+        if WORLD.rank == 0 and peer == 1 and left and np.asarray(data).nbytes > 1024:
+            left.pop()
+            data = np.array(data)
+            data[500] ^= 4
+        return honest(self, data, peer, tag)
+
+    monkeypatch.setattr(Transport, "isend", isend)
+
+
+def failure(request: Any, timeout: float | None = None) -> BaseException | None:
+    try:
+        request.wait(timeout)
+    except hc.HybridcompError as error:
+        return error
+    return None
+
+
+@several
+@pytest.mark.usefixtures("damaged")
+def test_damage_is_an_error_on_all_ranks_at_once(make):
+    comm = make("int8")
+    x = gaussian(N)
+    WORLD.Barrier()
+    began = time.monotonic()
+    error = failure(comm.Iallreduce(MPI.IN_PLACE, x))
+    took = time.monotonic() - began
+    if WORLD.rank == 1:
+        verdict(isinstance(error, hc.WireError), repr(error))
+    else:
+        text = "all_reduce number 1 on axis 'dp'.*rank 1 failed: WireError"
+        verdict(isinstance(error, hc.RemoteError) and matches(text, error), repr(error))
+    verdict(took < 5, f"{took}")
+    y = gaussian(N, seed=2)  # the communicator goes on
+    comm.Allreduce(MPI.IN_PLACE, y)
+    verdict(identical(y))
+
+
+@several
+@pytest.mark.usefixtures("damaged")
+def test_who_starts_a_failed_operation_later_is_told(make):
+    comm = make("int8")
+    if WORLD.rank == WORLD.size - 1 and WORLD.size > 2:
+        time.sleep(0.5)
+    error = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N)))
+    verdict(isinstance(error, hc.WireError if WORLD.rank == 1 else hc.RemoteError), repr(error))
+
+
+def matches(pattern: str, error: BaseException | None) -> bool:
+    import re
+
+    return re.search(pattern, str(error), re.DOTALL) is not None
+
+
+@pytest.mark.parametrize("policy", ["int8", "none"])
+@several
+def test_a_timeout_names_number_and_who_has_not_arrived(make, policy):
+    comm = make(policy, timeout=1.0)
+    absent = WORLD.size - 1
+    comm.Barrier()
+    error = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N))) if WORLD.rank != absent else None
+    WORLD.Barrier()
+    if WORLD.rank == absent:  # it comes to an operation that the others have given up
+        error = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N)))
+        verdict(isinstance(error, hc.CollectiveTimeoutError) and matches("gave up", error), repr(error))
+    else:
+        own = rf"all_reduce number 2 .*within 1 s; still waiting for .*; not arrived: rank {absent} \(at number 1\)$"
+        told = rf"all_reduce number 2 .* rank \d gave up: .*not arrived: rank {absent} "
+        verdict(
+            isinstance(error, hc.CollectiveTimeoutError) and (matches(own, error) or matches(told, error)),
+            repr(error),
+        )
+
+
+@several
+def test_one_that_hears_nothing_is_called_silent(make, monkeypatch):
+    comm = make("int8", timeout=0.5)
+    absent = WORLD.size - 1
+    if WORLD.rank == absent:
+        monkeypatch.setattr(comm._notices, "look", lambda: False)
+    WORLD.Barrier()
+    error = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N))) if WORLD.rank != absent else None
+    WORLD.Barrier()
+    monkeypatch.undo()
+    verdict(WORLD.rank == absent or matches(rf"rank {absent} \(silent\)", error), repr(error))
+
+
+@several
+def test_a_rank_that_makes_no_communicator_is_waited_for_no_longer_than_the_timeout():
+    absent = WORLD.size - 1
+    if WORLD.rank != absent:
+        with pytest.raises(hc.CollectiveTimeoutError, match=r"making a communicator on axis 'pp', rank \d of"):
+            hc.Communicator(WORLD, "none", "pp", timeout=0.5)
+    verdict(True)
+    if WORLD.rank == absent:  # MPI matches what the others have begun
+        WORLD.Idup()[1].Wait()
+    verdict(True)
+
+
+@several
+def test_hostile_notices_change_nothing(make):
+    comm = make("int8")
+    notices = comm._notices
+    rng = np.random.default_rng(WORLD.rank)
+    good = _FORM.pack(_MAGIC, _Kind.FAILED, 0, 3, notices._key, 1, 1)
+    for raw in (
+        b"",
+        rng.bytes(_BYTES),
+        good[:20],
+        good,
+        _FORM.pack(_MAGIC, _Kind.FAILED, 0, 3, notices._key ^ 1, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, _Kind.FAILED, 0, 60_000, notices._key, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, _Kind.FAILED, 9, 3, notices._key, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, _Kind.ANSWER, State.ENDED, 0, notices._key, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, 77, 0, 0, notices._key, 1, 1).ljust(_BYTES, b"x"),
+        rng.bytes(3 * _BYTES),
+    ):
+        notices._comm.Isend([raw, MPI.BYTE], (WORLD.rank + 1) % WORLD.size, 0).Wait()
+    x = gaussian(N)
+    comm.Allreduce(MPI.IN_PLACE, x)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and notices._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG):
+        time.sleep(0.01)
+    comm.Allreduce(MPI.IN_PLACE, x)
+    verdict(identical(x) and not notices.failures and not notices._replies)
+
+
+def test_a_receive_can_be_cancelled(make):
+    for policy in ("none", "int8"):
+        comm = make(policy, timeout=5.0)
+        x = np.zeros(N, np.float32)
+        request = comm.Irecv(x, (WORLD.rank + 1) % WORLD.size, 5)
+        verdict(request.cancel())
+        request.wait()
+        verdict(request.status is not None and request.status.Is_cancelled())
+        verdict(not request.cancel())
+        sent = comm.Isend(gaussian(N), (WORLD.rank - 1) % WORLD.size, 5)
+        verdict(not sent.cancel())
+        again = comm.Irecv(x, (WORLD.rank + 1) % WORLD.size, 5)
+        again.wait()
+        sent.wait()
+        verdict(again.status is not None and not again.status.Is_cancelled() and bool(x.any()))
+        summed = comm.Iallreduce(MPI.IN_PLACE, x)
+        verdict(not summed.cancel())
+        summed.wait()
+        verdict(identical(x))
+
+
+def test_the_urgent_step_first(make):
+    from hybridcomp.collectives.engine import engine
+
+    comm = make("int8")
+    x, small = gaussian(1_000_000), gaussian(100)
+    with engine()._lock:  # nobody polls
+        pass
+    bulk = comm.Iallreduce(MPI.IN_PLACE, x, codec=None)
+    late = comm.Iallreduce(MPI.IN_PLACE, small)
+    verdict(late.priority < bulk.priority)
+    with engine()._lock:
+        order = [r for r in engine()._active if r in (bulk, late)]
+    verdict(order in ([late, bulk], [late], [bulk], []))
+    late.wait()
+    bulk.wait()
+    verdict(identical(x) and identical(small))
