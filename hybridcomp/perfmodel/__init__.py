@@ -1,0 +1,21 @@
+"""What a message costs: a profile of links and codecs, and a model of the algorithms that predicts from it."""
+
+from __future__ import annotations
+
+from hybridcomp.perfmodel.model import algorithms, choose, chunk_bytes, predict
+from hybridcomp.perfmodel.profile import BUILT_IN, Profile, Speed, Tier, load_profile, wanted_path
+from hybridcomp.perfmodel.terms import Setting
+
+__all__ = [
+    "Profile",
+    "Tier",
+    "Speed",
+    "BUILT_IN",
+    "load_profile",
+    "wanted_path",
+    "Setting",
+    "algorithms",
+    "choose",
+    "chunk_bytes",
+    "predict",
+]

@@ -1,0 +1,376 @@
+"""Seconds of each algorithm, by operation and name.
+
+The model is the usual one of latency and bandwidth (Thakur, Rabenseifner, Gropp, "Optimization of Collective
+Communication Operations in MPICH", 2005) with three more terms: computing, links that the ranks of a host share, and
+pipelines, in which the busiest stage counts in full and the others for one chunk.
+
+In the formulas p ranks are on h hosts, at most l on one; n elements are reduced or sent, s = n / p is a shard; E(x),
+D(x), A(x) are the seconds to encode x elements, decode them, decode and add them; C(x) those of a copy in memory; W(x)
+those of their message on a host's link; a is a message's latency, o what handing it to MPI costs: the latency between
+ranks of a host, which is all software. ``a || b`` is a pipeline of two stages: max(a, b) + min(a, b) / chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hybridcomp.perfmodel.profile import Profile
+from hybridcomp.perfmodel.terms import Phase, Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A setting, with what a formula asks of it.
+
+    Attributes:
+        profile, setting: of whom the cost is asked.
+        chunk: uncompressed bytes of a chunk.
+    """
+
+    profile: Profile
+    setting: Setting
+    chunk: int
+
+    def phase(self) -> Phase:
+        """A part with nothing in it yet."""
+        return Phase(self.profile, self.setting, self.chunk)
+
+    @property
+    def n(self) -> float:
+        """Elements."""
+        return self.setting.nbytes / self.setting.itemsize
+
+    @property
+    def p(self) -> int:
+        """Ranks."""
+        return self.setting.ranks
+
+    @property
+    def h(self) -> int:
+        """Hosts."""
+        return self.setting.hosts
+
+    @property
+    def l(self) -> int:  # noqa: E743  (its name in the formulas)
+        """Ranks on the fullest host."""
+        return self.setting.ranks_per_host
+
+    @property
+    def network(self) -> bool:
+        """Whether any message leaves a host."""
+        return self.setting.hosts > 1
+
+    def to_all(self, phase: Phase, n: float) -> None:
+        """Every rank sends ``n`` elements, its own for each, to every other rank at once."""
+        phase.chain(1, network=self.network)
+        phase.send(n, near=self.l - 1, far=self.l * (self.p - self.l), own=self.p - 1)
+
+    def around(self, phase: Phase, n: float) -> None:
+        """Every rank's ``n`` elements go around a ring: of a host's ranks only the last one sends to another host."""
+        phase.chain(self.p - 1, network=self.network)
+        phase.send(
+            n, near=0 if self.l == 1 else self.p - 1, far=self.p - 1 if self.network else 0, own=self.p - 1
+        )
+
+
+Formula = Callable[[Case], float]
+
+
+# -- all-reduce --------------------------------------------------------------------------------------------------
+
+
+def allreduce_direct(c: Case) -> float:
+    """2 a + [E(n) + (p - 1) A(s) + D(n) + C(s) + 2 (p - 1) o || 2 l (p - l) W(s)]."""
+    phase, s = c.phase(), c.n / c.p
+    phase.encode(s, c.p)  # p - 1 parts and a result
+    phase.add(s, c.p - 1)
+    phase.decode(s, c.p)
+    phase.copy(s)
+    c.to_all(phase, s)
+    c.to_all(phase, s)
+    return phase.seconds()
+
+
+def allreduce_ring(c: Case) -> float:
+    """2 (p - 1) a + [as direct || (l (p - l) + p - 1) W(s)]: parts by pairwise exchange, results around the ring."""
+    phase, s = c.phase(), c.n / c.p
+    phase.encode(s, c.p)
+    phase.add(s, c.p - 1)
+    phase.decode(s, c.p)
+    phase.copy(s)
+    phase.chain(c.p - 2, network=c.network)  # and that of to_all
+    c.to_all(phase, s)
+    c.around(phase, s)
+    return phase.seconds()
+
+
+def allreduce_halving(c: Case) -> float:
+    """That of a reduce-scatter by halving, + log2 p a + [E(s) + D(n) || l W(n - s)] for the way back.
+
+    Ranks beyond a power of two hand all of theirs to a partner first, and get the result from it: 2 (a + E(n) || W(n)).
+    """
+    return _halving(c) + _doubling(c)
+
+
+def allreduce_hierarchical(c: Case) -> float:
+    """2 C(n) + 2 a + [h E(x) + (h - 1) A(x) + h D(x) + C(x) || 2 l (h - 1) W(x)] + C(n), x = n / l h.
+
+    The ranks of a host sum in shared memory; each all-reduces its l-th of that with its like on the other hosts.
+    """
+    phase, part = c.phase(), c.n / c.l
+    if c.l > 1:
+        phase.copy(3 * c.n)  # to shared memory; 1/l of all l ranks', summed; the result
+        phase.send(0, near=0, far=0, own=2 * (c.l - 1))  # as waiting for each other costs
+    if c.network:
+        shard = part / c.h
+        phase.encode(shard, c.h)
+        phase.add(shard, c.h - 1)
+        phase.decode(shard, c.h)
+        phase.copy(shard)
+        phase.chain(2, network=True)
+        phase.send(shard, near=0, far=2 * c.l * (c.h - 1), own=2 * (c.h - 1))
+    return phase.seconds()
+
+
+def allreduce_sparse(c: Case) -> float:
+    """a + [E(n) + D(n) + (p - 1) (A(n) + o) || l (p - l) W(n)]: every message to everyone; the first is decoded."""
+    phase = c.phase()
+    phase.encode(c.n)
+    phase.decode(c.n)
+    phase.add(c.n, c.p - 1)
+    c.to_all(phase, c.n)
+    return phase.seconds()
+
+
+def allreduce_oktopk(c: Case) -> float:
+    """3 a + [E(n) + C(s) + (p - 1) A(s) + E(s) + D(n) || 2 l (p - l) W(s)]: shards of as many entries each."""
+    phase, s = c.phase(), c.n / c.p
+    c.to_all(phase, 0)  # the counts
+    phase.encode(c.n)
+    phase.copy(s)
+    phase.add(s, c.p - 1)
+    phase.encode(s)
+    phase.decode(s, c.p)
+    c.to_all(phase, s)
+    c.to_all(phase, s)
+    return phase.seconds()
+
+
+# -- reduce-scatter and all-gather -------------------------------------------------------------------------------
+
+
+def scatter_direct(c: Case) -> float:
+    """A + [(p - 1) (E(s) + A(s) + o) + C(s) || l (p - l) W(s)], A being a."""
+    return _scatter(c, 1)
+
+
+def scatter_ring(c: Case) -> float:
+    """The same with A = (p - 1) a: pairwise exchange."""
+    return _scatter(c, c.p - 1)
+
+
+def scatter_halving(c: Case) -> float:
+    """C(n / 2) + sum over i = 1 .. log2 p of a + [E(n / 2^i) + A(n / 2^i) || l W(n / 2^i)]."""
+    return _halving(c)
+
+
+def scatter_hierarchical(c: Case) -> float:
+    """2 C(n) + a + [(h - 1) (E(x) + A(x)) + C(x) || l (h - 1) W(x)] + C(s), x = n / l h: as the all-reduce."""
+    phase, shard = c.phase(), c.n / c.l / c.h
+    if c.l > 1:
+        phase.copy(2 * c.n + c.n / c.p)
+        phase.send(0, near=0, far=0, own=2 * (c.l - 1))
+    if c.network:
+        phase.encode(shard, c.h - 1)
+        phase.add(shard, c.h - 1)
+        phase.copy(shard)
+        phase.chain(1, network=True)
+        phase.send(shard, near=0, far=c.l * (c.h - 1), own=c.h - 1)
+    return phase.seconds()
+
+
+def gather_direct(c: Case) -> float:
+    """A + [E(s) + p D(s) + (p - 1) o || l (p - l) W(s)]."""
+    phase, s = c.phase(), c.n / c.p
+    phase.encode(s)
+    phase.decode(s, c.p)
+    c.to_all(phase, s)
+    return phase.seconds()
+
+
+def gather_ring(c: Case) -> float:
+    """(p - 1) a + [E(s) + p D(s) + (p - 1) o || (p - 1) W(s)]."""
+    phase, s = c.phase(), c.n / c.p
+    phase.encode(s)
+    phase.decode(s, c.p)
+    c.around(phase, s)
+    return phase.seconds()
+
+
+def gather_hierarchical(c: Case) -> float:
+    """a + [E(s) + h D(s) + (h - 1) o || l (h - 1) W(s)] across; C(n) inside, from shared memory."""
+    phase, s = c.phase(), c.n / c.p
+    phase.encode(s)
+    phase.decode(s, c.h)
+    if c.l > 1:
+        phase.copy(c.n)
+        phase.send(0, near=0, far=0, own=c.l - 1)
+    if c.network:
+        phase.chain(1, network=True)
+        phase.send(s, near=0, far=c.l * (c.h - 1), own=c.h - 1)
+    return phase.seconds()
+
+
+# -- broadcast and reduce ----------------------------------------------------------------------------------------
+
+
+def broadcast_tree(c: Case) -> float:
+    """d a + [max(E(n), D(n)) + d o || log2 h W(n)], d = log2 p, and d - 1 chunks that are passed on."""
+    phase = c.phase()
+    _root_or_leaf(phase, c.n)
+    _tree(c, phase)
+    return phase.seconds()
+
+
+def broadcast_direct(c: Case) -> float:
+    """A + [max(E(n), D(n)) + (p - 1) o || (p - l) W(n)]."""
+    phase = c.phase()
+    _root_or_leaf(phase, c.n)
+    _star(c, phase)
+    return phase.seconds()
+
+
+def broadcast_scatter(c: Case) -> float:
+    """2 a + [max(E(n), D(n)) + 2 (p - 1) o || (l + 1) (p - l) W(s)]: van de Geijn's."""
+    phase, s = c.phase(), c.n / c.p
+    _root_or_leaf(phase, c.n)
+    phase.chain(1, network=c.network)
+    phase.send(s, near=c.l - 1, far=c.p - c.l, own=c.p - 1)
+    c.to_all(phase, s)
+    return phase.seconds()
+
+
+def reduce_tree(c: Case) -> float:
+    """d a + [max(d A(n), (d - 1) A(n) + E(n)) + d o || log2 h W(n)], d = log2 p, and d - 1 chunks passed on."""
+    phase, depth = c.phase(), _log2(c.p)
+    _busier(c, phase, adds=depth, other=depth - 1)
+    _tree(c, phase)
+    return phase.seconds()
+
+
+def reduce_direct(c: Case) -> float:
+    """A + [max((p - 1) A(n), E(n)) + (p - 1) o || (p - l) W(n)]."""
+    phase = c.phase()
+    _busier(c, phase, adds=c.p - 1, other=0)
+    _star(c, phase)
+    return phase.seconds()
+
+
+FORMULAS: dict[str, dict[str, Formula]] = {
+    "all_reduce": {
+        "direct": allreduce_direct,
+        "ring": allreduce_ring,
+        "halving": allreduce_halving,
+        "hierarchical": allreduce_hierarchical,
+        "sparse": allreduce_sparse,
+        "oktopk": allreduce_oktopk,
+    },
+    "reduce_scatter": {
+        "direct": scatter_direct,
+        "ring": scatter_ring,
+        "halving": scatter_halving,
+        "hierarchical": scatter_hierarchical,
+    },
+    "all_gather": {"direct": gather_direct, "ring": gather_ring, "hierarchical": gather_hierarchical},
+    "broadcast": {"tree": broadcast_tree, "direct": broadcast_direct, "scatter": broadcast_scatter},
+    "reduce": {"tree": reduce_tree, "direct": reduce_direct},
+}
+
+
+# -- what they share ---------------------------------------------------------------------------------------------
+
+
+def _log2(n: int) -> int:
+    return (n - 1).bit_length()
+
+
+def _scatter(c: Case, rounds: int) -> float:
+    phase, s = c.phase(), c.n / c.p
+    phase.encode(s, c.p - 1)
+    phase.add(s, c.p - 1)
+    phase.copy(s)
+    phase.chain(rounds - 1, network=c.network)
+    c.to_all(phase, s)
+    return phase.seconds()
+
+
+def _exchanges(c: Case) -> list[tuple[float, bool]]:
+    """Elements that each rank sends in each step of halving, and whether they leave the host; largest first."""
+    steps = c.p.bit_length() - 1
+    return [(c.n / 2**i, c.network and (c.p >> i) >= c.l) for i in range(1, steps + 1)]
+
+
+def _one_exchange(c: Case, phase: Phase, n: float, away: bool) -> None:
+    phase.chain(1, network=away)
+    phase.send(n, near=0 if away else 1, far=c.l if away else 0, own=1)
+
+
+def _halving(c: Case) -> float:
+    """Recursive halving, each step's sums encoded for the next; ranks beyond a power of two folded in before."""
+    total = 0.0
+    exchanges = _exchanges(c)
+    if c.p != 1 << len(exchanges):
+        exchanges = [(c.n, c.network and c.l == 1), *exchanges]
+    kept = exchanges[0][0] if exchanges else 0.0  # what is added to: a copy of it first
+    for n, away in exchanges:
+        phase = c.phase()
+        phase.copy(kept)
+        kept = 0.0
+        phase.encode(n)
+        phase.add(n)
+        _one_exchange(c, phase, n, away)
+        total += phase.seconds()
+    return total
+
+
+def _doubling(c: Case) -> float:
+    """Recursive doubling of encoded results, decoded by all; those that were folded in get theirs after."""
+    phase = c.phase()
+    exchanges = _exchanges(c)
+    phase.encode(c.n / (1 << len(exchanges)))
+    phase.decode(c.n)
+    for n, away in exchanges:
+        _one_exchange(c, phase, n, away)
+    if c.p != 1 << len(exchanges):
+        _one_exchange(c, phase, c.n, c.network and c.l == 1)
+    return phase.seconds()
+
+
+def _root_or_leaf(phase: Phase, n: float) -> None:
+    """The root encodes, the others decode, all at the same time: the slower of the two."""
+    phase.encode(n)
+    encode, phase.cpu = phase.cpu, 0.0
+    phase.decode(n)
+    phase.cpu = max(phase.cpu, encode)
+
+
+def _busier(c: Case, phase: Phase, *, adds: int, other: int) -> None:
+    """The root adds ``adds`` messages; another rank adds ``other`` and encodes the sum: the slower of the two."""
+    phase.add(c.n, adds)
+    root, phase.cpu = phase.cpu, 0.0
+    phase.add(c.n, other)
+    phase.encode(c.n)
+    phase.cpu = max(phase.cpu, root)
+
+
+def _tree(c: Case, phase: Phase) -> None:
+    depth, across = _log2(c.p), _log2(c.h)
+    phase.chain(depth, network=c.network)
+    phase.send(c.n, near=max(0, depth - across), far=across, own=depth)
+    phase.hop(c.n, max(0, depth - 1), network=c.network)
+
+
+def _star(c: Case, phase: Phase) -> None:
+    phase.chain(1, network=c.network)
+    phase.send(c.n, near=c.l - 1, far=c.p - c.l, own=c.p - 1)

@@ -1,0 +1,77 @@
+"""Predict how long an algorithm takes, choose the fastest, and the size of its chunks.
+
+Pure functions of a profile and a setting: ranks that have both in common choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridcomp.perfmodel.formulas import FORMULAS, Case, Formula
+from hybridcomp.perfmodel.profile import Profile
+from hybridcomp.perfmodel.terms import Setting
+
+_USUAL = 20  # log2 of 1 MiB, which stays in a core's L2 cache between encode, sum and decode
+_CHUNKS = tuple(1 << power for power in range(16, 23))  # 64 KiB to 4 MiB
+_EQUAL = (
+    1.02  # two chunks whose times differ by less, or two algorithms, are as good: the model is no more exact
+)
+
+
+def algorithms(op: str) -> tuple[str, ...]:
+    """The names of the algorithms of an operation that the model knows.
+
+    Raises:
+        ValueError: it knows no such operation.
+    """
+    if op not in FORMULAS:
+        raise ValueError(f"no model of the operation {op!r}; known: {', '.join(FORMULAS)}")
+    return tuple(FORMULAS[op])
+
+
+def predict(profile: Profile, algorithm: str, setting: Setting) -> float:
+    """Seconds that an algorithm takes in a setting, with chunks of the best size.
+
+    Raises:
+        ValueError: no model of that operation or algorithm; or a ``sparse`` one with a codec that is not.
+    """
+    formula = _formula(algorithm, setting)
+    return min(formula(Case(profile, setting, chunk)) for chunk in _CHUNKS)
+
+
+def choose(profile: Profile, setting: Setting, candidates: Sequence[str]) -> str:
+    """The fastest of ``candidates`` in a setting: of those within 5% of the fastest, the first.
+
+    Raises:
+        ValueError: there is none, or as from :func:`predict`.
+    """
+    if not candidates:
+        raise ValueError(f"no algorithm to choose from for {setting.op}")
+    seconds = [predict(profile, algorithm, setting) for algorithm in candidates]
+    limit = min(seconds) * _EQUAL
+    return next(name for name, taken in zip(candidates, seconds, strict=True) if taken <= limit)
+
+
+def chunk_bytes(profile: Profile, setting: Setting, algorithm: str) -> int:
+    """Uncompressed bytes of a chunk of an algorithm's pipeline: a power of two from 64 KiB to 4 MiB.
+
+    Small chunks fill the pipeline soon, large ones cost few messages and calls. Of sizes that make no difference it is
+    the one nearest to 1 MiB.
+
+    Raises:
+        ValueError: as from :func:`predict`.
+    """
+    formula = _formula(algorithm, setting)
+    seconds = {chunk: formula(Case(profile, setting, chunk)) for chunk in _CHUNKS}
+    limit = min(seconds.values()) * _EQUAL
+    good = [chunk for chunk in _CHUNKS if seconds[chunk] <= limit]
+    return min(good, key=lambda chunk: abs(chunk.bit_length() - 1 - _USUAL))
+
+
+def _formula(algorithm: str, setting: Setting) -> Formula:
+    if algorithm not in algorithms(setting.op):
+        known = ", ".join(algorithms(setting.op))
+        raise ValueError(f"no model of the {setting.op} algorithm {algorithm!r}; known: {known}")
+    if algorithm in ("sparse", "oktopk") and not setting.sparse:
+        raise ValueError(f"the algorithm {algorithm!r} takes a sparse codec, not {setting.codec.spec!r}")
+    return FORMULAS[setting.op][algorithm]

@@ -1,0 +1,328 @@
+"""How fast links and codecs are here: a profile, built in or read from the file that ``doctor --calibrate`` writes.
+
+.. code-block:: toml
+
+    version = 1
+    memory = 1.1e10                        # bytes/s of a copy in memory
+
+    [host]                                 # between ranks of a host
+    latency = 5e-6                         # seconds of a small message
+    bandwidth = 5e9                        # bytes/s that one rank sends
+
+    [network]                              # between hosts
+    latency = 6e-5
+    bandwidth = 1.17e8                     # bytes/s that a host sends, all its ranks together
+
+    [codecs."int8:block=128"]              # of fp32 data on one thread
+    encode = 1.7e10                        # bytes/s, uncompressed
+    decode = 1.5e10
+    add = 1.6e10                           # decode and add
+    overhead = 2e-6                        # seconds of a call, however little it does
+    size = 0.258                           # of a message, over what it encodes
+
+What a file leaves out is as built in. ``codecs.default`` is for codecs of which nothing else is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.errors import ConfigError
+
+VARIABLE = "HYBRIDCOMP_PROFILE"
+VERSION = 1
+DEFAULT = "default"
+MAX_BYTES = 65536  # of a profile as text
+_LEAST, _MOST = 1e-12, 1e18  # of any number in it; so no product or quotient of a few overflows
+_MOST_CODECS = 256
+_MOST_SPEC = 200  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Links of one kind.
+
+    Attributes:
+        latency: seconds of a small message, one way.
+        bandwidth: bytes/s of one rank's sends inside a host, of one host's sends between hosts.
+    """
+
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A codec's speed on one thread, in bytes of uncompressed fp32 data.
+
+    Attributes:
+        encode, decode, add: bytes/s; ``add`` is ``decode_add``.
+        overhead: seconds of a call that has next to nothing to do.
+        size: bytes of a message over those it encodes, of Gaussian data.
+    """
+
+    encode: float
+    decode: float
+    add: float
+    overhead: float
+    size: float
+
+
+_TIER_KEYS = tuple(f.name for f in dataclasses.fields(Tier))
+_SPEED_KEYS = tuple(f.name for f in dataclasses.fields(Speed))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the model knows of this machine and its network.
+
+    Attributes:
+        host: links between ranks of a host.
+        network: links between hosts.
+        memory: bytes/s of a copy in memory by one thread.
+        codecs: speeds by spec string; holds ``"default"``.
+        name: the file it is from, for people.
+    """
+
+    host: Tier
+    network: Tier
+    memory: float
+    codecs: Mapping[str, Speed]
+    name: str = field(default="built-in", compare=False)
+
+    def speed(self, codec: Codec) -> Speed:
+        """Speed of a codec: measured, else that of its kin with the most parameters in common, else the default."""
+        exact = self.codecs.get(codec.spec)
+        if exact is not None:
+            return exact
+        best, shared = self.codecs[DEFAULT], -1
+        mine = codec.params.items()
+        for spec, speed in self.codecs.items():
+            if spec.partition(":")[0] == codec.name:
+                theirs = get_codec(spec).params
+                common = sum(theirs.get(key) == value for key, value in mine)
+                if common > shared:
+                    best, shared = speed, common
+        return best
+
+    def to_toml(self) -> str:
+        """The text of its file."""
+        lines = [f"version = {VERSION}", f"memory = {self.memory!r}"]
+        for tier in ("host", "network"):
+            lines += ["", f"[{tier}]", *_lines(getattr(self, tier))]
+        for spec, speed in self.codecs.items():
+            lines += ["", f"[codecs.{json.dumps(spec)}]", *_lines(speed)]
+        return "\n".join(lines) + "\n"
+
+    def to_bytes(self) -> bytes:
+        """For other ranks: its text in UTF-8, at most :data:`MAX_BYTES`.
+
+        Raises:
+            ConfigError: it has more codecs than fit.
+        """
+        data = self.to_toml().encode()
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"profile {self.name}: {len(data)} bytes are more than {MAX_BYTES}")
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "another rank's") -> Profile:
+        """Read :meth:`to_bytes`, or a file.
+
+        Raises:
+            ConfigError: names the profile, the key and what is allowed.
+        """
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"profile {name}: more than {MAX_BYTES} bytes")
+        try:
+            document = tomllib.loads(data.decode())
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # not UTF-8, not TOML, a number too long, nested too deep
+            raise ConfigError(f"profile {name}: not TOML: {error}") from error
+        return _Reader(name).profile(document)
+
+    def write(self, path: Path) -> None:
+        """Write its file, whole or not at all; makes the directory.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        data = self.to_bytes()
+        beside = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            number, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            with os.fdopen(number, "wb") as file:
+                file.write(data)
+            os.chmod(beside, 0o644)
+            os.replace(beside, path)
+        except OSError as error:
+            if beside is not None:
+                Path(beside).unlink(missing_ok=True)
+            raise ConfigError(f"cannot write profile {path}: {error.strerror}") from error
+
+
+def wanted_path() -> Path:
+    """Where the profile belongs, whether or not it is there: ``HYBRIDCOMP_PROFILE``, else the user's configuration."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    given = os.environ.get("XDG_CONFIG_HOME")
+    home = Path(given) if given else Path.home() / ".config"
+    return home / "hybridcomp" / "profile.toml"
+
+
+def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
+    """Read a profile.
+
+    Args:
+        path: its file. None: the one at :func:`wanted_path`, or :data:`BUILT_IN` where there is none in the user's
+            configuration.
+
+    Raises:
+        ConfigError: a file that was named is missing, or any is wrong.
+    """
+    named = path or os.environ.get(VARIABLE)
+    place = Path(named) if named else wanted_path()
+    try:
+        with place.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        if not named:
+            return BUILT_IN
+        raise ConfigError(f"profile {place} does not exist") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read profile {place}: {error.strerror}") from error
+    return Profile.from_bytes(data, str(place))
+
+
+def _lines(values: Tier | Speed) -> list[str]:
+    return [f"{key} = {value!r}" for key, value in dataclasses.asdict(values).items()]
+
+
+class _Reader:
+    """Checks a parsed document; knows the profile's name so that it can say where an error is."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def profile(self, document: dict[str, Any]) -> Profile:
+        self._keys("", document, ("version", "memory", "host", "network", "codecs"))
+        version = document.get("version")
+        if isinstance(version, bool) or version != VERSION:
+            self._fail(
+                "version", f"must be {VERSION}, not {version!r}; `hybridcomp doctor --calibrate` writes one"
+            )
+        tiers = {
+            key: Tier(**self._numbers(key, document[key], _TIER_KEYS))
+            for key in ("host", "network")
+            if key in document
+        }
+        codecs = self._codecs(document.get("codecs", {}))
+        return Profile(
+            host=tiers.get("host", BUILT_IN.host),
+            network=tiers.get("network", BUILT_IN.network),
+            memory=self._number("memory", document.get("memory", BUILT_IN.memory)),
+            codecs=codecs,
+            name=self._name,
+        )
+
+    def _codecs(self, tables: Any) -> dict[str, Speed]:
+        if not isinstance(tables, dict):
+            self._fail("codecs", f"must be tables by spec, not {tables!r:.40}")
+        if len(tables) > _MOST_CODECS:
+            self._fail("codecs", f"must be at most {_MOST_CODECS}, not {len(tables)}")
+        found: dict[str, Speed] = {}
+        for spec, table in tables.items():
+            key = f"codecs.{json.dumps(spec[:_MOST_SPEC])}"
+            canonical = self._spec(key, spec)
+            if canonical in found:
+                self._fail(key, f"is the codec {canonical!r}, which is there already")
+            found[canonical] = Speed(**self._numbers(key, table, _SPEED_KEYS))
+        # Measured ones first: where two of one name are as near, the first counts.
+        return found | {spec: speed for spec, speed in BUILT_IN.codecs.items() if spec not in found}
+
+    def _spec(self, key: str, spec: str) -> str:
+        if spec == DEFAULT:
+            return spec
+        if len(spec) > _MOST_SPEC:
+            self._fail(key, f"must have at most {_MOST_SPEC} characters, not {len(spec)}")
+        try:
+            return get_codec(spec).spec
+        except (ValueError, TypeError) as error:
+            self._fail(key, f"is no codec: {error}")
+
+    def _numbers(self, key: str, table: Any, names: tuple[str, ...]) -> dict[str, float]:
+        if not isinstance(table, dict):
+            self._fail(key, f"must be a table of {', '.join(names)}, not {table!r:.40}")
+        self._keys(f"{key}.", table, names)
+        for name in names:
+            if name not in table:
+                self._fail(f"{key}.{name}", "is missing")
+        return {name: self._number(f"{key}.{name}", table[name]) for name in names}
+
+    def _number(self, key: str, value: Any) -> float:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and _LEAST <= value <= _MOST
+        if not good:  # NaN compares false
+            self._fail(key, f"must be a number from {_LEAST:g} to {_MOST:g}, not {value!r:.40}")
+        return float(value)
+
+    def _keys(self, prefix: str, table: dict[str, Any], allowed: tuple[str, ...]) -> None:
+        for key in table:
+            if key not in allowed:
+                self._fail(f"{prefix}{key[:_MOST_SPEC]}", f"is unknown; allowed: {', '.join(allowed)}")
+
+    def _fail(self, key: str, what: str) -> NoReturn:
+        raise ConfigError(f"profile {self._name}: {key} {what}")
+
+
+# Gaussian fp32 of 64 MiB on one thread of an AMD EPYC with AVX-512 (benchmarks/results/codecs.json), in GB/s and
+# microseconds; the network is one of 1 Gb/s.
+_MEASURED = {
+    DEFAULT: (3.0, 3.0, 3.0, 5, 0.5),
+    "none": (10.7, 7.6, 7.8, 2, 1.0),
+    "lossless": (2.0, 3.9, 3.6, 20, 0.83),
+    "mpc": (4.9, 6.6, 4.4, 3, 0.91),
+    "fp16": (13.4, 17.0, 12.0, 2, 0.5),
+    "bf16": (12.0, 14.2, 12.4, 2, 0.5),
+    "int8": (17.2, 14.6, 15.8, 2, 0.258),
+    "int8:rounding=stochastic": (5.4, 16.1, 12.4, 2, 0.258),
+    "int4": (18.7, 18.9, 18.5, 2, 0.133),
+    "int4:rounding=stochastic": (4.2, 16.2, 15.7, 2, 0.133),
+    "int4:hadamard=true": (3.2, 5.0, 5.5, 2, 0.133),
+    "int2": (18.4, 21.2, 19.0, 2, 0.07),
+    "sign": (24.6, 21.6, 21.7, 2, 0.032),
+    "fp8": (13.4, 16.3, 15.3, 2, 0.258),
+    "mxfp8": (10.6, 14.2, 14.7, 2, 0.258),
+    "mxfp4": (8.1, 17.4, 16.8, 2, 0.133),
+    "zfp:rate=8": (5.5, 4.1, 3.5, 2, 0.25),
+    "zfp:rate=16": (2.5, 1.8, 1.7, 2, 0.5),
+    "bounded:abs=1e-3": (11.9, 11.0, 9.9, 3, 0.38),
+    "topk:ratio=0.01": (17.5, 21.2, 40.1, 2, 0.015),
+    "topk:ratio=0.001": (20.0, 21.2, 200.0, 2, 0.0016),
+    "threshold": (12.2, 25.6, 133.0, 2, 0.0041),
+    "sidco:ratio=0.01": (20.8, 22.6, 40.5, 2, 0.015),
+    "sidco:ratio=0.001": (24.3, 21.4, 238.0, 2, 0.0016),
+}
+BUILT_IN = Profile(
+    host=Tier(latency=5e-6, bandwidth=5e9),
+    network=Tier(latency=60e-6, bandwidth=117e6),
+    memory=11e9,
+    codecs={
+        spec if spec == DEFAULT else get_codec(spec).spec: Speed(
+            encode * 1e9, decode * 1e9, add * 1e9, overhead * 1e-6, size
+        )
+        for spec, (encode, decode, add, overhead, size) in _MEASURED.items()
+    },
+)

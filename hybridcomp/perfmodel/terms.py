@@ -1,0 +1,147 @@
+"""What the model's formulas are made of: a setting, and the seconds of a part of an algorithm in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hybridcomp.arrays import DType
+from hybridcomp.codecs import Codec, TopKCodec
+from hybridcomp.codecs.sparse import RatioCodec, SparseCodec
+from hybridcomp.perfmodel.profile import Profile
+
+_CACHE = 1 << 20  # bytes of a core's own cache (L2)
+_SPILL = 1.25  # times as long take steps on chunks that are too large for it
+_KINDS = {1: DType.UINT8, 2: DType.FLOAT16, 4: DType.FLOAT32, 8: DType.FLOAT64, 16: DType.COMPLEX128}
+_FP32 = 4  # bytes; speeds are of fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An operation whose cost is asked for. Equal on all ranks, so that all choose alike.
+
+    Attributes:
+        op: ``all_reduce``, ``reduce_scatter``, ``all_gather``, ``broadcast`` or ``reduce``.
+        nbytes: uncompressed bytes of the array that is summed or sent; for ``reduce_scatter`` and ``all_gather`` of all
+            ranks' blocks together.
+        itemsize: bytes of an element.
+        codec: what encodes it.
+        ranks: of the communicator.
+        hosts: that they are on.
+        ranks_per_host: the most on any host.
+    """
+
+    op: str
+    nbytes: int
+    itemsize: int
+    codec: Codec
+    ranks: int
+    hosts: int
+    ranks_per_host: int
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 0:
+            raise ValueError(f"nbytes must be at least 0, not {self.nbytes}")
+        if self.itemsize not in _KINDS:
+            raise ValueError(f"itemsize must be one of {', '.join(map(str, _KINDS))}, not {self.itemsize}")
+        if not 1 <= self.hosts <= self.ranks:
+            raise ValueError(f"hosts must be from 1 to {self.ranks}, the number of ranks, not {self.hosts}")
+        least, most = -(-self.ranks // self.hosts), self.ranks - self.hosts + 1
+        if not least <= self.ranks_per_host <= most:
+            raise ValueError(
+                f"{self.ranks} ranks on {self.hosts} hosts have {least} to {most} on one, not {self.ranks_per_host}"
+            )
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the codec sends some elements, the rest being zero."""
+        return isinstance(self.codec, SparseCodec)
+
+
+class Phase:
+    """A part of an algorithm whose chunks are pipelined: seconds of the busiest rank, and of the busiest host's link.
+
+    The methods add to it. Elements are counted as numbers, not as whole ones, so that the costs are smooth.
+
+    Attributes:
+        latency: seconds on the longest chain of messages during which nothing else goes on.
+        cpu: seconds that a rank computes, copies and hands messages to MPI.
+        link: seconds that a host's link to the network is busy.
+        chunks: that the pipeline has.
+    """
+
+    def __init__(self, profile: Profile, setting: Setting, chunk: int) -> None:
+        """Begin a part whose messages encode at most ``chunk`` bytes."""
+        self._profile = profile
+        self._setting = setting
+        self._speed = profile.speed(setting.codec)
+        self._chunk = chunk / setting.itemsize
+        self.latency = self.cpu = self.link = 0.0
+        self.chunks = 1.0
+
+    def seconds(self) -> float:
+        """All of it: the busier of rank and link in full, the other for a chunk, when there is nothing to overlap."""
+        busy, idle = max(self.cpu, self.link), min(self.cpu, self.link)
+        return self.latency + busy + idle / self.chunks
+
+    def pieces(self, n: float) -> float:
+        """Messages that ``n`` elements make."""
+        return max(1.0, n / self._chunk)
+
+    def encode(self, n: float, times: float = 1) -> None:
+        """Encode ``n`` elements, ``times`` over."""
+        self._compute(n, times, self._speed.encode)
+
+    def decode(self, n: float, times: float = 1) -> None:
+        """Decode ``times`` messages of ``n`` elements."""
+        self._compute(n, times, self._speed.decode)
+
+    def add(self, n: float, times: float = 1) -> None:
+        """Decode ``times`` messages of ``n`` elements and add them up."""
+        self._compute(n, times, self._speed.add)
+
+    def copy(self, n: float) -> None:
+        """Pass over ``n`` elements in memory."""
+        self.cpu += n * _FP32 / self._profile.memory
+
+    def chain(self, rounds: float, *, network: bool) -> None:
+        """Wait ``rounds`` times for a message that could not be sent before the last one was here."""
+        # What handing a message to MPI costs, send() counts.
+        tier = self._profile.network if network else self._profile.host
+        self.latency += rounds * max(0.0, tier.latency - self._profile.host.latency)
+
+    def send(self, n: float, *, near: float, far: float, own: float) -> None:
+        """Send messages of ``n`` elements.
+
+        Args:
+            n: elements of one, before it is cut into chunks.
+            near: messages that a rank sends to ranks of its host.
+            far: messages that leave a host, of all its ranks.
+            own: messages that a rank sends, near and far.
+        """
+        pieces = self.pieces(n)
+        nbytes = pieces * self.message_bytes(n / pieces)
+        self.cpu += own * pieces * self._profile.host.latency + near * nbytes / self._profile.host.bandwidth
+        self.link += far * nbytes / self._profile.network.bandwidth
+        self.chunks = max(self.chunks, pieces)
+
+    def hop(self, n: float, times: float, *, network: bool) -> None:
+        """Wait ``times`` for one chunk of ``n`` elements to be passed on whole."""
+        tier = self._profile.network if network else self._profile.host
+        self.latency += times * self.message_bytes(n / self.pieces(n)) / tier.bandwidth
+
+    def message_bytes(self, n: float) -> float:
+        """Bytes of a message of ``n`` elements, about: exact where that does not depend on the data."""
+        codec, count = self._setting.codec, math.ceil(n)
+        kind = _KINDS[self._setting.itemsize]
+        if isinstance(codec, RatioCodec):  # the bound of topk is what it sends; others aim at as much
+            codec = TopKCodec(codec.ratio_kept, codec.values)
+        elif not codec.fixed_size:
+            return min(codec.bound(count, kind), 64 + self._speed.size * count * kind.itemsize)
+        return codec.bound(count, kind)
+
+    def _compute(self, n: float, times: float, speed: float) -> None:
+        pieces = self.pieces(n)
+        # Past a core's cache, what one step leaves the next has to fetch again.
+        slower = _SPILL if n / pieces * _FP32 > _CACHE else 1.0
+        self.cpu += times * (slower * n * _FP32 / speed + pieces * self._speed.overhead)

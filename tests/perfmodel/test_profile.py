@@ -1,0 +1,147 @@
+"""Profiles: their file, what is wrong with one, and which speed is whose."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridcomp import ConfigError, get_codec
+from hybridcomp.perfmodel import BUILT_IN, Profile, Speed, Tier, load_profile, wanted_path
+from hybridcomp.perfmodel.profile import MAX_BYTES
+
+NUMBERS = st.floats(1e-12, 1e18)
+TIERS = st.builds(Tier, NUMBERS, NUMBERS)
+SPEEDS = st.builds(Speed, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+SPECS = sorted(BUILT_IN.codecs)
+
+GOOD = BUILT_IN.to_toml()
+SPEED = "encode = 1e9\ndecode = 1e9\nadd = 1e9\noverhead = 1e-6\nsize = 0.5\n"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """No profile of the user's."""
+    monkeypatch.delenv("HYBRIDCOMP_PROFILE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(TIERS, TIERS, NUMBERS, st.dictionaries(st.sampled_from(SPECS), SPEEDS))
+def test_round_trip(host, network, memory, codecs):
+    profile = Profile(host, network, memory, {**codecs, **BUILT_IN.codecs, **codecs})
+    assert Profile.from_bytes(profile.to_bytes()) == profile
+
+
+def test_written_and_read_by_path_by_variable_and_from_its_place(tmp_path, monkeypatch):
+    assert load_profile() is BUILT_IN
+    fast = dataclasses.replace(BUILT_IN, memory=123e9)
+    slow = dataclasses.replace(BUILT_IN, memory=1e9)
+    fast.write(wanted_path())
+    assert wanted_path() == tmp_path / "config" / "hybridcomp" / "profile.toml"
+    assert load_profile() == fast
+    assert load_profile().name == str(wanted_path())
+    other = tmp_path / "new" / "other.toml"
+    slow.write(other)
+    assert load_profile(other) == slow
+    monkeypatch.setenv("HYBRIDCOMP_PROFILE", str(other))
+    assert load_profile() == slow
+    fast.write(other)
+    assert load_profile() == fast
+    assert os.listdir(other.parent) == ["other.toml"]  # nothing beside it is left
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"none\.toml does not exist"):
+        load_profile(tmp_path / "none.toml")
+    monkeypatch.setenv("HYBRIDCOMP_PROFILE", str(tmp_path))
+    with pytest.raises(ConfigError, match="cannot read profile"):
+        load_profile()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write profile"):
+        BUILT_IN.write(tmp_path / "file" / "p.toml")
+
+
+def test_what_is_left_out_is_as_built_in():
+    profile = Profile.from_bytes(b"version = 1\n[network]\nlatency = 1e-3\nbandwidth = 1e6\n")
+    assert profile == dataclasses.replace(BUILT_IN, network=Tier(1e-3, 1e6))
+
+
+WRONG = [
+    ("", ["version", "must be 1"]),
+    ("version = 2", ["version", "must be 1, not 2", "--calibrate"]),
+    ("version = true", ["version", "must be 1"]),
+    ("version = 1\nspeed = 3", ["speed", "unknown", "network"]),
+    ("version = 1\nmemory = 0", ["memory", "from 1e-12 to 1e+18", "not 0"]),
+    ("version = 1\nmemory = -1.0", ["memory", "not -1.0"]),
+    ("version = 1\nmemory = nan", ["memory", "not nan"]),
+    ("version = 1\nmemory = inf", ["memory", "not inf"]),
+    ("version = 1\nmemory = 1e300", ["memory"]),
+    ("version = 1\nmemory = true", ["memory", "not True"]),
+    ("version = 1\nmemory = '1'", ["memory", "not '1'"]),
+    ("version = 1\nmemory = " + "9" * 5000, ["digits"]),
+    ("version = 1\nnetwork = 3", ["network", "table of latency, bandwidth"]),
+    ("version = 1\n[network]\nlatency = 1.0", ["network.bandwidth", "missing"]),
+    ("version = 1\n[host]\nlatency = 1.0\nbandwidth = 1.0\nlag = 1.0", ["host.lag", "latency, bandwidth"]),
+    ("version = 1\n[host]\nlatency = 1.0\nbandwidth = 0.0", ["host.bandwidth", "not 0.0"]),
+    ("version = 1\ncodecs = []", ["codecs", "tables"]),
+    ("version = 1\n[codecs]\nint8 = 1", ['codecs."int8"', "table of encode"]),
+    (f"version = 1\n[codecs.int99]\n{SPEED}", ['codecs."int99"', "no codec", "did you mean"]),
+    (f"version = 1\n[codecs.'int8:block=7']\n{SPEED}", ["int8:block=7", "block"]),
+    (f"version = 1\n[codecs.'{'x' * 300}']\n{SPEED}", ["at most 200 characters"]),
+    (f"version = 1\n[codecs.int8]\n{SPEED}[codecs.'int8:block=128']\n{SPEED}", ["there already"]),
+    (f"version = 1\n[codecs.int8]\n{SPEED}more = 1", ['codecs."int8".more', "encode, decode, add"]),
+    ("version = 1\n" + "".join(f"[codecs.'int8:block={n}']\n" for n in range(300)), ["at most 256, not 300"]),
+    ("version = 1\nmemory = " + "[" * 20000, ["not TOML"]),
+    ("version == 1", ["not TOML", "line 1"]),
+    (" " * (MAX_BYTES + 1), ["more than 65536 bytes"]),
+]
+
+
+@pytest.mark.parametrize(("text", "parts"), WRONG, ids=range(len(WRONG)))
+def test_a_wrong_profile_is_named_with_its_key_and_what_is_allowed(text, parts, tmp_path):
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_profile(path)
+    for part in (str(path), *parts):
+        assert part in str(caught.value)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_profile_or_a_config_error(data):
+    try:
+        profile = Profile.from_bytes(data)
+    except ConfigError:
+        return
+    assert profile == Profile.from_bytes(profile.to_bytes())
+
+
+@given(st.integers(0, len(GOOD) - 1), st.characters(max_codepoint=126))
+def test_a_changed_character_is_a_profile_or_a_config_error(at, character):
+    try:
+        profile = Profile.from_bytes((GOOD[:at] + character + GOOD[at + 1 :]).encode())
+    except ConfigError:
+        return
+    assert 0 < profile.memory <= 1e18
+
+
+def test_a_codecs_speed_is_its_own_or_its_nearest_kins():
+    codecs = {
+        get_codec(s).spec if s != "default" else s: Speed(i, 1, 1, 1, 1)
+        for i, s in enumerate(
+            ["default", "int4", "int4:rounding=stochastic", "int4:hadamard=true", "topk:ratio=0.01"], 1
+        )
+    }
+    profile = dataclasses.replace(BUILT_IN, codecs=codecs)
+
+    def found(spec):
+        return profile.speed(get_codec(spec)).encode
+
+    assert [found(s) for s in ("sign", "int4", "int4:rounding=stochastic")] == [1, 2, 3]
+    assert found("int4:block=64") == 2
+    assert found("int4:block=64,hadamard=true") == 4
+    assert found("topk:ratio=0.5,values=bf16") == 5
