@@ -44,7 +44,9 @@ def test_no_such_command(arguments: list[str], capsys: pytest.CaptureFixture[str
     assert "COMMAND" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["lab", "--help"], ["demo", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["lab", "--help"], ["demo", "--help"], ["doctor", "--help"]]
+)
 def test_help_is_quick_and_loads_no_torch_and_no_mpi(arguments: list[str]) -> None:
     program = (
         "import sys\nfrom hybridcomp.cli.main import main\n"
@@ -69,6 +71,7 @@ def test_help_is_quick_and_loads_no_torch_and_no_mpi(arguments: list[str]) -> No
         (["lab", "--kind", "shared-memory", "--", "no-such-program"], "no program 'no-such-program'"),
         (["demo", "--steps", "3"], "at least 10 steps"),
         (["demo", "--policies", "naive,hybrid"], "must hold 'none'"),
+        (["doctor", "--out", "p.toml"], "--out goes with --calibrate"),
         (["demo", "--rate", "fast"], "rate 'fast' is not understood"),
     ],
 )

@@ -11,6 +11,7 @@ from hybridcomp import HybridcompError, __version__
 # Each lives in the module of its name, whose main(argv) returns the exit code.
 COMMANDS = {
     "demo": "train one model with and without compression on a slow cluster, and compare",
+    "doctor": "say what is installed and works here, and how fast; measure links and codecs",
     "lab": "run a command on a cluster with slow links, made on this machine",
     "train": "train a GPT over data, pipeline and tensor parallelism",
 }

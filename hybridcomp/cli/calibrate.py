@@ -1,0 +1,207 @@
+"""What ``hybridcomp doctor --calibrate`` does on every rank: measure links, memory and codecs for a profile."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+from rich.console import Console
+from rich.progress import track
+
+from hybridcomp.codecs import get_codec
+from hybridcomp.collectives.near import meet, own_pool
+from hybridcomp.collectives.topology import Topology
+from hybridcomp.errors import CollectiveTimeoutError
+from hybridcomp.perfmodel.calibrate import SPECS, codec_speed, memory_speed
+from hybridcomp.perfmodel.profile import DEFAULT, Profile, Speed, Tier
+
+_TIMEOUT = 120.0  # seconds
+_SLEEP, _LONG_SLEEP = 50e-6, 5e-3
+_TAG = 1
+_BIG = 8 << 20  # bytes: far more than the burst that a shaped link lets through at once
+_SLOW = 1.0  # seconds of a big message, past which few are enough
+_LEAST = 2
+_SOME_SIZE = 0.5  # of a message by a codec that was not measured
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure.
+
+    Attributes:
+        pings: small messages there and back.
+        messages: big ones; the first does not count.
+        seconds: of computing on each codec.
+    """
+
+    pings: int
+    messages: int
+    seconds: float
+
+
+THOROUGH = Effort(pings=400, messages=9, seconds=0.4)
+QUICK = Effort(pings=50, messages=3, seconds=0.02)
+
+
+def hosts_of(comm: MPI.Comm) -> tuple[Topology, bool]:
+    """Which ranks share a host, and whether those of each can read each other's messages in place; collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        topology = Topology.of(comm, node)
+        near = own_pool() is not None if node.size == 1 else meet(comm, node) is not None
+    finally:
+        node.Free()
+    return topology, agreed(comm, near)
+
+
+def wait(requests: Sequence[MPI.Request], comm: MPI.Comm, what: str, *, idle: bool = True) -> None:
+    """Wait for requests without keeping a core from the ranks that compute or send.
+
+    Args:
+        requests: what to wait for.
+        comm: whose rank an error names.
+        what: is being done.
+        idle: sleep between looks; otherwise only give up the time slice, as who is timed must.
+
+    Raises:
+        CollectiveTimeoutError: they are not done in two minutes.
+    """
+    begin = time.monotonic()
+    while not MPI.Request.Testall(list(requests)):
+        waited = time.monotonic() - begin
+        if idle:
+            time.sleep(min(max(waited / 16, _SLEEP), _LONG_SLEEP))
+        else:
+            os.sched_yield()
+        if waited > _TIMEOUT:
+            raise CollectiveTimeoutError(f"{what}: rank {comm.rank} has waited for {_TIMEOUT:g} s")
+
+
+def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> tuple[Profile, list[str]]:
+    """Measure what the ranks of ``comm`` can. Collective; all ranks get the same.
+
+    Args:
+        comm: nobody else uses it.
+        hosts: where its ranks are.
+        old: what stays of tiers that there are not.
+        effort: how long.
+
+    Returns:
+        The profile, and what was not measured and why.
+
+    Raises:
+        CollectiveTimeoutError: a rank no longer answers.
+    """
+    notes: list[str] = []
+    host, network = old.host, old.network
+    full = next((ranks for h in range(hosts.count) if len(ranks := hosts.ranks(h)) > 1), None)
+    if full is not None:
+        host = _tier(comm, hosts.ranks(hosts.hosts[comm.rank]), (full[0], full[1]), effort)
+    else:
+        notes.append(f"no two ranks share a host: [host] stays as in {old.name}")
+    firsts = [hosts.ranks(h)[0] for h in range(hosts.count)]
+    if len(firsts) > 1:
+        network = _tier(comm, firsts, (firsts[0], firsts[1]), effort)
+    else:
+        notes.append(f"all ranks are on one host: [network] stays as in {old.name}")
+    memory = _middle(comm, [memory_speed(effort.seconds)])[0]
+    speeds: dict[str, Speed] = {}
+    console = Console(stderr=True)
+    for spec in track(SPECS, "codecs", console=console, disable=comm.rank != 0 or not console.is_terminal):
+        codec = get_codec(spec)
+        mine = codec_speed(codec, effort.seconds)
+        speeds[codec.spec] = Speed(
+            *_middle(comm, [mine.encode, mine.decode, mine.add, mine.overhead, mine.size])
+        )
+    # The codecs that were not measured are not the fast ones.
+    speeds[DEFAULT] = Speed(
+        encode=min(s.encode for s in speeds.values()),
+        decode=min(s.decode for s in speeds.values()),
+        add=min(s.add for s in speeds.values()),
+        overhead=statistics.median(s.overhead for s in speeds.values()),
+        size=_SOME_SIZE,
+    )
+    return dataclasses.replace(old, host=host, network=network, memory=memory, codecs=speeds), notes
+
+
+def _tier(comm: MPI.Comm, ring: list[int], pair: tuple[int, int], effort: Effort) -> Tier:
+    """A tier's latency between ``pair`` while the others rest, its bandwidth as all of each ``ring`` send at once.
+
+    Collective over ``comm``; a rank that is not in its ``ring``, or is alone in it, only waits.
+    """
+    latency = 0.0
+    if comm.rank in pair:
+        latency = _ping(comm, pair[1 - pair.index(comm.rank)], comm.rank == pair[0], effort.pings)
+    _rest(comm)
+    slowest = max(_gathered(comm, _shift(comm, ring, 1)[:1])[0])
+    # The first message makes connections, and the first after a rest may use up what a shaped link had saved.
+    seconds = _shift(comm, ring, _LEAST if slowest > _SLOW else effort.messages)
+    lasts = statistics.median(seconds[1:] or seconds)
+    return Tier(*_middle(comm, [latency, _BIG / lasts if lasts else 0.0]))
+
+
+def _ping(comm: MPI.Comm, other: int, first: bool, count: int) -> float:
+    """Median seconds one way of a message of 8 bytes."""
+    data = np.zeros(1)
+    taken = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        for sends in (first, not first):
+            start = comm.Isend if sends else comm.Irecv
+            wait([start(data, other, _TAG)], comm, f"messages to and from rank {other}", idle=False)
+        taken.append((time.perf_counter() - begin) / 2)
+    return statistics.median(taken)
+
+
+def _shift(comm: MPI.Comm, ring: list[int], count: int) -> list[float]:
+    """Seconds of each of ``count`` big messages, sent to the next of a ring while one comes from before; 0 in none."""
+    if comm.rank not in ring or len(ring) == 1:
+        return [0.0]
+    at = ring.index(comm.rank)
+    before, after = ring[at - 1], ring[(at + 1) % len(ring)]
+    out, into = np.ones(_BIG, np.uint8), np.empty(_BIG, np.uint8)
+    what = f"big messages from rank {before} and to rank {after}"
+    taken = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        wait([comm.Irecv(into, before, _TAG), comm.Isend(out, after, _TAG)], comm, what, idle=False)
+        taken.append(time.perf_counter() - begin)
+    return taken
+
+
+def agreed(comm: MPI.Comm, good: bool) -> bool:
+    """Whether all ranks say so; collective."""
+    return all(_gathered(comm, [float(good)])[0])
+
+
+def shared(comm: MPI.Comm, code: int) -> int:
+    """Rank 0's exit code, for all ranks; collective."""
+    value = np.array([code], np.int64)
+    wait([comm.Ibcast(value)], comm, "waiting for rank 0")
+    return int(value[0])
+
+
+def _gathered(comm: MPI.Comm, values: list[float]) -> list[list[float]]:
+    """Each value of every rank; collective."""
+    mine = np.array(values)
+    everyone = np.empty((comm.size, mine.size))
+    wait([comm.Iallgather(mine, everyone)], comm, "comparing measurements")
+    columns: list[list[float]] = everyone.T.tolist()
+    return columns
+
+
+def _middle(comm: MPI.Comm, values: list[float]) -> list[float]:
+    """The median of each value over the ranks that have one, which is not 0; collective."""
+    middles = (statistics.median([v for v in column if v]) for column in _gathered(comm, values))
+    return [float(f"{value:.4g}") for value in middles]  # as many digits as mean anything
+
+
+def _rest(comm: MPI.Comm) -> None:
+    """Wait for all ranks, asleep."""
+    wait([comm.Ibarrier()], comm, "waiting for the other ranks")

@@ -1,0 +1,165 @@
+"""``hybridcomp doctor``: what is installed and works here, and how fast; ``--calibrate`` measures links and codecs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hybridcomp.cli import inspection
+from hybridcomp.cli.inspection import Findings
+from hybridcomp.errors import ConfigError
+from hybridcomp.perfmodel import BUILT_IN, Profile, load_profile, wanted_path
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+EXAMPLES = """examples:
+  hybridcomp doctor
+  mpiexec -n 8 hybridcomp doctor --calibrate                       # on the nodes that will be used
+  hybridcomp lab -n 4 --rate 1gbit -- hybridcomp doctor --calibrate --out lab.toml
+
+Under mpiexec all ranks take part and rank 0 prints. --calibrate needs two ranks on a host to measure shared memory, two
+hosts to measure the network. The profile is read from where HYBRIDCOMP_PROFILE says, else from
+~/.config/hybridcomp/profile.toml. The exit code is 0 if hybridcomp can be used here, else 1.
+"""
+_SECONDS, _QUICK_SECONDS = 0.4, 0.02  # of each codec whose speed is told
+_UNUSABLE = 1
+_WRONG_INPUT = 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ``hybridcomp doctor``."""
+    result = argparse.ArgumentParser(
+        prog="hybridcomp doctor",
+        description="Say what is installed and works here, and how fast; measure links and codecs for a profile.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    result.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
+    result.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="measure links, memory and codecs, and write the profile (15 s)",
+    )
+    result.add_argument(
+        "--out", type=Path, metavar="FILE", help="where --calibrate writes (default: as above)"
+    )
+    result.add_argument("--quick", action="store_true", help="measure for a second; rough")
+    return result
+
+
+def main(argv: list[str]) -> int:
+    """Run ``hybridcomp doctor ARGV`` and return the exit code: 0 if hybridcomp can be used, else 1.
+
+    Raises:
+        ConfigError: wrong arguments, or a file that cannot be written.
+        CollectiveTimeoutError: another rank no longer answers.
+    """
+    arguments = parser().parse_args(argv)
+    if arguments.out is not None and not arguments.calibrate:
+        raise ConfigError("--out goes with --calibrate; --json FILE keeps what doctor finds")
+    findings = Findings()
+    findings.sections["versions"] = inspection.versions()
+    findings.sections["kernels"] = inspection.kernels(findings)
+    try:
+        from mpi4py import MPI  # noqa: PLC0415  (initialises MPI; and what fails here is to be told)
+    except (ImportError, RuntimeError) as error:
+        findings.problems.append(f"mpi4py cannot load MPI: {error}")
+        return _tell(findings, arguments, None)
+    return _main_as_rank(MPI.COMM_WORLD, findings, arguments)
+
+
+def _main_as_rank(comm: MPI.Comm, findings: Findings, arguments: argparse.Namespace) -> int:
+    """The rest on each rank of ``comm``; returns rank 0's exit code."""
+    from hybridcomp.cli import calibrate  # noqa: PLC0415  (needs MPI)
+
+    hosts, near = calibrate.hosts_of(comm)
+    findings.sections["MPI"] = inspection.mpi(comm, hosts.count, near)
+    calibrated = None
+    if arguments.calibrate and calibrate.agreed(comm, not findings.problems):
+        effort = calibrate.QUICK if arguments.quick else calibrate.THOROUGH
+        calibrated = calibrate.calibrate(comm, hosts, _old(), effort)
+    if comm.rank:
+        return calibrate.shared(comm, 0)
+    code = _WRONG_INPUT
+    try:
+        code = _tell(findings, arguments, calibrated)
+    finally:  # the others wait for it
+        calibrate.shared(comm, code)
+    return code
+
+
+def _old() -> Profile:
+    """The profile of which a new one keeps what it does not measure."""
+    try:
+        return load_profile()
+    except ConfigError:  # a new one is the way out
+        return BUILT_IN
+
+
+def _tell(
+    findings: Findings, arguments: argparse.Namespace, calibrated: tuple[Profile, list[str]] | None
+) -> int:
+    """Find out the rest, print it all and write files; returns the exit code."""
+    console = Console(file=sys.stdout)
+    if not findings.problems:
+        findings.speeds = inspection.speeds(_QUICK_SECONDS if arguments.quick else _SECONDS)
+    findings.sections["GPU"] = inspection.gpu()
+    written = None
+    if calibrated is not None:
+        written = arguments.out or wanted_path()
+        calibrated[0].write(written)
+    findings.sections["profile"] = inspection.profile(findings)
+    _show(findings, console)
+    if calibrated is not None:
+        rows = inspection.describe(dataclasses.replace(calibrated[0], name=str(written)))
+        _section(console, "calibrated", rows)
+        for note in calibrated[1]:
+            console.print(note, highlight=False, markup=False)
+    elif arguments.calibrate:
+        console.print("Nothing was calibrated: see the problems above.", highlight=False)
+    if arguments.json is not None:
+        _write_json(findings, arguments.json)
+    return _UNUSABLE if findings.problems else 0
+
+
+def _show(findings: Findings, console: Console) -> None:
+    for title, rows in findings.sections.items():
+        _section(console, title, rows)
+    if findings.speeds:
+        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        for heading in ("fp32 on one thread", "encode GB/s", "x memcpy", "decode GB/s", "x memcpy"):
+            table.add_column(heading, justify="left" if heading.startswith("fp32") else "right", no_wrap=True)
+        for name, row in findings.speeds.items():
+            cells = ("encode_gb_s", "encode_ratio", "decode_gb_s", "decode_ratio")
+            table.add_row(name, *(f"{row[cell]:.2f}" for cell in cells))
+        console.print(table)
+        console.print()
+    for problem in findings.problems:
+        console.print(f"problem: {problem}", highlight=False, markup=False)
+
+
+def _section(console: Console, title: str, rows: dict[str, str]) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(value))
+    console.print(table)
+    console.print()
+
+
+def _write_json(findings: Findings, path: Path) -> None:
+    try:
+        path.write_text(json.dumps(findings.as_json(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
