@@ -101,3 +101,14 @@ def _name(card: ByteArray) -> str:
 
 def _digest(card: ByteArray) -> str:
     return bytes(card[:4]).hex()
+
+
+def same_text(comm: MPI.Comm, text: str) -> str:
+    """Give every rank of ``comm`` rank 0's text. Collective."""
+    data = np.frombuffer(text.encode(), np.uint8).copy()
+    size = np.array([data.size], np.int64)
+    comm.Bcast(size)
+    if comm.Get_rank():
+        data = np.empty(int(size[0]), np.uint8)
+    comm.Bcast(data)
+    return data.tobytes().decode()

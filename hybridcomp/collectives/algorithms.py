@@ -34,6 +34,7 @@ class Algorithm:
         tags: how many it takes.
         feedback: whether it takes a memory of error feedback.
         device: whether it works on a device's memory; else on a copy in the host's.
+        reencodes: whether it encodes sums of sums, so that a lossy codec loses more; then it must be asked for.
         refuses: why it cannot be used by these ranks with this codec, for elements of this many bytes each; None if
             it can.
     """
@@ -43,6 +44,7 @@ class Algorithm:
     tags: int = 1
     feedback: bool = False
     device: bool = True
+    reencodes: bool = False
     refuses: Callable[[Topology, Codec], str | None] = lambda topology, codec: None
 
 

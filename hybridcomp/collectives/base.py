@@ -13,7 +13,7 @@ from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
 from hybridcomp.collectives.agreement import agree, duplicate
 from hybridcomp.collectives.awareness import awareness
 from hybridcomp.collectives.carry import Array, Carrier
-from hybridcomp.collectives.choosing import Chooser, Way, environment, parse_forced
+from hybridcomp.collectives.choosing import Way, chooser
 from hybridcomp.collectives.debug import Comparison, described, in_detail
 from hybridcomp.collectives.device_carry import DeviceCarrier, has_driver
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
@@ -67,7 +67,7 @@ class Base:
         # Where MPI takes device pointers, it takes them between the ranks of a host, too.
         near = None if direct else meet(self.mpi, node)
         node.Free()
-        self._chooser = Chooser(self._topology, parse_forced(self.mpi.bcast(environment(), root=0)))
+        self._chooser = chooser(self.mpi, self._topology)
         self._transport = Transport(self.mpi, self._topology, near, direct=direct)
         self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
         self._started = 0  # collectives: the same number on all ranks

@@ -6,12 +6,15 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mpi4py import MPI
+
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
+from hybridcomp.collectives.agreement import same_text
 from hybridcomp.collectives.algorithms import ALGORITHMS, Algorithm
-from hybridcomp.collectives.shards import CHUNK_BYTES
 from hybridcomp.collectives.topology import Topology
 from hybridcomp.errors import ConfigError
+from hybridcomp.perfmodel import Profile, Setting, choose, chunk_bytes, load_profile
 
 VARIABLE = "HYBRIDCOMP_ALGORITHM"
 
@@ -28,11 +31,13 @@ class Chooser:
 
     Args:
         topology: of its ranks.
+        profile: what links and codecs cost.
         forced: per operation, the name of the algorithm to use wherever it can be.
     """
 
-    def __init__(self, topology: Topology, forced: Mapping[str, str]) -> None:
+    def __init__(self, topology: Topology, profile: Profile, forced: Mapping[str, str]) -> None:
         self._topology = topology
+        self._profile = profile
         self._forced = forced
         self._ways: dict[tuple[str, int, DType, Codec, bool, str | None], Way] = {}
 
@@ -76,10 +81,33 @@ class Chooser:
         if asked is not None and asked not in able:
             why = refused.get(asked, "there is none of that name")
             raise ValueError(f"{op} cannot use algorithm {asked!r} here: {why}; allowed: {', '.join(able)}")
+        topology = self._topology
+        setting = Setting(
+            op, nbytes, dtype.itemsize, codec, len(topology.hosts), topology.count, topology.largest
+        )
         name = asked or self._forced.get(op)
         if name not in able:
-            name = next(iter(able))
-        return Way(able[name], CHUNK_BYTES)
+            good = [a.name for a in able.values() if codec.lossless or not a.reencodes]
+            name = choose(self._profile, setting, good)
+        return Way(able[name], chunk_bytes(self._profile, setting, name))
+
+
+def chooser(comm: MPI.Comm, topology: Topology) -> Chooser:
+    """Make one that chooses alike on all ranks: by rank 0's profile and environment. Collective.
+
+    Raises:
+        ConfigError: on every rank; one of them is wrong.
+    """
+    mine = ""
+    if comm.Get_rank() == 0:
+        try:
+            mine = f"{os.environ.get(VARIABLE, '')}\n{load_profile().to_toml()}"
+        except ConfigError as error:
+            mine = f"\n\n{error}"
+    forced, _, profile = same_text(comm, mine).partition("\n")
+    if profile.startswith("\n"):
+        raise ConfigError(profile.strip())
+    return Chooser(topology, Profile.from_bytes(profile.encode(), "rank 0's"), parse_forced(forced))
 
 
 def parse_forced(text: str) -> dict[str, str]:
@@ -97,8 +125,3 @@ def parse_forced(text: str) -> dict[str, str]:
             raise ConfigError(f"{VARIABLE} has {part!r}; allowed, separated by commas: {allowed}")
         forced[op] = name
     return forced
-
-
-def environment() -> str:
-    """What this process's environment says."""
-    return os.environ.get(VARIABLE, "")

@@ -21,7 +21,8 @@ class Topology:
     @classmethod
     def of(cls, comm: MPI.Comm, node: MPI.Comm) -> Topology:
         """Ask the ranks of ``comm``; ``node`` has those of this host. Collective."""
-        first = np.array([node.allreduce(comm.Get_rank(), op=MPI.MIN)], np.int64)
+        first = np.array([comm.Get_rank()], np.int64)
+        node.Allreduce(MPI.IN_PLACE, first, MPI.MIN)
         everyone = np.empty(comm.Get_size(), np.int64)
         comm.Allgather(first, everyone)
         numbers = {rank: i for i, rank in enumerate(dict.fromkeys(everyone.tolist()))}

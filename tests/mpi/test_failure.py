@@ -117,7 +117,9 @@ def test_one_that_hears_nothing_is_called_silent(make, monkeypatch):
 def test_a_rank_that_makes_no_communicator_is_waited_for_no_longer_than_the_timeout():
     absent = WORLD.size - 1
     if WORLD.rank != absent:
-        with pytest.raises(hc.CollectiveTimeoutError, match=r"making a communicator on axis 'pp', rank \d of"):
+        with pytest.raises(
+            hc.CollectiveTimeoutError, match=r"making a communicator on axis 'pp', rank \d of"
+        ):
             hc.Communicator(WORLD, "none", "pp", timeout=0.5)
     verdict(True)
     if WORLD.rank == absent:  # MPI matches what the others have begun

@@ -26,7 +26,7 @@ def on_hosts(request, make, monkeypatch):
     """Makes communicators whose ranks are said to be on two hosts; chunks are small."""
     topology = Topology(LAYOUTS[request.param](WORLD.size) if WORLD.size > 2 else (0,) * WORLD.size)
     monkeypatch.setattr(Topology, "of", classmethod(lambda cls, comm, node: topology))
-    monkeypatch.setattr(choosing, "CHUNK_BYTES", 8192)
+    monkeypatch.setattr(choosing, "chunk_bytes", lambda *_: 8192)
     return make
 
 
