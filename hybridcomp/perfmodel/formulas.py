@@ -114,22 +114,18 @@ def allreduce_halving(c: Case) -> float:
 
 
 def allreduce_hierarchical(c: Case) -> float:
-    """2 C(n) + 2 a + [h E(x) + (h - 1) A(x) + h D(x) + C(x) || 2 l (h - 1) W(x)] + C(n), x = n / l h.
+    """2 a + [2 C(n) + h E(x) + (h - 1) A(x) + D(n) + m o || 2 l (h - 1) W(x)], x = n / l h, m messages.
 
-    The ranks of a host sum in shared memory; each all-reduces its l-th of that with its like on the other hosts.
+    Each rank hands its parts to those of its host that lead their shards across, and reads as much; m are h (l - 1)
+    such parts, as many results handed on, and 2 (h - 1) messages across.
     """
-    phase, part = c.phase(), c.n / c.l
-    if c.l > 1:
-        phase.copy(3 * c.n)  # to shared memory; 1/l of all l ranks', summed; the result
-        phase.send(0, near=0, far=0, own=2 * (c.l - 1))  # as waiting for each other costs
-    if c.network:
-        shard = part / c.h
-        phase.encode(shard, c.h)
-        phase.add(shard, c.h - 1)
-        phase.decode(shard, c.h)
-        phase.copy(shard)
-        phase.chain(2, network=True)
-        phase.send(shard, near=0, far=2 * c.l * (c.h - 1), own=2 * (c.h - 1))
+    phase, x = c.phase(), c.n / c.l / c.h
+    phase.copy(2 * c.n)
+    phase.encode(x, c.h)
+    phase.add(x, c.h - 1)
+    phase.decode(c.n / c.p, c.p)
+    phase.chain(2, network=c.network)
+    phase.send(x, near=0, far=2 * c.l * (c.h - 1), own=2 * (c.h - 1) + 2 * c.h * (c.l - 1))
     return phase.seconds()
 
 
@@ -176,17 +172,13 @@ def scatter_halving(c: Case) -> float:
 
 
 def scatter_hierarchical(c: Case) -> float:
-    """2 C(n) + a + [(h - 1) (E(x) + A(x)) + C(x) || l (h - 1) W(x)] + C(s), x = n / l h: as the all-reduce."""
-    phase, shard = c.phase(), c.n / c.l / c.h
-    if c.l > 1:
-        phase.copy(2 * c.n + c.n / c.p)
-        phase.send(0, near=0, far=0, own=2 * (c.l - 1))
-    if c.network:
-        phase.encode(shard, c.h - 1)
-        phase.add(shard, c.h - 1)
-        phase.copy(shard)
-        phase.chain(1, network=True)
-        phase.send(shard, near=0, far=c.l * (c.h - 1), own=c.h - 1)
+    """a + [2 C(n) + (h - 1) (E(x) + A(x)) + (h (l - 1) + h - 1) o || l (h - 1) W(x)], x = n / l h."""
+    phase, x = c.phase(), c.n / c.l / c.h
+    phase.copy(2 * c.n)
+    phase.encode(x, c.h - 1)
+    phase.add(x, c.h - 1)
+    phase.chain(1, network=c.network)
+    phase.send(x, near=0, far=c.l * (c.h - 1), own=c.h - 1 + c.h * (c.l - 1))
     return phase.seconds()
 
 
@@ -209,16 +201,12 @@ def gather_ring(c: Case) -> float:
 
 
 def gather_hierarchical(c: Case) -> float:
-    """a + [E(s) + h D(s) + (h - 1) o || l (h - 1) W(s)] across; C(n) inside, from shared memory."""
+    """a + [E(s) + p D(s) + (h - 1 + h (l - 1)) o || l (h - 1) W(s)]: across once, handed on inside."""
     phase, s = c.phase(), c.n / c.p
     phase.encode(s)
-    phase.decode(s, c.h)
-    if c.l > 1:
-        phase.copy(c.n)
-        phase.send(0, near=0, far=0, own=c.l - 1)
-    if c.network:
-        phase.chain(1, network=True)
-        phase.send(s, near=0, far=c.l * (c.h - 1), own=c.h - 1)
+    phase.decode(s, c.p)
+    phase.chain(1, network=c.network)
+    phase.send(s, near=0, far=c.l * (c.h - 1), own=c.h - 1 + c.h * (c.l - 1))
     return phase.seconds()
 
 
