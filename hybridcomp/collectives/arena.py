@@ -2,13 +2,15 @@
 
 An arena is one file in memory, without a name, far larger than what will be used of it: pages exist once they have been
 written. Other processes of the same user open it as ``/proc/PID/fd/FD``, so that nothing is left behind when a process
-is killed. A *lease*, in the line before each block, counts who still reads it.
+is killed. A *lease*, in the line before each block, counts who still reads it. An operation that fails gives back
+neither its buffers nor its leases: a peer may be reading still. So each failure costs its messages' memory for good.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import resource
 import secrets
 from collections import deque
 from typing import NamedTuple
@@ -21,7 +23,11 @@ from hybridcomp.collectives.pools import HeapPool, size_class
 from hybridcomp.errors import WireError
 
 LINE = 64  # bytes before a block, for its lease
+_FIRST = 2 * LINE  # where blocks begin: after the token and a lease
 _MOST = 1 << 40
+_KEPT = 1 << 30  # bytes of free blocks that keep their pages
+_LENT = 1 << 28  # bytes of blocks that others may be late to read
+_PAGE = mmap.PAGESIZE
 _TOKEN_BYTES = 8
 
 
@@ -45,7 +51,9 @@ class Arena:
 
     def __init__(self, card: Card, fd: int) -> None:
         mapped = mmap.mmap(fd, card.nbytes)
+        mapped.madvise(mmap.MADV_DONTDUMP)
         self.card = card
+        self._mapped = mapped
         self.memory: ByteArray = np.frombuffer(mapped, np.uint8)
         self.start = address(self.memory)
 
@@ -55,13 +63,19 @@ class Arena:
         Raises:
             WireError: no block can be there.
         """
-        if offset % LINE or offset < LINE or nbytes > self.card.nbytes - offset:
+        if offset % LINE or offset < _FIRST or not 0 < nbytes <= self.card.nbytes - offset:
             raise WireError(f"a shared message of {nbytes} bytes at {offset} of {self.card.nbytes}")
         return self.memory[offset : offset + nbytes]
 
     def lease(self, offset: int) -> ByteArray:
         """The line before the block at an offset."""
         return self.memory[offset - LINE : offset]
+
+    def drop(self, offset: int, nbytes: int) -> None:
+        """Give the system the whole pages of a block that nobody reads; they read as zeros from now on."""
+        start, end = -(-offset // _PAGE) * _PAGE, (offset + nbytes) // _PAGE * _PAGE
+        if start < end:
+            self._mapped.madvise(mmap.MADV_REMOVE, start, end - start)
 
 
 class ArenaPool:
@@ -74,19 +88,45 @@ class ArenaPool:
         """Make an arena.
 
         Raises:
-            OSError: this system has none.
+            OSError: this system has none, or limits the address space, which arenas would use up.
         """
-        nbytes = min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _MOST)
+        if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+            raise OSError("this process's address space is limited")
+        nbytes = min(_PAGE * os.sysconf("SC_PHYS_PAGES"), _MOST)
         token = int.from_bytes(secrets.token_bytes(_TOKEN_BYTES), "little")
         fd = os.memfd_create("hybridcomp")
-        os.ftruncate(fd, nbytes)
-        self.arena = Arena(Card(os.getpid(), fd, token, nbytes), fd)
+        try:
+            os.ftruncate(fd, nbytes)
+            self.arena = Arena(Card(os.getpid(), fd, token, nbytes), fd)
+        except OSError:
+            os.close(fd)
+            raise
         self.arena.memory[:_TOKEN_BYTES] = np.frombuffer(token.to_bytes(_TOKEN_BYTES, "little"), np.uint8)
         self._used = LINE
         self._sizes: dict[int, int] = {}  # by offset
         self._free: dict[int, list[int]] = {}  # offsets by size
-        self._lent: deque[int] = deque()
+        self._idle = 0  # bytes of them
+        self._bare: dict[int, list[int]] = {}  # free, too, but their pages are gone
+        self._lent: deque[int] = deque()  # given back, but others read them
+        self._late = 0  # bytes of them
         self._heap = HeapPool()
+
+    @property
+    def used(self) -> int:
+        """Bytes of the arena that have ever been taken: does not grow while free blocks serve."""
+        return self._used
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others are so late to read that who lends more should wait for them first."""
+        if self._late > _LENT:
+            self._collect()
+        return self._late > _LENT
+
+    def unread(self, buffer: ByteArray) -> bool:
+        """Whether others still read a buffer of this pool."""
+        offset = address(buffer) - self.arena.start
+        return offset in self._sizes and bool(native.kernels().lease_held(self.arena.lease(offset)))
 
     def take(self, nbytes: int) -> ByteArray:
         """A buffer of ``nbytes`` that nobody uses."""
@@ -96,7 +136,10 @@ class ArenaPool:
             self._collect()
             free = self._free.get(size)
         if free:
+            self._idle -= size
             return self.arena.block(free.pop(), nbytes)
+        if bare := self._bare.get(size):
+            return self.arena.block(bare.pop(), nbytes)
         offset = self._used + LINE
         if offset + size > self.arena.card.nbytes:
             return self._heap.take(nbytes)
@@ -107,21 +150,28 @@ class ArenaPool:
     def give(self, buffer: ByteArray) -> None:
         """Take back a buffer that no request of this process uses any more."""
         offset = address(buffer) - self.arena.start
-        size = self._sizes.get(offset)
-        if size is None:
-            self._heap.give(buffer)
-        elif native.kernels().lease_held(self.arena.lease(offset)):
-            self._lent.append(offset)
+        if offset in self._sizes:
+            self._take_back(offset)
         else:
+            self._heap.give(buffer)
+
+    def _take_back(self, offset: int) -> None:
+        size = self._sizes[offset]
+        if native.kernels().lease_held(self.arena.lease(offset)):
+            self._lent.append(offset)
+            self._late += size
+        elif self._idle + size <= _KEPT:
+            self._idle += size
             self._free.setdefault(size, []).append(offset)
+        else:
+            self.arena.drop(offset, size)
+            self._bare.setdefault(size, []).append(offset)
 
     def _collect(self) -> None:
         for _ in range(len(self._lent)):
             offset = self._lent.popleft()
-            if native.kernels().lease_held(self.arena.lease(offset)):
-                self._lent.append(offset)
-            else:
-                self._free.setdefault(self._sizes[offset], []).append(offset)
+            self._late -= self._sizes[offset]
+            self._take_back(offset)
 
 
 def open_arena(card: Card) -> Arena:
@@ -130,7 +180,7 @@ def open_arena(card: Card) -> Arena:
     Raises:
         OSError: it is not to be had: another user's, or of another process namespace.
     """
-    fd = os.open(f"/proc/{card.pid}/fd/{card.fd}", os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(f"/proc/{card.pid}/fd/{card.fd}", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     try:
         if os.fstat(fd).st_size != card.nbytes or os.pread(fd, _TOKEN_BYTES, 0) != card.token.to_bytes(
             _TOKEN_BYTES, "little"

@@ -245,6 +245,8 @@ class DeviceMailbox(Mailbox):
         """Room for a message of at most ``nbytes``."""
         depot = self.lane.depot
         whole: Any = depot.memory.take(nbytes) if self.direct else depot.pinned.take(nbytes)
+        if not self.direct:
+            whole[: wire.HEADER_BYTES] = 0  # as in the base class
         return Arriving(-1, whole[:nbytes], MPI.REQUEST_NULL, whole)
 
     def receive(self, nbytes: int, peer: int, tag: int) -> Arriving:

@@ -1,8 +1,8 @@
 """Ranks of one host hand each other messages by saying where they are.
 
 What MPI carries between them is a *note* of 32 bytes: whose arena, where in it, how long. The reader decodes from
-there. Notes and messages may be mixed: a note's first bytes are not those of a message. Notes are believed, for who can
-write one into an arena of this user could as well change this process.
+there. Notes and messages may be mixed: a note's first bytes are not those of a message. That a block is where a note
+says, and has been lent, is believed: who can write to an arena of this user could as well change this process.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def own_pool() -> ArenaPool | None:
     """This process's arena; None where the system has none."""
     try:
         return ArenaPool()
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, ValueError):
         return None
 
 

@@ -16,7 +16,7 @@ class Pool(Protocol):
     """Where a transport's buffers come from."""
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of ``nbytes`` that nobody uses."""
+        """A buffer of ``nbytes``, at least one, that nobody uses."""
 
     def give(self, buffer: ByteArray) -> None:
         """Take back a buffer that no request uses any more."""

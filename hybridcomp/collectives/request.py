@@ -34,6 +34,7 @@ class Pending(NamedTuple):
             the caller asked for: that alone can be cancelled.
         events: looked at once all requests are done, until they are, too.
         poll: called at every look, before it: posts what has become ready meanwhile. Returns whether it did anything.
+        source: what the events come from, for error messages.
     """
 
     requests: list[MPI.Request]
@@ -41,6 +42,7 @@ class Pending(NamedTuple):
     statuses: list[MPI.Status] | None = None
     events: Sequence[Ready] = ()
     poll: Callable[[], bool] | None = None
+    source: str = "the device"
 
 
 Steps = Generator[Pending, None, None]
@@ -213,7 +215,7 @@ class Request:
                 if request != MPI.REQUEST_NULL and not request.Get_status():
                     waiting.add(peer)
         if not waiting and self._pending.events:
-            who = "the device"
+            who = self._pending.source
         elif -1 in waiting or not waiting:
             who = "all ranks"
         else:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from hybridcomp import wire
 from hybridcomp.arrays import ByteArray
+from hybridcomp.collectives.arena import ArenaPool
 from hybridcomp.collectives.engine import Pending, Ready, Steps
 from hybridcomp.collectives.near import Near, heap
 from hybridcomp.collectives.pools import Pool
@@ -19,7 +21,6 @@ from hybridcomp.collectives.turns import Turns
 from hybridcomp.errors import MismatchError
 
 _NOTE_FROM = 1 << 12  # bytes: shorter messages travel as they are
-_HEAD = 32  # bytes that a message's header and a note have
 _TAGS = 30_000  # below MPI's guaranteed 32767; a tag comes round after as many operations
 
 
@@ -168,7 +169,9 @@ class Mailbox:
     def inbox(self, nbytes: int) -> Incoming:
         """Room for a message of at most ``nbytes``, which somebody else receives into it."""
         buffer = self._transport.take(nbytes)
-        buffer[:_HEAD] = 0  # of an earlier message, that one shorter than a header would leave to be read
+        buffer[: wire.HEADER_BYTES] = (
+            0  # or a message too short for a header would leave an earlier one to be read
+        )
         self._buffers.append(buffer)
         return Incoming(-1, buffer, MPI.REQUEST_NULL)
 
@@ -211,7 +214,23 @@ class Mailbox:
         if self._transport.near is not None:  # only now: what was borrowed may be among what was sent on
             self._transport.near.release(self._borrowed)
             self._borrowed.clear()
+            if self._notes and self._transport.near.pool.crowded:
+                # MPI makes the sender of a large message wait for its receiver; notes are gone at once.
+                unread = _Unread(self._transport.near.pool, self._buffers)
+                yield Pending([], [], events=[unread], source="ranks of this host that read its messages")
         for buffer in self._buffers:
             self._transport.give(buffer)
         self._buffers.clear()
         self._notes.clear()
+
+
+class _Unread:
+    """Others still read some of the buffers."""
+
+    def __init__(self, pool: ArenaPool, buffers: Sequence[ByteArray]) -> None:
+        self._pool, self._buffers = pool, list(buffers)
+
+    def done(self) -> bool:
+        while self._buffers and not self._pool.unread(self._buffers[-1]):
+            self._buffers.pop()
+        return not self._buffers
