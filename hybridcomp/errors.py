@@ -28,7 +28,13 @@ class ConfigError(HybridcompError, ValueError):
 
 
 class MismatchError(HybridcompError, RuntimeError):
-    """Two ranks that do not agree: on a policy, a codec, a count. Names both sides."""
+    """Two ranks that do not agree: on a policy, a codec, a count. Names both sides.
+
+    Attributes:
+        everywhere: every rank finds it by itself, so that none need be told.
+    """
+
+    everywhere = False
 
 
 class CollectiveTimeoutError(HybridcompError, TimeoutError):

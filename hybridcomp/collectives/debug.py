@@ -112,10 +112,12 @@ def compare(cards: np.ndarray[Any, Any], what: str) -> None:
     common = Counter(sides).most_common(1)[0][0]  # of several, the lowest rank's
     usual = sides.index(common)
     differing = [rank for rank, side in enumerate(sides) if side != common]
-    raise MismatchError(
+    error = MismatchError(
         f"{what}: rank {', '.join(map(str, differing))} differs: rank {differing[0]} started "
         f"{_told(cards[differing[0]])}; rank {usual} started {_told(cards[usual])}"
     )
+    error.everywhere = True
+    raise error
 
 
 def _told(card: Any) -> str:

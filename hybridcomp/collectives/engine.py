@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from hybridcomp.collectives.notices import Notices
 from hybridcomp.collectives.request import Pending, Ready, Request, Steps
-from hybridcomp.errors import CollectiveTimeoutError, RemoteError
+from hybridcomp.errors import CollectiveTimeoutError, MismatchError, RemoteError
 
 __all__ = ["Engine", "Pending", "Ready", "Request", "Steps", "engine"]
 
@@ -216,8 +216,9 @@ class Engine:
     def _close(request: Request) -> None:
         notices = request._notices
         if notices is not None:
-            if request.exception is not None:
-                notices.tell(request.number, request.exception)
+            error = request.exception
+            if error is not None and not (isinstance(error, MismatchError) and error.everywhere):
+                notices.tell(request.number, error)
             notices.end(request.number)
 
     def wait(self, request: Request, timeout: float | None) -> None:
