@@ -1,0 +1,67 @@
+"""Programs of several ranks, one of which is killed; and one whose link is cut. Run under mpiexec by the tests beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+import hybridcomp as hc
+
+WORLD = MPI.COMM_WORLD
+
+
+def say(text: str) -> None:
+    """Print whole lines whoever else prints."""
+    os.write(1, f"{text}\n".encode())
+
+
+def killed(policy: str, said: str) -> None:
+    """The last rank dies in its third operation; what the others see, if they are not ended, they write to a file."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # hydra's news that a rank has died
+    comm = hc.Communicator(WORLD, policy, "dp", timeout=2.0)
+    x = np.ones(2_000_000, np.float32)
+    for _ in range(2):
+        comm.Allreduce(MPI.IN_PLACE, x)
+    began = time.monotonic()
+    request = comm.Iallreduce(MPI.IN_PLACE, x)
+    if WORLD.rank == WORLD.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        request.wait()
+        text = "completed"
+    except Exception as error:
+        text = f"{type(error).__name__} {error}"
+    Path(said, str(WORLD.rank)).write_text(f"{time.monotonic() - began} {text}")
+    deadline = time.monotonic() + 10
+    while len(os.listdir(said)) < WORLD.size - 1 and time.monotonic() < deadline:
+        time.sleep(0.05)  # hydra ends the others when one leaves so
+    os._exit(3)
+
+
+def cut(seconds: str) -> None:
+    """All-reduce while somebody cuts a link; say whether the result is right."""
+    comm = hc.Communicator(WORLD, "int8:block=128", "dp", timeout=float(seconds))
+    n = 4_000_000
+    values = [np.random.default_rng([5, r]).standard_normal(n).astype(np.float32) for r in range(WORLD.size)]
+    x = values[WORLD.rank].copy()
+    comm.Barrier()
+    say("started")
+    began = time.monotonic()
+    try:
+        comm.Allreduce(MPI.IN_PLACE, x)
+    except hc.HybridcompError as error:
+        say(f"raised {time.monotonic() - began:.1f} {type(error).__name__} {error}")
+        os._exit(0)
+    want = np.sum(values, axis=0, dtype=np.float64)
+    wrong = np.linalg.norm(x - want) / np.linalg.norm(want)
+    say(f"{'right' if wrong < 0.02 else 'WRONG'} {time.monotonic() - began:.1f} {wrong:.4f}")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

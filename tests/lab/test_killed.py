@@ -1,0 +1,46 @@
+"""A rank is killed in mid-operation: no other hangs, and each that lives says who is silent."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridcomp.launcher import find_mpiexec
+
+pytestmark = pytest.mark.timeout(90)
+ROOT = Path(__file__).parents[2]
+
+
+def run(policy: str, said: Path, *options: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP"))}
+    command = [sys.executable, "-m", "tests.lab.rank_lost", "killed", policy, str(said)]
+    done = subprocess.run(
+        [find_mpiexec(), *options, "-n", "3", *command],
+        cwd=ROOT,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+
+
+def test_the_launcher_ends_the_job(tmp_path: Path) -> None:
+    run("int8", tmp_path)
+    assert all("completed" not in file.read_text() for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("policy", ["int8", "none"])
+def test_where_it_does_not_all_others_raise(policy: str, tmp_path: Path) -> None:
+    run(policy, tmp_path, "-disable-auto-cleanup")
+    for rank in (0, 1):
+        seconds, text = (tmp_path / str(rank)).read_text().split(maxsplit=1)
+        assert re.match(
+            rf"CollectiveTimeoutError all_reduce number 3 on axis 'dp', rank {rank} of 3 .*"
+            r"not arrived: rank 2 \(silent\)",
+            text,
+        ), text
+        assert float(seconds) < 20

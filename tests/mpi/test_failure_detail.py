@@ -1,0 +1,141 @@
+"""HYBRIDCOMP_DEBUG=detail: ranks that are about to do different things are told before data moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hybridcomp as hc
+from hybridcomp.collectives.debug import VARIABLE
+from hybridcomp.collectives.turns import Turn
+from tests.mpi.conftest import WORLD, gaussian, identical, verdict
+
+LAST = WORLD.size - 1
+odd = WORLD.rank == LAST
+
+
+def ones(n: int = 3000, dtype: Any = np.float32) -> np.ndarray:
+    return np.ones(n, dtype)
+
+
+Starts = Callable[[hc.Communicator], Any]
+CASES: dict[str, tuple[Starts, Starts, str, str]] = {
+    "operation": (
+        lambda c: c.Iallreduce(MPI.IN_PLACE, ones()),
+        lambda c: c.Ibcast(ones(), 0),
+        "all_reduce",
+        "broadcast",
+    ),
+    "count": (
+        lambda c: c.Iallreduce(MPI.IN_PLACE, ones()),
+        lambda c: c.Iallreduce(MPI.IN_PLACE, ones(3001)),
+        "count 3000",
+        "count 3001",
+    ),
+    "dtype": (
+        lambda c: c.Iallreduce(MPI.IN_PLACE, ones()),
+        lambda c: c.Iallreduce(MPI.IN_PLACE, ones(dtype=np.int32)),
+        "dtype float32",
+        "dtype int32",
+    ),
+    "codec": (
+        lambda c: c.Iallreduce(MPI.IN_PLACE, ones(), codec="int8:block=64"),
+        lambda c: c.Iallreduce(MPI.IN_PLACE, ones(), codec="int8:block=128"),
+        "codec int8:block=64",
+        "codec int8:block=128",
+    ),
+    "root": (lambda c: c.Ibcast(ones(), 0), lambda c: c.Ibcast(ones(), 1), "root 0", "root 1"),
+    "reduction": (
+        lambda c: c.Ireduce(ones(), ones(), MPI.SUM),
+        lambda c: c.Ireduce(ones(), ones(), MPI.MAX),
+        "reduction sum",
+        "reduction max",
+    ),
+    "name": (
+        lambda c: c.Iallreduce(MPI.IN_PLACE, ones(), name="a.weight"),
+        lambda c: c.Iallreduce(MPI.IN_PLACE, ones(), name="b.weight"),
+        "name a.weight",
+        "name b.weight",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def detail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "detail")
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_what_differs_is_named_on_all_ranks(make, kind):
+    if WORLD.size == 1:
+        return
+    usual, other, mine, theirs = CASES[kind]
+    comm = make("int8")
+    with pytest.raises(hc.MismatchError) as caught:
+        (other if odd else usual)(comm).wait()
+    text = str(caught.value)
+    verdict(
+        f"number 1 on axis 'dp', rank {WORLD.rank} of" in text
+        and f"rank {LAST} differs: rank {LAST} started" in text
+        and mine in text
+        and theirs in text,
+        text,
+    )
+
+
+def test_the_same_is_done_as_ever(make, monkeypatch):
+    comm = make("hybrid")
+    plain, x = gaussian(100_000), gaussian(100_000)
+    requests = [comm.Iallreduce(MPI.IN_PLACE, x), comm.Ibcast(plain, 0), comm.Ibarrier()]
+    for request in reversed(requests):
+        request.wait()
+    verdict(identical(x) and bool((plain == gaussian(100_000, 0)).all()))
+    counts = [n + 10 for n in range(WORLD.size)]
+    got = np.zeros(WORLD.size * counts[WORLD.rank], np.float32)
+    comm.Alltoallv([gaussian(sum(counts)), counts], [got, [counts[WORLD.rank]] * WORLD.size])
+    verdict(bool(got.any()))
+    monkeypatch.delenv(VARIABLE)
+    y = gaussian(100_000)
+    make("hybrid").Allreduce(MPI.IN_PLACE, y)
+    verdict(bool((x == y).all()))
+
+
+def test_a_level_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "verbose")
+    with pytest.raises(hc.ConfigError, match=r"HYBRIDCOMP_DEBUG is 'verbose'; the levels are off, detail"):
+        hc.Communicator(WORLD, "none")
+
+
+def test_levels_that_differ_are_an_error_on_every_rank(monkeypatch):
+    if WORLD.size == 1:
+        return
+    monkeypatch.setenv(VARIABLE, "off" if odd else "detail")
+    with pytest.raises(
+        hc.MismatchError, match=rf"rank 0 has HYBRIDCOMP_DEBUG=detail, rank {LAST} has off; give all"
+    ):
+        hc.Communicator(WORLD, "none")
+
+
+def test_turns_are_in_order_of_starting(make, monkeypatch):
+    """A comparison that ends early does not let its operation post before an older one."""
+    comm = make("none")
+    if comm._comparison is None:
+        raise AssertionError("detail is off")
+    order: list[int] = []
+    honest = Turn.posting
+
+    def posting(self: Turn) -> Any:
+        order.append(id(self))
+        return honest(self)
+
+    monkeypatch.setattr(Turn, "posting", posting)
+    taken = [comm._comparison._turns.take() for _ in range(2)]
+    verdict(taken[0].done() and not taken[1].done())
+    for turn in taken:
+        with turn.posting():
+            pass
+    verdict(order == [id(turn) for turn in taken])
