@@ -67,9 +67,9 @@ class Arena:
             raise WireError(f"a shared message of {nbytes} bytes at {offset} of {self.card.nbytes}")
         return self.memory[offset : offset + nbytes]
 
-    def lease(self, offset: int) -> ByteArray:
-        """The line before the block at an offset."""
-        return self.memory[offset - LINE : offset]
+    def lease(self, offset: int) -> int:
+        """The address of the lease of the block at an offset."""
+        return self.start + offset - LINE
 
     def drop(self, offset: int, nbytes: int) -> None:
         """Give the system the whole pages of a block that nobody reads; they read as zeros from now on."""
@@ -193,4 +193,4 @@ def open_arena(card: Card) -> Arena:
 
 def address(data: ByteArray) -> int:
     """Where an array begins."""
-    return int(data.__array_interface__["data"][0])
+    return int(native.kernels().address(data))
