@@ -60,8 +60,10 @@ class Carrier:
         self._mail = Mailbox(self.transport, self.call)
         return self._mail
 
-    def _read(self, message: Incoming) -> ByteArray:
-        return message.buffer if self._mail is None else self._mail.read(message)
+    @property
+    def _mailbox(self) -> Mailbox:
+        assert self._mail is not None
+        return self._mail
 
     def alike(self, *, codec: Codec | None = None, dtype: DType | None = None) -> Self:
         """A carrier of the same operation and mailbox, which has been made, for another codec or dtype."""
@@ -130,9 +132,11 @@ class Carrier:
     def add(self, messages: Sequence[Incoming], acc: Array, source: DType | None = None) -> None:
         """Check messages of ``source`` elements and add their values, in this order, to the fp32 or fp64 ``acc``."""
         with self.call.decoding():
+            mail = self._mailbox
             for message in messages:
-                raw, header = self.open(self._read(message), acc.size, message.peer, source)
+                raw, header = self.open(mail.read(message), acc.size, message.peer, source)
                 self.codec.decode_add_flat(raw, header, acc)
+                mail.used(message)
 
     def store(self, acc: Array, out: Array, ranks: int) -> None:
         """Write an accumulator, over ``ranks`` for a mean, to ``out`` of the caller's dtype; ``acc`` is used up."""
@@ -178,7 +182,8 @@ class Carrier:
 
     def decode(self, message: Incoming, out: Array, source: DType | None = None) -> None:
         """Check a message of ``source`` elements and write its values to ``out``, of the caller's dtype."""
-        self._decode(self._read(message), out, message.peer, source)
+        self._decode(self._mailbox.read(message), out, message.peer, source)
+        self._mailbox.used(message)
 
     def decode_own(self, message: Sealed, out: Array, source: DType | None = None) -> None:
         """Write the values of a message of this rank's own to ``out``; the owner, too, takes what others get."""
@@ -191,7 +196,8 @@ class Carrier:
 
     def decode_result(self, message: Incoming, out: Array, memory: Memory, span: slice) -> None:
         """Check a message of an owner's sum, and write what it means to ``out``, of the caller's dtype."""
-        self._decode_result(self._read(message), out, message.peer, memory, span)
+        self._decode_result(self._mailbox.read(message), out, message.peer, memory, span)
+        self._mailbox.used(message)
 
     def decode_own_result(self, message: Sealed, out: Array, memory: Memory, span: slice) -> None:
         """The same of this rank's own sum."""
@@ -212,7 +218,8 @@ class Carrier:
 
     def checked(self, message: Incoming, n: int, dtype: DType | None = None) -> Sealed:
         """A message of ``n`` elements of ``dtype``, checked, to be sent on; its buffer stays the mailbox's."""
-        raw, _ = self.open(self._read(message), n, message.peer, dtype)
+        message.kept = True
+        raw, _ = self.open(self._mailbox.read(message), n, message.peer, dtype)
         return Sealed(raw, raw.size)
 
     def take(self, message: Incoming, nbytes: int, out: Array) -> None:

@@ -310,19 +310,20 @@ class DeviceCarrier(Carrier):
         """Decode a message by a codec that has no kernels here."""
         raw, header = wire.open_message(self._host_bytes(message))
         self.fits(header, message.peer, out.size)
-        mail = self._mailbox()
+        mail = self._mailbox
         values = mail.inbox(header.count * self.dtype.itemsize)
         codec.decode_flat(raw, header, values.buffer.view(self.dtype.storage), self.dtype)
         self.lane.upload(out, values.buffer)
         self._used([message, values])
 
+    @property
     def _mailbox(self) -> DeviceMailbox:
-        assert self._mail is not None
+        assert isinstance(self._mail, DeviceMailbox)
         return self._mail
 
     def _used(self, messages: Sequence[Arriving]) -> None:
         for message in messages:
-            self._mailbox().used(message)
+            self._mailbox.used(message)
 
     def _open(self, message: Arriving, n: int, kind: DType) -> Opened:
         header, head = self._see(message, n, kind)

@@ -223,9 +223,11 @@ class DeviceMailbox(Mailbox):
         super().__init__(transport, call)
         self.lane = lane
         self.direct = direct
+        self._requests: list[MPI.Request] = []
+        self._peers: list[int] = []
         self._waiting: deque[tuple[Outgoing | Passing, list[int], int]] = deque()
         self._sent: deque[tuple[list[MPI.Request], Outgoing | Passing]] = deque()
-        self._used: list[Arriving] = []
+        self._read: list[Arriving] = []
         self._retiring: deque[tuple[Event, list[Arriving]]] = deque()
 
     # -- sends ---------------------------------------------------------------------------------------
@@ -267,9 +269,9 @@ class DeviceMailbox(Mailbox):
             [m.request for m in messages], [m.peer for m in messages], events=events, poll=self.poll
         )
 
-    def used(self, message: Arriving) -> None:
+    def used(self, message: Any) -> None:
         """The lane's work up to now is the last that reads ``message``."""
-        self._used.append(message)
+        self._read.append(message)
 
     # -- progress ------------------------------------------------------------------------------------
 
@@ -282,16 +284,16 @@ class DeviceMailbox(Mailbox):
             assert message.nbytes is not None
             self._call.wire_bytes += message.nbytes * len(peers)
             requests = [self._transport.isend(data, peer, tag) for peer in peers]
-            self._sends += requests
+            self._requests += requests
             self._peers += peers
             self._sent.append((requests, message))
             for follow in message.then:
                 follow()
             message.then.clear()
             moved = True
-        if self._used:
-            self._retiring.append((self.lane.record(), self._used))
-            self._used = []
+        if self._read:
+            self._retiring.append((self.lane.record(), self._read))
+            self._read = []
         while self._retiring and self._retiring[0][0].done():
             for arrived in self._retiring.popleft()[1]:
                 self._drop(arrived)
@@ -306,7 +308,7 @@ class DeviceMailbox(Mailbox):
             WireError: a message was damaged.
         """
         yield Pending([], [], events=[_Empty(self._waiting)], poll=self.poll)
-        yield Pending(self._sends, self._peers, poll=self.poll)
+        yield Pending(self._requests, self._peers, poll=self.poll)
         word = self.lane.depot.pinned.take(4)
         queue = self.lane.queue
         last = self.lane.download([(word[:4], queue.status.view(np.uint8))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -120,12 +121,16 @@ class Incoming:
         buffer: room for it.
         request: null once it is here.
         shared: the message, if what came is a note of it.
+        kept: it is sent on from where it is.
+        used: it was read for the last time.
     """
 
     peer: int
     buffer: ByteArray
     request: MPI.Request
     shared: ByteArray | None = field(default=None, kw_only=True)
+    kept: bool = field(default=False, kw_only=True)
+    used: bool = field(default=False, kw_only=True)
 
     def wire(self) -> ByteArray:
         """The buffer, as MPI takes it."""
@@ -133,47 +138,59 @@ class Incoming:
 
 
 class Mailbox:
-    """The messages of one operation: sends and receives in flight, and the buffers that they use."""
+    """The messages of one operation: sends and receives in flight, and the buffers that they use.
+
+    Buffers go back to the pool as soon as nobody needs them: a few that stay in the cache serve a large transfer.
+    """
 
     def __init__(self, transport: Transport, call: Call) -> None:
         self._transport = transport
         self._call = call
-        self._sends: list[MPI.Request] = []
-        self._peers: list[int] = []
-        self._buffers: list[ByteArray] = []
-        self._notes: list[ByteArray] = []
-        self._borrowed: list[ByteArray] = []
+        self._sends: deque[_Sent] = deque()
+        self._inbox: list[Incoming] = []
 
     def send(self, message: Sealed, peers: list[int], tag: int) -> None:
         """Send a message to each of ``peers``; its buffer goes back to the pool in the end."""
-        self._buffers.append(message.buffer)
-        self.forward(message, peers, tag)
+        self._sends.append(self._post(message, peers, tag, message.buffer))
+        while self._sends and self._settled(self._sends[0]):
+            self._sends.popleft()
 
     def forward(self, message: Sealed, peers: list[int], tag: int) -> None:
         """Send bytes of a buffer that this mailbox already keeps."""
+        self._sends.append(self._post(message, peers, tag, None))
+
+    def _post(self, message: Sealed, peers: list[int], tag: int, buffer: ByteArray | None) -> _Sent:
         data = message.wire()
-        self._call.wire_bytes += data.size * len(peers)
-        t = self._transport
-        note = None
-        if t.near is not None and data.size >= _NOTE_FROM:
-            readers = sum(peer in t.near.ranks for peer in peers)
-            note = t.near.lend(data, readers) if readers else None
+        call, near, post = self._call, self._transport.near, self._transport.isend
+        call.wire_bytes += data.size * len(peers)
+        if near is not None and data.size >= _NOTE_FROM:
+            readers = sum(peer in near.ranks for peer in peers)
+            note = near.lend(data, readers) if readers else None
             if note is not None:
-                self._notes.append(note)
-        for peer in peers:
-            noted = note is not None and t.near is not None and peer in t.near.ranks
-            self._call.shared_bytes += data.size if noted else 0
-            self._sends.append(t.isend(note if noted else data, peer, tag))
-            self._peers.append(peer)
+                call.shared_bytes += data.size * readers
+                requests = [post(note if peer in near.ranks else data, peer, tag) for peer in peers]
+                return _Sent(requests, peers, buffer, note)
+        return _Sent([post(data, peer, tag) for peer in peers], peers, buffer, None)
+
+    def _settled(self, sent: _Sent) -> bool:
+        """Give a buffer back if its message has been sent and read; say whether it has."""
+        if not all(request.Test() for request in sent.requests):
+            return False
+        near = self._transport.near
+        if sent.buffer is not None:
+            if near is not None and sent.note is not None and near.pool.unread(sent.buffer):
+                return False
+            self._transport.give(sent.buffer)
+        return True
 
     def inbox(self, nbytes: int) -> Incoming:
         """Room for a message of at most ``nbytes``, which somebody else receives into it."""
         buffer = self._transport.take(nbytes)
-        buffer[: wire.HEADER_BYTES] = (
-            0  # or a message too short for a header would leave an earlier one to be read
-        )
-        self._buffers.append(buffer)
-        return Incoming(-1, buffer, MPI.REQUEST_NULL)
+        # Or a message too short for a header would leave an earlier one to be read.
+        buffer[: wire.HEADER_BYTES] = 0
+        message = Incoming(-1, buffer, MPI.REQUEST_NULL)
+        self._inbox.append(message)
+        return message
 
     def receive(self, nbytes: int, peer: int, tag: int) -> Incoming:
         """Start to receive a message of at most ``nbytes``."""
@@ -187,7 +204,7 @@ class Mailbox:
         return Pending([m.request for m in messages], [m.peer for m in messages])
 
     def read(self, message: Incoming) -> ByteArray:
-        """The bytes of a message that is here, up to :meth:`finish`.
+        """The bytes of a message that is here, until it is :meth:`used`.
 
         Raises:
             WireError: a note of nothing.
@@ -200,7 +217,6 @@ class Mailbox:
             message.shared = near.read(message.buffer)
             if message.shared is None:
                 return message.buffer
-            self._borrowed.append(message.shared)
             if message.shared.size > message.buffer.size:
                 raise MismatchError(
                     f"{self._call.op} on axis {self._call.axis!r}: rank {message.peer} sent {message.shared.size} "
@@ -208,27 +224,49 @@ class Mailbox:
                 )
         return message.shared
 
+    def used(self, message: Incoming) -> None:
+        """A message will not be read again, but for being sent on."""
+        if not message.kept:
+            self._put_back(message)
+
+    def _put_back(self, message: Incoming) -> None:
+        message.used = True
+        if message.shared is not None and self._transport.near is not None:
+            self._transport.near.release([message.shared])
+        self._transport.give(message.buffer)
+
     def finish(self) -> Steps:
         """Wait until all is sent, and give the buffers back."""
-        yield Pending(self._sends, self._peers)
-        if self._transport.near is not None:  # only now: what was borrowed may be among what was sent on
-            self._transport.near.release(self._borrowed)
-            self._borrowed.clear()
-            if self._notes and self._transport.near.pool.crowded:
-                # MPI makes the sender of a large message wait for its receiver; notes are gone at once.
-                unread = _Unread(self._transport.near.pool, self._buffers)
-                yield Pending([], [], events=[unread], source="ranks of this host that read its messages")
-        for buffer in self._buffers:
-            self._transport.give(buffer)
-        self._buffers.clear()
-        self._notes.clear()
+        sends, near = self._sends, self._transport.near
+        yield Pending([r for s in sends for r in s.requests], [peer for s in sends for peer in s.peers])
+        for message in self._inbox:
+            if not message.used:
+                self._put_back(message)
+        self._inbox.clear()
+        if near is not None and near.pool.crowded:
+            # MPI makes the sender of a large message wait for its receiver; notes are gone at once.
+            unread = _Unread(near.pool, [s.buffer for s in sends if s.note is not None and s.buffer is not None])
+            yield Pending([], [], events=[unread], source="ranks of this host that read its messages")
+        for sent in sends:
+            if sent.buffer is not None:
+                self._transport.give(sent.buffer)
+        sends.clear()
+
+
+class _Sent(NamedTuple):
+    """A message on its way, the buffer to give back when it is there, and the note that some ranks get."""
+
+    requests: list[MPI.Request]
+    peers: list[int]
+    buffer: ByteArray | None
+    note: ByteArray | None
 
 
 class _Unread:
     """Others still read some of the buffers."""
 
-    def __init__(self, pool: ArenaPool, buffers: Sequence[ByteArray]) -> None:
-        self._pool, self._buffers = pool, list(buffers)
+    def __init__(self, pool: ArenaPool, buffers: list[ByteArray]) -> None:
+        self._pool, self._buffers = pool, buffers
 
     def done(self) -> bool:
         while self._buffers and not self._pool.unread(self._buffers[-1]):
