@@ -1,194 +1,311 @@
-"""What the benchmarks of collectives have in common: sizes, timing, checks, bandwidths, output.
+"""What the benchmarks of collectives have in common: flags, timing in turn with the peers, checks, output.
 
-As in nccl-tests: ``algbw`` is the buffer's uncompressed bytes over the time, ``busbw`` is ``algbw`` times the
+As in nccl-tests: ``algbw`` is the size's uncompressed bytes over the time, ``busbw`` is ``algbw`` times the
 operation's factor (2(n-1)/n for an all-reduce), so that it can be compared with the link whatever n is. A
-compressed operation can exceed the link: both count uncompressed bytes. Times are medians over iterations of
-the slowest rank. Results are checked before a speed is printed.
+compressed operation can exceed the link: both count uncompressed bytes. Codecs and peers take turns, iteration by
+iteration; a time is the median of the slowest rank's. Results are checked before a speed is printed.
+docs/performance.md says how to read the figures.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import re
-import shlex
+import faulthandler
+import hashlib
 import statistics
-import sys
 import time
+import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from collbench import output, peers, plots
+from collbench.figures import Piece, Values, link_seconds, parse_codecs, parse_sizes
+from collbench.link import Link, between
+from collbench.output import PeerRow, Row
 from mpi4py import MPI
+from numpy.typing import NDArray
+from tqdm import tqdm
 
 import hybridcomp as hc
+from hybridcomp.collectives.algorithms import ALGORITHMS
+from hybridcomp.launcher import abort
 
 WORLD = MPI.COMM_WORLD
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_GRACE = 30.0  # seconds over the timeout, in which an operation of ours raises its own error
+_STEPS = 3.0  # times a codec's own error that a result may be off: it is encoded more than once
+_ROUNDING = {"float16": 1e-2, "float32": 1e-5, "float64": 1e-12}
 
 
-def parse_size(text: str) -> int:
-    """Bytes of ``64M``, ``4K``, ``1000``."""
-    found = re.fullmatch(r"(\d+)([kmg]?)(i?b)?", text.strip().lower())
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4096, 64K, 64M or 1G")
-    return int(found[1]) * _UNITS[found[2]]
+@dataclass(frozen=True)
+class Operation:
+    """What a benchmark measures. Buffers are flat arrays; n counts the elements of the size that is shown.
+
+    Attributes:
+        name: as in ``comm.stats()``.
+        factor: of busbw on p ranks.
+        send, recv: elements of the buffers, of n and p.
+        pieces: the receive buffer by (rank, p, n).
+        ours: ``run(comm, send, recv, **how)``.
+        mpi: ``run(send, recv)``.
+        gloo: ``run(torch.distributed, send, recv)`` on tensors.
+        in_place: who of "ours", "mpi" and "gloo" works on the receive buffer alone: it is filled before each call.
+        same_bits: all ranks' results are the same.
+        least: ranks that it needs.
+    """
+
+    name: str
+    factor: Callable[[int], float]
+    pieces: Callable[[int, int, int], list[Piece]]
+    ours: Callable[..., Any]
+    mpi: Callable[[NDArray, NDArray], Any]
+    gloo: Callable[[Any, Any, Any], Any]
+    send: Callable[[int, int], int] = lambda n, p: n
+    recv: Callable[[int, int], int] = lambda n, p: n
+    in_place: frozenset[str] = frozenset()
+    same_bits: bool = False
+    least: int = 1
 
 
-def parse_sizes(text: str) -> list[int]:
-    """Sizes: ``64M``, ``64K,1M``, or ``first:last:factor``."""
-    if ":" not in text:
-        return [parse_size(part) for part in text.split(",")]
-    first, last, *factor = text.split(":")
-    step = int(factor[0]) if factor else 2
-    if step < 2:
-        raise argparse.ArgumentTypeError(f"the factor between sizes must be at least 2, not {step}")
-    sizes, size = [], parse_size(first)
-    while size <= parse_size(last):
-        sizes.append(size)
-        size *= step
-    return sizes
+@dataclass
+class Side:
+    """One that takes turns: a codec of ours or a peer. Seconds of the slowest rank, bytes of the busiest host."""
 
-
-def parse_codecs(text: str) -> list[str]:
-    """Specs separated by ``;``, or by ``,`` where none of them has parameters."""
-    specs = text.split(",") if "=" not in text and ";" not in text else text.split(";")
-    try:
-        return [hc.get_codec(spec).spec for spec in specs]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    kind: str
+    name: str
+    run: Callable[[], Any]
+    comm: hc.Communicator | None = None
+    seconds: list[float] = field(default_factory=list)
+    crossed: list[int] = field(default_factory=list)
+    error: float = 0.0
+    same: bool | None = None
 
 
 class _Parser(argparse.ArgumentParser):
     """Speaks on rank 0 alone; every rank ends with the same code."""
 
-    def _print_message(self, message: str, file=None) -> None:
+    def _print_message(self, message: str, file: Any = None) -> None:
         if WORLD.rank == 0:
             super()._print_message(message, file)
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """The flags that every benchmark of a collective takes."""
-    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--codec", type=parse_codecs, default="int8", help="int8,int4 or int8:block=64;topk:ratio=0.01"
-    )
-    parser.add_argument(
-        "--size", type=parse_sizes, default=[64 << 20], help="64M, 64K,1M or first:last:factor"
-    )
-    parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "float16"])
-    parser.add_argument("--warmup", type=int, default=2, help="iterations that are not counted")
-    parser.add_argument("--iters", type=int, default=7, help="iterations that are counted")
-    parser.add_argument("--json", type=Path, help="also write the results there")
-    return parser.parse_args()
+def parser(description: str) -> argparse.ArgumentParser:
+    """The flags that every benchmark of collectives takes."""
+    result = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = result.add_argument
+    add("--codec", type=parse_codecs, default="int8", help="int8,int4 or int8:block=64;topk:ratio=0.01")
+    add("--size", type=parse_sizes, default="64M", help="64M, 64K,1M or first:last:factor")
+    add("--dtype", default="float32", choices=sorted(_ROUNDING))
+    add("--warmup", type=int, default=2, help="iterations that are not counted (default 2)")
+    add("--iters", type=int, default=7, help="iterations that are counted (default 7)")
+    add("--peer", default="mpi", help="mpi, gloo or mpi,gloo: measured in turn with ours (default mpi)")
+    add("--timeout", type=float, default=300.0, help="seconds that one operation may take (default 300)")
+    add("--json", type=Path, help="also write the results there")
+    return result
 
 
-@dataclass
-class Row:
-    """One size and codec. Bytes and seconds; bandwidths in GB/s of uncompressed bytes; errors relative."""
-
-    size: int
-    codec: str
-    seconds: float
-    algbw: float
-    busbw: float
-    wire_bytes: int
-    ratio: float
-    wire_fraction: float | None
-    mpi_seconds: float
-    speedup: float
-    relative_error: float
-    identical: bool
+def parse(flags: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line, and refuse what cannot be measured."""
+    args = flags.parse_args()
+    args.peer = args.peer.split(",")
+    for peer in args.peer:
+        if peer not in peers.PEERS:
+            flags.error(f"--peer {peer!r} is unknown; there are {', '.join(peers.PEERS)}")
+        if (why := peers.missing(peer)) is not None:
+            flags.error(f"--peer {peer}: {why}")
+    if args.iters < 1 or args.warmup < 0 or args.timeout <= 0:
+        flags.error("--iters must be at least 1, --warmup at least 0, --timeout above 0")
+    return args
 
 
-def timed(run: Callable[[], None], warmup: int, iters: int) -> list[float]:
-    """Seconds of each counted iteration on the slowest rank."""
-    times = []
-    for i in range(warmup + iters):
-        WORLD.Barrier()
-        began = time.perf_counter()
-        run()
-        elapsed = WORLD.allreduce(time.perf_counter() - began, op=MPI.MAX)
-        if i >= warmup:
-            times.append(elapsed)
-    return times
+def timed(run: Callable[[], Any], link: Link, timeout: float) -> tuple[float, int]:
+    """Seconds of the slowest rank, and bytes that crossed the busiest host's link.
 
-
-def median(times: list[float]) -> float:
-    return statistics.median(times)
-
-
-def wire_limit(bytes_sent: int) -> float | None:
-    """Seconds that a host's link needs for what its ranks send (all alike), inside the lab; None elsewhere.
-
-    A message that fits the token bucket's burst passes unshaped: small ones can seem to beat the limit.
+    A blocking call of a peer cannot be told when to give up; the process ends then, and says where it was.
     """
-    rate = os.environ.get("HYBRIDCOMP_LAB_RATE", "none")
-    found = re.fullmatch(r"([\d.]+)([kmg]?)bit", rate)
-    if not found:
-        return None
-    bits = float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]]
-    return bytes_sent * int(os.environ.get("HYBRIDCOMP_LAB_PPN", "1")) * 8 / bits
+    faulthandler.dump_traceback_later(timeout + _GRACE, exit=True)
+    WORLD.Barrier()
+    before = link.now()
+    began = time.perf_counter()
+    run()
+    elapsed = time.perf_counter() - began
+    WORLD.Barrier()  # until then a peer's bytes may still leave this host
+    crossed = between(before, link.now())
+    faulthandler.cancel_dump_traceback_later()
+    both = np.array([elapsed, crossed])
+    WORLD.Allreduce(MPI.IN_PLACE, both, op=MPI.MAX)
+    return float(both[0]), int(both[1])
 
 
-def check(got: np.ndarray, want: np.ndarray) -> tuple[float, bool]:
-    """Relative L2 error on the worst rank, and whether all ranks hold the same bits."""
-    error = float(np.linalg.norm(got.astype(np.float64) - want) / (np.linalg.norm(want) or 1.0))
-    first = WORLD.bcast(got.tobytes() if WORLD.rank == 0 else None, root=0)
-    same = WORLD.allreduce(first == got.tobytes(), op=MPI.LAND)
-    return WORLD.allreduce(error, op=MPI.MAX), same
+def take_turns(sides: list[Side], args: argparse.Namespace, before: Callable, after: Callable) -> None:
+    """Run all sides in turn; ``before(side, last)`` and ``after(side)``, on the last round, are not timed."""
+    link = Link()
+    rounds = args.warmup + args.iters
+    for i in tqdm(range(rounds), disable=None if WORLD.rank == 0 else True, leave=False):
+        for side in sides:
+            last = i == rounds - 1
+            before(side, last)
+            seconds, crossed = timed(side.run, link, args.timeout)
+            if i >= args.warmup:
+                side.seconds.append(seconds)
+                side.crossed.append(crossed)
+            if last:
+                after(side)
 
 
-def wire_bytes(comm: hc.Communicator, calls: int) -> int:
-    """Bytes that the busiest rank sent per call."""
-    sent = sum(row.wire_bytes for row in comm.stats())
-    return WORLD.allreduce(sent, op=MPI.MAX) // max(1, calls)
+class CheckError(RuntimeError):
+    """A result is wrong."""
 
 
-HEADER = (
-    f"{'size':>12} {'codec':>22} {'time':>10} {'algbw':>8} {'busbw':>8} {'wire':>12} {'ratio':>6} "
-    f"{'of wire':>8} {'MPI own':>10} {'speedup':>8} {'rel. error':>10} {'same bits':>9}"
-)
-UNITS = (
-    f"{'(B)':>12} {'':>22} {'(ms)':>10} {'(GB/s)':>8} {'(GB/s)':>8} {'(B/rank)':>12} {'':>6} "
-    f"{'limit':>8} {'(ms)':>10} {'':>8} {'(L2)':>10} {'':>9}"
-)
+def check(op: Operation, side: Side, recv: NDArray, values: Values, pieces: list[Piece]) -> None:
+    """Compare a result with the sum in float64, and with the other ranks' bits.
+
+    Raises:
+        CheckError: on all ranks, the error is larger than the codec explains, or bits that should be the same differ.
+    """
+    allowed = _ROUNDING[recv.dtype.name] * WORLD.size
+    if side.comm is not None and not hc.get_codec(side.name).linear:
+        allowed += _STEPS * values.codec_error(side.name)
+    elif side.comm is not None:
+        allowed = float("inf")  # a linear codec's error depends on what it knows of earlier calls
+    with np.errstate(invalid="ignore"):
+        worst = WORLD.allreduce(values.error(recv, pieces), op=MPI.MAX)
+    side.error = worst
+    if not worst <= allowed:
+        raise CheckError(
+            f"{op.name}, {side.name}: relative error {worst:.3g}, at most {allowed:.3g} expected"
+        )
+    if op.same_bits:
+        prints = WORLD.allgather(hashlib.blake2b(recv, digest_size=16).digest())
+        side.same = len(set(prints)) == 1
+        if not side.same and side.comm is not None:
+            raise CheckError(f"{op.name}, {side.name}: the ranks ended with different bits")
 
 
-def show(row: Row) -> None:
-    """Print a row on rank 0."""
-    fraction = "-" if row.wire_fraction is None else f"{row.wire_fraction:.2f}"
-    say(
-        f"{row.size:>12} {row.codec:>22} {row.seconds * 1e3:>10.3f} {row.algbw:>8.3f} {row.busbw:>8.3f} "
-        f"{row.wire_bytes:>12} {row.ratio:>6.2f} {fraction:>8} {row.mpi_seconds * 1e3:>10.3f} {row.speedup:>8.2f} "
-        f"{row.relative_error:>10.2e} {'yes' if row.identical else 'NO':>9}"
+def measure(
+    op: Operation, size: int, values: Values, args: argparse.Namespace
+) -> tuple[list[Row], list[PeerRow]]:
+    """All codecs and peers at one size, which is rounded to a multiple of the ranks' elements."""
+    dtype, p = np.dtype(args.dtype), WORLD.size
+    n = max(1, size // dtype.itemsize // p) * p
+    send = values.of(WORLD.rank, op.send(n, p))
+    recv = np.empty(op.recv(n, p), dtype)
+    pieces = op.pieces(WORLD.rank, p, n)
+    how = {} if args.algorithm is None else {"algorithm": args.algorithm}
+    sides = []
+    for spec in args.codec:
+        comm = hc.Communicator(WORLD, "none", "dp", timeout=args.timeout)
+        sides.append(
+            Side(
+                "ours", spec, lambda comm=comm, spec=spec: op.ours(comm, send, recv, codec=spec, **how), comm
+            )
+        )
+    for peer in args.peer:
+        if peer == "mpi":
+            sides.append(Side(peer, peer, lambda: op.mpi(send, recv)))
+        else:
+            dist, s, r = peers.gloo(args.timeout), peers.tensor(send), peers.tensor(recv)
+            sides.append(Side(peer, peer, lambda dist=dist, s=s, r=r: op.gloo(dist, s, r)))
+
+    def before(side: Side, last: bool) -> None:
+        if last:
+            recv.fill(np.nan)  # what a call does not write is seen
+        if side.kind in op.in_place:
+            recv[:] = send
+
+    take_turns(sides, args, before, lambda side: check(op, side, recv, values, pieces))
+    for side in sides:
+        if side.comm is not None:
+            side.comm.Free()
+    theirs = [_peer_row(op, size, side) for side in sides if side.comm is None]
+    best = min(theirs, key=lambda row: row.seconds)
+    return [_row(op, size, side, best) for side in sides if side.comm is not None], theirs
+
+
+def _bandwidths(op: Operation, nbytes: int, side: Side) -> dict[str, Any]:
+    seconds = statistics.median(side.seconds)
+    crossed = round(statistics.median(side.crossed))
+    limit = link_seconds(crossed, Link().rate)
+    algbw = nbytes / seconds / 1e9
+    return {
+        "size": nbytes,
+        "seconds": seconds,
+        "algbw": algbw,
+        "busbw": algbw * op.factor(WORLD.size),
+        "link_bytes": crossed,
+        "wire_fraction": None if limit is None else limit / seconds,
+    }
+
+
+def _peer_row(op: Operation, nbytes: int, side: Side) -> PeerRow:
+    return PeerRow(peer=side.name, **_bandwidths(op, nbytes, side))
+
+
+def _row(op: Operation, nbytes: int, side: Side, best: PeerRow) -> Row:
+    assert side.comm is not None
+    rows = side.comm.stats()
+    calls = max(1, *(row.calls for row in rows))
+    plain, wire = (sum(getattr(row, key) for row in rows) for key in ("plain_bytes", "wire_bytes"))
+    all_plain, all_wire = WORLD.allreduce(plain), WORLD.allreduce(wire)
+    figures = _bandwidths(op, nbytes, side)
+    return Row(
+        **figures,
+        codec=side.name,
+        wire_bytes=WORLD.allreduce(wire, op=MPI.MAX) // calls,
+        ratio=all_plain / all_wire if all_wire else 1.0,
+        relative_error=side.error,
+        identical=side.same,
+        best_peer=best.peer,
+        best_peer_seconds=best.seconds,
+        speedup=best.seconds / figures["seconds"],
     )
+
+
+def run(work: Callable[[], None]) -> None:
+    """Run a benchmark; an error of one rank ends all of them."""
+    try:
+        work()
+        peers.close()
+    except Exception:
+        traceback.print_exc()
+        abort(WORLD, 1)
+
+
+def main(op: Operation, description: str) -> None:
+    """The main program of a benchmark."""
+    flags = parser(description)
+    if op.name in ALGORITHMS:
+        names = [algorithm.name for algorithm in ALGORITHMS[op.name]]
+        flags.add_argument("--algorithm", choices=names, help="of ours (default: the library's choice)")
+    flags.add_argument("--plot", type=Path, help="also draw busbw over size there (.png)")
+    flags.set_defaults(algorithm=None)
+    args = parse(flags)
+    if WORLD.size < op.least:
+        flags.error(f"{op.name} needs at least {op.least} ranks: start it under mpiexec")
+    run(lambda: _measure_all(op, args))
+
+
+def _measure_all(op: Operation, args: argparse.Namespace) -> None:
+    say(f"# {op.name}, {args.dtype}, {WORLD.size} ranks, {MPI.Get_library_version().splitlines()[0]}")
+    say(output.HEADER)
+    values = Values(np.dtype(args.dtype))
+    rows, theirs = [], []
+    for size in args.size:
+        ours, others = measure(op, size, values, args)
+        for row in [*ours, *others]:
+            say(row.line())
+        rows += ours
+        theirs += others
+    record = output.record(op.name, args, rows, theirs)
+    if WORLD.rank == 0 and args.json is not None:
+        output.write(args.json, record)
+    if WORLD.rank == 0 and args.plot is not None:
+        plots.busbw(record, args.plot)
 
 
 def say(text: str) -> None:
     """Print on rank 0."""
     if WORLD.rank == 0:
         print(text, flush=True)
-
-
-def finish(operation: str, args: argparse.Namespace, rows: list[Row]) -> None:
-    """Write the JSON file if one was asked for."""
-    if args.json is None or WORLD.rank:
-        return
-    record = {
-        "operation": operation,
-        "command": shlex.join(["python", *sys.argv]),
-        "ranks": WORLD.size,
-        "link": os.environ.get("HYBRIDCOMP_LAB_RATE", "this machine"),
-        "hosts": int(os.environ.get("HYBRIDCOMP_LAB_HOSTS", "1")),
-        "mpi": MPI.Get_library_version().splitlines()[0].strip(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "dtype": args.dtype,
-        "iterations": args.iters,
-        "rows": [asdict(row) for row in rows],
-    }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,0 +1,1 @@
+"""What the benchmarks of collectives are made of: figures, counters of links, peers, tables, plots, the matrix."""

@@ -1,0 +1,137 @@
+"""The arithmetic of the benchmarks: sizes, expected results, bandwidths, limits. docs/performance.md derives it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+import hybridcomp as hc
+from hybridcomp.lab.rate import Rate
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_PERIOD = 4_194_301  # values; longer than any chunk that a codec sees, and prime, so that shards differ
+_STRIDE = 524_287  # values from the beginning of one rank's data to the next one's
+_SLICE = 1 << 20  # values that are compared at once
+_BURSTS = 8  # messages shorter than so many token buckets are hardly shaped
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``64M``, ``4K``, ``1000``."""
+    found = re.fullmatch(r"(\d+)([kmg]?)(i?b)?", text.strip().lower())
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4096, 64K, 64M or 1G")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Sizes: ``64M``, ``64K,1M``, or ``first:last:factor``."""
+    if ":" not in text:
+        return [parse_size(part) for part in text.split(",")]
+    first, last, *factor = text.split(":")
+    step = int(factor[0]) if factor else 2
+    if step < 2:
+        raise argparse.ArgumentTypeError(f"the factor between sizes must be at least 2, not {step}")
+    sizes, size = [], parse_size(first)
+    while size <= parse_size(last):
+        sizes.append(size)
+        size *= step
+    return sizes
+
+
+def size_text(nbytes: int) -> str:
+    """``64M`` of 67108864."""
+    for unit, factor in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if nbytes >= factor and nbytes % factor == 0:
+            return f"{nbytes // factor}{unit}"
+    return str(nbytes)
+
+
+def parse_codecs(text: str) -> list[str]:
+    """Specs separated by ``;``, or by ``,`` where none of them has parameters."""
+    specs = text.split(",") if "=" not in text and ";" not in text else text.split(";")
+    try:
+        return [hc.get_codec(spec).spec for spec in specs]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a receive buffer: the sum of equally long parts of some ranks' send buffers.
+
+    Attributes:
+        count: elements.
+        sources: (rank, first element of its send buffer).
+    """
+
+    count: int
+    sources: tuple[tuple[int, int], ...]
+
+
+class Values:
+    """Gaussian values of every rank, which every rank knows without a message.
+
+    All ranks' data are windows of one periodic series, so that a result of any size is checked in little time and
+    memory.
+    """
+
+    def __init__(self, dtype: np.dtype) -> None:
+        series = np.random.default_rng(7).standard_normal(_PERIOD, np.float32).astype(dtype)
+        self._series = np.concatenate([series, series[:_SLICE]])
+
+    def of(self, rank: int, n: int) -> NDArray:
+        """The ``n`` values that ``rank`` sends."""
+        return np.resize(np.roll(self._series[:_PERIOD], -(rank * _STRIDE % _PERIOD)), n)
+
+    def expected(self, pieces: Sequence[Piece]) -> Iterator[NDArray[np.float64]]:
+        """The receive buffer in float64, slice by slice."""
+        for piece in pieces:
+            for start in range(0, piece.count, _SLICE):
+                count = min(_SLICE, piece.count - start)
+                total = np.zeros(count)
+                for rank, first in piece.sources:
+                    at = (rank * _STRIDE + first + start) % _PERIOD
+                    total += self._series[at : at + count]
+                yield total
+
+    def error(self, got: NDArray, pieces: Sequence[Piece]) -> float:
+        """Relative L2 error of a receive buffer; NaN or infinity where it holds one."""
+        at, lost, norm = 0, 0.0, 0.0
+        for want in self.expected(pieces):
+            difference = got[at : at + want.size].astype(np.float64) - want
+            lost += float(difference @ difference)
+            norm += float(want @ want)
+            at += want.size
+        if at != got.size:
+            raise ValueError(f"the pieces have {at} elements, the receive buffer {got.size}")
+        return (lost / norm) ** 0.5 if norm else lost
+
+    def codec_error(self, spec: str) -> float:
+        """Relative L2 error of one encoding of such values."""
+        x = self._series[:_SLICE]
+        decoded = np.empty_like(x)
+        hc.decode(hc.get_codec(spec).encode(x), out=decoded)
+        wide = x.astype(np.float64)
+        return float(np.linalg.norm(decoded - wide) / np.linalg.norm(wide))
+
+
+def link_seconds(nbytes: float, rate: str) -> float | None:
+    """Seconds that a link of the lab needs for ``nbytes`` in one direction; None where the rate limits nothing.
+
+    That is an unshaped link, and so few bytes that the token bucket, which lets its content pass unshaped, carries
+    much of them.
+    """
+    shaped = Rate.parse(rate)
+    if shaped.bits_per_second is None or nbytes < _BURSTS * shaped.burst_bytes:
+        return None
+    return nbytes * 8 / shaped.bits_per_second
+
+
+def hidden(communication: float, computation: float, both: float) -> float:
+    """The share of the shorter of two that ran behind the other; below 0 where they are slower together."""
+    return (communication + computation - both) / min(communication, computation)

@@ -1,0 +1,118 @@
+"""Rows as a table and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mpi4py import MPI
+
+from hybridcomp.demo import machine
+
+HEADER = "\n".join(
+    (
+        f"{'size':>12} {'codec or peer':>26} {'time':>10} {'algbw':>8} {'busbw':>8} {'wire':>11} {'link':>11} "
+        f"{'ratio':>6} {'of wire':>8} {'best peer':>15} {'speedup':>8} {'rel. error':>10} {'same bits':>9}",
+        f"{'(B)':>12} {'':>26} {'(ms)':>10} {'(GB/s)':>8} {'(GB/s)':>8} {'(B/rank)':>11} {'(B/host)':>11} "
+        f"{'':>6} {'limit':>8} {'(ms)':>15} {'':>8} {'(L2)':>10} {'':>9}",
+    )
+)
+
+
+@dataclass(frozen=True)
+class PeerRow:
+    """A peer at one size. Bytes and seconds; bandwidths in GB/s of uncompressed bytes.
+
+    Attributes:
+        link_bytes: that crossed the busiest host's link in its busier direction, by the kernel's count; 0 if unknown.
+        wire_fraction: the least time in which the link carries them, over the time; None without a shaped link.
+    """
+
+    size: int
+    peer: str
+    seconds: float
+    algbw: float
+    busbw: float
+    link_bytes: int
+    wire_fraction: float | None
+
+    def line(self) -> str:
+        """The row as text."""
+        return (
+            f"{self.size:>12} {self.peer:>26} {self.seconds * 1e3:>10.3f} {self.algbw:>8.3f} {self.busbw:>8.3f} "
+            f"{'':>11} {self.link_bytes or '-':>11} {'':>6} {fraction(self.wire_fraction):>8}"
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A codec at one size; fields of the same name as a peer's mean the same.
+
+    Attributes:
+        wire_bytes: that the busiest rank sent, by ``comm.stats()``; to ranks of its own host, too.
+        ratio: what the usual algorithm would have sent uncompressed, over what was sent, by all ranks.
+        relative_error: L2, of the worst rank, against the result in float64.
+        identical: all ranks hold the same bits; None where their results differ by nature.
+        speedup: the best peer's seconds over ours.
+    """
+
+    size: int
+    codec: str
+    seconds: float
+    algbw: float
+    busbw: float
+    wire_bytes: int
+    link_bytes: int
+    ratio: float
+    wire_fraction: float | None
+    best_peer: str
+    best_peer_seconds: float
+    speedup: float
+    relative_error: float
+    identical: bool | None
+
+    def line(self) -> str:
+        """The row as text."""
+        same = "-" if self.identical is None else "yes" if self.identical else "NO"
+        best = f"{self.best_peer} {self.best_peer_seconds * 1e3:.3f}"
+        return (
+            f"{self.size:>12} {self.codec:>26} {self.seconds * 1e3:>10.3f} {self.algbw:>8.3f} {self.busbw:>8.3f} "
+            f"{self.wire_bytes:>11} {self.link_bytes or '-':>11} {self.ratio:>6.2f} "
+            f"{fraction(self.wire_fraction):>8} {best:>15} {self.speedup:>8.2f} {self.relative_error:>10.2e} {same:>9}"
+        )
+
+
+def fraction(value: float | None) -> str:
+    """A share as text."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def record(operation: str, args: argparse.Namespace, rows: list[Any], theirs: list[Any]) -> dict[str, Any]:
+    """What the JSON file holds."""
+    ranks = MPI.COMM_WORLD.size
+    return {
+        "operation": operation,
+        "command": shlex.join(["python", *sys.argv]),
+        "ranks": ranks,
+        "ranks_per_host": int(os.environ.get("HYBRIDCOMP_LAB_PPN", ranks)),
+        "hosts": int(os.environ.get("HYBRIDCOMP_LAB_HOSTS", "1")),
+        "link": os.environ.get("HYBRIDCOMP_LAB_RATE", "this machine"),
+        "mpi": MPI.Get_library_version().splitlines()[0].strip(),
+        "machine": machine.facts(os.environ.get("HYBRIDCOMP_LAB_KIND", "none")),
+        "dtype": args.dtype,
+        "iterations": args.iters,
+        "rows": [asdict(row) for row in rows],
+        "peers": [asdict(row) for row in theirs],
+    }
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,48 @@
+"""Who the collectives are compared with: the MPI's own, and torch's gloo, on the same ranks and the same data."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+PEERS = ("mpi", "gloo")
+Run = Callable[[], Any]
+
+
+def missing(peer: str) -> str | None:
+    """Why a peer cannot be used here; None if it can."""
+    if peer == "gloo" and importlib.util.find_spec("torch") is None:
+        return "gloo is torch's, and torch is not installed"
+    return None
+
+
+def gloo(timeout: float) -> Any:
+    """``torch.distributed`` with a gloo group of all MPI ranks, which met over MPI."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    import hybridcomp.torch  # noqa: F401, PLC0415  (the rendezvous)
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
+    return dist
+
+
+def tensor(array: NDArray) -> Any:
+    """The same memory as a torch tensor."""
+    import torch  # noqa: PLC0415
+
+    return torch.from_numpy(array)
+
+
+def close() -> None:
+    """End gloo's group, if there is one."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch.distributed as dist  # noqa: PLC0415
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
