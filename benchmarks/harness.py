@@ -155,6 +155,18 @@ def take_turns(sides: list[Side], args: argparse.Namespace, before: Callable, af
                 after(side)
 
 
+def filler(op: Operation, send: NDArray, recv: NDArray) -> Callable[[Side, bool], None]:
+    """What happens to the receive buffer before each call: see :func:`take_turns`."""
+
+    def before(side: Side, last: bool) -> None:
+        if last:
+            recv.fill(np.nan)  # what a call does not write is seen
+        if side.kind in op.in_place:
+            recv[:] = send
+
+    return before
+
+
 class CheckError(RuntimeError):
     """A result is wrong."""
 
@@ -209,12 +221,7 @@ def measure(
             dist, s, r = peers.gloo(args.timeout), peers.tensor(send), peers.tensor(recv)
             sides.append(Side(peer, peer, lambda dist=dist, s=s, r=r: op.gloo(dist, s, r)))
 
-    def before(side: Side, last: bool) -> None:
-        if last:
-            recv.fill(np.nan)  # what a call does not write is seen
-        if side.kind in op.in_place:
-            recv[:] = send
-
+    before = filler(op, send, recv)
     take_turns(sides, args, before, lambda side: check(op, side, recv, values, pieces))
     for side in sides:
         if side.comm is not None:

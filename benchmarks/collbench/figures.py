@@ -17,7 +17,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _PERIOD = 4_194_301  # values; longer than any chunk that a codec sees, and prime, so that shards differ
 _STRIDE = 524_287  # values from the beginning of one rank's data to the next one's
 _SLICE = 1 << 20  # values that are compared at once
-_BURSTS = 8  # messages shorter than so many token buckets are hardly shaped
+_BURSTS = 4  # messages shorter than so many token buckets are hardly shaped
 
 
 def parse_size(text: str) -> int:

@@ -1,0 +1,230 @@
+"""The report of the matrix: what was wanted, what was measured, all figures, pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collbench import plots
+from collbench.figures import size_text
+from collbench.matrix import Cell
+
+Record = dict[str, Any]
+_LINKS = ("200 Mb/s", "1 Gb/s", "unshaped", "shared memory")
+_MIB64 = 64 << 20
+_THRESHOLD = "threshold:abs=2.5758:values=none"
+_INT8, _INT4 = "int8:block=128", "int4:block=128"
+Figure = Callable[[Record, dict[str, Any]], float | None]
+
+
+def _of(key: str) -> Figure:
+    return lambda _, row: row[key]
+
+
+def _over_mpi(record: Record, row: dict[str, Any]) -> float | None:
+    """Times as fast as MPI's own."""
+    theirs = [
+        peer["seconds"] for peer in record["peers"] if (peer["peer"], peer["size"]) == ("mpi", row["size"])
+    ]
+    return theirs[0] / row["seconds"] if theirs else None
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A figure that a release has to reach, of 64 MiB of float32.
+
+    Attributes:
+        says: what it is.
+        operation, link, hosts, ppn, codec: where it is measured.
+        figure: of the record and the codec's row.
+        wanted: the least; the most, where ``most`` is set.
+    """
+
+    says: str
+    operation: str
+    link: str
+    hosts: int
+    ppn: int
+    codec: str
+    figure: Figure
+    wanted: float
+    most: bool = False
+
+    def measured(self, records: list[Record]) -> float | None:
+        """The figure; None if it was not measured."""
+        place = (self.operation, self.link, self.hosts, self.ppn)
+        for record in records:
+            if (
+                record["operation"],
+                plots.link_text(record),
+                record["hosts"],
+                record["ranks_per_host"],
+            ) != place:
+                continue
+            for row in record["rows"]:
+                if row["size"] == _MIB64 and row.get("codec", row.get("name")) == self.codec:
+                    return self.figure(record, row)
+        return None
+
+
+def _requirements() -> list[Requirement]:
+    def faster(link: str, hosts: int, ppn: int, codec: str, wanted: float) -> Requirement:
+        name = codec.partition(":")[0]
+        return Requirement(
+            f"{name}, times the best peer", "all_reduce", link, hosts, ppn, codec, _of("speedup"), wanted
+        )
+
+    gigabit, one = "1 Gb/s", (4, 1)
+    return [
+        *(
+            Requirement(
+                f"{c[:4]}, share of the wire's limit",
+                "all_reduce",
+                gigabit,
+                *one,
+                c,
+                _of("wire_fraction"),
+                0.92,
+            )
+            for c in (_INT8, _INT4)
+        ),
+        faster(gigabit, *one, _INT8, 3.8),
+        faster(gigabit, *one, _INT4, 7.2),
+        faster(gigabit, *one, _THRESHOLD, 15),
+        faster("unshaped", *one, _INT8, 3),
+        faster("unshaped", *one, _INT4, 4),
+        faster("shared memory", 1, 4, _INT8, 2.5),
+        Requirement("int8, times MPI's own", "all_reduce", gigabit, 4, 2, _INT8, _over_mpi, 6),
+        *(
+            Requirement(f"int8, {says}", "overlap", gigabit, hosts, 1, _INT8, _of(key), wanted, most)
+            for hosts in (2, 4)
+            for says, key, wanted, most in (
+                ("share hidden behind computation", "hidden", 0.8, False),
+                ("slowdown of the computation", "slowdown", 0.1, True),
+            )
+        ),
+    ]
+
+
+def load(folder: Path) -> list[Record]:
+    """All result files of a folder, by name."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def write(folder: Path, path: Path, left_out: list[Cell]) -> None:
+    """Write the report and, in ``folder``, its pictures.
+
+    Raises:
+        FileNotFoundError: nothing has been measured.
+    """
+    records = load(folder)
+    if not records:
+        raise FileNotFoundError(f"no results in {folder}: run benchmarks/run_lab.py first")
+    machine = records[0]["machine"]
+    lines = [
+        "# Collectives in the lab",
+        "",
+        f"Written by `benchmarks/run_lab.py`. {machine['processor']}, {machine['memory']}; {machine['packages']}. "
+        "All ranks share these cores. Each figure is a median of interleaved iterations in one run; "
+        "[docs/performance.md](../../docs/performance.md) says how to read it.",
+        "",
+        "## What was wanted",
+        "",
+        *_wanted(records),
+    ]
+    operations = dict.fromkeys(record["operation"] for record in records if record["operation"] != "overlap")
+    for operation in operations:
+        group = [record for record in records if record["operation"] == operation]
+        lines += [
+            "",
+            f"## {operation}",
+            "",
+            f"![Speed-up over the best peer by size]({folder.name}/{operation}.png)",
+        ]
+        for link in _LINKS:
+            lines += _table([record for record in group if plots.link_text(record) == link], link)
+        four = [record for record in group if record["ranks"] == 4] or group
+        plots.speedups(
+            sorted(four, key=lambda r: _LINKS.index(plots.link_text(r))), folder / f"{operation}.png"
+        )
+    lines += _overlap([record for record in records if record["operation"] == "overlap"])
+    if left_out:
+        names = ", ".join(cell.name for cell in left_out)
+        lines += ["", "## Left out", "", f"These would take too long on their link: {names}."]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _wanted(records: list[Record]) -> list[str]:
+    lines = [
+        "| 64 MiB of float32 | link | hosts x ranks | wanted | measured | met |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in _requirements():
+        got = one.measured(records)
+        met = (
+            ""
+            if got is None
+            else "yes"
+            if (got <= one.wanted if one.most else got >= one.wanted)
+            else "**no**"
+        )
+        sign = "<=" if one.most else ">="
+        text = "not measured" if got is None else f"{got:.2f}"
+        what = f"{one.operation}: {one.says}"
+        lines.append(
+            f"| {what} | {one.link} | {one.hosts} x {one.ppn} | {sign} {one.wanted:g} | {text} | {met} |"
+        )
+    return lines
+
+
+def _table(group: list[Record], link: str) -> list[str]:
+    """One operation on one link: a line for each layout and size, a column for each codec."""
+    if not group:
+        return []
+    codecs = list(dict.fromkeys(row["codec"] for record in group for row in record["rows"]))
+    lines = [
+        "",
+        f"### {link}",
+        "",
+        "Milliseconds, times the best peer, share of the wire's limit where the link has one.",
+        "",
+        f"| hosts x ranks | size | best peer | {' | '.join(f'`{codec}`' for codec in codecs)} |",
+        f"|---|---|---|{'---|' * len(codecs)}",
+    ]
+    cells: dict[tuple[int, int, int], dict[str, dict[str, Any]]] = {}
+    for record in group:
+        for row in record["rows"]:
+            key = (record["hosts"], record["ranks_per_host"], row["size"])
+            cells.setdefault(key, {})[row["codec"]] = row
+    for (hosts, ppn, size), rows in sorted(cells.items()):
+        any_row = next(iter(rows.values()))
+        best = f"{any_row['best_peer']} {any_row['best_peer_seconds'] * 1e3:.2f}"
+        figures = " | ".join(_figure(rows[codec]) if codec in rows else "" for codec in codecs)
+        lines.append(f"| {hosts} x {ppn} | {size_text(size)} | {best} | {figures} |")
+    return lines
+
+
+def _figure(row: dict[str, Any]) -> str:
+    share = "" if row["wire_fraction"] is None else f", {row['wire_fraction']:.2f}"
+    return f"{row['seconds'] * 1e3:.2f}, **{row['speedup']:.2f}**{share}"
+
+
+def _overlap(records: list[Record]) -> list[str]:
+    if not records:
+        return []
+    lines = [
+        *("", "## Overlap with computation", ""),
+        "| hosts x ranks | link | size | | operation (ms) | computation (ms) | both (ms) | hidden | slowdown |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for record in records:
+        for row in record["rows"]:
+            times = " | ".join(f"{row[key] * 1e3:.1f}" for key in ("communication", "computation", "both"))
+            lines.append(
+                f"| {record['hosts']} x {record['ranks_per_host']} | {plots.link_text(record)} "
+                f"| {size_text(row['size'])} | `{row['name']}` | {times} | {row['hidden']:.2f} | {row['slowdown']:.1%} |"
+            )
+    return lines
