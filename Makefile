@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi lint fuzz fuzz-smoke bench bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi lint fuzz fuzz-smoke bench bench-lab bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -45,19 +45,26 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
 
-# The all-reduce on four lab hosts by link, and through shared memory. `make bench RESULTS=benchmarks/results`, then
-# `python benchmarks/readme.py`, renews the README's table.
+# What the README shows: the all-reduce on four lab hosts by link, and through shared memory.
+# `make bench RESULTS=benchmarks/results`, then `python benchmarks/readme.py`, renews the README's table.
 RESULTS ?= runs/bench
-ALLREDUCE := python benchmarks/allreduce.py
+ALLREDUCE := python benchmarks/allreduce.py --peer mpi,gloo
+SOME := 'int8;int4;bf16;threshold:abs=2.5758'
 bench: $(VENV)/.installed
-	$(BIN)/hybridcomp lab -n 4 --rate 200mbit -- $(ALLREDUCE) --codec int8,int4 --size 8M:64M:8 --iters 3 \
+	$(BIN)/hybridcomp lab -n 4 --rate 200mbit -- $(ALLREDUCE) --codec int8,int4 --size 8M:64M:8 --iters 3 --warmup 1 \
 	  --json $(RESULTS)/allreduce_200mbit_4hosts.json
-	$(BIN)/hybridcomp lab -n 4 --rate 1gbit -- $(ALLREDUCE) --codec 'int8;int4;bf16;topk:ratio=0.01' --size 1M:64M:8 \
+	$(BIN)/hybridcomp lab -n 4 --rate 1gbit -- $(ALLREDUCE) --codec $(SOME) --size 1M:64M:8 \
 	  --json $(RESULTS)/allreduce_1gbit_4hosts.json
 	$(BIN)/hybridcomp lab -n 4 --rate none -- $(ALLREDUCE) --codec int8,int4 --size 1M:64M:8 --iters 9 \
 	  --json $(RESULTS)/allreduce_unshaped_4hosts.json
-	$(MPIEXEC) -n 4 $(BIN)/$(ALLREDUCE) --codec int8,int4 --size 64K:64M:4 --iters 9 \
+	OMP_NUM_THREADS=1 $(MPIEXEC) -n 4 $(BIN)/$(ALLREDUCE) --codec int8,int4 --size 64K:64M:4 --iters 9 \
 	  --json $(RESULTS)/allreduce_sharedmemory_4ranks.json
+
+# All collectives by codec, size, link and number of ranks, and how much hides behind computation: a report with
+# pictures in $(RESULTS)/lab.md. It takes an hour or two, and goes on where it was ended; LAB=--quick takes some minutes.
+LAB ?=
+bench-lab: $(VENV)/.installed
+	$(BIN)/python benchmarks/run_lab.py --results $(RESULTS) $(LAB)
 
 # Every codec beside memcpy and the peers that are installed, then other sizes and types, on one thread. With
 # RESULTS=benchmarks/results it renews docs/codecs.md too.

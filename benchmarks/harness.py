@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from collbench import output, peers, plots
+from collbench import output, peers
 from collbench.figures import Piece, Values, link_seconds, parse_codecs, parse_sizes
 from collbench.link import Link, between
 from collbench.output import PeerRow, Row
@@ -309,6 +309,8 @@ def _measure_all(op: Operation, args: argparse.Namespace) -> None:
     if WORLD.rank == 0 and args.json is not None:
         output.write(args.json, record)
     if WORLD.rank == 0 and args.plot is not None:
+        from collbench import plots  # noqa: PLC0415  (takes a second to load)
+
         plots.busbw(record, args.plot)
 
 

@@ -15,13 +15,13 @@ from hybridcomp.launcher import find_mpiexec
 ROOT = Path(__file__).parent.parent
 
 
-def run(*args: str, ranks: int = 3) -> subprocess.CompletedProcess[str]:
+def run(*args: str, ranks: int = 3, script: str = "allreduce") -> subprocess.CompletedProcess[str]:
     command = [
         find_mpiexec(),
         "-n",
         str(ranks),
         sys.executable,
-        str(ROOT / "benchmarks" / "allreduce.py"),
+        str(ROOT / "benchmarks" / f"{script}.py"),
         *args,
     ]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -50,7 +50,57 @@ def test_allreduce(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "match"), [("--size", "64X", "no size"), ("--codec", "int9", "int9")]
+    ("script", "peers", "factor", "same"),
+    [
+        ("allreduce", "mpi,gloo", 1.0, True),
+        ("reduce_scatter", "mpi,gloo", 0.5, None),
+        ("allgather", "mpi,gloo", 0.5, True),
+        ("alltoall", "mpi", 0.5, None),
+        ("bcast", "mpi", 1.0, True),
+        ("sendrecv", "mpi", 1.0, None),
+    ],
+)
+def test_each_operation(tmp_path, script, peers, factor, same):
+    out = tmp_path / "rows.json"
+    flags = ("--peer", peers, "--size", "96K", "--iters", "2", "--warmup", "1", "--json", str(out))
+    done = run("--codec", "int8", *flags, ranks=2, script=script)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    assert [row["peer"] for row in record["peers"]] == peers.split(",")
+    (row,) = record["rows"]
+    assert row["identical"] is same
+    assert row["busbw"] == pytest.approx(row["algbw"] * factor)
+    assert row["algbw"] == pytest.approx(row["size"] / row["seconds"] / 1e9)
+    assert 3.5 < row["ratio"] < 4
+    assert 1e-3 < row["relative_error"] < 0.012
+    assert row["speedup"] == pytest.approx(row["best_peer_seconds"] / row["seconds"])
+    assert row["best_peer_seconds"] == min(peer["seconds"] for peer in record["peers"])
+    assert row["wire_fraction"] is None
+    assert row["link_bytes"] == 0
+
+
+def test_overlap(tmp_path):
+    out = tmp_path / "rows.json"
+    flags = ("--size", "256K", "--iters", "2", "--warmup", "1", "--json", str(out))
+    done = run("--codec", "int8", "--peer", "mpi", *flags, ranks=2, script="overlap")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["int8:block=128", "mpi"]
+    for row in rows:
+        times = [row[key] for key in ("communication", "computation", "both")]
+        assert row["hidden"] == pytest.approx((times[0] + times[1] - times[2]) / min(times[:2]))
+        assert row["relative_error"] < 0.012
+        assert row["slowdown"] > -1
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "match"),
+    [
+        ("--size", "64X", "no size"),
+        ("--codec", "int9", "int9"),
+        ("--peer", "nccl", "nccl"),
+        ("--algorithm", "best", "best"),
+    ],
 )
 def test_wrong_arguments(flag, value, match):
     done = run(flag, value, ranks=1)

@@ -100,15 +100,19 @@ class Values:
                 yield total
 
     def error(self, got: NDArray, pieces: Sequence[Piece]) -> float:
-        """Relative L2 error of a receive buffer; NaN or infinity where it holds one."""
+        """Relative L2 error of a receive buffer; NaN or infinity where it holds one.
+
+        Raises:
+            ValueError: it has not as many elements as the pieces.
+        """
+        if (wanted := sum(piece.count for piece in pieces)) != got.size:
+            raise ValueError(f"the pieces have {wanted} elements, the receive buffer {got.size}")
         at, lost, norm = 0, 0.0, 0.0
         for want in self.expected(pieces):
             difference = got[at : at + want.size].astype(np.float64) - want
             lost += float(difference @ difference)
             norm += float(want @ want)
             at += want.size
-        if at != got.size:
-            raise ValueError(f"the pieces have {at} elements, the receive buffer {got.size}")
         return (lost / norm) ** 0.5 if norm else lost
 
     def codec_error(self, spec: str) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from pathlib import Path
 
-from collbench.figures import size_text
 from hybridcomp.lab.rate import Rate
+
+from .figures import size_text
 
 SHARED = "shared"  # the link of ranks that share memory
 LINKS = ("200mbit", "1gbit", "none", SHARED)
@@ -28,7 +29,7 @@ CELL_SECONDS = 25.0  # that the turns of one run are reckoned to take at most
 _ROUNDS = (6, 4)  # as many turns, the first of them not counted; fewer where that takes too long
 _SMALL_ITERS = 15
 _BITS = {"int8": 8.25, "int4": 4.25, "bf16": 16.0, "lossless": 27.0}  # of 32; what is not here: little
-_UNSHAPED = 4e9  # bits per second that a rank's memory and sockets do
+_SPEEDS = {"none": 4e9, SHARED: 8e9}  # bits per second and rank where no rate limits them, on a few cores
 _PEERS = 2
 _REDUCING = ("allreduce", "reduce_scatter")
 
@@ -94,8 +95,9 @@ class Cell:
 
 def round_seconds(cell: Cell) -> float:
     """Seconds in which all codecs and peers are reckoned to have had their turn, at the largest size."""
-    bits = None if cell.link == SHARED else Rate.parse(cell.link).bits_per_second
-    plain = volume(cell.benchmark, cell.ranks) * max(cell.sizes) * 8 * cell.ppn / (bits or _UNSHAPED)
+    bits = _SPEEDS.get(cell.link) or Rate.parse(cell.link).bits_per_second or 0
+    sharing = max(1, cell.ranks // 4) if cell.link == SHARED else cell.ppn
+    plain = volume(cell.benchmark, cell.ranks) * max(cell.sizes) * 8 * sharing / bits
     share = sum(_BITS.get(codec, 3.0) / 32 for codec in cell.codecs)
     turns = 5 if cell.benchmark == "overlap" else 1  # alone, computation, both
     return turns * plain * (_PEERS + share)
@@ -105,9 +107,8 @@ def fitted(cell: Cell) -> Cell:
     """The same with as many iterations as fit ``CELL_SECONDS``, 0 if too few do."""
     for rounds in _ROUNDS:
         if rounds * round_seconds(cell) <= CELL_SECONDS:
-            iters = _SMALL_ITERS if cell.sizes == SMALL and len(SMALL) > 1 else rounds - 1
-            return Cell(cell.benchmark, cell.link, cell.hosts, cell.ppn, cell.sizes, iters)
-    return Cell(cell.benchmark, cell.link, cell.hosts, cell.ppn, cell.sizes, 0)
+            return replace(cell, iters=_SMALL_ITERS if cell.sizes == SMALL else rounds - 1)
+    return replace(cell, iters=0)
 
 
 def every() -> Iterator[Cell]:
@@ -127,7 +128,7 @@ def is_quick(cell: Cell) -> bool:
     """Whether a cell is of the few that show the most."""
     mib64 = (64 << 20,)
     if cell.benchmark == "allreduce" and cell.ranks == 4:
-        return cell.sizes in (SMALL, mib64) or (cell.link == "200mbit" and cell.sizes == (16 << 20,))
+        return cell.sizes in (SMALL, (16 << 20,) if cell.link == "200mbit" else mib64)
     if cell.link != "1gbit":
         return False
     if cell.benchmark == "overlap":

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collbench import plots
-from collbench.figures import size_text
-from collbench.matrix import Cell
+from . import plots
+from .figures import size_text
+from .matrix import Cell
 
 Record = dict[str, Any]
 _LINKS = ("200 Mb/s", "1 Gb/s", "unshaped", "shared memory")
@@ -77,19 +77,13 @@ def _requirements() -> list[Requirement]:
             f"{name}, times the best peer", "all_reduce", link, hosts, ppn, codec, _of("speedup"), wanted
         )
 
-    gigabit, one = "1 Gb/s", (4, 1)
+    gigabit, one, share = "1 Gb/s", (4, 1), _of("wire_fraction")
     return [
         *(
             Requirement(
-                f"{c[:4]}, share of the wire's limit",
-                "all_reduce",
-                gigabit,
-                *one,
-                c,
-                _of("wire_fraction"),
-                0.92,
+                f"{codec[:4]}, share of the wire's limit", "all_reduce", gigabit, *one, codec, share, 0.92
             )
-            for c in (_INT8, _INT4)
+            for codec in (_INT8, _INT4)
         ),
         faster(gigabit, *one, _INT8, 3.8),
         faster(gigabit, *one, _INT4, 7.2),
@@ -223,8 +217,7 @@ def _overlap(records: list[Record]) -> list[str]:
     for record in records:
         for row in record["rows"]:
             times = " | ".join(f"{row[key] * 1e3:.1f}" for key in ("communication", "computation", "both"))
-            lines.append(
-                f"| {record['hosts']} x {record['ranks_per_host']} | {plots.link_text(record)} "
-                f"| {size_text(row['size'])} | `{row['name']}` | {times} | {row['hidden']:.2f} | {row['slowdown']:.1%} |"
-            )
+            what = f"{size_text(row['size'])} | `{row['name']}` | {times} | {row['hidden']:.2f} | {row['slowdown']:.1%}"
+            where = f"{record['hosts']} x {record['ranks_per_host']} | {plots.link_text(record)}"
+            lines.append(f"| {where} | {what} |")
     return lines

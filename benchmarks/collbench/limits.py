@@ -1,0 +1,49 @@
+"""The least time of each operation on a link, by codec: the table of docs/performance.md."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import hybridcomp as hc
+
+CODECS = (
+    "none",
+    "bf16",
+    "int8",
+    "fp8:e4m3",
+    "int4",
+    "mxfp4",
+    "int2",
+    "sign",
+    "topk:ratio=0.01",
+    "threshold:abs=2.5758",
+)
+RANKS, SIZE, RATE = 4, 64 << 20, 1e9  # one rank a host; bytes; bits per second
+_SAMPLE = 1 << 20
+
+
+def bits_per_value(spec: str) -> float:
+    """Of Gaussian float32, by encoding some."""
+    x = np.random.default_rng(0).standard_normal(_SAMPLE, np.float32)
+    return hc.get_codec(spec).encode(x).size * 8 / _SAMPLE
+
+
+def seconds(factor: float, bits: float) -> float:
+    """In which the busiest link carries ``factor`` times the size, compressed to ``bits`` of 32."""
+    return factor * SIZE * bits / 32 * 8 / RATE
+
+
+def table() -> list[str]:
+    """Milliseconds, as Markdown."""
+    p = RANKS
+    factors = (2 * (p - 1) / p, (p - 1) / p, 1.0, 2.0)
+    lines = [
+        "| codec | bits per value | all-reduce | reduce-scatter, all-gather, all-to-all "
+        "| sendrecv, any broadcast at best | broadcast by a tree |",
+        "|---|---|---|---|---|---|",
+    ]
+    for spec in CODECS:
+        bits = bits_per_value(spec)
+        times = " | ".join(f"{seconds(factor, bits) * 1e3:.1f}" for factor in factors)
+        lines.append(f"| `{spec}` | {bits:.2f} | {times} |")
+    return lines
