@@ -86,7 +86,10 @@ class Values:
 
     def of(self, rank: int, n: int) -> NDArray:
         """The ``n`` values that ``rank`` sends."""
-        return np.resize(np.roll(self._series[:_PERIOD], -(rank * _STRIDE % _PERIOD)), n)
+        at = rank * _STRIDE % _PERIOD
+        if at + n <= self._series.size:
+            return self._series[at : at + n].copy()
+        return np.resize(np.roll(self._series[:_PERIOD], -at), n)
 
     def expected(self, pieces: Sequence[Piece]) -> Iterator[NDArray[np.float64]]:
         """The receive buffer in float64, slice by slice."""
