@@ -36,6 +36,7 @@ from hybridcomp.launcher import abort
 WORLD = MPI.COMM_WORLD
 _GRACE = 30.0  # seconds over the timeout, in which an operation of ours raises its own error
 _STEPS = 3.0  # times a codec's own error that a result may be off: it is encoded more than once
+_LINEAR = 2.0  # as much as a linear codec's may be
 _ROUNDING = {"float16": 1e-2, "float32": 1e-5, "float64": 1e-12}
 
 
@@ -178,12 +179,13 @@ def check(op: Operation, side: Side, recv: NDArray, values: Values, pieces: list
         CheckError: on all ranks, the error is larger than the codec explains, or bits that should be the same differ.
     """
     allowed = _ROUNDING[recv.dtype.name] * WORLD.size
-    if side.comm is not None and not hc.get_codec(side.name).linear:
-        allowed += _STEPS * values.codec_error(side.name)
-    elif side.comm is not None:
-        allowed = float("inf")  # a linear codec's error depends on what it knows of earlier calls
+    if side.comm is not None:
+        # What a linear codec loses depends on what it knows of the tensor and of earlier calls.
+        linear = hc.get_codec(side.name).linear
+        allowed += _LINEAR if linear else _STEPS * values.codec_error(side.name)
     with np.errstate(invalid="ignore"):
-        worst = WORLD.allreduce(values.error(recv, pieces), op=MPI.MAX)
+        mine = values.error(recv, pieces)
+    worst = WORLD.allreduce(float("inf") if np.isnan(mine) else mine, op=MPI.MAX)  # MAX would lose a NaN
     side.error = worst
     if not worst <= allowed:
         raise CheckError(

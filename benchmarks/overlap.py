@@ -200,8 +200,9 @@ def main() -> None:
             for row in rows_of(size, values, args):
                 harness.say(row.line())
                 rows.append(row)
+        record = output.record("overlap", args, rows, [])
         if WORLD.rank == 0 and args.json is not None:
-            output.write(args.json, output.record("overlap", args, rows, []))
+            output.write(args.json, record)
 
     harness.run(work)
 

@@ -12,9 +12,7 @@ RESULTS/lab.md. Shaped links take root, as ``hybridcomp lab`` does.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +23,6 @@ from collbench.matrix import SHARED, Cell
 from tqdm import tqdm
 
 from hybridcomp.lab import Lab
-from hybridcomp.launcher import find_mpiexec
 
 TIMEOUT = 180.0  # seconds for a cell: several times what it is reckoned to take
 
@@ -45,20 +42,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run_here(cell: Cell, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command on ranks that share this machine's memory."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    argv = [find_mpiexec(), "-n", str(cell.ranks), *command]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-
-
-def measure(cell: Cell, lab: Lab | None, folder: Path) -> str | None:
+def measure(cell: Cell, lab: Lab, folder: Path) -> str | None:
     """Run one cell; returns what went wrong, if anything."""
     out = folder / f"{cell.name}.json"
     fresh = out.with_suffix(".part")  # a cell has results when it has ended well
     try:
         command = [sys.executable, *cell.arguments(fresh.resolve())]
-        done = run_here(cell, command) if lab is None else lab.mpirun(command, cell.ppn, timeout=TIMEOUT)
+        done = lab.mpirun(command, cell.ppn, timeout=TIMEOUT)
     except subprocess.TimeoutExpired as error:
         return f"{cell.name}: no end within {error.timeout:g} s"
     if done.returncode != 0 or not fresh.exists():
@@ -69,8 +59,8 @@ def measure(cell: Cell, lab: Lab | None, folder: Path) -> str | None:
 
 def run_group(link: str, hosts: int, cells: list[Cell], folder: Path, bar: tqdm) -> Iterator[str]:
     """Run cells of one link and number of hosts; yields what went wrong."""
-    with contextlib.ExitStack() as stack:
-        lab = None if link == SHARED else stack.enter_context(Lab(hosts, link, kind="namespaces"))
+    place = ("none", "shared-memory") if link == SHARED else (link, "namespaces")
+    with Lab(hosts, place[0], kind=place[1]) as lab:
         for cell in cells:
             bar.set_description(cell.name)
             failure = measure(cell, lab, folder)

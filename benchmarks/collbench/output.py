@@ -93,16 +93,27 @@ def fraction(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def layout() -> tuple[int, int, int]:
+    """Ranks, hosts, and the most ranks of a host: the lab's, or else by who shares memory."""
+    world = MPI.COMM_WORLD
+    if "HYBRIDCOMP_LAB_HOSTS" in os.environ:
+        return world.size, int(os.environ["HYBRIDCOMP_LAB_HOSTS"]), int(os.environ["HYBRIDCOMP_LAB_PPN"])
+    host = world.Split_type(MPI.COMM_TYPE_SHARED)
+    sizes = world.allgather((host.rank == 0, host.size))
+    host.Free()
+    return world.size, sum(first for first, _ in sizes), max(size for _, size in sizes)
+
+
 def record(operation: str, args: argparse.Namespace, rows: list[Any], theirs: list[Any]) -> dict[str, Any]:
-    """What the JSON file holds."""
-    ranks = MPI.COMM_WORLD.size
+    """What the JSON file holds. To be called on all ranks."""
+    ranks, hosts, ppn = layout()
     return {
         "operation": operation,
         "command": shlex.join(["python", *sys.argv]),
         "ranks": ranks,
-        "ranks_per_host": int(os.environ.get("HYBRIDCOMP_LAB_PPN", ranks)),
-        "hosts": int(os.environ.get("HYBRIDCOMP_LAB_HOSTS", "1")),
-        "link": os.environ.get("HYBRIDCOMP_LAB_RATE", "this machine"),
+        "ranks_per_host": ppn,
+        "hosts": hosts,
+        "link": os.environ.get("HYBRIDCOMP_LAB_RATE", "this machine" if hosts == 1 else "this network"),
         "mpi": MPI.Get_library_version().splitlines()[0].strip(),
         "machine": machine.facts(os.environ.get("HYBRIDCOMP_LAB_KIND", "none")),
         "dtype": args.dtype,

@@ -68,6 +68,8 @@ def link_text(record: dict[str, Any]) -> str:
     """The link of a record, in words."""
     if record["hosts"] == 1:
         return "shared memory"
+    if record["link"] == "this network":
+        return "network"
     rate = Rate.parse(record["link"])
     bits = rate.bits_per_second
     if bits is None:
