@@ -24,7 +24,8 @@ def run(*args: str, ranks: int = 3, script: str = "allreduce") -> subprocess.Com
         str(ROOT / "benchmarks" / f"{script}.py"),
         *args,
     ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
 
 
