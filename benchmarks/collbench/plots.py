@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 
 from hybridcomp.lab.rate import Rate
 
+from .figures import size_text
+
 # Okabe and Ito's palette, which people with any colour vision tell apart; markers say it again.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999")
 _MARKERS = "osv^DPX"
@@ -53,13 +55,13 @@ def speedups(records: Iterable[dict[str, Any]], path: Path) -> None:
     for record in records:
         panels.setdefault(link_text(record), []).append(record)
     figure = Figure(figsize=(4.2 * len(panels), 4.2), layout="constrained")
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (link, group) in zip(grid, panels.items(), strict=True):
         rows = [row for record in group for row in record["rows"]]
         codecs = dict.fromkeys(row["codec"] for row in rows)
         _draw(axes, {codec: _line(rows, "codec", codec, "speedup") for codec in codecs})
         axes.axhline(1, color="black", linewidth=0.8)
-        _finish(axes, link, "times as fast as the best peer")
+        _finish(axes, link, "times as fast as the best peer" if axes is grid[0] else "")
     grid[0].legend(fontsize="x-small")
     _save(figure, path)
 
@@ -90,6 +92,9 @@ def _draw(axes: Axes, lines: dict[str, Line]) -> None:
 def _finish(axes: Axes, title: str, label: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: size_text(round(value)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
     axes.set(title=title, xlabel="size (bytes)", ylabel=label)
     axes.grid(True, which="major", alpha=0.3)
 
