@@ -33,7 +33,7 @@ _YIELDS = 20  # looks that only give up the time slice, before waiting begins to
 # most, and many ranks waiting long for a slow link leave the cores to those that compute.
 _SLEEP_SHARE = 1 / 16
 _SLEEP_MIN = 20e-6
-_SLEEP_MAX = 1e-3
+_SLEEP_MAX = 4e-3
 _BACKGROUND_MIN = 100e-6
 _BACKGROUND_ASIDE = 2e-3  # while the foreground polls
 _URGENT = 0.3e-3  # of steps, before more urgent operations are looked at again
