@@ -1,4 +1,4 @@
-"""Programs of several ranks, one of which is killed; and one whose link is cut. Run under mpiexec by the tests beside it."""
+"""Programs of several ranks, one of which is killed, or whose link is cut; for the tests beside it."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.debug import VARIABLE
-from hybridcomp.collectives.turns import Turn
+from hybridcomp.collectives.debug import VARIABLE, Comparison
+from hybridcomp.collectives.engine import Pending, Steps, engine
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 
 LAST = WORLD.size - 1
@@ -120,22 +120,34 @@ def test_levels_that_differ_are_an_error_on_every_rank(monkeypatch):
         hc.Communicator(WORLD, "none")
 
 
-def test_turns_are_in_order_of_starting(make, monkeypatch):
-    """A comparison that ends early does not let its operation post before an older one."""
-    comm = make("none")
-    if comm._comparison is None:
-        raise AssertionError("detail is off")
-    order: list[int] = []
-    honest = Turn.posting
+def test_operations_begin_in_order_whichever_comparison_ends_first():
+    slow = MPI.Grequest.Start(lambda status: None, lambda: None, lambda completed: None)
+    requests = [slow, MPI.REQUEST_NULL]
 
-    def posting(self: Turn) -> Any:
-        order.append(id(self))
-        return honest(self)
+    class Alone:
+        """A communicator of one rank, whose first comparison is slow."""
 
-    monkeypatch.setattr(Turn, "posting", posting)
-    taken = [comm._comparison._turns.take() for _ in range(2)]
-    verdict(taken[0].done() and not taken[1].done())
-    for turn in taken:
-        with turn.posting():
-            pass
-    verdict(order == [id(turn) for turn in taken])
+        def Get_size(self) -> int:
+            return 1
+
+        def Iallgather(self, card: Any, cards: Any) -> MPI.Request:
+            cards[0][:] = card[0]
+            return requests.pop(0)
+
+    begun: list[int] = []
+
+    def steps(number: int) -> Steps:
+        begun.append(number)
+        yield Pending([], [])
+
+    comparison = Comparison(Alone())
+    started = [
+        engine().start(comparison.before(steps(number), number, "a test", "the same"), "a test", 20.0)
+        for number in (1, 2)
+    ]
+    engine().poll()
+    verdict(begun == [])
+    slow.Complete()
+    for request in reversed(started):
+        request.wait()
+    verdict(begun == [1, 2])
