@@ -5,6 +5,7 @@ Another one is a generator in a file of its own and an entry here. All of one op
 *   ``all_reduce``, ``reduce_scatter``: ``run(carrier, send, recv, tags, *, mean, memory)``
 *   ``all_gather``: ``run(carrier, send, recv, tags)``
 *   ``broadcast``: ``run(carrier, buf, root, tags)``
+*   ``reduce``: ``run(carrier, send, recv, root, tags, *, mean)``
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from hybridcomp.codecs import Codec
 from hybridcomp.collectives import hierarchical
 from hybridcomp.collectives.allgather import allgather
 from hybridcomp.collectives.allreduce import allreduce
-from hybridcomp.collectives.bcast import bcast
+from hybridcomp.collectives.bcast import bcast, direct_bcast, scatter_bcast
 from hybridcomp.collectives.engine import Steps
+from hybridcomp.collectives.halving import doubling_allgather, halving_allreduce, halving_reduce_scatter
 from hybridcomp.collectives.hierarchical import hierarchical_allreduce
 from hybridcomp.collectives.hierarchical_parts import hierarchical_allgather, hierarchical_reduce_scatter
+from hybridcomp.collectives.reduce import direct_reduce, tree_reduce
 from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
+from hybridcomp.collectives.ring import ring_allgather, ring_allreduce, ring_reduce_scatter
 from hybridcomp.collectives.topology import Topology
 
 
@@ -59,6 +63,8 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
             feedback=True,
             refuses=hierarchical.refuses,
         ),
+        Algorithm("ring", ring_allreduce, tags=2, feedback=True),
+        Algorithm("halving", halving_allreduce, tags=2, reencodes=True),
     ),
     "reduce_scatter": (
         Algorithm("direct", reduce_scatter_block, feedback=True),
@@ -69,10 +75,19 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
             feedback=True,
             refuses=hierarchical.refuses,
         ),
+        Algorithm("ring", ring_reduce_scatter, feedback=True),
+        Algorithm("halving", halving_reduce_scatter, reencodes=True),
     ),
     "all_gather": (
         Algorithm("direct", allgather),
         Algorithm("hierarchical", hierarchical_allgather, tags=2, refuses=hierarchical.refuses),
+        Algorithm("ring", ring_allgather),
+        Algorithm("doubling", doubling_allgather),
     ),
-    "broadcast": (Algorithm("tree", bcast),),
+    "broadcast": (
+        Algorithm("tree", bcast),
+        Algorithm("direct", direct_bcast),
+        Algorithm("scatter", scatter_bcast),
+    ),
+    "reduce": (Algorithm("direct", direct_reduce), Algorithm("tree", tree_reduce, reencodes=True)),
 }

@@ -26,7 +26,7 @@ from hybridcomp.codecs import Memory
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.shards import Shards
-from hybridcomp.collectives.transport import Incoming
+from hybridcomp.collectives.transport import Incoming, Sealed
 
 _AHEAD = 3  # chunks sent before the first one is summed
 _BEHIND = 2  # chunks summed before the first result is decoded
@@ -55,7 +55,7 @@ def allreduce(
     Raises:
         WireError, MismatchError: from a peer's message.
     """
-    run = _Run(carrier, send, recv, tags, mean, memory, fold)
+    run = Run(carrier, send, recv, tags, mean, memory, fold)
     count = run.shards.count
     with carrier.transport.keeping(run):
         for k in range(count + _BEHIND):
@@ -64,14 +64,15 @@ def allreduce(
                     run.scatter(ahead)
             if k < count:
                 yield run.mailbox.arrival(run.parts[k])
-                run.reduce(k)
+                run.reduce(k, run.parts.pop(k), run.others)
             if k >= _BEHIND:
                 yield run.mailbox.arrival(run.results[k - _BEHIND])
-                run.gather(k - _BEHIND)
+                for message in run.results.pop(k - _BEHIND):
+                    run.take(message, run.shards.span(message.peer, k - _BEHIND))
         yield from run.mailbox.finish()
 
 
-class _Run:
+class Run:
     """One all-reduce on this rank."""
 
     def __init__(
@@ -114,15 +115,16 @@ class _Run:
             for q in owners
         ]
         for q in owners:
-            span = shards.span(q, k)
-            if self.memory is None:
-                message = carrier.encode(self.send[span])
-            else:
-                message = carrier.encode_with_feedback(self.send[span], self.memory, span)
-            mailbox.send(message, [q], self.tags[0])
+            mailbox.send(self.part(shards.span(q, k)), [q], self.tags[0])
 
-    def reduce(self, k: int) -> None:
-        """Steps 2 and 3 for chunk ``k`` of this rank's shard."""
+    def part(self, span: slice) -> Sealed:
+        """This rank's part of a span that another one owns."""
+        if self.memory is None:
+            return self.carrier.encode(self.send[span])
+        return self.carrier.encode_with_feedback(self.send[span], self.memory, span)
+
+    def reduce(self, k: int, parts: Sequence[Incoming], receivers: list[int]) -> None:
+        """Steps 2 and 3 for chunk ``k`` of this rank's shard: ``parts``, in rank order, are here."""
         carrier = self.carrier
         span = self.shards.span(self.rank, k)
         if span.start == span.stop:
@@ -130,28 +132,26 @@ class _Run:
         memory = self.memory
         if self.fold is None:
             acc = carrier.own(self.send[span], memory, span)
-            carrier.add(self.parts.pop(k), acc, self.part_dtype)
+            carrier.add(parts, acc, self.part_dtype)
         else:
             acc = self.send[span].copy()
             part = np.empty_like(acc)
-            for message in self.parts.pop(k):
+            for message in parts:
                 carrier.decode(message, part)
                 self.fold(acc, part, out=acc)
         ranks = carrier.transport.size if self.mean else 1
         if memory is not None:
             result = carrier.encode_sum_with_feedback(acc, memory, span, ranks)
-            self.mailbox.send(result, self.others, self.tags[1])
+            self.mailbox.send(result, receivers, self.tags[1])
             carrier.decode_own_result(result, self.recv[span], memory, span)
             return
         result = carrier.encode_sum(acc, self.sum_dtype, ranks)
-        self.mailbox.send(result, self.others, self.tags[1])
+        self.mailbox.send(result, receivers, self.tags[1])
         carrier.decode_own(result, self.recv[span], self.sum_dtype)
 
-    def gather(self, k: int) -> None:
-        """Step 4 for chunk ``k`` of the other ranks' shards."""
-        for message in self.results.pop(k):
-            span = self.shards.span(message.peer, k)
-            if self.memory is None:
-                self.carrier.decode(message, self.recv[span], self.sum_dtype)
-            else:
-                self.carrier.decode_result(message, self.recv[span], self.memory, span)
+    def take(self, message: Incoming, span: slice) -> None:
+        """Step 4 for a span of another rank's shard."""
+        if self.memory is None:
+            self.carrier.decode(message, self.recv[span], self.sum_dtype)
+        else:
+            self.carrier.decode_result(message, self.recv[span], self.memory, span)

@@ -179,7 +179,7 @@ class Base:
         codec: Codec,
         call: Call,
         send: Flat | None,
-        recv: Flat,
+        recv: Flat | None,
         device: list[DeviceArray],
         *,
         way: Way | None = None,
@@ -194,14 +194,16 @@ class Base:
             algorithm: to start.
             codec: that it uses.
             call: statistics.
-            send, recv: its buffers.
+            send, recv: its buffers, at least one.
             device: the caller's, if they are on a device.
             way: of the algorithm, if it was chosen among several.
             on_host: it cannot run on a device.
             feedback: gives the memory, and the carrier the codec of its step.
             loads, written: as of :func:`~hybridcomp.collectives.through_host.through_host`.
         """
-        t, dtype = self._transport, recv.dtype
+        given = send if recv is None else recv
+        assert given is not None
+        t, dtype = self._transport, given.dtype
         if way is not None:
             on_host = on_host or not way.algorithm.device
         encodes = bool(device) and not on_host and has_driver(codec)

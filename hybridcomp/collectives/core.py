@@ -280,16 +280,44 @@ class Core(Sends):
             loads=loads,
         )
 
-    def reduce(self, send: Flat, recv: Flat | None, op: Op, root: int) -> Request:
-        """Start a reduction to ``root``, by MPI's own."""
+    def reduce(
+        self,
+        send: Flat,
+        recv: Flat | None,
+        op: Op,
+        root: int,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
+    ) -> Request:
+        """Start a reduction to ``root``; elsewhere ``recv`` is not used."""
         self._check_rank(root, "root")
         recv = recv if self.rank == root else None
         device = together(send, recv)
         if recv is not None and overlap(send, recv) and not same_memory(send.data, recv.data):
             send = copied(send)
         about = {"count": send.size, "dtype": send.dtype, "reduction": op, "root": root}
-        call = self._plain_call("reduce", send.nbytes, 0 if self.rank == root else send.nbytes, **about)
-        return self._reduced(self.mpi.Ireduce, op, (root,), call, send, recv, device)
+        choice = self._choose_sum("reduce", send, op, name, phase, codec)
+        call = self._call("reduce", choice, send.nbytes, 0 if self.rank == root else send.nbytes, **about)
+        if not choice.compresses:
+            return self._reduced(self.mpi.Ireduce, op, (root,), call, send, recv, device)
+        if self.rank == root and (recv is None or (recv.size, recv.dtype) != (send.size, send.dtype)):
+            what = "none" if recv is None else f"{recv.size} {recv.dtype.label}"
+            raise ValueError(
+                f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
+            )
+        mean = op == AVG
+        way, tags = self._way("reduce", send, choice.codec, algorithm)
+        return self._carried(
+            lambda carrier, s, r, _: way.algorithm.run(carrier, s, r, root, tags, mean=mean),
+            choice.codec,
+            call,
+            send,
+            recv,
+            device,
+            way=way,
+        )
 
     def gather(self, send: Flat, recv: Flat | None, root: int) -> Request:
         """Start to gather equal blocks at ``root``, by MPI's own."""

@@ -200,6 +200,16 @@ def gather_ring(c: Case) -> float:
     return phase.seconds()
 
 
+def gather_doubling(c: Case) -> float:
+    """E(s) + p D(s) || sum over h = 1, 2, 4 .. below p of a + l W(min(h, p - h) s): Bruck's order."""
+    phase, s = c.phase(), c.n / c.p
+    phase.encode(s)
+    phase.decode(s, c.p)
+    for i in range(_log2(c.p)):
+        _one_exchange(c, phase, s * min(1 << i, c.p - (1 << i)), c.network)
+    return phase.seconds()
+
+
 def gather_hierarchical(c: Case) -> float:
     """a + [E(s) + p D(s) + (h - 1 + h (l - 1)) o || l (h - 1) W(s)]: across once, handed on inside."""
     phase, s = c.phase(), c.n / c.p
@@ -270,7 +280,12 @@ FORMULAS: dict[str, dict[str, Formula]] = {
         "halving": scatter_halving,
         "hierarchical": scatter_hierarchical,
     },
-    "all_gather": {"direct": gather_direct, "ring": gather_ring, "hierarchical": gather_hierarchical},
+    "all_gather": {
+        "direct": gather_direct,
+        "ring": gather_ring,
+        "doubling": gather_doubling,
+        "hierarchical": gather_hierarchical,
+    },
     "broadcast": {"tree": broadcast_tree, "direct": broadcast_direct, "scatter": broadcast_scatter},
     "reduce": {"tree": reduce_tree, "direct": reduce_direct},
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
 
-OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send")
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "send")
 PHASES = ("forward", "backward")
 
 

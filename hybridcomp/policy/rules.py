@@ -13,6 +13,8 @@ from hybridcomp.errors import PolicyError
 from hybridcomp.policy.message import Choice, Message
 
 _NONE = get_codec("none")
+#: Operations that carry parameters, state and results that must arrive exactly, unless a policy names them.
+EXACT = {"broadcast": "broadcasts", "reduce": "reductions to one rank"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,7 @@ class Policy:
         base: the rule around all axes.
         axes: per axis, its rule.
         entries: per axis, rules by operation (``all_reduce``) or phase (``backward``).
-        everything: also compress broadcasts, which otherwise need an entry of their own (they carry
-            parameters and state that must arrive exactly).
+        everything: also compress the operations in :data:`EXACT`, which otherwise need an entry of their own.
         lines: line of each axis's section in the file, for messages; empty for presets.
     """
 
@@ -74,8 +75,8 @@ class Policy:
         rule, named = self._rule(message.axis, message.op, message.phase)
         if rule.codecs is None:
             return Choice(_NONE, None, "the policy names no codec for it")
-        if message.op == "broadcast" and not (named or self.everything):
-            return Choice(_NONE, None, "broadcasts are exact unless named")
+        if message.op in EXACT and not (named or self.everything):
+            return Choice(_NONE, None, f"{EXACT[message.op]} are exact unless named")
         if not any(c.name != "none" for c in rule.codecs):
             return Choice(_NONE, None, "the policy says none")
         if message.nbytes < (rule.min_bytes or 0):

@@ -80,9 +80,24 @@ def test_feedback_belongs_to_its_codec(policy):
     assert policy.choose(message("dp", "all_gather")).feedback is None
 
 
+@pytest.mark.parametrize(
+    ("op", "reason"),
+    [
+        ("broadcast", "broadcasts are exact unless named"),
+        ("reduce", "reductions to one rank are exact unless named"),
+    ],
+)
+def test_what_is_exact_unless_named(op, reason):
+    general = parse_policy('codec = "int8"\n[dp]\nall_reduce = "int4"\n', "test")
+    assert general.choose(message("dp", op)).reason == reason
+    named = parse_policy(f'codec = "int8"\n[dp]\n{op} = "int4"\n', "test")
+    assert named.choose(message("dp", op)).codec.name == "int4"
+    assert not named.choose(message("tp", op)).compresses
+
+
 def test_a_codec_spec_carries_everything():
     policy = load_policy("int8:block=64")
-    for op in ("all_reduce", "broadcast", "send"):
+    for op in ("all_reduce", "broadcast", "reduce", "send"):
         assert policy.choose(message("any", op, nbytes=4)).codec.spec == "int8:block=64"
     assert not policy.choose(message("any", dtype=DType.INT64)).compresses
 
