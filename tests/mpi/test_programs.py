@@ -40,6 +40,7 @@ OPS = [
     "shift",
     "shift",
 ]
+THEN = ["go on", "go on", "go on", "wait for it", "look", "wait for all"]
 draws = st.builds(
     Draw,
     op=st.sampled_from(OPS),
@@ -97,25 +98,20 @@ class Programs(RuleBasedStateMachine):
         self.number = 0
         self.program: list[str] = []
 
-    @rule(draw=draws, group=st.integers(0, 8), blocking=st.booleans())
-    def operate(self, draw: Draw, group: int, blocking: bool) -> None:
-        self.program.append(f"{draw} on {group}")
+    @rule(draw=draws, group=st.integers(0, 8), then=st.sampled_from(THEN), order=st.integers(0, 1 << 20))
+    def operate(self, draw: Draw, group: int, then: str, order: int) -> None:
+        self.program.append(f"{draw} on {group}, then {then}")
         self.number += 1
         flight = start(draw, self.groups[group], self.number)
         if flight is not None:
             self.flights.append(flight)
-            if blocking:
+            if then == "wait for it":
                 self._end(flight)
-
-    @rule(order=st.integers(0, 1 << 20))
-    def look(self, order: int) -> None:
-        """Only look at one; on another rank at another one."""
-        if self.flights:
-            self._guarded(self.flights[order % len(self.flights)], lambda r: r.test())
-
-    @rule(order=st.integers(0, 1 << 20))
-    def wait(self, order: int) -> None:
-        self._wait_for_all(order)
+        if then == "look" and self.flights:  # at one, on another rank at another one
+            some = self.flights[(order + WORLD.rank) % len(self.flights)]
+            self._guarded(some, lambda r: r.test())
+        elif then == "wait for all":
+            self._wait_for_all(order)
 
     def teardown(self) -> None:
         self._wait_for_all(0)
