@@ -12,12 +12,12 @@ from hybridcomp.collectives.stats import StatRow, merge
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.communicator import Communicator
-    from hybridcomp.collectives.engine import Request
     from hybridcomp.collectives.exact import AVG
+    from hybridcomp.collectives.handle import Request
 
 __all__ = ["AVG", "Communicator", "Request", "StatRow", "merge"]
 
-_HOMES = {"Communicator": "communicator", "Request": "engine", "AVG": "exact"}
+_HOMES = {"Communicator": "communicator", "Request": "handle", "AVG": "exact"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
-
-Extents = Sequence[tuple[int, int]]
+from hybridcomp.collectives.vectors import Extents
 
 
 def alltoallv(

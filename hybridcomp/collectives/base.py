@@ -17,7 +17,7 @@ from hybridcomp.collectives.choosing import Way, chooser
 from hybridcomp.collectives.debug import Comparison, described, in_detail
 from hybridcomp.collectives.device_carry import DeviceCarrier, has_driver
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
-from hybridcomp.collectives.exact import AVG
+from hybridcomp.collectives.exact import AVG, native
 from hybridcomp.collectives.lanes import callers_events
 from hybridcomp.collectives.near import meet
 from hybridcomp.collectives.notices import Notices
@@ -32,13 +32,14 @@ from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import Choice, Message, Policy, check_feedback, load_policy
 
 Op = MPI.Op | str
-CodecLike = Codec | str | None
+CodecLike = Codec | str | Choice | None
 # One of MPI's own operations on a send and a receive buffer, with its turn and what to wait for before it is posted.
 Native = Callable[[Any, Any, Turn, Sequence[Ready]], Steps]
 # One of ours, with a memory of error feedback or None.
 Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
 
 NONE = get_codec("none")
+MANY = 1 << 40  # elements: more than any min_bytes
 _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
 
 
@@ -54,8 +55,8 @@ class Base:
         self.warm: dict[str, Array] = {}
         mine = awareness()
         detail = in_detail()
-        self.mpi = duplicate(comm, axis, timeout)
-        self._p2p = comm.Dup()
+        self.mpi = MPI.Intracomm(duplicate(comm, axis, timeout))
+        self._p2p = MPI.Intracomm(comm.Dup())
         self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
         self._table = StatTable()
         self._choices: dict[tuple[Any, ...], Choice] = {}
@@ -104,6 +105,8 @@ class Base:
     ) -> Choice:
         if self.size == 1:
             return Choice(NONE, None, "one rank")
+        if isinstance(codec, Choice):
+            return codec
         if codec is not None:
             fixed = get_codec(codec)
             reason = fixed.can_carry(data.dtype, data.shape)
@@ -272,7 +275,39 @@ class Base:
                     t, device, send, recv, lambda s, r: run(s, r, turn, ()), loads=loads, written=written
                 )
 
-        return self._start(steps(), call, exact=exact, status=status, common=transport is None)
+        request = self._start(steps(), call, exact=exact, status=status, common=transport is None)
+        if request.done and request.exception is not None:  # MPI refused the arguments
+            raise request.exception
+        return request
+
+    def _foreign(
+        self,
+        op: str,
+        post: Callable[[], MPI.Request],
+        codec: CodecLike = None,
+        *,
+        transport: Transport | None = None,
+        peer: int = -1,
+        status: MPI.Status | None = None,
+    ) -> Request:
+        """Start one of MPI's own operations on buffers that only MPI understands; statistics do not know their size.
+
+        Raises:
+            CodecMismatchError: the call asks for a codec.
+        """
+        fixed = codec.codec if isinstance(codec, Choice) else codec
+        if fixed is not None and get_codec(fixed).name != "none":
+            raise CodecMismatchError(f"{op}: a codec cannot carry a buffer that only MPI understands")
+        call = Call(self.axis, op, NONE.spec, "a buffer that only MPI understands", 0, 0)
+        return self._native(
+            lambda _s, _r, turn, events: native(post, turn, events, peer, status),
+            call,
+            None,
+            None,
+            [],
+            transport=transport,
+            status=status,
+        )
 
     def _start(
         self,
@@ -311,4 +346,6 @@ class Base:
 
     def _check_rank(self, rank: int, what: str) -> None:
         if not 0 <= rank < self.size:
-            raise ValueError(f"{what} is {rank}; this communicator has ranks 0 to {self.size - 1}")
+            error = MPI.Exception(MPI.ERR_ROOT if what == "root" else MPI.ERR_RANK)
+            error.add_note(f"{what} is {rank}; this communicator has ranks 0 to {self.size - 1}")
+            raise error

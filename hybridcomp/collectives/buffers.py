@@ -9,32 +9,26 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat, byte_view, flatten, is_torch
 from hybridcomp.device import DeviceArray, Queue
+from hybridcomp.errors import CodecMismatchError
 
-_BY_DATATYPE: dict[str, DType] = {
-    "MPI_FLOAT": DType.FLOAT32,
-    "MPI_DOUBLE": DType.FLOAT64,
-    "MPI_BYTE": DType.UINT8,
-    "MPI_CHAR": DType.INT8,
-    "MPI_SIGNED_CHAR": DType.INT8,
-    "MPI_UNSIGNED_CHAR": DType.UINT8,
-    "MPI_INT8_T": DType.INT8,
-    "MPI_UINT8_T": DType.UINT8,
-    "MPI_INT16_T": DType.INT16,
-    "MPI_UINT16_T": DType.UINT16,
-    "MPI_SHORT": DType.INT16,
-    "MPI_UNSIGNED_SHORT": DType.UINT16,
-    "MPI_INT": DType.INT32,
-    "MPI_UNSIGNED": DType.UINT32,
-    "MPI_INT32_T": DType.INT32,
-    "MPI_UINT32_T": DType.UINT32,
-    "MPI_LONG": DType.INT64,
-    "MPI_UNSIGNED_LONG": DType.UINT64,
-    "MPI_LONG_LONG": DType.INT64,
-    "MPI_INT64_T": DType.INT64,
-    "MPI_UINT64_T": DType.UINT64,
-    "MPI_C_BOOL": DType.BOOL,
-    "MPI_C_FLOAT_COMPLEX": DType.COMPLEX64,
-    "MPI_C_DOUBLE_COMPLEX": DType.COMPLEX128,
+_BY_HANDLE: dict[int, DType] = {
+    datatype.handle: dtype
+    for dtype, datatypes in {
+        DType.FLOAT32: [MPI.FLOAT],
+        DType.FLOAT64: [MPI.DOUBLE],
+        DType.INT8: [MPI.CHAR, MPI.SIGNED_CHAR, MPI.INT8_T],
+        DType.UINT8: [MPI.BYTE, MPI.UNSIGNED_CHAR, MPI.UINT8_T],
+        DType.INT16: [MPI.SHORT, MPI.INT16_T],
+        DType.UINT16: [MPI.UNSIGNED_SHORT, MPI.UINT16_T],
+        DType.INT32: [MPI.INT, MPI.INT32_T],
+        DType.UINT32: [MPI.UNSIGNED, MPI.UINT32_T],
+        DType.INT64: [MPI.LONG, MPI.LONG_LONG, MPI.INT64_T],
+        DType.UINT64: [MPI.UNSIGNED_LONG, MPI.UNSIGNED_LONG_LONG, MPI.UINT64_T],
+        DType.BOOL: [MPI.C_BOOL],
+        DType.COMPLEX64: [MPI.C_FLOAT_COMPLEX],
+        DType.COMPLEX128: [MPI.C_DOUBLE_COMPLEX],
+    }.items()
+    for datatype in datatypes
 }
 
 _DATATYPES: dict[DType, MPI.Datatype] = {
@@ -70,82 +64,139 @@ def _bytes(data: Any) -> Any:
     return byte_view(data)
 
 
+class ForeignBufferError(TypeError):
+    """A buffer specification that only MPI understands: it is MPI's, uncompressed."""
+
+
 def is_in_place(spec: Any) -> bool:
-    """Whether a send buffer is ``MPI.IN_PLACE``."""
-    return spec is MPI.IN_PLACE or (isinstance(spec, int) and spec == MPI.IN_PLACE)
+    """Whether a buffer is ``MPI.IN_PLACE``, which mpi4py also writes as None."""
+    return spec is None or spec is MPI.IN_PLACE or (isinstance(spec, int) and spec == MPI.IN_PLACE)
 
 
-def parse(spec: Any, *, writable: bool = False) -> Flat:
+def parse(spec: Any, *, writable: bool = False, blocks: int = 1) -> Flat:
     """View a buffer specification as flat elements.
 
     Args:
         spec: an array or tensor, of the machine's memory or a device's, or ``[data, datatype]``, ``[data, count]``,
-            ``[data, count, datatype]``, ``[data, (count, displ), datatype]`` with one of MPI's basic datatypes, or its
-            typecode.
+            ``[data, (count, displ)]`` and ``[data, count, displ]``, all with a datatype after them or not: one of
+            MPI's basic datatypes, or its typecode.
         writable: it receives data.
+        blocks: how many blocks a count counts one of, as in an all-gather.
 
     Raises:
-        TypeError: no such form, or a derived datatype (pack it into an array first).
-        CodecMismatchError: unsupported dtype; or ``writable`` and it is read-only or not contiguous.
+        ForeignBufferError: no such form, a derived datatype, an element type that no message carries, or ``writable``
+            and read-only or not contiguous.
+        ValueError: the count goes beyond the data.
     """
-    if isinstance(spec, list | tuple):
-        return _parse_list(list(spec), writable)
-    if (
-        not is_torch(spec)
-        and not isinstance(spec, np.ndarray)
-        and not hasattr(spec, "__cuda_array_interface__")
-    ):
-        spec = _from_buffer(spec, writable)
-    return flatten(spec, writable=writable, device=True)
+    try:
+        if isinstance(spec, list | tuple):
+            return _parse_list(list(spec), writable, blocks)
+        return _view(spec, writable)
+    except CodecMismatchError as error:
+        raise ForeignBufferError(str(error)) from None
+
+
+def _view(data: Any, writable: bool) -> Flat:
+    if not (is_torch(data) or isinstance(data, np.ndarray) or hasattr(data, "__cuda_array_interface__")):
+        data = _from_buffer(data, writable)
+    return flatten(data, writable=writable, device=True)
 
 
 def _from_buffer(data: Any, writable: bool) -> np.ndarray[Any, Any]:
     try:
-        view = memoryview(data)
-    except TypeError:
-        raise TypeError(
+        array = np.asarray(memoryview(data))
+    except (TypeError, ValueError):  # no buffer, or of a format that NumPy lacks
+        raise ForeignBufferError(
             f"a buffer must be an array, a tensor or an mpi4py buffer specification, not {type(data).__name__}"
         ) from None
-    if writable and view.readonly:
-        raise TypeError(f"this operation writes to its buffer, and {type(data).__name__} is read-only")
-    return np.asarray(view)
+    if writable and not array.flags.writeable:
+        raise ForeignBufferError(
+            f"this operation writes to its buffer, and {type(data).__name__} is read-only"
+        )
+    return array
 
 
-def _parse_list(spec: list[Any], writable: bool) -> Flat:
+def unpack(spec: list[Any]) -> tuple[Any, Any, Any, MPI.Datatype | str | None]:
+    """A specification's data, counts, displacements and datatype; None for what it leaves out.
+
+    Raises:
+        ForeignBufferError: it is none.
+    """
+    if not spec:
+        raise ForeignBufferError("an empty list is no buffer specification")
     data, *rest = spec
     datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
-    extent = rest.pop(0) if rest else None
-    if rest:
-        raise TypeError(
-            f"a buffer specification is [data, count or (count, displ), datatype], not {len(spec)} items"
-        )
-    flat = parse(data, writable=writable)
+    if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
+        rest = list(rest[0])
+    if len(rest) > 2:
+        raise ForeignBufferError(f"a buffer specification has 1 to 4 items, not {len(spec)}")
+    counts, displs = [*rest, None, None][:2]
+    return data, counts, displs, datatype
+
+
+def retyped(data: Any, datatype: MPI.Datatype | str | None, *, writable: bool) -> Flat:
+    """View a buffer as elements of a datatype; None is its own."""
+    flat = _view(data, writable)
     dtype = flat.dtype if datatype is None else _dtype(datatype)
-    if dtype.itemsize != flat.dtype.itemsize or (
-        dtype is not flat.dtype and flat.dtype is not DType.BFLOAT16
-    ):
-        if flat.nbytes % dtype.itemsize:
-            raise TypeError(f"{flat.nbytes} bytes are not a whole number of {dtype.label}")
-        flat = Flat(
-            flat.data.view(np.uint8).view(dtype.storage), dtype, flat.shape, flat.shares, flat.is_torch
-        )
-    if extent is None:
+    if dtype is flat.dtype or (flat.dtype is DType.BFLOAT16 and dtype.itemsize == flat.dtype.itemsize):
         return flat
-    count, displ = extent if isinstance(extent, list | tuple) else (extent, 0)
-    if displ < 0 or count < 0 or displ + count > flat.size:
-        raise TypeError(f"elements {displ} to {displ + count} are not within a buffer of {flat.size}")
-    return Flat(flat.data[displ : displ + count], flat.dtype, (count,), flat.shares, flat.is_torch)
+    if flat.nbytes % dtype.itemsize or isinstance(flat.data, DeviceArray):
+        raise ForeignBufferError(f"{flat.nbytes} bytes cannot be taken for {dtype.label}")
+    data = flat.data.view(np.uint8).view(dtype.storage)
+    return Flat(data, dtype, (data.size,), flat.shares, flat.is_torch)
+
+
+def _parse_list(spec: list[Any], writable: bool, blocks: int) -> Flat:
+    data, count, displ, datatype = unpack(spec)
+    flat = retyped(data, datatype, writable=writable)
+    if count is None and displ is None:
+        return flat
+    if not all(x is None or hasattr(x, "__index__") for x in (count, displ)):
+        raise ForeignBufferError("a count and a displacement are integers")
+    start = 0 if displ is None else int(displ)
+    n = flat.size - start if count is None else int(count) * blocks
+    if start < 0 or n < 0 or start + n > flat.size:
+        raise ValueError(f"elements {start} to {start + n} are not within a buffer of {flat.size}")
+    return part(flat, start, n)
+
+
+def part(flat: Flat, start: int, n: int) -> Flat:
+    """``n`` elements of a buffer from ``start``."""
+    return Flat(flat.data[start : start + n], flat.dtype, (n,), flat.shares, flat.is_torch)
 
 
 def _dtype(datatype: MPI.Datatype | str) -> DType:
     if isinstance(datatype, str):
-        return DType[np.dtype(datatype).name.upper()]
-    found = _BY_DATATYPE.get(datatype.Get_name())
-    if found is None:
-        raise TypeError(
-            f"datatype {datatype.Get_name() or 'of your own'} is not one of MPI's basic ones; pack it into an array"
-        )
-    return found
+        try:
+            datatype = MPI.Datatype.fromcode(datatype)
+        except ValueError as error:
+            raise ForeignBufferError(str(error)) from None
+    dtype = _BY_HANDLE.get(datatype.handle)
+    if dtype is None:
+        raise ForeignBufferError("the datatype is not one of MPI's basic ones that a message can carry")
+    return dtype
+
+
+def same_dtype(send: Flat, recv: Flat) -> Flat:
+    """``send``, of the same dtype as ``recv``.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if send.dtype is not recv.dtype:
+        raise ValueError(f"send buffer is {send.dtype.label}, receive buffer {recv.dtype.label}")
+    return send
+
+
+def like(send: Flat, recv: Flat) -> Flat:
+    """``send``, of the same dtype and count as ``recv``.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if send.size != recv.size:
+        raise ValueError(f"send buffer has {send.size} elements, recv buffer {recv.size}")
+    return same_dtype(send, recv)
 
 
 def together(*flats: Flat | None) -> list[DeviceArray]:

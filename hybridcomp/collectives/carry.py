@@ -222,8 +222,8 @@ class Carrier:
         raw, _ = self.open(self._mailbox.read(message), n, message.peer, dtype)
         return Sealed(raw, raw.size)
 
-    def take(self, message: Incoming, nbytes: int, out: Array) -> None:
-        """Check a message of any codec, and write its values to the beginning of ``out``.
+    def take(self, message: Incoming, nbytes: int, out: Array) -> int:
+        """Check a message of any codec, and write its values to the beginning of ``out``; return how many.
 
         Raises:
             WireError: damaged.
@@ -233,6 +233,7 @@ class Carrier:
             raw, header = wire.open_message(message.buffer[:nbytes])
             self.fits(header, message.peer, out.size)
             codec_for(header).decode_flat(raw, header, out[: header.count], self.dtype)
+        return header.count
 
     def fits(self, header: wire.Header, peer: int, room: int) -> None:
         """Raise MismatchError unless a message is of the caller's dtype and has at most ``room`` elements."""

@@ -12,21 +12,21 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.collectives.alltoall import Extents, alltoallv
-from hybridcomp.collectives.base import CodecLike, Op
+from hybridcomp.collectives.alltoall import alltoallv
+from hybridcomp.collectives.base import MANY, CodecLike, Op
 from hybridcomp.collectives.bcast import binomial_tree
 from hybridcomp.collectives.buffers import copied, overlap, raw, same_memory, together
 from hybridcomp.collectives.engine import Request
 from hybridcomp.collectives.exact import AVG, native, reduce_native, reduces_directly
 from hybridcomp.collectives.linear import linear_allreduce
-from hybridcomp.collectives.sends import Sends
+from hybridcomp.collectives.moves import Moves, raw_parts
+from hybridcomp.collectives.reduce_scatterv import reduce_scatterv
 from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.vectors import Extents, byte_extents
 from hybridcomp.device import DeviceArray
 
-_MANY = 1 << 40  # elements: more than any min_bytes
 
-
-class Core(Sends):
+class Core(Moves):
     """A communicator's operations on :class:`~hybridcomp.arrays.Flat` buffers, all non-blocking.
 
     Buffers of one call are all in host memory or all on one device; ranks may differ in that.
@@ -143,6 +143,50 @@ class Core(Sends):
             feedback=feedback,
         )
 
+    def reduce_scatter(
+        self,
+        send: Flat,
+        recv: Flat,
+        counts: Sequence[int],
+        op: Op,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+    ) -> Request:
+        """Start a reduce-scatter of parts of any size: ``recv`` gets part ``rank`` of the sum of ``send``."""
+        if len(counts) != self.size or send.size != sum(counts) or recv.size != counts[self.rank]:
+            raise ValueError(
+                f"reduce_scatter of {send.size} elements into {recv.size} on rank {self.rank} of {self.size} does not "
+                f"fit the counts {', '.join(map(str, counts))}"
+            )
+        if len(set(counts)) == 1:
+            return self.reduce_scatter_block(send, recv, op, name, phase, codec)
+        device = together(send, recv)
+        if overlap(send, recv):
+            send = copied(send)
+        choice = self._choose_sum("reduce_scatter", send, op, name, phase, codec)
+        about = {"counts": counts, "dtype": send.dtype, "reduction": op, "name": name}
+        call = self._call("reduce_scatter", choice, send.nbytes, send.nbytes - recv.nbytes, **about)
+        mean = op == AVG
+        if choice.codec.linear or not self._direct(choice, send, op):
+
+            def post(a: Any, b: Any, mpi_op: MPI.Op) -> MPI.Request:
+                return self.mpi.Ireduce_scatter(a, b, counts, mpi_op)
+
+            return self._reduced(post, op, (), call, send, recv, device)
+        tags = [self._transport.tag()]
+        return self._carried(
+            lambda carrier, s, r, memory: reduce_scatterv(
+                carrier, s, r, counts, tags, mean=mean, memory=memory
+            ),
+            choice.codec,
+            call,
+            send,
+            recv,
+            device,
+            feedback=self._remembering("reduce_scatter", choice, name, send.size),
+        )
+
     def allgather(
         self,
         send: Flat,
@@ -209,21 +253,26 @@ class Core(Sends):
         device = together(send, recv)
         if overlap(send, recv):
             send = copied(send)
-        item = send.dtype.itemsize
-        away = sum(n for q, (_, n) in enumerate(outgoing) if q != self.rank) * item
-        total = _MANY if largest is None else largest * self.size
+        away = sum(n for q, (_, n) in enumerate(outgoing) if q != self.rank) * send.dtype.itemsize
+        total = MANY if largest is None else largest * self.size
         choice = self._choose("all_to_all", send, name, phase, codec, elements=total)
         call = self._call(
             "all_to_all", choice, send.nbytes, away, largest=largest, dtype=send.dtype, name=name
         )
 
         def written() -> list[tuple[int, int]]:
-            return [(start * item, n * item) for start, n in incoming]
+            return byte_extents(incoming, recv.dtype.itemsize)
 
         if not choice.compresses or self.size == 1:
             return self._native(
                 lambda s, r, turn, events: native(
-                    lambda: self.mpi.Ialltoallv(_parts(s, outgoing), _parts(r, incoming)), turn, events
+                    lambda: (
+                        self.mpi.Ialltoallv(raw_parts(s, outgoing), raw_parts(r, incoming))
+                        if largest is None
+                        else self.mpi.Ialltoall(raw(s), raw(r))
+                    ),
+                    turn,
+                    events,
                 ),
                 call,
                 send,
@@ -319,42 +368,6 @@ class Core(Sends):
             way=way,
         )
 
-    def gather(self, send: Flat, recv: Flat | None, root: int) -> Request:
-        """Start to gather equal blocks at ``root``, by MPI's own."""
-        self._check_rank(root, "root")
-        device = together(send, recv)
-        about = {"count": send.size, "dtype": send.dtype, "root": root}
-        call = self._plain_call("gather", send.nbytes, 0 if self.rank == root else send.nbytes, **about)
-        if recv is not None and overlap(send, recv):
-            send = copied(send)
-        return self._native(
-            lambda s, r, turn, events: native(
-                lambda: self.mpi.Igather(raw(s), None if r is None else raw(r), root), turn, events
-            ),
-            call,
-            send,
-            recv,
-            device,
-        )
-
-    def scatter(self, send: Flat | None, recv: Flat, root: int) -> Request:
-        """Start to scatter equal blocks from ``root``, by MPI's own."""
-        self._check_rank(root, "root")
-        device = together(send, recv)
-        sent = (self.size - 1) * recv.nbytes if self.rank == root else 0
-        call = self._plain_call("scatter", recv.nbytes, sent, count=recv.size, dtype=recv.dtype, root=root)
-        if send is not None and overlap(send, recv):
-            send = copied(send)
-        return self._native(
-            lambda s, r, turn, events: native(
-                lambda: self.mpi.Iscatter(None if s is None else raw(s), raw(r), root), turn, events
-            ),
-            call,
-            send,
-            recv,
-            device,
-        )
-
     def barrier(self) -> Request:
         """Start a barrier."""
         return self._native(
@@ -389,10 +402,3 @@ class Core(Sends):
             device,
             direct=None if plain else False,
         )
-
-
-def _parts(flat: Flat, extents: Sequence[tuple[int, int]]) -> list[Any]:
-    """An mpi4py specification of the bytes of parts, given as (first element, count)."""
-    item = flat.dtype.itemsize
-    data, datatype = raw(flat)
-    return [data, [n * item for _, n in extents], [start * item for start, _ in extents], datatype]

@@ -292,21 +292,21 @@ class DeviceCarrier(Carrier):
         with self._naming(message):
             return Passing(message, HEADER_BYTES + self._see(message, n, dtype or self.dtype)[0].payload)
 
-    def take(self, message: Any, nbytes: int, out: Any) -> None:
-        """Start to write the values of a message of any codec to the beginning of ``out``."""
+    def take(self, message: Any, nbytes: int, out: Any) -> int:
+        """Start to write the values of a message of any codec to the beginning of ``out``; return how many."""
         message.buffer = message.buffer[:nbytes]
         with self.call.decoding(), self._naming(message):
             header, head = message.see()
             codec = codec_for(header)
             if not has_driver(codec):
-                self._take_on_host(message, codec, out)
-                return
+                return self._take_on_host(message, codec, out)
             self._fits(message, header, out.size)
             raw = self._raw(message, header)
             decode_opened(header, head, raw, out[: header.count], self.dtype, self.lane.queue)
         self._used([message])
+        return int(header.count)
 
-    def _take_on_host(self, message: Arriving, codec: type[Codec], out: DeviceArray) -> None:
+    def _take_on_host(self, message: Arriving, codec: type[Codec], out: DeviceArray) -> int:
         """Decode a message by a codec that has no kernels here."""
         raw, header = wire.open_message(self._host_bytes(message))
         self.fits(header, message.peer, out.size)
@@ -315,6 +315,7 @@ class DeviceCarrier(Carrier):
         codec.decode_flat(raw, header, values.buffer.view(self.dtype.storage), self.dtype)
         self.lane.upload(out, values.buffer)
         self._used([message, values])
+        return header.count
 
     @property
     def _mailbox(self) -> DeviceMailbox:

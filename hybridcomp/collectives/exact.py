@@ -21,10 +21,24 @@ AVG = "avg"
 _HALF = (DType.FLOAT16, DType.BFLOAT16)
 
 
-def native(post: Callable[[], MPI.Request], turn: Turn, events: Sequence[Ready] = ()) -> Steps:
-    """Start one of MPI's own non-blocking operations, after ``events``, and wait for it."""
+def native(
+    post: Callable[[], MPI.Request],
+    turn: Turn,
+    events: Sequence[Ready] = (),
+    peer: int = -1,
+    status: MPI.Status | None = None,
+) -> Steps:
+    """Start one of MPI's own non-blocking operations, after ``events``, and wait for it.
+
+    Args:
+        post: starts it.
+        turn: this operation's.
+        events: to wait for first.
+        peer: the rank that it is with; -1 is all.
+        status: where to put its own.
+    """
     request = yield from turn.post(post, events)
-    yield Pending([request], [-1])
+    yield Pending([request], [peer], None if status is None else [status])
 
 
 def reduce_native(

@@ -9,25 +9,31 @@ takes a turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
+import numpy as np
 from mpi4py import MPI
 
-from hybridcomp.arrays import Flat
-from hybridcomp.collectives.buffers import raw
-from hybridcomp.collectives.carry import Carrier
-from hybridcomp.collectives.engine import Pending, Ready, Steps
+from hybridcomp import wire
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs.registry import codec_for
+from hybridcomp.collectives.carry import Array, Carrier
+from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.turns import Turn
+from hybridcomp.errors import MismatchError
+
+# Gives room for so many elements of a dtype.
+Keep = Callable[[DType, int], Array]
 
 
-def send_message(carrier: Carrier, data: Flat, dest: int, tag: int, turn: Turn) -> Steps:
-    """Send ``data`` as one message of the carrier's codec."""
+def send_message(carrier: Carrier, data: Flat, dest: int, tag: int, mode: str, turn: Turn) -> Steps:
+    """Send ``data`` as one message of the carrier's codec, by MPI's ``mode`` (``"Isend"``, ``"Issend"``)."""
     t = carrier.transport
     mailbox = carrier.mailbox()
     message = carrier.encode(data.data)
     with t.keeping((mailbox, message)):
         request = yield from turn.post(
-            lambda: t.comm.Isend([message.wire(), MPI.BYTE], dest, tag), message.events
+            lambda: getattr(t.comm, mode)([message.wire(), MPI.BYTE], dest, tag), message.events
         )
         carrier.call.wire_bytes += message.nbytes
         yield Pending([request], [dest])
@@ -45,7 +51,7 @@ def receive_message(
         out: the caller's buffer.
         capacity: bytes of the largest message that the policy may make of ``out.size`` elements.
         source, tag: as in MPI, ANY_SOURCE and ANY_TAG included.
-        status: filled with the message's source and tag.
+        status: filled with the message's source and tag, and how many bytes its elements have.
         turn: this operation's.
 
     Raises:
@@ -61,19 +67,60 @@ def receive_message(
         message.peer = status.Get_source()
         if not status.Is_cancelled():
             yield mailbox.arrival([message])
-            carrier.take(message, status.Get_count(MPI.BYTE), out.data)
+            taken = carrier.take(message, status.Get_count(MPI.BYTE), out.data)
+            status.Set_elements(MPI.BYTE, taken * out.dtype.itemsize)
         yield from mailbox.finish()
 
 
-def send_bytes(comm: MPI.Comm, data: Flat, dest: int, tag: int, turn: Turn, events: Sequence[Ready]) -> Steps:
-    """Send the caller's bytes as they are, after ``events``."""
-    request = yield from turn.post(lambda: comm.Isend(raw(data), dest, tag), events)
-    yield Pending([request], [dest])
+class Arrival:
+    """A message of unknown length that is on its way: something that will be done."""
+
+    def __init__(self, comm: MPI.Comm, source: int, tag: int, status: MPI.Status) -> None:
+        self._ask = (comm, source, tag, status)
+        self.message: MPI.Message | None = None
+
+    def done(self) -> bool:
+        """Whether MPI has the beginning of it."""
+        comm, source, tag, status = self._ask
+        if self.message is None:
+            self.message = comm.Improbe(source, tag, status)
+        return self.message is not None
 
 
-def receive_bytes(
-    comm: MPI.Comm, out: Flat, source: int, tag: int, status: MPI.Status, turn: Turn, events: Sequence[Ready]
+def receive_array(
+    carrier: Carrier, keep: Keep, most_bytes: int, source: int, tag: int, status: MPI.Status
 ) -> Steps:
-    """Receive into the caller's buffer, after ``events``."""
-    request = yield from turn.post(lambda: comm.Irecv(raw(out), source, tag), events)
-    yield Pending([request], [source], [status])
+    """Receive one framed message of any dtype and length.
+
+    It takes no turn: it cannot be posted before its message is here, and receives posted meanwhile come first.
+
+    Args:
+        carrier: transport and statistics; codec and dtype are what the message says.
+        keep: called with the dtype and the number of elements once they are known; the array to decode to.
+        most_bytes: a message whose own bytes or whose elements take more is refused.
+        source, tag: as in MPI, ANY_SOURCE and ANY_TAG included.
+        status: filled as by :func:`receive_message`.
+
+    Raises:
+        WireError: damaged, or not framed.
+        MismatchError: larger than ``most_bytes``.
+    """
+    t = carrier.transport
+    arrival = Arrival(t.comm, source, tag, status)
+    yield Pending([], [], events=[arrival], source="a message")
+    assert arrival.message is not None
+    nbytes, peer = status.Get_count(MPI.BYTE), status.Get_source()
+    buffer = np.empty(nbytes if nbytes <= most_bytes else 0, np.uint8)
+    with t.keeping(buffer):
+        yield Pending([arrival.message.Irecv([buffer, MPI.BYTE])], [peer])
+        with carrier.call.decoding():
+            raw, header = wire.open_message(buffer)
+            size = header.count * header.dtype.itemsize
+            if size > most_bytes:
+                raise MismatchError(
+                    f"recv_array on axis {carrier.call.axis!r}: rank {peer} sent {header.count} "
+                    f"{header.dtype.label}, more than the {most_bytes} bytes that are allowed"
+                )
+            codec_for(header).decode_flat(raw, header, keep(header.dtype, header.count), header.dtype)
+        carrier.call.raw_bytes = size
+        status.Set_elements(MPI.BYTE, size)

@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpi4py import MPI
 
-from hybridcomp.arrays import DType, Flat
+from hybridcomp.arrays import DType, Flat, empty_like_dtype
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives import p2p
 from hybridcomp.collectives.base import NONE, Base, CodecLike
-from hybridcomp.collectives.buffers import together
-from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.buffers import raw, together
+from hybridcomp.collectives.carry import Array, Carrier
 from hybridcomp.collectives.device_carry import DeviceCarrier, has_driver
 from hybridcomp.collectives.engine import Request
+from hybridcomp.collectives.exact import native
 from hybridcomp.policy import Choice
+
+# An encoded message is a buffered one, and who receives is as ready for it as for any.
+_FRAMED_MODES = {"Ibsend": "Isend", "Irsend": "Isend"}
 
 
 class Sends(Base):
     """A communicator's point-to-point operations, all non-blocking."""
 
     def send(
-        self, data: Flat, dest: int, tag: int, name: str | None, phase: str | None, codec: CodecLike
+        self,
+        data: Flat,
+        dest: int,
+        tag: int,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        *,
+        mode: str = "Isend",
+        frame: bool = False,
     ) -> Request:
-        """Start a send."""
+        """Start a send.
+
+        Args:
+            data: what to send.
+            dest, tag: as in MPI.
+            name, phase, codec: as everywhere.
+            mode: the name of MPI's method.
+            frame: give it a header whatever the policy says.
+        """
         self._check_rank(dest, "dest")
         device = together(data)
         choice = self._choose("send", data, name, phase, codec)
-        framed = self._framed(data.dtype, codec)
+        framed = frame or self._framed(data.dtype, codec)
         if not framed and choice.compresses:
             choice = Choice(NONE, None, f"sends of {data.dtype.label} are not compressed")
         call = self._call("send", choice, data.nbytes, data.nbytes)
         t = self._p2p_transport
         if not framed:
+            post = getattr(t.comm, mode)
             return self._native(
-                lambda s, _, turn, events: p2p.send_bytes(t.comm, s, dest, tag, turn, events),
+                lambda s, _, turn, events: native(lambda: post(raw(s), dest, tag), turn, events, dest),
                 call,
                 data,
                 None,
@@ -44,8 +68,9 @@ class Sends(Base):
         encodes = bool(device) and has_driver(choice.codec)
         if encodes:
             carrier = DeviceCarrier(t, choice.codec, data.dtype, call, device)
+        mode = _FRAMED_MODES.get(mode, mode)
         return self._native(
-            lambda s, _, turn, _events: p2p.send_message(carrier, s, dest, tag, turn),
+            lambda s, _, turn, _events: p2p.send_message(carrier, s, dest, tag, mode, turn),
             call,
             data,
             None,
@@ -55,17 +80,21 @@ class Sends(Base):
             exact=False,
         )
 
-    def recv(self, out: Flat, source: int, tag: int, codec: CodecLike) -> Request:
-        """Start a receive; the request's ``status`` says from whom."""
+    def recv(
+        self, out: Flat, source: int, tag: int, codec: CodecLike, status: MPI.Status | None = None
+    ) -> Request:
+        """Start a receive; the request's ``status``, which may be given, says from whom and how much."""
         if source != MPI.ANY_SOURCE:
             self._check_rank(source, "source")
-        status = MPI.Status()
+        status = MPI.Status() if status is None else status
         call = self._plain_call("recv", out.nbytes, 0)
         t = self._p2p_transport
         device = together(out)
         if not self._framed(out.dtype, codec):
             return self._native(
-                lambda _, r, turn, events: p2p.receive_bytes(t.comm, r, source, tag, status, turn, events),
+                lambda _, r, turn, events: native(
+                    lambda: t.comm.Irecv(raw(r), source, tag), turn, events, source, status
+                ),
                 call,
                 None,
                 out,
@@ -75,7 +104,7 @@ class Sends(Base):
                 status=status,
                 written=lambda: [(0, status.Get_count(MPI.BYTE))],
             )
-        codecs = (get_codec(codec),) if codec is not None else self.policy.codecs(self.axis, "send")
+        codecs = self._codecs(codec)
         capacity = max(c.bound(out.size, out.dtype) for c in (NONE, *codecs))
         carrier = Carrier(t, NONE, out.dtype, call)
         if device:
@@ -93,10 +122,31 @@ class Sends(Base):
             status=status,
         )
 
+    def recv_array(
+        self, source: int, tag: int, most_bytes: int, status: MPI.Status | None
+    ) -> tuple[Request, list[Any]]:
+        """Start to receive a framed message of any length; the list will hold the array."""
+        if source != MPI.ANY_SOURCE:
+            self._check_rank(source, "source")
+        status = MPI.Status() if status is None else status
+        call = self._plain_call("recv", 0, 0)
+        carrier = Carrier(self._p2p_transport, NONE, DType.UINT8, call)
+        arrays: list[Any] = []
+
+        def keep(dtype: DType, n: int) -> Array:
+            arrays.append(empty_like_dtype(n, dtype, torch_out=False))
+            values: Array = arrays[0].view(dtype.storage)
+            return values
+
+        steps = p2p.receive_array(carrier, keep, most_bytes, source, tag, status)
+        return self._start(steps, call, status=status, common=False), arrays
+
+    def _codecs(self, codec: CodecLike) -> tuple[Any, ...]:
+        """What may carry a message here."""
+        if isinstance(codec, Choice):
+            return (codec.codec,)
+        return self.policy.codecs(self.axis, "send") if codec is None else (get_codec(codec),)
+
     def _framed(self, dtype: DType, codec: CodecLike) -> bool:
         """Whether sends of a dtype carry headers here: the same answer at both ends, whatever the size."""
-        if not dtype.is_float:
-            return False
-        if codec is not None:
-            return get_codec(codec).name != "none"
-        return bool(self.policy.codecs(self.axis, "send"))
+        return dtype.is_float and any(c.name != "none" for c in self._codecs(codec))

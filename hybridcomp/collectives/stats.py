@@ -126,16 +126,31 @@ class StatTable:
     def add(self, call: Call) -> None:
         """Close a call and add it."""
         call.close()
+        row = self.row(call)
+        with self._lock:
+            row.add(call)
+
+    def row(self, call: Call) -> StatRow:
+        """The totals of a call's kind."""
         with self._lock:
             row = self._rows.get(call.key)
             if row is None:
                 row = self._rows[call.key] = StatRow(*call.key)
-            row.add(call)
+            return row
+
+    def count(self, row: StatRow, raw: int, plain: int, seconds: float) -> None:
+        """Count an uncompressed operation that took ``seconds`` in ``row``, one of this table's."""
+        with self._lock:
+            row.calls += 1
+            row.raw_bytes += raw
+            row.plain_bytes += plain
+            row.wire_bytes += plain
+            row.wire_seconds += seconds
 
     def rows(self) -> list[StatRow]:
         """Copies of the rows, sorted by axis, operation and codec."""
         with self._lock:
-            return [replace(row) for _, row in sorted(self._rows.items())]
+            return [replace(row) for _, row in sorted(self._rows.items()) if row.calls]
 
 
 def merge(tables: list[list[StatRow]]) -> list[StatRow]:

@@ -245,7 +245,9 @@ class Mailbox:
         self._inbox.clear()
         if near is not None and near.pool.crowded:
             # MPI makes the sender of a large message wait for its receiver; notes are gone at once.
-            unread = _Unread(near.pool, [s.buffer for s in sends if s.note is not None and s.buffer is not None])
+            unread = _Unread(
+                near.pool, [s.buffer for s in sends if s.note is not None and s.buffer is not None]
+            )
             yield Pending([], [], events=[unread], source="ranks of this host that read its messages")
         for sent in sends:
             if sent.buffer is not None:

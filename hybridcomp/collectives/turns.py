@@ -27,6 +27,11 @@ class Turns:
     def __init__(self) -> None:
         self._line: deque[Turn] = deque()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nobody is in line."""
+        return not self._line
+
     def take(self) -> Turn:
         """A turn after all that have been taken; in an operation's first step."""
         turn = Turn(self._line)

@@ -1,0 +1,400 @@
+"""mpi4py's sends and receives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import sched_yield
+from time import monotonic, sleep
+from typing import Any, Literal
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp.collectives import engine
+from hybridcomp.collectives.base import CodecLike
+from hybridcomp.collectives.buffers import ForeignBufferError, copied, parse
+from hybridcomp.collectives.handle import Request, wait_for
+from hybridcomp.collectives.quick import Kind, Quick, is_plain
+from hybridcomp.collectives.stats import Call
+from hybridcomp.errors import CollectiveTimeoutError
+
+Buffer = Any
+
+_MOST_BYTES = 1 << 32  # of a message whose length nobody said
+_LOOK_SECONDS = 50e-6  # between looks for a message, once it is late
+
+
+class Messages(Quick):
+    """Send and receive. Where a policy compresses sends on an axis, both ends must be communicators of ours."""
+
+    # -- sends ---------------------------------------------------------------------------------------
+
+    def Send(
+        self,
+        buf: Buffer,
+        dest: int,
+        tag: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Send to ``dest``. With ``codec=``, the receiver must give the same."""
+        if is_plain(buf) and codec is None and self._message_line.empty:
+            key = ("send", buf.dtype, buf.shape, name, phase, self.step)
+            kind = self._kinds.get(key) or self._learn_send(key, buf, name, phase)
+            if kind.row is not None:
+                return self._finish(kind, self._p2p.Isend(buf, dest, tag), dest)
+        return self._send(buf, dest, tag, name, phase, codec, "Isend").wait()
+
+    def Isend(
+        self,
+        buf: Buffer,
+        dest: int,
+        tag: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Send`; returns at once. The buffer must stay unchanged until the request is done."""
+        return Request(self._send(buf, dest, tag, name, phase, codec, "Isend"))
+
+    def Ssend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
+        """As :meth:`Send`, and wait until the receive has begun."""
+        self.Issend(buf, dest, tag, **ours).wait()
+
+    def Issend(
+        self,
+        buf: Buffer,
+        dest: int,
+        tag: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Ssend`."""
+        return Request(self._send(buf, dest, tag, name, phase, codec, "Issend"))
+
+    def Rsend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
+        """As :meth:`Send`, where the receive has been started."""
+        self.Irsend(buf, dest, tag, **ours).wait()
+
+    def Irsend(
+        self,
+        buf: Buffer,
+        dest: int,
+        tag: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Rsend`."""
+        return Request(self._send(buf, dest, tag, name, phase, codec, "Irsend"))
+
+    def Bsend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
+        """As :meth:`Send`, by way of the buffer attached to MPI; what is compressed is in one of our own."""
+        self.Ibsend(buf, dest, tag, **ours)
+
+    def Ibsend(
+        self,
+        buf: Buffer,
+        dest: int,
+        tag: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Bsend`."""
+        return Request(self._send(buf, dest, tag, name, phase, codec, "Ibsend"))
+
+    def _send(
+        self,
+        buf: Buffer,
+        dest: int,
+        tag: int,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        mode: str,
+    ) -> engine.Request:
+        try:
+            if dest == MPI.PROC_NULL:
+                raise ForeignBufferError("nobody gets it")
+            flat = parse(buf)
+        except ForeignBufferError:
+            post = getattr(self._p2p, mode)
+            nobody = dest == MPI.PROC_NULL
+            return self._foreign_message(
+                "send", lambda: post(buf, dest, tag), dest, None if nobody else codec
+            )
+        return self.send(flat, dest, tag, name, phase, codec, mode=mode)
+
+    # -- receives ------------------------------------------------------------------------------------
+
+    def Recv(
+        self,
+        buf: Buffer,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+        *,
+        codec: CodecLike = None,
+    ) -> None:
+        """Receive into ``buf``, which may have room for more.
+
+        ``status`` is filled with source, tag and count of what was sent, before any compression.
+        """
+        if is_plain(buf) and codec is None and self._message_line.empty:
+            key = ("recv", buf.dtype, buf.shape)
+            kind = self._kinds.get(key) or self._learn_recv(key, buf)
+            if kind.row is not None:
+                return self._finish(kind, self._p2p.Irecv(buf, source, tag), source, status)
+        return self._recv(buf, source, tag, codec, status).wait()
+
+    def Irecv(
+        self, buf: Buffer, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, *, codec: CodecLike = None
+    ) -> Request:
+        """Start :meth:`Recv`; returns at once."""
+        return Request(self._recv(buf, source, tag, codec, None))
+
+    def _recv(
+        self, buf: Buffer, source: int, tag: int, codec: CodecLike, status: MPI.Status | None
+    ) -> engine.Request:
+        try:
+            if source == MPI.PROC_NULL:
+                raise ForeignBufferError("nobody sends it")
+            flat = parse(buf, writable=True)
+        except ForeignBufferError:
+            status = MPI.Status() if status is None else status
+            nobody = source == MPI.PROC_NULL
+            return self._foreign_message(
+                "recv",
+                lambda: self._p2p.Irecv(buf, source, tag),
+                source,
+                None if nobody else codec,
+                status,
+            )
+        return self.recv(flat, source, tag, codec, status)
+
+    # -- both ----------------------------------------------------------------------------------------
+
+    def Sendrecv(
+        self,
+        sendbuf: Buffer,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Buffer = None,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Send to one rank and receive from another; neither waits for the other's end."""
+        received = self._recv(recvbuf, source, recvtag, codec, status)
+        wait_for([received, self._send(sendbuf, dest, sendtag, name, phase, codec, "Isend")], None)
+
+    def Isendrecv(
+        self,
+        sendbuf: Buffer,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Buffer = None,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Sendrecv`."""
+        received = self._recv(recvbuf, source, recvtag, codec, None)
+        return Request(self._send(sendbuf, dest, sendtag, name, phase, codec, "Isend"), received)
+
+    def Sendrecv_replace(
+        self,
+        buf: Buffer,
+        dest: int,
+        sendtag: int = 0,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+        *,
+        codec: CodecLike = None,
+    ) -> None:
+        """Send what is in ``buf``, and receive into it."""
+        wait_for(self._sendrecv_replace(buf, dest, sendtag, source, recvtag, codec, status), None)
+
+    def Isendrecv_replace(
+        self,
+        buf: Buffer,
+        dest: int,
+        sendtag: int = 0,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+        *,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Sendrecv_replace`."""
+        return Request(*self._sendrecv_replace(buf, dest, sendtag, source, recvtag, codec, None))
+
+    def _sendrecv_replace(
+        self,
+        buf: Buffer,
+        dest: int,
+        sendtag: int,
+        source: int,
+        recvtag: int,
+        codec: CodecLike,
+        status: MPI.Status | None,
+    ) -> list[engine.Request]:
+        try:
+            if MPI.PROC_NULL in (dest, source):
+                raise ForeignBufferError("one of the two is nobody")
+            flat = parse(buf, writable=True)
+        except ForeignBufferError:
+            status = MPI.Status() if status is None else status
+            return [
+                self._foreign_message(
+                    "send",
+                    lambda: self._p2p.Isendrecv_replace(buf, dest, sendtag, source, recvtag),
+                    source,
+                    codec,
+                    status,
+                )
+            ]
+        sent = self.send(copied(flat), dest, sendtag, None, None, codec)
+        return [sent, self.recv(flat, source, recvtag, codec, status)]
+
+    # -- arrays whose length the receiver does not know ----------------------------------------------
+
+    def Send_array(self, array: Any, dest: int, tag: int = 0, **ours: Any) -> None:
+        """Send an array of any codec's dtypes for :meth:`Recv_array`; compressed where the policy says so."""
+        self.Isend_array(array, dest, tag, **ours).wait()
+
+    def Isend_array(
+        self,
+        array: Any,
+        dest: int,
+        tag: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Send_array`."""
+        return Request(self.send(parse(array), dest, tag, name, phase, codec, frame=True))
+
+    def Recv_array(
+        self,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+        *,
+        most_bytes: int = _MOST_BYTES,
+    ) -> Any:
+        """Receive what :meth:`Send_array` sent, without knowing its length, dtype or codec.
+
+        Args:
+            source, tag: of the message. A receive started meanwhile that fits the message, too, may get it first.
+            status: filled as by :meth:`Recv`.
+            most_bytes: a larger array is refused.
+
+        Returns:
+            A new one-dimensional NumPy array.
+
+        Raises:
+            WireError: what came is damaged, or was sent by another method.
+            MismatchError: it is larger than ``most_bytes``.
+        """
+        request, arrays = self.recv_array(source, tag, most_bytes, status)
+        request.wait()
+        return arrays[0]
+
+    # -- probes --------------------------------------------------------------------------------------
+
+    def Probe(
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+    ) -> Literal[True]:
+        """Wait until a message is here; its count is that of the bytes on the wire."""
+        self._look(lambda: self._p2p.Iprobe(source, tag, status), source)
+        return True
+
+    def Iprobe(
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+    ) -> bool:
+        """Whether a message is here."""
+        return self._p2p.Iprobe(source, tag, status)
+
+    def Mprobe(
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+    ) -> MPI.Message:
+        """Wait until a message is here, and take it; what it gives is MPI's own."""
+        message: MPI.Message = self._look(lambda: self._p2p.Improbe(source, tag, status), source)
+        return message
+
+    def Improbe(
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+    ) -> MPI.Message | None:
+        """Take a message if one is here."""
+        return self._p2p.Improbe(source, tag, status)
+
+    def _look(self, ask: Callable[[], Any], source: int) -> Any:
+        began = monotonic()
+        while True:
+            for _ in range(20):
+                found = ask()
+                if found:
+                    return found
+                sched_yield()
+            if monotonic() - began > self.timeout:
+                who = "any rank" if source == MPI.ANY_SOURCE else f"rank {source}"
+                raise CollectiveTimeoutError(
+                    f"probe on axis {self.axis!r}, rank {self.rank} of {self.size}: no message from {who} within "
+                    f"{self.timeout:g} s"
+                )
+            engine.engine().poll()
+            sleep(_LOOK_SECONDS)
+
+    # -- what they share -----------------------------------------------------------------------------
+
+    def _foreign_message(
+        self,
+        op: str,
+        post: Callable[[], MPI.Request],
+        peer: int,
+        codec: CodecLike,
+        status: MPI.Status | None = None,
+    ) -> engine.Request:
+        return self._foreign(op, post, codec, transport=self._p2p_transport, peer=peer, status=status)
+
+    def _learn_send(self, key: tuple[Any, ...], buf: np.ndarray, name: str | None, phase: str | None) -> Kind:
+        def ask() -> tuple[Call, int, int] | None:
+            try:
+                flat = parse(buf)
+            except ForeignBufferError:
+                return None
+            choice = self._choose("send", flat, name, phase, None)
+            if choice.compresses or self._framed(flat.dtype, None) or flat.dtype.itemsize == 2:
+                return None
+            return self._call("send", choice, flat.nbytes, flat.nbytes), flat.size, 0
+
+        return self._learn(key, ask)
+
+    def _learn_recv(self, key: tuple[Any, ...], buf: np.ndarray) -> Kind:
+        def ask() -> tuple[Call, int, int] | None:
+            try:
+                flat = parse(buf)
+            except ForeignBufferError:
+                return None
+            if self._framed(flat.dtype, None) or flat.dtype.itemsize == 2:
+                return None
+            return self._plain_call("recv", flat.nbytes, 0), 0, flat.size
+
+        return self._learn(key, ask)

@@ -1,0 +1,300 @@
+"""mpi4py's collectives that move data to or from every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hybridcomp.collectives import engine
+from hybridcomp.collectives.base import CodecLike
+from hybridcomp.collectives.bcast import binomial_tree
+from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, like, parse, part, same_dtype
+from hybridcomp.collectives.handle import Request
+from hybridcomp.collectives.quick import Kind, Quick, are_plain, is_plain
+from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.vectors import parse_vector
+
+Buffer = Any
+
+
+class Movement(Quick):
+    """Allgather(v), Alltoall(v, w), Bcast and Barrier."""
+
+    # -- all-gather ----------------------------------------------------------------------------------
+
+    def Allgather(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
+    ) -> None:
+        """Gather each rank's ``sendbuf`` (n elements) into ``recvbuf`` (size * n); all ranks get the same bits.
+
+        ``sendbuf`` may be ``MPI.IN_PLACE`` or any part of ``recvbuf``.
+        """
+        if type(sendbuf) is np.ndarray and type(recvbuf) is np.ndarray and codec is None:
+            key = ("all_gather", sendbuf.dtype, sendbuf.shape, name, phase, self.step)
+            kind = self._kinds.get(key) or self._learn_move(key, sendbuf, 1, self.size, self.size - 1)
+            if kind.row is not None and are_plain(sendbuf, recvbuf, kind) and self._collective_line.empty:
+                return self._finish(kind, self.mpi.Iallgather(sendbuf, recvbuf))
+        return self._allgather(sendbuf, recvbuf, name, phase, codec, algorithm).wait()
+
+    def Iallgather(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
+    ) -> Request:
+        """Start :meth:`Allgather`."""
+        return Request(self._allgather(sendbuf, recvbuf, name, phase, codec, algorithm))
+
+    def _allgather(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None,
+    ) -> engine.Request:
+        try:
+            recv = parse(recvbuf, writable=True, blocks=self.size)
+            if is_in_place(sendbuf):
+                n = recv.size // self.size
+                send = part(recv, self.rank * n, n)
+            else:
+                send = same_dtype(parse(sendbuf), recv)
+        except ForeignBufferError:
+            return self._foreign("all_gather", lambda: self.mpi.Iallgather(sendbuf, recvbuf), codec)
+        return self.allgather(send, recv, name, phase, codec, algorithm)
+
+    def Allgatherv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Gather parts of any size: ``recvbuf`` as in :meth:`Alltoallv`, the same counts on all ranks."""
+        self._allgatherv(sendbuf, recvbuf, name, phase, codec).wait()
+
+    def Iallgatherv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Allgatherv`."""
+        return Request(self._allgatherv(sendbuf, recvbuf, name, phase, codec))
+
+    def _allgatherv(
+        self, sendbuf: Buffer, recvbuf: Buffer, name: str | None, phase: str | None, codec: CodecLike
+    ) -> engine.Request:
+        try:
+            recv, extents = parse_vector(recvbuf, self.size, writable=True)
+            mine = part(recv, *extents[self.rank])
+            send = mine if is_in_place(sendbuf) else same_dtype(parse(sendbuf), recv)
+        except ForeignBufferError:
+            return self._foreign("all_gather", lambda: self.mpi.Iallgatherv(sendbuf, recvbuf), codec)
+        return self.allgatherv(send, recv, extents, name, phase, codec)
+
+    # -- all-to-all ----------------------------------------------------------------------------------
+
+    def Alltoall(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Send equal parts of ``sendbuf`` to all ranks; a rank's own part is copied exactly."""
+        if type(sendbuf) is np.ndarray and type(recvbuf) is np.ndarray and codec is None:
+            key = ("all_to_all", sendbuf.dtype, sendbuf.shape, name, phase, self.step)
+            kind = self._kinds.get(key) or self._learn_move(key, sendbuf, self.size, 1, self.size - 1)
+            if kind.row is not None and are_plain(sendbuf, recvbuf, kind) and self._collective_line.empty:
+                return self._finish(kind, self.mpi.Ialltoall(sendbuf, recvbuf))
+        return self._alltoall(sendbuf, recvbuf, name, phase, codec).wait()
+
+    def Ialltoall(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Alltoall`."""
+        return Request(self._alltoall(sendbuf, recvbuf, name, phase, codec))
+
+    def _alltoall(
+        self, sendbuf: Buffer, recvbuf: Buffer, name: str | None, phase: str | None, codec: CodecLike
+    ) -> engine.Request:
+        try:
+            recv = parse(recvbuf, writable=True, blocks=self.size)
+            send = recv if is_in_place(sendbuf) else like(parse(sendbuf, blocks=self.size), recv)
+        except ForeignBufferError:
+            return self._foreign("all_to_all", lambda: self.mpi.Ialltoall(sendbuf, recvbuf), codec)
+        if send.size % self.size:
+            raise ValueError(
+                f"all_to_all of {send.size} elements cannot be split evenly among {self.size} ranks"
+            )
+        n = send.size // self.size
+        extents = [(q * n, n) for q in range(self.size)]
+        return self.alltoallv(send, extents, recv, extents, n, name, phase, codec)
+
+    def Alltoallv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Send parts of any size: ``[data, counts]``, ``[data, counts, displs]`` or ``[data, (counts, displs)]``.
+
+        An MPI datatype may follow. Parts are compressed whatever their size, since ranks do not know each
+        other's totals.
+        """
+        self._alltoallv(sendbuf, recvbuf, name, phase, codec).wait()
+
+    def Ialltoallv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Alltoallv`."""
+        return Request(self._alltoallv(sendbuf, recvbuf, name, phase, codec))
+
+    def _alltoallv(
+        self, sendbuf: Buffer, recvbuf: Buffer, name: str | None, phase: str | None, codec: CodecLike
+    ) -> engine.Request:
+        try:
+            recv, incoming = parse_vector(recvbuf, self.size, writable=True)
+            if is_in_place(sendbuf):
+                send, outgoing = recv, incoming
+            else:
+                send, outgoing = parse_vector(sendbuf, self.size, writable=False)
+        except ForeignBufferError:
+            return self._foreign("all_to_all", lambda: self.mpi.Ialltoallv(sendbuf, recvbuf), codec)
+        return self.alltoallv(same_dtype(send, recv), outgoing, recv, incoming, None, name, phase, codec)
+
+    def Alltoallw(self, sendbuf: Buffer, recvbuf: Buffer) -> None:
+        """Send parts of any size and datatype, by MPI's own."""
+        self._foreign("all_to_all", lambda: self.mpi.Ialltoallw(sendbuf, recvbuf)).wait()
+
+    def Ialltoallw(self, sendbuf: Buffer, recvbuf: Buffer) -> Request:
+        """Start :meth:`Alltoallw`."""
+        return Request(self._foreign("all_to_all", lambda: self.mpi.Ialltoallw(sendbuf, recvbuf)))
+
+    # -- broadcast, barrier --------------------------------------------------------------------------
+
+    def Bcast(
+        self,
+        buf: Buffer,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
+    ) -> None:
+        """Broadcast from ``root``. Where it is compressed, the root, too, ends with the decoded values."""
+        if is_plain(buf) and codec is None and self._collective_line.empty:
+            key = ("broadcast", buf.dtype, buf.shape, name, phase, self.step, root)
+            kind = self._kinds.get(key)
+            if kind is None:
+                down = len(binomial_tree((self.rank - root) % self.size, self.size)[1])
+                kind = self._learn_move(key, buf, 1, 1, down)
+            if kind.row is not None:
+                return self._finish(kind, self.mpi.Ibcast(buf, root))
+        return self._bcast(buf, root, name, phase, codec, algorithm).wait()
+
+    def Ibcast(
+        self,
+        buf: Buffer,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
+    ) -> Request:
+        """Start :meth:`Bcast`."""
+        return Request(self._bcast(buf, root, name, phase, codec, algorithm))
+
+    def _bcast(
+        self,
+        buf: Buffer,
+        root: int,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None,
+    ) -> engine.Request:
+        try:
+            flat = parse(buf, writable=True)
+        except ForeignBufferError:
+            return self._foreign("broadcast", lambda: self.mpi.Ibcast(buf, root), codec)
+        return self.bcast(flat, root, name, phase, codec, algorithm)
+
+    def Barrier(self) -> None:
+        """Wait until all ranks are here."""
+        if self._collective_line.empty:
+            kind = self._kinds.get("barrier") or self._learn(
+                "barrier", lambda: (self._plain_call("barrier", 0, 0), 0, 0)
+            )
+            return self._finish(kind, self.mpi.Ibarrier())
+        return self.barrier().wait()
+
+    def Ibarrier(self) -> Request:
+        """Start :meth:`Barrier`."""
+        return Request(self.barrier())
+
+    # -- quickly -------------------------------------------------------------------------------------
+
+    def _learn_move(self, key: tuple[Any, ...], data: Buffer, parts: int, copies: int, sent: int) -> Kind:
+        """The kind of moves like this one, of an operation's name, dtype, shape, name and phase.
+
+        Args:
+            key: those.
+            data: the send buffer, which the policy is asked about.
+            parts: how many it is made of.
+            copies: how many times as large the receive buffer is.
+            sent: how many parts this rank sends.
+        """
+
+        def ask() -> tuple[Call, int, int] | None:
+            try:
+                flat = parse(data)
+            except ForeignBufferError:
+                return None
+            elements = flat.size if key[0] == "all_to_all" else None
+            choice = self._choose(key[0], flat, key[3], key[4], None, elements)
+            if choice.compresses or (flat.dtype.is_float and flat.dtype.itemsize < 4) or flat.size % parts:
+                return None
+            call = self._call(key[0], choice, copies * flat.nbytes, sent * flat.nbytes // parts)
+            return call, flat.size, copies * flat.size
+
+        return self._learn(key, ask)

@@ -1,0 +1,203 @@
+"""Gather, scatter and all-gather of flat buffers, of equal parts or of any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from hybridcomp.arrays import Flat
+from hybridcomp.collectives.base import MANY, CodecLike
+from hybridcomp.collectives.buffers import copied, overlap, part, raw, same_memory, together
+from hybridcomp.collectives.engine import Request
+from hybridcomp.collectives.exact import native
+from hybridcomp.collectives.gather import allgatherv, gatherv, scatterv
+from hybridcomp.collectives.sends import Sends
+from hybridcomp.collectives.vectors import Extents, byte_extents, following
+
+
+class Moves(Sends):
+    """A communicator's movement of parts, all non-blocking.
+
+    ``extents`` are, per rank, the first element and the number of elements of its part; those that know only their own
+    part give None, and the policy is then asked about a large message, alike on all ranks.
+    """
+
+    def allgatherv(
+        self,
+        send: Flat,
+        recv: Flat,
+        extents: Extents,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+    ) -> Request:
+        """Start an all-gather of every rank's ``send`` into its part of ``recv``."""
+        device = together(send, recv)
+        start, n = extents[self.rank]
+        if send.size != n:
+            raise ValueError(f"rank {self.rank} sends {send.size} elements; its count is {n}")
+        if overlap(send, recv) and not same_memory(send.data, recv.data[start : start + n]):
+            send = copied(send)
+        total = sum(size for _, size in extents)
+        choice = self._choose("all_gather", send, name, phase, codec, elements=total // self.size)
+        about = {"counts": [size for _, size in extents], "dtype": send.dtype, "name": name}
+        call = self._call("all_gather", choice, recv.nbytes, (self.size - 1) * send.nbytes, **about)
+
+        def written() -> list[tuple[int, int]]:
+            return byte_extents(extents, recv.dtype.itemsize)
+
+        if not choice.compresses:
+            return self._native(
+                lambda s, r, turn, events: native(
+                    lambda: self.mpi.Iallgatherv(
+                        MPI.IN_PLACE if same_memory(s.data, r.data[start : start + n]) else raw(s),
+                        raw_parts(r, extents),
+                    ),
+                    turn,
+                    events,
+                ),
+                call,
+                send,
+                recv,
+                device,
+                written=written,
+            )
+        tags = [self._transport.tag()]
+        return self._carried(
+            lambda carrier, s, r, _: allgatherv(carrier, s, r, extents, tags),
+            choice.codec,
+            call,
+            send,
+            recv,
+            device,
+            written=written,
+        )
+
+    def gather(
+        self,
+        send: Flat,
+        recv: Flat | None,
+        extents: Extents | None,
+        root: int,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+    ) -> Request:
+        """Start to gather every rank's ``send`` at ``root``; ``extents`` is None for equal parts.
+
+        ``recv`` and ``extents`` say something at the root alone.
+        """
+        self._check_rank(root, "root")
+        at_root = self.rank == root
+        equal = extents is None
+        device = together(send, recv)
+        if extents is None:
+            extents = following([send.size] * self.size)
+        if recv is not None:
+            start, n = extents[root]
+            if n != send.size or (equal and recv.size != self.size * n):
+                raise ValueError(
+                    f"gather of {send.size} elements from each of {self.size} ranks does not fit {recv.size}"
+                )
+            if overlap(send, recv) and not same_memory(send.data, recv.data[start : start + n]):
+                send = copied(send)
+        total = self.size * send.size if equal else MANY
+        choice = self._choose("gather", send, name, phase, codec, elements=total)
+        about = {"count": send.size if equal else None, "dtype": send.dtype, "root": root, "name": name}
+        call = self._call("gather", choice, send.nbytes, 0 if at_root else send.nbytes, **about)
+        parts = extents
+
+        def post(s: Flat, r: Flat | None) -> MPI.Request:
+            source: Any = raw(s)
+            if r is not None and same_memory(s.data, part(r, *parts[root]).data):
+                source = MPI.IN_PLACE
+            if equal:
+                return self.mpi.Igather(source, None if r is None else raw(r), root)
+            return self.mpi.Igatherv(source, None if r is None else raw_parts(r, parts), root)
+
+        def written() -> list[tuple[int, int]]:
+            return byte_extents(parts, send.dtype.itemsize)
+
+        if not choice.compresses:
+            return self._native(
+                lambda s, r, turn, events: native(lambda: post(s, r), turn, events),
+                call,
+                send,
+                recv,
+                device,
+                written=written,
+            )
+        tags = [self._transport.tag()]
+        return self._carried(
+            lambda carrier, s, r, _: gatherv(carrier, s, r, parts, root, tags),
+            choice.codec,
+            call,
+            send,
+            recv,
+            device,
+            written=written,
+        )
+
+    def scatter(
+        self,
+        send: Flat | None,
+        recv: Flat,
+        extents: Extents | None,
+        root: int,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+    ) -> Request:
+        """Start to give each rank its part of the root's ``send``; ``extents`` is None for equal parts.
+
+        ``send`` and ``extents`` say something at the root alone.
+        """
+        self._check_rank(root, "root")
+        equal = extents is None
+        device = together(send, recv)
+        if extents is None:
+            extents = following([recv.size] * self.size)
+        if send is not None:
+            start, n = extents[root]
+            if n != recv.size or (equal and send.size != self.size * n):
+                raise ValueError(
+                    f"scatter of {send.size} elements to {self.size} ranks does not give {recv.size} to each"
+                )
+            if overlap(send, recv) and not same_memory(recv.data, send.data[start : start + n]):
+                send = copied(send)
+        total = self.size * recv.size if equal else MANY
+        choice = self._choose("scatter", recv, name, phase, codec, elements=total)
+        sent = 0 if send is None else send.nbytes - recv.nbytes
+        about = {"count": recv.size if equal else None, "dtype": recv.dtype, "root": root, "name": name}
+        call = self._call("scatter", choice, recv.nbytes, sent, **about)
+        parts = extents
+
+        def post(s: Flat | None, r: Flat) -> MPI.Request:
+            target: Any = raw(r)
+            if s is not None and same_memory(r.data, part(s, *parts[root]).data):
+                target = MPI.IN_PLACE
+            if equal:
+                return self.mpi.Iscatter(None if s is None else raw(s), target, root)
+            return self.mpi.Iscatterv(None if s is None else raw_parts(s, parts), target, root)
+
+        if not choice.compresses:
+            return self._native(
+                lambda s, r, turn, events: native(lambda: post(s, r), turn, events), call, send, recv, device
+            )
+        tags = [self._transport.tag()]
+        return self._carried(
+            lambda carrier, s, r, _: scatterv(carrier, s, r, parts, root, tags),
+            choice.codec,
+            call,
+            send,
+            recv,
+            device,
+        )
+
+
+def raw_parts(flat: Flat, extents: Extents) -> list[Any]:
+    """An mpi4py specification of the bytes of parts."""
+    data, datatype = raw(flat)
+    parts = byte_extents(extents, flat.dtype.itemsize)
+    return [data, [n for _, n in parts], [start for start, _ in parts], datatype]

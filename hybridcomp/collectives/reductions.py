@@ -1,0 +1,325 @@
+"""mpi4py's reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp.arrays import Flat
+from hybridcomp.collectives import engine
+from hybridcomp.collectives.base import CodecLike, Op
+from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, like, parse, part, same_dtype
+from hybridcomp.collectives.exact import reduces_directly
+from hybridcomp.collectives.handle import Request
+from hybridcomp.collectives.quick import Kind, Quick, are_plain
+from hybridcomp.collectives.stats import Call
+
+Buffer = Any
+
+
+class Reductions(Quick):
+    """Allreduce, Reduce, Reduce_scatter, Reduce_scatter_block, Scan and Exscan.
+
+    ``op`` is an MPI operation, or ``"avg"``. Floats are compressed for ``MPI.SUM`` and ``"avg"`` alone.
+    """
+
+    # -- all-reduce ----------------------------------------------------------------------------------
+
+    def Allreduce(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        op: Op = MPI.SUM,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
+    ) -> None:
+        """Reduce over all ranks; every rank gets the same bits.
+
+        Args:
+            sendbuf: this rank's values, or ``MPI.IN_PLACE``.
+            recvbuf: the result, of the same count and dtype.
+            op: see the class.
+            name, phase, codec, algorithm: see :mod:`~hybridcomp.collectives.communicator`.
+        """
+        if type(recvbuf) is np.ndarray and codec is None and self._collective_line.empty:
+            key = ("all_reduce", recvbuf.dtype, recvbuf.shape, id(op), name, phase, self.step)
+            kind = self._kinds.get(key) or self._learn_sum(key, recvbuf, recvbuf, op, name, phase)
+            if kind.row is not None and are_plain(sendbuf, recvbuf, kind):
+                return self._finish(kind, self.mpi.Iallreduce(sendbuf, recvbuf, kind.keep))
+        return self._allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
+
+    def Iallreduce(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        op: Op = MPI.SUM,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
+    ) -> Request:
+        """Start :meth:`Allreduce`."""
+        return Request(self._allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm))
+
+    def _allreduce(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        op: Op,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None,
+    ) -> engine.Request:
+        try:
+            recv = parse(recvbuf, writable=True)
+            send = recv if is_in_place(sendbuf) else like(parse(sendbuf), recv)
+        except ForeignBufferError:
+            return self._foreign("all_reduce", lambda: self.mpi.Iallreduce(sendbuf, recvbuf, _mpi(op)), codec)
+        return self.allreduce(send, recv, op, name, phase, codec, algorithm)
+
+    # -- reduce-scatter ------------------------------------------------------------------------------
+
+    def Reduce_scatter_block(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        op: Op = MPI.SUM,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
+    ) -> None:
+        """Reduce ``sendbuf`` (size * n elements) over all ranks; rank r gets block r in ``recvbuf`` (n).
+
+        With ``MPI.IN_PLACE`` the values are in ``recvbuf``, and the block comes to its beginning.
+        """
+        if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray and codec is None:
+            key = ("reduce_scatter", sendbuf.dtype, sendbuf.shape, id(op), name, phase, self.step)
+            kind = self._kinds.get(key) or self._learn_sum(key, sendbuf, recvbuf, op, name, phase)
+            if kind.row is not None and are_plain(sendbuf, recvbuf, kind) and self._collective_line.empty:
+                return self._finish(kind, self.mpi.Ireduce_scatter_block(sendbuf, recvbuf, kind.keep))
+        return self._reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
+
+    def Ireduce_scatter_block(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        op: Op = MPI.SUM,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
+    ) -> Request:
+        """Start :meth:`Reduce_scatter_block`."""
+        return Request(self._reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm))
+
+    def _reduce_scatter_block(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        op: Op,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None,
+    ) -> engine.Request:
+        try:
+            if is_in_place(sendbuf):
+                send = parse(recvbuf, writable=True, blocks=self.size)
+                recv = part(send, 0, send.size // self.size)
+            else:
+                recv = parse(recvbuf, writable=True)
+                send = same_dtype(parse(sendbuf, blocks=self.size), recv)
+        except ForeignBufferError:
+            return self._foreign(
+                "reduce_scatter", lambda: self.mpi.Ireduce_scatter_block(sendbuf, recvbuf, _mpi(op)), codec
+            )
+        return self.reduce_scatter_block(send, recv, op, name, phase, codec, algorithm)
+
+    def Reduce_scatter(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        recvcounts: Sequence[int] | None = None,
+        op: Op = MPI.SUM,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Reduce ``sendbuf`` over all ranks; rank r gets part r, of ``recvcounts[r]`` elements.
+
+        Without ``recvcounts`` the ranks tell each other the sizes of their receive buffers first.
+        """
+        self._reduce_scatter(sendbuf, recvbuf, recvcounts, op, name, phase, codec).wait()
+
+    def Ireduce_scatter(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        recvcounts: Sequence[int] | None = None,
+        op: Op = MPI.SUM,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Reduce_scatter`; waits for the counts if they are not given, as mpi4py does."""
+        return Request(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op, name, phase, codec))
+
+    def _reduce_scatter(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        recvcounts: Sequence[int] | None,
+        op: Op,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+    ) -> engine.Request:
+        in_place = is_in_place(sendbuf)
+        try:
+            if in_place and recvcounts is None:
+                raise ForeignBufferError("in place, the counts must be given")
+            recv = parse(recvbuf, writable=True)
+            send = recv if in_place else same_dtype(parse(sendbuf), recv)
+        except ForeignBufferError:
+            return self._foreign(
+                "reduce_scatter",
+                lambda: self.mpi.Ireduce_scatter(sendbuf, recvbuf, recvcounts, _mpi(op)),
+                codec,
+            )
+        counts = self._counts(recv) if recvcounts is None else [int(n) for n in recvcounts]
+        if in_place and len(counts) == self.size and sum(counts) == send.size:
+            recv = part(recv, 0, counts[self.rank])
+        return self.reduce_scatter(send, recv, counts, op, name, phase, codec)
+
+    def _counts(self, recv: Flat) -> list[int]:
+        """Elements of every rank's receive buffer."""
+        counts = np.empty(self.size, np.int64)
+        mine, every = parse(np.array([recv.size])), parse(counts, writable=True)
+        self.allgather(mine, every, None, None, "none").wait()
+        return counts.tolist()
+
+    # -- to one rank ---------------------------------------------------------------------------------
+
+    def Reduce(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        op: Op = MPI.SUM,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
+    ) -> None:
+        """Reduce to rank ``root``; exact unless the policy names it. ``recvbuf`` says something at the root alone."""
+        self._reduce(sendbuf, recvbuf, op, root, name, phase, codec, algorithm).wait()
+
+    def Ireduce(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        op: Op = MPI.SUM,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
+    ) -> Request:
+        """Start :meth:`Reduce`."""
+        return Request(self._reduce(sendbuf, recvbuf, op, root, name, phase, codec, algorithm))
+
+    def _reduce(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        op: Op,
+        root: int,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None,
+    ) -> engine.Request:
+        try:
+            recv = parse(recvbuf, writable=True) if root == self.rank else None
+            in_place = recv is not None and is_in_place(sendbuf)
+            send = recv if recv is not None and in_place else parse(sendbuf)
+            if recv is not None:
+                like(send, recv)
+        except ForeignBufferError:
+            return self._foreign("reduce", lambda: self.mpi.Ireduce(sendbuf, recvbuf, _mpi(op), root), codec)
+        return self.reduce(send, recv, op, root, name, phase, codec, algorithm)
+
+    # -- prefixes ------------------------------------------------------------------------------------
+
+    def Scan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> None:
+        """Reduce over this rank and those before it, by MPI's own."""
+        self._foreign("scan", lambda: self.mpi.Iscan(sendbuf, recvbuf, op)).wait()
+
+    def Iscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> Request:
+        """Start :meth:`Scan`."""
+        return Request(self._foreign("scan", lambda: self.mpi.Iscan(sendbuf, recvbuf, op)))
+
+    def Exscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> None:
+        """Reduce over the ranks before this one, by MPI's own."""
+        self._foreign("exscan", lambda: self.mpi.Iexscan(sendbuf, recvbuf, op)).wait()
+
+    def Iexscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> Request:
+        """Start :meth:`Exscan`."""
+        return Request(self._foreign("exscan", lambda: self.mpi.Iexscan(sendbuf, recvbuf, op)))
+
+    # -- quickly -------------------------------------------------------------------------------------
+
+    def _learn_sum(
+        self,
+        key: tuple[Any, ...],
+        data: Buffer,
+        recvbuf: Buffer,
+        op: Op,
+        name: str | None,
+        phase: str | None,
+    ) -> Kind:
+        """The kind of reductions like this one; ``data`` is what the policy is asked about."""
+
+        def ask() -> tuple[Call, int, int] | None:
+            p = self.size
+            if not isinstance(op, MPI.Op):
+                return None
+            try:
+                flat = parse(data)
+            except ForeignBufferError:
+                return None
+            choice = self._choose_sum(key[0], flat, op, name, phase, None)
+            whole = key[0] == "all_reduce"
+            if self._direct(choice, flat, op) or choice.codec.linear or not reduces_directly(flat.dtype, 1):
+                return None
+            parts = 2 if whole else 1
+            call = self._call(key[0], choice, flat.nbytes, parts * (p - 1) * flat.nbytes // p)
+            return call, flat.size, flat.size if whole else flat.size // p
+
+        return self._learn(key, ask, op)
+
+
+def _mpi(op: Op) -> MPI.Op:
+    """An operation for MPI alone.
+
+    Raises:
+        ForeignBufferError: MPI has no average.
+    """
+    if not isinstance(op, MPI.Op):
+        raise ForeignBufferError(f"op {op!r} needs an array of numbers")
+    return op
