@@ -97,8 +97,13 @@ def parse(spec: Any, *, writable: bool = False, blocks: int = 1) -> Flat:
 
 
 def _view(data: Any, writable: bool) -> Flat:
-    if not (is_torch(data) or isinstance(data, np.ndarray) or hasattr(data, "__cuda_array_interface__")):
-        data = _from_buffer(data, writable)
+    if not (is_torch(data) or isinstance(data, np.ndarray)):
+        if not hasattr(data, "__cuda_array_interface__"):
+            data = _from_buffer(data, writable)
+        elif not (hasattr(data, "__hybridcomp_runtime__") or hasattr(data, "device")):
+            raise ForeignBufferError(
+                f"{type(data).__name__} is none of the device arrays that are known here"
+            )
     return flatten(data, writable=writable, device=True)
 
 

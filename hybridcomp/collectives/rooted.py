@@ -110,10 +110,8 @@ class Rooted(Quick):
         try:
             if self.rank == root:
                 recv, extents = parse_vector(recvbuf, self.size, writable=True)
-            if recv is not None and is_in_place(sendbuf):
-                send = part(recv, *extents[root])
-            else:
-                send = parse(sendbuf)
+            own = part(recv, *extents[root]) if recv is not None and is_in_place(sendbuf) else None
+            send = parse(sendbuf) if own is None else own
         except ForeignBufferError:
             return self._foreign("gather", lambda: self.mpi.Igatherv(sendbuf, recvbuf, root), codec)
         if recv is not None:
@@ -210,10 +208,8 @@ class Rooted(Quick):
         try:
             if self.rank == root:
                 send, extents = parse_vector(sendbuf, self.size, writable=False)
-            if send is not None and is_in_place(recvbuf):
-                recv = part(send, *extents[root])
-            else:
-                recv = parse(recvbuf, writable=True)
+            own = part(send, *extents[root]) if send is not None and is_in_place(recvbuf) else None
+            recv = parse(recvbuf, writable=True) if own is None else own
         except ForeignBufferError:
             return self._foreign("scatter", lambda: self.mpi.Iscatterv(sendbuf, recvbuf, root), codec)
         if send is not None:
