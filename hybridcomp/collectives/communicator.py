@@ -48,6 +48,7 @@ from mpi4py import MPI
 
 from hybridcomp.collectives.messages import Messages
 from hybridcomp.collectives.movement import Movement
+from hybridcomp.collectives.plans import Plans
 from hybridcomp.collectives.reductions import Reductions
 from hybridcomp.collectives.rooted import Rooted
 
@@ -57,7 +58,7 @@ _OF_MESSAGES = frozenset(
 )
 
 
-class Communicator(Reductions, Movement, Rooted, Messages):
+class Communicator(Reductions, Movement, Rooted, Messages, Plans):
     """Compressed collectives over a duplicate of an MPI communicator. Making one is collective.
 
     Args:

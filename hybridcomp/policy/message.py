@@ -7,7 +7,23 @@ from dataclasses import dataclass
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
 
-OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "send")
+OPS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+)
+ROOTED = {
+    "broadcast": "broadcasts",
+    "reduce": "reductions to one rank",
+    "gather": "gathers",
+    "scatter": "scatters",
+}
 PHASES = ("forward", "backward")
 
 

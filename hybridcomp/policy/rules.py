@@ -10,11 +10,9 @@ from fnmatch import fnmatchcase
 
 from hybridcomp.codecs import FORMS, Codec, get_codec, parse_form
 from hybridcomp.errors import PolicyError
-from hybridcomp.policy.message import Choice, Message
+from hybridcomp.policy.message import ROOTED, Choice, Message
 
 _NONE = get_codec("none")
-#: Operations that carry parameters, state and results that must arrive exactly, unless a policy names them.
-EXACT = {"broadcast": "broadcasts", "reduce": "reductions to one rank"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,8 @@ class Policy:
         base: the rule around all axes.
         axes: per axis, its rule.
         entries: per axis, rules by operation (``all_reduce``) or phase (``backward``).
-        everything: also compress the operations in :data:`EXACT`, which otherwise need an entry of their own.
+        everything: also compress operations from or to one rank, which otherwise need an entry of their own (they
+            carry parameters, state and results that must arrive exactly).
         lines: line of each axis's section in the file, for messages; empty for presets.
     """
 
@@ -75,8 +74,8 @@ class Policy:
         rule, named = self._rule(message.axis, message.op, message.phase)
         if rule.codecs is None:
             return Choice(_NONE, None, "the policy names no codec for it")
-        if message.op in EXACT and not (named or self.everything):
-            return Choice(_NONE, None, f"{EXACT[message.op]} are exact unless named")
+        if message.op in ROOTED and not (named or self.everything):
+            return Choice(_NONE, None, f"{ROOTED[message.op]} are exact unless named")
         if not any(c.name != "none" for c in rule.codecs):
             return Choice(_NONE, None, "the policy says none")
         if message.nbytes < (rule.min_bytes or 0):

@@ -1,4 +1,4 @@
-"""Run files of mpi4py's own test suite on communicators of ours: ``mpiexec -n 3 python run.py FOLDER test_cco_buf ...``.
+"""Run files of mpi4py's own tests on communicators of ours: ``mpiexec -n 3 python run.py FOLDER test_cco_buf ...``.
 
 ``MPI.COMM_SELF`` and ``MPI.COMM_WORLD`` in the tests' classes, and the duplicates that their ``setUp`` makes, become
 ``hc.Communicator(..., policy="none")``. Nothing else is changed.
