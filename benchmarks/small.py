@@ -1,4 +1,4 @@
-"""Blocking operations on small messages beside mpi4py's own: ``mpiexec -n 2 python benchmarks/small.py --json small.json``.
+"""Blocking operations on small messages beside mpi4py's: ``mpiexec -n 2 python benchmarks/small.py --json small.json``.
 
 One call of ours and one of mpi4py's alternate, so that both see the same machine; a figure is a median over the calls
 of the slowest rank, and ``over`` is ours over mpi4py's. A policy's codec compresses from its ``min_bytes`` on alone, so

@@ -7,20 +7,21 @@ from os import sched_yield
 from time import monotonic, sleep
 from typing import Any, Literal
 
-import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.collectives import engine
-from hybridcomp.collectives.base import CodecLike
+from hybridcomp.collectives.base import NONE, CodecLike
 from hybridcomp.collectives.buffers import ForeignBufferError, copied, parse
 from hybridcomp.collectives.handle import Request, wait_for
 from hybridcomp.collectives.quick import Kind, Quick, is_plain
 from hybridcomp.collectives.stats import Call
 from hybridcomp.errors import CollectiveTimeoutError
+from hybridcomp.policy import Choice
 
 Buffer = Any
 
 _MOST_BYTES = 1 << 32  # of a message whose length nobody said
+_NOBODY = id(None)
 _LOOK_SECONDS = 50e-6  # between looks for a message, once it is late
 
 
@@ -40,10 +41,9 @@ class Messages(Quick):
         codec: CodecLike = None,
     ) -> None:
         """Send to ``dest``. With ``codec=``, the receiver must give the same."""
-        if is_plain(buf) and codec is None and self._message_line.empty:
-            key = ("send", buf.dtype, buf.shape, name, phase, self.step)
-            kind = self._kinds.get(key) or self._learn_send(key, buf, name, phase)
-            if kind.row is not None:
+        if codec is None and self._message_line.empty:
+            kind = self._plain_messages("send", buf, (name, phase, self.step))
+            if kind is not None:
                 return self._finish(kind, self._p2p.Isend(buf, dest, tag), dest)
         return self._send(buf, dest, tag, name, phase, codec, "Isend").wait()
 
@@ -148,10 +148,9 @@ class Messages(Quick):
 
         ``status`` is filled with source, tag and count of what was sent, before any compression.
         """
-        if is_plain(buf) and codec is None and self._message_line.empty:
-            key = ("recv", buf.dtype, buf.shape)
-            kind = self._kinds.get(key) or self._learn_recv(key, buf)
-            if kind.row is not None:
+        if codec is None and self._message_line.empty:
+            kind = self._plain_messages("recv", buf, (None, None, 0))
+            if kind is not None:
                 return self._finish(kind, self._p2p.Irecv(buf, source, tag), source, status)
         return self._recv(buf, source, tag, codec, status).wait()
 
@@ -374,27 +373,37 @@ class Messages(Quick):
     ) -> engine.Request:
         return self._foreign(op, post, codec, transport=self._p2p_transport, peer=peer, status=status)
 
-    def _learn_send(self, key: tuple[Any, ...], buf: np.ndarray, name: str | None, phase: str | None) -> Kind:
+    def _plain_messages(self, what: str, buf: Any, said: tuple[Any, ...]) -> Kind | None:
+        """The kind of a blocking send or receive of an array as it is; None for the usual way.
+
+        Args:
+            what: ``"send"`` or ``"recv"``.
+            buf: its buffer.
+            said: name, phase and step of a send.
+        """
+        known = self._known.get((what, id(buf), _NOBODY))
+        if known is not None and known.said == said:
+            return known.kind
+        if not is_plain(buf):
+            return None
+        key = (what, buf.dtype, buf.shape, *said)
+
         def ask() -> tuple[Call, int, int] | None:
             try:
                 flat = parse(buf)
             except ForeignBufferError:
                 return None
-            choice = self._choose("send", flat, name, phase, None)
-            if choice.compresses or self._framed(flat.dtype, None) or flat.dtype.itemsize == 2:
+            if self._framed(flat.dtype, None) or (flat.dtype.is_float and flat.dtype.itemsize == 2):
                 return None
+            if what == "recv":
+                return self._plain_call("recv", flat.nbytes, 0), 0, flat.size
+            choice = self._choose("send", flat, said[0], said[1], None)
+            if choice.compresses:
+                choice = Choice(NONE, None, f"sends of {flat.dtype.label} are not compressed")
             return self._call("send", choice, flat.nbytes, flat.nbytes), flat.size, 0
 
-        return self._learn(key, ask)
-
-    def _learn_recv(self, key: tuple[Any, ...], buf: np.ndarray) -> Kind:
-        def ask() -> tuple[Call, int, int] | None:
-            try:
-                flat = parse(buf)
-            except ForeignBufferError:
-                return None
-            if self._framed(flat.dtype, None) or flat.dtype.itemsize == 2:
-                return None
-            return self._plain_call("recv", flat.nbytes, 0), 0, flat.size
-
-        return self._learn(key, ask)
+        kind = self._kinds.get(key) or self._learn(key, ask)
+        if kind.row is None:
+            return None
+        self._remember(what, buf, None, kind, said)
+        return kind

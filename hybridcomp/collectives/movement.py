@@ -37,10 +37,9 @@ class Movement(Quick):
 
         ``sendbuf`` may be ``MPI.IN_PLACE`` or any part of ``recvbuf``.
         """
-        if type(sendbuf) is np.ndarray and type(recvbuf) is np.ndarray and codec is None:
-            key = ("all_gather", sendbuf.dtype, sendbuf.shape, name, phase, self.step)
-            kind = self._kinds.get(key) or self._learn_move(key, sendbuf, 1, self.size, self.size - 1)
-            if kind.row is not None and are_plain(sendbuf, recvbuf, kind) and self._collective_line.empty:
+        if codec is None and self._collective_line.empty:
+            kind = self._moves("all_gather", sendbuf, recvbuf, (name, phase, self.step))
+            if kind is not None:
                 return self._finish(kind, self.mpi.Iallgather(sendbuf, recvbuf))
         return self._allgather(sendbuf, recvbuf, name, phase, codec, algorithm).wait()
 
@@ -124,10 +123,9 @@ class Movement(Quick):
         codec: CodecLike = None,
     ) -> None:
         """Send equal parts of ``sendbuf`` to all ranks; a rank's own part is copied exactly."""
-        if type(sendbuf) is np.ndarray and type(recvbuf) is np.ndarray and codec is None:
-            key = ("all_to_all", sendbuf.dtype, sendbuf.shape, name, phase, self.step)
-            kind = self._kinds.get(key) or self._learn_move(key, sendbuf, self.size, 1, self.size - 1)
-            if kind.row is not None and are_plain(sendbuf, recvbuf, kind) and self._collective_line.empty:
+        if codec is None and self._collective_line.empty:
+            kind = self._moves("all_to_all", sendbuf, recvbuf, (name, phase, self.step))
+            if kind is not None:
                 return self._finish(kind, self.mpi.Ialltoall(sendbuf, recvbuf))
         return self._alltoall(sendbuf, recvbuf, name, phase, codec).wait()
 
@@ -221,13 +219,9 @@ class Movement(Quick):
         algorithm: str | None = None,
     ) -> None:
         """Broadcast from ``root``. Where it is compressed, the root, too, ends with the decoded values."""
-        if is_plain(buf) and codec is None and self._collective_line.empty:
-            key = ("broadcast", buf.dtype, buf.shape, name, phase, self.step, root)
-            kind = self._kinds.get(key)
-            if kind is None:
-                down = len(binomial_tree((self.rank - root) % self.size, self.size)[1])
-                kind = self._learn_move(key, buf, 1, 1, down)
-            if kind.row is not None:
+        if codec is None and self._collective_line.empty:
+            kind = self._moves("broadcast", buf, buf, (name, phase, self.step, root))
+            if kind is not None:
                 return self._finish(kind, self.mpi.Ibcast(buf, root))
         return self._bcast(buf, root, name, phase, codec, algorithm).wait()
 
@@ -274,27 +268,43 @@ class Movement(Quick):
 
     # -- quickly -------------------------------------------------------------------------------------
 
-    def _learn_move(self, key: tuple[Any, ...], data: Buffer, parts: int, copies: int, sent: int) -> Kind:
-        """The kind of moves like this one, of an operation's name, dtype, shape, name and phase.
+    def _moves(self, what: str, send: Any, recv: Any, said: tuple[Any, ...]) -> Kind | None:
+        """The kind of a blocking move that MPI does on these arrays as they are; None for the usual way.
 
         Args:
-            key: those.
-            data: the send buffer, which the policy is asked about.
-            parts: how many it is made of.
-            copies: how many times as large the receive buffer is.
-            sent: how many parts this rank sends.
+            what: the operation.
+            send, recv: its buffers; the same for a broadcast.
+            said: name, phase and step, and a broadcast's root.
         """
+        known = self._known.get((what, id(send), id(recv)))
+        if known is not None and known.said == said:
+            return known.kind
+        if type(send) is not np.ndarray or type(recv) is not np.ndarray:
+            return None
+        key = (what, send.dtype, send.shape, *said)
 
         def ask() -> tuple[Call, int, int] | None:
+            p = self.size
             try:
-                flat = parse(data)
+                flat = parse(send)
             except ForeignBufferError:
                 return None
-            elements = flat.size if key[0] == "all_to_all" else None
-            choice = self._choose(key[0], flat, key[3], key[4], None, elements)
-            if choice.compresses or (flat.dtype.is_float and flat.dtype.itemsize < 4) or flat.size % parts:
+            elements = flat.size if what == "all_to_all" else None
+            choice = self._choose(what, flat, said[0], said[1], None, elements)
+            if choice.compresses or (flat.dtype.is_float and flat.dtype.itemsize == 2):
                 return None
-            call = self._call(key[0], choice, copies * flat.nbytes, sent * flat.nbytes // parts)
-            return call, flat.size, copies * flat.size
+            raw, sent = flat.nbytes, (p - 1) * flat.nbytes
+            if what == "all_gather":
+                raw *= p
+            elif what == "all_to_all":
+                sent //= p
+            else:
+                self._check_rank(said[3], "root")
+                sent = len(binomial_tree((self.rank - said[3]) % p, p)[1]) * flat.nbytes
+            return self._call(what, choice, raw, sent), flat.size, raw // flat.dtype.itemsize
 
-        return self._learn(key, ask)
+        kind = self._kinds.get(key) or self._learn(key, ask)
+        if kind.row is None or not (is_plain(send) if send is recv else are_plain(send, recv, kind)):
+            return None
+        self._remember(what, send, recv, kind, said)
+        return kind

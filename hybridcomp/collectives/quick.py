@@ -8,6 +8,8 @@ next one takes the usual way.
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Callable, Hashable
 from os import sched_yield
 from time import perf_counter
@@ -23,12 +25,13 @@ from hybridcomp.collectives.turns import Turns
 from hybridcomp.errors import MismatchError
 
 _SPINS = 12  # looks that do not give way
-_LOOKS = 400  # looks in all: some 300 us
+_LOOKS = 400  # looks that do: some 300 us
+_UNSETTLED = 1024  # operations that a kind may leave uncounted
 _MOST_KINDS = 4096
 _PLAIN = 0x0101  # NumPy's flags C_CONTIGUOUS and ALIGNED
 
 
-class Kind(NamedTuple):
+class Kind:
     """What operations of the same kind have in common.
 
     Attributes:
@@ -36,14 +39,30 @@ class Kind(NamedTuple):
         raw, plain: bytes of one, as in :class:`~hybridcomp.collectives.stats.StatRow`.
         send, recv: elements of its buffers.
         keep: what the key names by its id.
+        seconds: of each that is not in ``row`` yet; a deque, since several threads may send.
     """
 
-    row: StatRow | None
-    raw: int = 0
-    plain: int = 0
-    send: int = 0
-    recv: int = 0
-    keep: Any = None
+    __slots__ = ("keep", "plain", "raw", "recv", "row", "seconds", "send")
+
+    def __init__(self, row: StatRow | None, call: Call | None, send: int, recv: int, keep: Any) -> None:
+        self.row = row
+        self.raw, self.plain = (0, 0) if call is None else (call.raw_bytes, call.plain_bytes)
+        self.send, self.recv, self.keep = send, recv, keep
+        self.seconds: deque[float] = deque()
+
+
+class Known(NamedTuple):
+    """Arrays that were used before, and what for.
+
+    Attributes:
+        kind: of the operation.
+        said: its other arguments, and the step.
+        alive: references that forget it once an array is no more.
+    """
+
+    kind: Kind
+    said: tuple[Any, ...]
+    alive: list[weakref.ref[Any]]
 
 
 class _Busy(Turns):
@@ -61,52 +80,99 @@ class Quick(Core):
     def __init__(self, comm: MPI.Comm, policy: Any, axis: str, timeout: float) -> None:
         super().__init__(comm, policy, axis, timeout)
         self._kinds: dict[Hashable, Kind] = {}
+        self._known: dict[tuple[str, int, int], Known] = {}
         # Operations that are compared in detail all take the usual way.
         self._collective_line = self._transport.turns if self._comparison is None else _Busy()
         self._message_line = self._p2p_transport.turns
+
+    def stats(self) -> list[StatRow]:
+        """Totals per operation and codec since the communicator was made, on this rank."""
+        for kind in list(self._kinds.values()):
+            self._settle(kind)
+        return super().stats()
 
     def _learn(
         self, key: Hashable, ask: Callable[[], tuple[Call, int, int] | None], keep: Any = None
     ) -> Kind:
         """The kind of a key: ``ask`` says what an operation would be counted as, and the elements of its buffers."""
         if len(self._kinds) >= _MOST_KINDS:
+            for kind in self._kinds.values():
+                self._settle(kind)
             self._kinds.clear()
-        found = ask()
-        if found is None:
-            kind = Kind(None, keep=keep)
-        else:
-            call, send, recv = found
-            kind = Kind(self._table.row(call), call.raw_bytes, call.plain_bytes, send, recv, keep)
+            self._known.clear()
+        call, send, recv = ask() or (None, 0, 0)
+        kind = Kind(None if call is None else self._table.row(call), call, send, recv, keep)
         self._kinds[key] = kind
         return kind
+
+    def _remember(self, op: str, send: Any, recv: Any, kind: Kind, said: tuple[Any, ...]) -> None:
+        """Know two plain arrays again, without looking at them.
+
+        Nobody else gets their ids while they live; and an array that is given another shape or dtype in place is still
+        taken by MPI for what it then is.
+        """
+        if len(self._known) >= _MOST_KINDS:
+            self._known.clear()
+        key = (op, id(send), id(recv))
+
+        known = self._known  # and not the communicator, which its arrays must not keep
+
+        def forget(_: Any) -> None:
+            known.pop(key, None)
+
+        arrays = [array for array in (send, recv) if isinstance(array, np.ndarray)]
+        self._known[key] = Known(kind, said, [weakref.ref(array, forget) for array in arrays])
 
     def _finish(
         self, kind: Kind, request: MPI.Request, peer: int | None = None, status: MPI.Status | None = None
     ) -> None:
         """Wait for a posted operation, with ``peer`` or with all ranks, and count it."""
         began = perf_counter()
-        row = kind.row
-        assert row is not None
         test = request.Test
         try:
-            for look in range(_LOOKS):
-                if test(status):
-                    self._table.count(row, kind.raw, kind.plain, perf_counter() - began)
-                    if peer is None:
-                        self._started += 1
-                    return
-                if look >= _SPINS:
-                    sched_yield()
+            if test(status) or self._spin(test, status):
+                seconds = kind.seconds
+                seconds.append(perf_counter() - began)
+                if peer is None:
+                    self._started += 1
+                if len(seconds) >= _UNSETTLED:
+                    self._settle(kind)
+                return
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            what = f"{row.op} on axis {self.axis!r}, rank {self.rank} of {self.size}"
+            what = f"recv on axis {self.axis!r}, rank {self.rank} of {self.size}"
             raise MismatchError(
                 f"{what}: rank {peer} sent more than this rank has room for ({error})"
             ) from None
+        row = kind.row
+        assert row is not None
         call = Call(row.axis, row.op, row.codec, row.reason, kind.raw, kind.plain)
         steps = _remaining(request, -1 if peer is None else peer, status)
         self._start(steps, call, exact=True, status=status, common=peer is None).wait()
+
+    @staticmethod
+    def _spin(test: Callable[[MPI.Status | None], bool], status: MPI.Status | None) -> bool:
+        for _ in range(_SPINS):
+            if test(status):
+                return True
+        for _ in range(_LOOKS):
+            sched_yield()
+            if test(status):
+                return True
+        return False
+
+    def _settle(self, kind: Kind) -> None:
+        """Count what a kind has not counted yet."""
+        seconds, calls = 0.0, 0
+        while kind.seconds:
+            try:
+                seconds += kind.seconds.popleft()
+            except IndexError:  # another thread took the last one
+                break
+            calls += 1
+        if calls and kind.row is not None:
+            self._table.count(kind.row, calls, kind.raw, kind.plain, seconds)
 
 
 def _remaining(request: MPI.Request, peer: int, status: MPI.Status | None) -> Steps:
@@ -123,16 +189,13 @@ def are_plain(send: Any, recv: Any, kind: Kind) -> bool:
 
     A send buffer may be ``MPI.IN_PLACE``.
     """
-    if recv.size != kind.recv or recv.flags.num & _PLAIN != _PLAIN:
+    if kind.row is None or recv.size != kind.recv or not is_plain(recv):
         return False
-    if type(send) is not np.ndarray:
-        return send is MPI.IN_PLACE
+    if send is MPI.IN_PLACE:
+        return True
     return (
-        send.size == kind.send
+        is_plain(send)
+        and send.size == kind.send
         and send.dtype == recv.dtype
-        and send.flags.num & _PLAIN == _PLAIN
-        and (
-            (send.base is None and recv.base is None and send is not recv)
-            or not np.may_share_memory(send, recv)
-        )
+        and not np.may_share_memory(send, recv)
     )

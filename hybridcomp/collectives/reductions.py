@@ -47,10 +47,9 @@ class Reductions(Quick):
             op: see the class.
             name, phase, codec, algorithm: see :mod:`~hybridcomp.collectives.communicator`.
         """
-        if type(recvbuf) is np.ndarray and codec is None and self._collective_line.empty:
-            key = ("all_reduce", recvbuf.dtype, recvbuf.shape, id(op), name, phase, self.step)
-            kind = self._kinds.get(key) or self._learn_sum(key, recvbuf, recvbuf, op, name, phase)
-            if kind.row is not None and are_plain(sendbuf, recvbuf, kind):
+        if codec is None and self._collective_line.empty:
+            kind = self._sums("all_reduce", sendbuf, recvbuf, (op, name, phase, self.step))
+            if kind is not None:
                 return self._finish(kind, self.mpi.Iallreduce(sendbuf, recvbuf, kind.keep))
         return self._allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
 
@@ -102,10 +101,9 @@ class Reductions(Quick):
 
         With ``MPI.IN_PLACE`` the values are in ``recvbuf``, and the block comes to its beginning.
         """
-        if type(recvbuf) is np.ndarray and type(sendbuf) is np.ndarray and codec is None:
-            key = ("reduce_scatter", sendbuf.dtype, sendbuf.shape, id(op), name, phase, self.step)
-            kind = self._kinds.get(key) or self._learn_sum(key, sendbuf, recvbuf, op, name, phase)
-            if kind.row is not None and are_plain(sendbuf, recvbuf, kind) and self._collective_line.empty:
+        if codec is None and self._collective_line.empty:
+            kind = self._sums("reduce_scatter", sendbuf, recvbuf, (op, name, phase, self.step))
+            if kind is not None:
                 return self._finish(kind, self.mpi.Ireduce_scatter_block(sendbuf, recvbuf, kind.keep))
         return self._reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
 
@@ -284,16 +282,23 @@ class Reductions(Quick):
 
     # -- quickly -------------------------------------------------------------------------------------
 
-    def _learn_sum(
-        self,
-        key: tuple[Any, ...],
-        data: Buffer,
-        recvbuf: Buffer,
-        op: Op,
-        name: str | None,
-        phase: str | None,
-    ) -> Kind:
-        """The kind of reductions like this one; ``data`` is what the policy is asked about."""
+    def _sums(self, what: str, send: Any, recv: Any, said: tuple[Any, ...]) -> Kind | None:
+        """The kind of a blocking reduction that MPI does on these arrays as they are; None for the usual way.
+
+        Args:
+            what: ``"all_reduce"`` or ``"reduce_scatter"``.
+            send, recv: its buffers.
+            said: operation, name, phase and step.
+        """
+        known = self._known.get((what, id(send), id(recv)))
+        if known is not None and known.said == said:
+            return known.kind
+        whole = what == "all_reduce"
+        data = recv if whole else send  # what the policy is asked about
+        if type(data) is not np.ndarray or type(recv) is not np.ndarray:
+            return None
+        op, name, phase, _ = said
+        key = (what, data.dtype, data.shape, id(op), *said[1:])
 
         def ask() -> tuple[Call, int, int] | None:
             p = self.size
@@ -303,15 +308,17 @@ class Reductions(Quick):
                 flat = parse(data)
             except ForeignBufferError:
                 return None
-            choice = self._choose_sum(key[0], flat, op, name, phase, None)
-            whole = key[0] == "all_reduce"
+            choice = self._choose_sum(what, flat, op, name, phase, None)
             if self._direct(choice, flat, op) or choice.codec.linear or not reduces_directly(flat.dtype, 1):
                 return None
-            parts = 2 if whole else 1
-            call = self._call(key[0], choice, flat.nbytes, parts * (p - 1) * flat.nbytes // p)
+            call = self._call(what, choice, flat.nbytes, (1 + whole) * (p - 1) * flat.nbytes // p)
             return call, flat.size, flat.size if whole else flat.size // p
 
-        return self._learn(key, ask, op)
+        kind = self._kinds.get(key) or self._learn(key, ask, op)
+        if not are_plain(send, recv, kind):
+            return None
+        self._remember(what, send, recv, kind, said)
+        return kind
 
 
 def _mpi(op: Op) -> MPI.Op:

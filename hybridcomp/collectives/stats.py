@@ -138,13 +138,13 @@ class StatTable:
                 row = self._rows[call.key] = StatRow(*call.key)
             return row
 
-    def count(self, row: StatRow, raw: int, plain: int, seconds: float) -> None:
-        """Count an uncompressed operation that took ``seconds`` in ``row``, one of this table's."""
+    def count(self, row: StatRow, calls: int, raw: int, plain: int, seconds: float) -> None:
+        """Count uncompressed operations in ``row``, one of this table's: bytes of each, ``seconds`` of all."""
         with self._lock:
-            row.calls += 1
-            row.raw_bytes += raw
-            row.plain_bytes += plain
-            row.wire_bytes += plain
+            row.calls += calls
+            row.raw_bytes += calls * raw
+            row.plain_bytes += calls * plain
+            row.wire_bytes += calls * plain
             row.wire_seconds += seconds
 
     def rows(self) -> list[StatRow]:

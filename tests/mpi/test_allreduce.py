@@ -91,7 +91,7 @@ def test_unaligned_and_strided_and_read_only(make):
     verdict(got.tobytes() == want.tobytes(), "strided")
     comm.Allreduce(MPI.IN_PLACE, unaligned)
     verdict(unaligned.tobytes() == want.tobytes(), "unaligned")
-    with pytest.raises(CodecMismatchError, match="contiguous"):
+    with pytest.raises(BufferError, match="contiguous"):  # as mpi4py says it
         comm.Allreduce(got, np.empty(2 * n, np.float32)[::2])
 
 
@@ -185,9 +185,9 @@ def test_wrong_arguments(make):
     comm = make("int8")
     with pytest.raises(ValueError, match="send buffer has 3 elements, recv buffer 4"):
         comm.Allreduce(np.ones(3, np.float32), np.ones(4, np.float32))
-    with pytest.raises(TypeError, match="send buffer is float64, receive buffer float32"):
+    with pytest.raises(ValueError, match="send buffer is float64, receive buffer float32"):
         comm.Allreduce(np.ones(3), np.ones(3, np.float32))
-    with pytest.raises(TypeError, match="not object"):
+    with pytest.raises(TypeError, match="expecting buffer"):
         comm.Allreduce(object(), np.ones(3, np.float32))
 
 

@@ -1,4 +1,4 @@
-"""Run files of mpi4py's own tests on communicators of ours: ``mpiexec -n 3 python run.py FOLDER test_cco_buf ...``.
+"""Run files of mpi4py's own test suite on communicators of ours: ``mpiexec -n 3 python run.py FOLDER NAMES``.
 
 ``MPI.COMM_SELF`` and ``MPI.COMM_WORLD`` in the tests' classes, and the duplicates that their ``setUp`` makes, become
 ``hc.Communicator(..., policy="none")``. Nothing else is changed.
@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import io
 import sys
@@ -60,10 +61,17 @@ def duplicating(kind: type, fixed: dict[int, hc.Communicator]) -> object:
 
 def main() -> int:
     """Run the files, print rank 0's summary and any rank's failures; 0 if all went well on all ranks."""
-    folder, *names = sys.argv[1:]
-    sys.path.insert(0, str(Path(folder)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--backends", help="kinds of arrays, with commas between; all by default")
+    args = parser.parse_intermixed_args()
+    sys.path.insert(0, str(args.folder))
+    if args.backends is not None:
+        arrays = importlib.import_module("arrayimpl")
+        arrays.ArrayBackends[:] = [b for b in arrays.ArrayBackends if b.backend in args.backends.split(",")]
     loader = unittest.TestLoader()
-    loaded = [loader.loadTestsFromModule(importlib.import_module(name)) for name in names]
+    loaded = [loader.loadTestsFromModule(importlib.import_module(name)) for name in args.names]
     tests = [test for suite in loaded for test in cases(suite) if hasattr(type(test), "COMM")]
     with_ours = put_ours(tests)
     text = io.StringIO()
