@@ -306,46 +306,6 @@ def test_what_has_no_feedback_says_so(make):
     )  # without a name there is none
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "ring"])
-@pytest.mark.parametrize("spec", ["int4:block=128", "topk:ratio=0.1"])
-def test_feedback_is_two_way(make, check, algorithm, spec):
-    """Form ``ef`` corrects both ways: what each rank sends to a shard's owner, and the sum that the owner sends.
-
-    The model is the two-way compression of BytePS (Zhong et al., arXiv:2105.07829), each rank a server of its shard::
-
-        worker: c = x + e;  send C(c);  e = c - C(c)        server: s = sum + e;  send C(s);  e = s - C(s)
-    """
-    comm, codec = make(policy("all_reduce", spec, "ef")), hc.get_codec(spec)
-    length = 640
-    shards = [slice(length * q, length * (q + 1)) for q in range(P)]
-    memory = np.zeros((P, length * P), np.float32)  # of every rank
-
-    def encoded(values: np.ndarray) -> np.ndarray:
-        return np.asarray(hc.decode(codec.encode(values)))
-
-    for step in range(4):
-        want = np.empty(length * P, np.float32)
-        for owner, shard in enumerate(shards):
-            acc = conftest.gaussian(length * P, owner, step)[shard].copy()
-            for rank in range(P):
-                if rank != owner:
-                    corrected = conftest.gaussian(length * P, rank, step)[shard] + memory[rank, shard]
-                    part = encoded(corrected)
-                    memory[rank, shard] = corrected - part
-                    acc += part
-            corrected = acc + memory[owner, shard]
-            want[shard] = encoded(corrected)
-            memory[owner, shard] = corrected - want[shard]
-        got = np.empty_like(want)
-        comm.Allreduce(conftest.gaussian(length * P, me, step), got, name="w", algorithm=algorithm)
-        if P == 1:
-            return
-        check(got.tobytes() == want.tobytes(), f"step {step}")
-        kept = comm.feedback.memory(("dp", "w"), length * P, form="ef").error
-        check(kept.tobytes() == memory[me].tobytes(), f"memory of step {step}")
-        check(all(kept[shard].any() for shard in shards), f"step {step}: one way only")
-
-
 # -- who sends what to whom --------------------------------------------------------------------------
 
 

@@ -75,6 +75,48 @@ def test_ef21_nears_a_constant_sum(make, codec, op):
         verdict(errors[-1] < errors[4] < errors[0])
 
 
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+@pytest.mark.parametrize("spec", ["int4:block=128", "topk:ratio=0.1"])
+def test_ef_is_two_way(make, algorithm, spec):
+    """Form ``ef`` corrects both ways: what each rank sends to a shard's owner, and the sum that the owner sends.
+
+    The model is the two-way compression of BytePS (Zhong et al., arXiv:2105.07829), each rank a server of its shard::
+
+        worker: c = x + e;  send C(c);  e = c - C(c)        server: s = sum + e;  send C(s);  e = s - C(s)
+    """
+    comm, codec = make(policy(spec, "ef")), hc.get_codec(spec)
+    length = 640
+    shards = [slice(length * q, length * (q + 1)) for q in range(WORLD.size)]
+    memory = np.zeros((WORLD.size, length * WORLD.size), np.float32)  # of every rank
+
+    def encoded(values: np.ndarray) -> np.ndarray:
+        return np.asarray(hc.decode(codec.encode(values)))
+
+    for step in range(4):
+        want = np.empty(length * WORLD.size, np.float32)
+        for owner, shard in enumerate(shards):
+            acc = gaussian(length * WORLD.size, owner, step)[shard].copy()
+            for rank in range(WORLD.size):
+                if rank != owner:
+                    corrected = gaussian(length * WORLD.size, rank, step)[shard] + memory[rank, shard]
+                    part = encoded(corrected)
+                    memory[rank, shard] = corrected - part
+                    acc += part
+            corrected = acc + memory[owner, shard]
+            want[shard] = encoded(corrected)
+            memory[owner, shard] = corrected - want[shard]
+        got = np.empty_like(want)
+        comm.Allreduce(
+            gaussian(length * WORLD.size, WORLD.rank, step), got, name="weight", algorithm=algorithm
+        )
+        if WORLD.size == 1:
+            return
+        verdict(got.tobytes() == want.tobytes(), f"step {step}")
+        kept = comm.feedback.memory(KEY, length * WORLD.size, form="ef").error
+        verdict(kept.tobytes() == memory[WORLD.rank].tobytes(), f"memory of step {step}")
+        verdict(all(kept[shard].any() for shard in shards), f"step {step}: one way only")
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_many_chunks_and_other_dtypes(make, form, dtype):
