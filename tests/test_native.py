@@ -106,6 +106,7 @@ def test_arguments_are_checked():
         (lambda: k.sparse_topk(x, 1, 4).write_indices(out[:11]), "indices"),
         (lambda: k.sparse_scatter(out, 64, 3, x, x, 1, False), "k elements"),
         (lambda: k.sparse_scatter(out, 63, 64, x, x, 1, False), "n elements"),
+        (lambda: k.sparse_sum([], 63, 1, x), "n elements"),
         (lambda: k.lowrank_project(x, 8, 7, 1, x, x, False), "more than"),
         (lambda: k.lowrank_project(x, 2**40, 2**40, 1, x, x, False), "too large"),
         (lambda: k.lowrank_project(x, 8, 8, 2**60, x, x, False), "too large"),

@@ -21,6 +21,7 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -77,6 +78,20 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
         """Add the values of a message to ``acc``: ``header.count`` float32 (float64 if the message is)."""
+
+    @classmethod
+    def decode_sum_flat(
+        cls, messages: Sequence[tuple[ByteArray, wire.Header]], out: np.ndarray[Any, Any]
+    ) -> None:
+        """Write the sum of messages' values, added to zero in this order, to ``out``: as :meth:`decode_add_flat`.
+
+        Args:
+            messages: opened, each with its header.
+            out: ``header.count`` float32 (float64 if the messages are).
+        """
+        out.fill(0)
+        for raw, header in messages:
+            cls.decode_add_flat(raw, header, out)
 
     @classmethod
     @abc.abstractmethod

@@ -14,6 +14,7 @@ import abc
 import functools
 import math
 import struct
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -104,6 +105,18 @@ class SparseCodec(Codec):
     @classmethod
     def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
         cls._scatter(msg, header, acc, header.dtype.accumulator, add=True)
+
+    @classmethod
+    def decode_sum_flat(
+        cls, messages: Sequence[tuple[ByteArray, wire.Header]], out: np.ndarray[Any, Any]
+    ) -> None:
+        kind = arrays.as_dtype(out.dtype)
+        if all(header.dtype is kind and header.count == out.size for _, header in messages):
+            payloads = [raw[HEADER_BYTES:] for raw, _ in messages]
+            if native.kernels().sparse_sum(payloads, out.size, kind, out) == 0:
+                return
+        # Values that are not plain, or something wrong with a message: look at each.
+        super().decode_sum_flat(messages, out)
 
     @classmethod
     def _open(cls, msg: ByteArray, header: wire.Header) -> tuple[ByteArray, ByteArray, wire.Header]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hybridcomp.codecs import Codec
+from hybridcomp.codecs.sparse import SparseCodec
 from hybridcomp.collectives import hierarchical
 from hybridcomp.collectives.allgather import allgather
 from hybridcomp.collectives.allreduce import allreduce
@@ -22,9 +23,11 @@ from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.halving import doubling_allgather, halving_allreduce, halving_reduce_scatter
 from hybridcomp.collectives.hierarchical import hierarchical_allreduce
 from hybridcomp.collectives.hierarchical_parts import hierarchical_allgather, hierarchical_reduce_scatter
+from hybridcomp.collectives.oktopk import oktopk_allreduce
 from hybridcomp.collectives.reduce import direct_reduce, tree_reduce
 from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
 from hybridcomp.collectives.ring import ring_allgather, ring_allreduce, ring_reduce_scatter
+from hybridcomp.collectives.sparse import sparse_allreduce
 from hybridcomp.collectives.topology import Topology
 
 
@@ -37,6 +40,7 @@ class Algorithm:
         run: the generator.
         tags: how many it takes.
         feedback: whether it takes a memory of error feedback.
+        estimates: whether that may be of ``ef21``, whose messages are differences from what receivers hold.
         device: whether it works on a device's memory; else on a copy in the host's.
         reencodes: whether it encodes sums of sums, so that a lossy codec loses more; then it must be asked for.
         refuses: why it cannot be used by these ranks with this codec, for elements of this many bytes each; None if
@@ -47,9 +51,14 @@ class Algorithm:
     run: Callable[..., Steps]
     tags: int = 1
     feedback: bool = False
+    estimates: bool = True
     device: bool = True
     reencodes: bool = False
     refuses: Callable[[Topology, Codec], str | None] = lambda topology, codec: None
+
+
+def _only_sparse(topology: Topology, codec: Codec) -> str | None:
+    return None if isinstance(codec, SparseCodec) else f"{codec.name} is not a sparse codec"
 
 
 #: By operation, the default first.
@@ -65,6 +74,16 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
         ),
         Algorithm("ring", ring_allreduce, tags=2, feedback=True),
         Algorithm("halving", halving_allreduce, tags=2, reencodes=True),
+        Algorithm("sparse", sparse_allreduce, feedback=True, estimates=False, refuses=_only_sparse),
+        Algorithm(
+            "oktopk",
+            oktopk_allreduce,
+            tags=3,
+            feedback=True,
+            estimates=False,
+            device=False,
+            refuses=_only_sparse,
+        ),
     ),
     "reduce_scatter": (
         Algorithm("direct", reduce_scatter_block, feedback=True),

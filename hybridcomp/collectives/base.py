@@ -161,7 +161,7 @@ class Base:
         return lambda carrier: carrier.remember(self.feedback, key, n, form)
 
     def _way(
-        self, op: str, data: Flat, codec: Codec, algorithm: str | None, feedback: bool = False
+        self, op: str, data: Flat, codec: Codec, algorithm: str | None, feedback: str | None = None
     ) -> tuple[Way, list[int]]:
         """How to do an operation on a buffer of all its elements, and the tags for it."""
         way = self._chooser.choose(op, data.nbytes, data.dtype, codec, feedback, algorithm)

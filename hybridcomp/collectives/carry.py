@@ -120,6 +120,10 @@ class Carrier:
     def _flat(self, data: Array) -> Flat:
         return Flat(data, self.dtype, data.shape, True, False)
 
+    def own_message(self, message: Sealed, n: int, dtype: DType) -> Sealed:
+        """A message of this rank's own, of ``n`` elements of ``dtype``, to be summed by :meth:`total`; not yet sent."""
+        return message
+
     # -- sums ----------------------------------------------------------------------------------------
 
     def own(self, data: Array, memory: Memory | None, span: slice) -> Array:
@@ -138,11 +142,33 @@ class Carrier:
                 self.codec.decode_add_flat(raw, header, acc)
                 mail.used(message)
 
+    def total(self, messages: Sequence[Incoming], own: Sealed, out: Array, source: DType) -> Array:
+        """The sum of all ranks' messages of ``source`` elements, in rank order.
+
+        Args:
+            messages: the other ranks'.
+            own: from :meth:`own_message`.
+            out: of the caller's dtype; nobody needs what is in it.
+            source: dtype of the messages.
+
+        Returns:
+            An accumulator: ``out`` itself if it is of that dtype.
+        """
+        wide, rank = self.dtype.accumulator, self.transport.rank
+        acc = out if self.dtype is wide else np.empty(out.size, wide.storage)
+        raw = [(m.peer, self._read(m)) for m in messages]
+        raw.append((rank, own.wire()))
+        with self.call.decoding():
+            opened = [self.open(message, acc.size, peer, source) for peer, message in sorted(raw, key=_peer)]
+            self.codec.decode_sum_flat(opened, acc)
+        return acc
+
     def store(self, acc: Array, out: Array, ranks: int) -> None:
         """Write an accumulator, over ``ranks`` for a mean, to ``out`` of the caller's dtype; ``acc`` is used up."""
         if ranks != 1:
             acc /= ranks
-        out[:] = narrow(acc, self.dtype)
+        if acc is not out:
+            out[:] = narrow(acc, self.dtype)
 
     # -- from a message ------------------------------------------------------------------------------
 
@@ -248,6 +274,10 @@ class Carrier:
     def copy(self, source: Array, out: Array) -> None:
         """Copy elements as they are."""
         out[:] = source
+
+
+def _peer(message: tuple[int, ByteArray]) -> int:
+    return message[0]
 
 
 def widen(data: Array, dtype: DType) -> Array:

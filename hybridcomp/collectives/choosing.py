@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType
-from hybridcomp.codecs import Codec
+from hybridcomp.codecs import Codec, parse_form
 from hybridcomp.collectives.agreement import same_text
 from hybridcomp.collectives.algorithms import ALGORITHMS, Algorithm
 from hybridcomp.collectives.topology import Topology
@@ -39,10 +39,10 @@ class Chooser:
         self._topology = topology
         self._profile = profile
         self._forced = forced
-        self._ways: dict[tuple[str, int, DType, Codec, bool, str | None], Way] = {}
+        self._ways: dict[tuple[str, int, DType, Codec, str | None, str | None], Way] = {}
 
     def choose(
-        self, op: str, nbytes: int, dtype: DType, codec: Codec, feedback: bool, asked: str | None = None
+        self, op: str, nbytes: int, dtype: DType, codec: Codec, feedback: str | None, asked: str | None = None
     ) -> Way:
         """The way to do an operation.
 
@@ -51,7 +51,7 @@ class Chooser:
             nbytes: of the whole buffer, uncompressed.
             dtype: of its elements.
             codec: that carries it.
-            feedback: whether it has a memory.
+            feedback: the form of its memory; None if it has none.
             asked: the caller's algorithm; None to choose.
 
         Raises:
@@ -66,14 +66,16 @@ class Chooser:
         return way
 
     def _choose(
-        self, op: str, nbytes: int, dtype: DType, codec: Codec, feedback: bool, asked: str | None
+        self, op: str, nbytes: int, dtype: DType, codec: Codec, feedback: str | None, asked: str | None
     ) -> Way:
         able: dict[str, Algorithm] = {}
         refused: dict[str, str] = {}
         for algorithm in ALGORITHMS[op]:
             why = algorithm.refuses(self._topology, codec)
-            if feedback and not algorithm.feedback:
+            if feedback is not None and not algorithm.feedback:
                 why = "it has no error feedback"
+            elif feedback is not None and not algorithm.estimates and parse_form(feedback).name == "ef21":
+                why = "it has no error feedback of the form ef21"
             if why is None:
                 able[algorithm.name] = algorithm
             else:

@@ -90,7 +90,9 @@ class Core(Moves):
                 on_host=residual is not None,
             )
         feedback = self._remembering("all_reduce", choice, name, recv.size)
-        way, tags = self._way("all_reduce", recv, choice.codec, algorithm, feedback is not None)
+        way, tags = self._way(
+            "all_reduce", recv, choice.codec, algorithm, choice.feedback if feedback else None
+        )
         return self._carried(
             lambda carrier, s, r, memory: way.algorithm.run(carrier, s, r, tags, mean=mean, memory=memory),
             choice.codec,
@@ -131,7 +133,9 @@ class Core(Moves):
                 send = copied(send)
             return self._reduced(self.mpi.Ireduce_scatter_block, op, (), call, send, recv, device)
         feedback = self._remembering("reduce_scatter", choice, name, send.size)
-        way, tags = self._way("reduce_scatter", send, choice.codec, algorithm, feedback is not None)
+        way, tags = self._way(
+            "reduce_scatter", send, choice.codec, algorithm, choice.feedback if feedback else None
+        )
         return self._carried(
             lambda carrier, s, r, memory: way.algorithm.run(carrier, s, r, tags, mean=mean, memory=memory),
             choice.codec,

@@ -16,7 +16,7 @@ import numpy as np
 from hybridcomp import wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import Codec, ErrorFeedback
-from hybridcomp.codecs.device.driver import driver_of, suffix
+from hybridcomp.codecs.device.driver import driver_of, modules_of, suffix
 from hybridcomp.codecs.device.memory import MODULE as FEEDBACK_MODULE
 from hybridcomp.codecs.device.memory import DeviceMemory
 from hybridcomp.codecs.device.messages import Encoded, convert, decode_opened, encode_into, open_message
@@ -24,7 +24,7 @@ from hybridcomp.codecs.feedback import Key
 from hybridcomp.codecs.forms import Form
 from hybridcomp.codecs.registry import codec_for
 from hybridcomp.collectives.carry import Carrier
-from hybridcomp.collectives.device_mailbox import Arriving, DeviceMailbox, Outgoing, Passing
+from hybridcomp.collectives.device_mailbox import Arriving, DeviceMailbox, Outgoing, Own, Passing
 from hybridcomp.collectives.lanes import Lane, depot_of
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport import Transport
@@ -36,12 +36,6 @@ from hybridcomp.wire import HEADER_BYTES, Header
 _MODULES = ("message", "convert", "sums")
 _THREADS = 256
 Opened = tuple[Header, bytes, DeviceArray]
-
-
-def modules_of(codec: Codec | type[Codec]) -> tuple[str, ...]:
-    """The modules of kernels that a codec launches, and the codec of its values, if it has one."""
-    inner = getattr(codec, "values", None)
-    return (*driver_of(codec.wire_id).modules(), *(modules_of(inner) if isinstance(inner, Codec) else ()))
 
 
 def has_driver(codec: Codec | type[Codec]) -> bool:
@@ -166,6 +160,15 @@ class DeviceCarrier(Carrier):
         convert(queue, total, wide, narrow, dtype, total.size)
         return self.encode(narrow, dtype)
 
+    def own_message(self, message: Any, n: int, dtype: DType) -> Any:
+        """A message of this rank's own, to be summed once its length and head are known: when it is sent."""
+        own = Own(message.buffer)
+        message.then.append(partial(self._learn, own, message, n, dtype))
+        return own
+
+    def _learn(self, own: Own, message: Outgoing, n: int, dtype: DType) -> None:
+        own.header, own.head = self._beginning(message, n, dtype)
+
     def release(self, message: Any) -> None:
         """Give a message back that no mailbox has sent; it has been."""
         message.release()
@@ -199,6 +202,17 @@ class DeviceCarrier(Carrier):
                 payloads = [raw[HEADER_BYTES : HEADER_BYTES + h.payload] for h, _, raw in opened]
                 driver.decode_sum(headers, heads, payloads, acc, wide, queue)
         self._used(messages)
+
+    def total(self, messages: Sequence[Any], own: Any, out: Any, source: DType) -> Any:
+        """Start to sum all ranks' messages, in rank order, to a new accumulator."""
+        queue, wide, rank = self.lane.queue, self.dtype.accumulator, self.transport.rank
+        acc = queue.zeros(out.size * wide.itemsize).view(wide.storage)
+        self.add([m for m in messages if m.peer < rank], acc, source)
+        with self.call.decoding():
+            payload = own.buffer[HEADER_BYTES : HEADER_BYTES + own.header.payload]
+            driver_of(self.codec.wire_id).decode_sum([own.header], [own.head], [payload], acc, wide, queue)
+        self.add([m for m in messages if m.peer > rank], acc, source)
+        return acc
 
     def store(self, acc: Any, out: Any, ranks: int) -> None:
         """Start to write an accumulator, over ``ranks`` for a mean, to ``out``."""
@@ -279,13 +293,16 @@ class DeviceCarrier(Carrier):
     def _decode_own(
         self, message: Outgoing, out: DeviceArray, kind: DType, dtype: DType | None = None
     ) -> None:
-        assert message.nbytes is not None
-        payload = message.nbytes - HEADER_BYTES
-        header = Header(self.codec.wire_id, kind, out.size, payload, self.codec.params_hash)
+        header, head = self._beginning(message, out.size, kind)
         with self.call.decoding():
             raw = message.buffer[: message.nbytes]
-            head = message.head(header) if self._head is None else self._head
             decode_opened(header, head, raw, out, dtype or self.dtype, self.lane.queue)
+
+    def _beginning(self, message: Outgoing, n: int, kind: DType) -> tuple[Header, bytes]:
+        assert message.nbytes is not None
+        payload = message.nbytes - HEADER_BYTES
+        header = Header(self.codec.wire_id, kind, n, payload, self.codec.params_hash)
+        return header, message.head(header) if self._head is None else self._head
 
     def checked(self, message: Any, n: int, dtype: DType | None = None) -> Any:
         """A message of ``n`` elements of ``dtype``, to be sent on. Who decodes it checks its CRC."""

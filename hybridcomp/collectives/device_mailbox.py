@@ -180,6 +180,24 @@ class Passing:
         return buffer[: self.nbytes]
 
 
+@dataclass(slots=True)
+class Own:
+    """A message of this rank's own that will be summed: where it is, and, once it is sent, what it says."""
+
+    buffer: DeviceArray
+    header: Header | None = None
+    head: bytes = b""
+
+    def done(self) -> bool:
+        """Whether it can be."""
+        return self.header is not None
+
+    @property
+    def events(self) -> Sequence[Ready]:
+        """What the sum has to wait for."""
+        return (self,)
+
+
 class _Opening:
     """Messages that came to the device's memory: their CRCs, and their beginnings on the way to the host."""
 

@@ -130,11 +130,14 @@ def allreduce_hierarchical(c: Case) -> float:
 
 
 def allreduce_sparse(c: Case) -> float:
-    """a + [E(n) + D(n) + (p - 1) (A(n) + o) || l (p - l) W(n)]: every message to everyone; the first is decoded."""
+    """a + [E(n) + D(n) + (p - 1) (A(n) / 4 + o) || l (p - l) W(n)]: every message to everyone.
+
+    The sum is made block by block, in the cache: each message after the first took a sixth of D(n) at a density of 1 %.
+    """
     phase = c.phase()
     phase.encode(c.n)
     phase.decode(c.n)
-    phase.add(c.n, c.p - 1)
+    phase.add(c.n / 4, c.p - 1)
     c.to_all(phase, c.n)
     return phase.seconds()
 

@@ -1,5 +1,8 @@
 #include <nanobind/ndarray.h>
 
+#include <memory>
+#include <vector>
+
 #include "bind.hpp"
 #include "encoder.hpp"
 #include "indices.hpp"
@@ -136,8 +139,22 @@ int sparse_scatter(nb::handle indices, std::size_t n, std::size_t k, nb::handle 
   if (value.elements(size_of(type), "values") != k) Buffer::fail("values must have k elements");
   if (to.elements(size_of(type), "out") != n) Buffer::fail("out must have n elements");
   nb::gil_scoped_release release;
-  return scatter(kernels(), index.data(), index.bytes(), n, k, value.data(), type, to.data(), add,
+  return scatter(kernels(), {index.data(), index.bytes(), k, value.data()}, n, type, to.data(), add,
                  thread_count());
+}
+
+int sparse_sum(const nb::sequence& payloads, std::size_t n, int dtype, nb::handle out) {
+  const DTypeCode type = sum_dtype(dtype);
+  std::vector<std::unique_ptr<Buffer>> held;
+  std::vector<SparsePayload> parts;
+  for (nb::handle payload : payloads) {
+    held.push_back(std::make_unique<Buffer>(payload, false));
+    parts.push_back({held.back()->data(), held.back()->bytes()});
+  }
+  const Buffer to(out, true);
+  if (to.elements(size_of(type), "out") != n) Buffer::fail("out must have n elements");
+  nb::gil_scoped_release release;
+  return sum_sparse_payloads(kernels(), parts, n, type, to.data(), thread_count());
 }
 
 }  // namespace
@@ -158,6 +175,8 @@ void bind_sparse(nb::module_& m) {
   m.def("sparse_index_bound", &sparse_index_bound, "n"_a, "k"_a);
   m.def("sparse_scatter", &sparse_scatter, "indices"_a, "n"_a, "k"_a, "values"_a, "out"_a, "dtype"_a,
         "add"_a);
+  m.def("sparse_sum", &sparse_sum, "payloads"_a, "n"_a, "dtype"_a, "out"_a,
+        "Write the sum of messages' payloads, in their order, to out; returns a Status.");
 }
 
 }  // namespace hybridcomp

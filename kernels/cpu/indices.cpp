@@ -100,6 +100,44 @@ int scatter_block(const Kernels& kernels, const std::uint8_t* section, std::size
   return kOk;
 }
 
+// Goes through the blocks of a part whose counts are checked.
+class Cursor {
+ public:
+  Cursor(const SparsePart& part, std::size_t n, DTypeCode dtype)
+      : counts_(part.indices),
+        section_(part.indices + 4 * blocks_of(n, kIndexBlock)),
+        value_(part.values),
+        left_(n),
+        dtype_(dtype) {}
+
+  // Pass over the blocks before element `end`, a multiple of kIndexBlock.
+  void skip(std::size_t end) {
+    for (std::size_t at = 0; at < end; at += kIndexBlock) pass();
+  }
+
+  // Check the next block and put its values; `out` is its first element. Returns a Status.
+  int put(const Kernels& kernels, std::uint8_t* out, bool add) {
+    const int status = scatter_block(kernels, section_, count(), elements(), value_, dtype_, out, add);
+    pass();
+    return status;
+  }
+
+ private:
+  std::size_t count() const { return load32(counts_); }
+  std::size_t elements() const { return std::min(kIndexBlock, left_); }
+
+  void pass() {
+    value_ += count() * size_of(dtype_);
+    section_ += section_bytes(count(), elements());
+    left_ -= elements();
+    counts_ += 4;
+  }
+
+  const std::uint8_t *counts_, *section_, *value_;
+  std::size_t left_;
+  DTypeCode dtype_;
+};
+
 }  // namespace
 
 std::size_t index_bound(std::size_t n, std::size_t k) {
@@ -123,28 +161,47 @@ void write_section(const std::uint16_t* indices, std::size_t count, std::size_t 
   }
 }
 
-int scatter(const Kernels& kernels, const std::uint8_t* indices, std::size_t bytes, std::size_t n,
-            std::size_t k, const std::uint8_t* values, DTypeCode dtype, std::uint8_t* out, bool add,
-            int threads) {
-  const int status = check_counts(indices, bytes, n, k);
+int scatter(const Kernels& kernels, const SparsePart& part, std::size_t n, DTypeCode dtype, std::uint8_t* out,
+            bool add, int threads) {
+  const int status = check_counts(part.indices, part.bytes, n, part.k);
   if (status != kOk) return status;
-  const std::size_t size = size_of(dtype);
   std::atomic<int> found{kOk};
   split(n, kIndexBlock, ranges_of(n, kIndexBlock, threads), [&](int, std::size_t begin, std::size_t end) {
-    const std::uint8_t* section = indices + 4 * blocks_of(n, kIndexBlock);
-    const std::uint8_t* value = values;
-    for (std::size_t at = 0; at < end; at += kIndexBlock) {
-      const std::size_t m = std::min(kIndexBlock, n - at);
-      const std::size_t count = load32(indices + at / kIndexBlock * 4);
-      if (at >= begin) {
-        const int block = scatter_block(kernels, section, count, m, value, dtype, out + at * size, add);
-        if (block != kOk) {
-          found = block;
+    Cursor cursor(part, n, dtype);
+    cursor.skip(begin);
+    for (std::size_t at = begin; at < end; at += kIndexBlock) {
+      const int block = cursor.put(kernels, out + at * size_of(dtype), add);
+      if (block != kOk) {
+        found = block;
+        return;
+      }
+    }
+  });
+  return found;
+}
+
+int scatter_sum(const Kernels& kernels, const std::vector<SparsePart>& parts, std::size_t n, DTypeCode dtype,
+                std::uint8_t* out, int threads) {
+  std::vector<Cursor> first;
+  for (const SparsePart& part : parts) {
+    const int status = check_counts(part.indices, part.bytes, n, part.k);
+    if (status != kOk) return status;
+    first.emplace_back(part, n, dtype);
+  }
+  const int ranges = ranges_of(n, kIndexBlock, threads);
+  std::vector<std::vector<Cursor>> cursors(static_cast<std::size_t>(ranges), first);
+  std::atomic<int> found{kOk};
+  split(n, kIndexBlock, ranges, [&](int range, std::size_t begin, std::size_t end) {
+    std::vector<Cursor>& mine = cursors[static_cast<std::size_t>(range)];
+    for (Cursor& cursor : mine) cursor.skip(begin);
+    for (std::size_t at = begin; at < end; at += kIndexBlock) {
+      std::uint8_t* const block = out + at * size_of(dtype);
+      std::memset(block, 0, std::min(kIndexBlock, end - at) * size_of(dtype));
+      for (Cursor& cursor : mine)
+        if (const int status = cursor.put(kernels, block, true); status != kOk) {
+          found = status;
           return;
         }
-      }
-      value += count * size;
-      section += section_bytes(count, m);
     }
   });
   return found;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels.hpp"
 #include "parallel.hpp"
@@ -30,11 +31,23 @@ std::size_t index_bound(std::size_t n, std::size_t k);
 // Write the section of a block of m elements with these `count` indices.
 void write_section(const std::uint16_t* indices, std::size_t count, std::size_t m, std::uint8_t* section);
 
-// Check an index section of k indices and write `values` (k elements of `dtype`) to their places in `out`,
-// zero elsewhere; with `add` (kFloat32 or kFloat64) add them. Returns a Status; `out` may be partly written
-// when it is not kOk.
-int scatter(const Kernels& kernels, const std::uint8_t* indices, std::size_t bytes, std::size_t n,
-            std::size_t k, const std::uint8_t* values, DTypeCode dtype, std::uint8_t* out, bool add,
-            int threads);
+// What a message says of n elements: k of them, by an index section of so many bytes.
+struct SparsePart {
+  const std::uint8_t* indices;
+  std::size_t bytes;
+  std::size_t k;
+  const std::uint8_t* values;
+};
+
+// Check a part and write its values (k elements of `dtype`) to their places in `out`, zero elsewhere; with
+// `add` (kFloat32 or kFloat64) add them. Returns a Status; `out` may be partly written when it is not kOk.
+int scatter(const Kernels& kernels, const SparsePart& part, std::size_t n, DTypeCode dtype, std::uint8_t* out,
+            bool add, int threads);
+
+// Check parts and write their sum, added to zero in this order, to `out` (n elements of kFloat32 or
+// kFloat64). A block of `out` stays in the cache until all are added. Returns a Status; `out` may be partly
+// written when it is not kOk.
+int scatter_sum(const Kernels& kernels, const std::vector<SparsePart>& parts, std::size_t n, DTypeCode dtype,
+                std::uint8_t* out, int threads);
 
 }  // namespace hybridcomp

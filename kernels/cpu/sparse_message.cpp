@@ -25,6 +25,27 @@ void seal(const Kernels& kernels, CodecId id, DTypeCode dtype, std::size_t n, st
   std::memcpy(out + kCrcAt, &crc, sizeof(crc));
 }
 
+// Find the parts of a payload whose values are of `dtype` and by `none`. A Status; kOtherValues if they are
+// not so.
+int part_of(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, SparsePart* part) {
+  Prefix prefix;
+  if (bytes < sizeof(prefix)) return kBadLength;
+  std::memcpy(&prefix, payload, sizeof(prefix));
+  const std::size_t after = bytes - sizeof(prefix);
+  if (prefix.index_bytes > after || after - prefix.index_bytes < sizeof(Header)) return kBadLength;
+  const std::uint8_t* const indices = payload + sizeof(prefix);
+  Header inner;
+  std::memcpy(&inner, indices + prefix.index_bytes, sizeof(inner));
+  if (inner.magic != kMagic || inner.codec != kNoneId || inner.dtype != dtype || inner.flags)
+    return kOtherValues;
+  const std::size_t values = after - prefix.index_bytes - sizeof(inner);
+  if (inner.count != prefix.k || inner.payload != values || values % size_of(dtype) ||
+      values / size_of(dtype) != prefix.k)
+    return kBadLength;
+  *part = {indices, prefix.index_bytes, prefix.k, indices + prefix.index_bytes + sizeof(inner)};
+  return kOk;
+}
+
 }  // namespace
 
 std::size_t sparse_message_bound(std::size_t n, std::size_t k, DTypeCode dtype) {
@@ -49,22 +70,19 @@ std::size_t write_sparse_message(const Kernels& kernels, const Selected& selecte
 
 int read_sparse_payload(const Kernels& kernels, const std::uint8_t* payload, std::size_t bytes, std::size_t n,
                         DTypeCode dtype, std::uint8_t* out, bool add, int threads) {
-  Prefix prefix;
-  if (bytes < sizeof(prefix)) return kBadLength;
-  std::memcpy(&prefix, payload, sizeof(prefix));
-  const std::size_t after = bytes - sizeof(prefix);
-  if (prefix.index_bytes > after || after - prefix.index_bytes < sizeof(Header)) return kBadLength;
-  const std::uint8_t* const indices = payload + sizeof(prefix);
-  Header inner;
-  std::memcpy(&inner, indices + prefix.index_bytes, sizeof(inner));
-  if (inner.magic != kMagic || inner.codec != kNoneId || inner.dtype != dtype || inner.flags)
-    return kOtherValues;
-  const std::size_t values = after - prefix.index_bytes - sizeof(inner);
-  if (inner.count != prefix.k || inner.payload != values || values % size_of(dtype) ||
-      values / size_of(dtype) != prefix.k)
-    return kBadLength;
-  return scatter(kernels, indices, prefix.index_bytes, n, prefix.k,
-                 indices + prefix.index_bytes + sizeof(inner), dtype, out, add, threads);
+  SparsePart part;
+  const int status = part_of(payload, bytes, dtype, &part);
+  return status == kOk ? scatter(kernels, part, n, dtype, out, add, threads) : status;
+}
+
+int sum_sparse_payloads(const Kernels& kernels, const std::vector<SparsePayload>& payloads, std::size_t n,
+                        DTypeCode dtype, std::uint8_t* out, int threads) {
+  std::vector<SparsePart> parts(payloads.size());
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const int status = part_of(payloads[i].data, payloads[i].bytes, dtype, &parts[i]);
+    if (status != kOk) return status;
+  }
+  return scatter_sum(kernels, parts, n, dtype, out, threads);
 }
 
 }  // namespace hybridcomp

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels.hpp"
 #include "select.hpp"
@@ -30,5 +31,14 @@ std::size_t write_sparse_message(const Kernels& kernels, const Selected& selecte
 // message's covers it.
 int read_sparse_payload(const Kernels& kernels, const std::uint8_t* payload, std::size_t bytes, std::size_t n,
                         DTypeCode dtype, std::uint8_t* out, bool add, int threads);
+
+// Check the payloads of such messages, each of n elements of `dtype` (kFloat32 or kFloat64), and write the
+// sum of their values, added to zero in this order, to `out`. A Status, as of read_sparse_payload.
+struct SparsePayload {
+  const std::uint8_t* data;
+  std::size_t bytes;
+};
+int sum_sparse_payloads(const Kernels& kernels, const std::vector<SparsePayload>& payloads, std::size_t n,
+                        DTypeCode dtype, std::uint8_t* out, int threads);
 
 }  // namespace hybridcomp

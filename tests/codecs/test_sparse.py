@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hybridcomp as hc
+from hybridcomp import wire
 from hybridcomp.codecs import names
 from hybridcomp.codecs.registry import classes
 from tests.codecs import common
@@ -97,3 +98,52 @@ def test_a_message_of_another_kind_inside(spec):
         bad[16:24] = np.frombuffer((bad.size - 32).to_bytes(8, "little"), np.uint8)
         with pytest.raises(hc.WireError, match="values by codec 'none'"):
             hc.decode(common.reseal(bad))
+
+
+def opened(spec: str, dtype: str, n: int, seed: int) -> tuple[np.ndarray, wire.Header]:
+    return wire.open_message(np.array(hc.get_codec(spec).encode(common.gaussian(n, dtype, seed=seed))))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("spec", [*SPARSE, "topk:ratio=0.001", "topk:ratio=0.1,values=int8", "int8"])
+def test_a_sum_is_what_adding_one_after_the_other_gives(spec, dtype):
+    codec = hc.get_codec(spec)
+    wide = np.float64 if dtype == "float64" else np.float32
+    for n in (0, 1, 1000, 65_536, 200_003):
+        messages = [opened(spec, dtype, n, seed) for seed in range(3)]
+        want = np.zeros(n, wide)
+        for raw, header in messages:
+            codec.decode_add_flat(raw, header, want)
+        got = np.full(n + 1, np.nan, wide)
+        codec.decode_sum_flat(messages, got[1:])  # at any address
+        assert got[1:].tobytes() == want.tobytes()
+        codec.decode_sum_flat([], got)
+        assert not got.any()
+
+
+def test_threads_give_the_same_sum():
+    messages = [opened("threshold:rel=1.5", "float32", 300_001, seed) for seed in range(3)]
+    one, three = np.empty(300_001, np.float32), np.empty(300_001, np.float32)
+    hc.codecs.ThresholdCodec.decode_sum_flat(messages, one)
+    hc.set_num_threads(3)
+    try:
+        hc.codecs.ThresholdCodec.decode_sum_flat(messages, three)
+    finally:
+        hc.set_num_threads(1)
+    assert one.tobytes() == three.tobytes()
+
+
+@pytest.mark.parametrize("spec", SPARSE)
+def test_a_damaged_part_of_a_sum(spec):
+    n = 1000
+    good, header = opened(spec, "float32", n, 0)
+    k, index_bytes = (int(v) for v in good[32:48].view(np.uint64))
+    out = np.empty(n, np.float32)
+    for forged in (forge(good, k + 1, index_bytes), forge(good, k, index_bytes + 1), forge(good, 0, 2**63)):
+        for messages in ([(forged, header), (good, header)], [(good, header), (forged, header)]):
+            with pytest.raises(hc.WireError):
+                hc.get_codec(spec).decode_sum_flat(messages, out)
+    late = good.copy()
+    late[52:54] = 255  # the first of the indices, or of the bits
+    with pytest.raises(hc.WireError):
+        hc.get_codec(spec).decode_sum_flat([(good, header), (common.reseal(late), header)], out)

@@ -163,3 +163,9 @@ def driver_of(wire_id: int) -> Driver:
     module, name = _DRIVERS[wire_id]
     driver: Driver = getattr(importlib.import_module(f"hybridcomp.codecs.device.{module}"), name)()
     return driver
+
+
+def modules_of(codec: Codec | type[Codec]) -> tuple[str, ...]:
+    """The modules of kernels that a codec launches, and the codec of its values, if it has one."""
+    inner = getattr(codec, "values", None)
+    return (*driver_of(codec.wire_id).modules(), *(modules_of(inner) if isinstance(inner, Codec) else ()))
