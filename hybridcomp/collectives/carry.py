@@ -156,11 +156,14 @@ class Carrier:
         """
         wide, rank = self.dtype.accumulator, self.transport.rank
         acc = out if self.dtype is wide else np.empty(out.size, wide.storage)
-        raw = [(m.peer, self._read(m)) for m in messages]
+        mail = self._mailbox
+        raw = [(m.peer, mail.read(m)) for m in messages]
         raw.append((rank, own.wire()))
         with self.call.decoding():
             opened = [self.open(message, acc.size, peer, source) for peer, message in sorted(raw, key=_peer)]
             self.codec.decode_sum_flat(opened, acc)
+        for message in messages:
+            mail.used(message)
         return acc
 
     def store(self, acc: Array, out: Array, ranks: int) -> None:

@@ -57,7 +57,9 @@ class Chooser:
         Raises:
             ValueError: there is no algorithm of that name, or it cannot be used here.
         """
-        key = (op, nbytes, dtype, codec, feedback, asked)
+        # Sizes within an eighth of each other are as one: to ask the model takes a millisecond or more.
+        coarse = max(0, nbytes.bit_length() - 4)
+        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, asked)
         way = self._ways.get(key)
         if way is None:
             if len(self._ways) > 4096:

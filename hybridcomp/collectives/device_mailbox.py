@@ -250,7 +250,7 @@ class DeviceMailbox(Mailbox):
 
     # -- sends ---------------------------------------------------------------------------------------
 
-    def send(self, message: Any, peers: list[int], tag: int) -> None:
+    def send(self, message: Any, peers: list[int], tag: int, *, keep: bool = False) -> None:
         """Send a message when it is ready."""
         self._waiting.append((message, peers, tag))
 

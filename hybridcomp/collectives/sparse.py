@@ -64,7 +64,7 @@ def sparse_allreduce(
         else:
             message = carrier.encode_with_feedback(send.data[span], memory, span)
         own[k] = carrier.own_message(message, span.stop - span.start, dtype)
-        mailbox.send(message, t.others, tag)
+        mailbox.send(message, t.others, tag, keep=True)
 
     with t.keeping((mailbox, parts)):
         for k in range(shards.count):

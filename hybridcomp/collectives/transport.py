@@ -147,17 +147,22 @@ class Mailbox:
         self._transport = transport
         self._call = call
         self._sends: deque[_Sent] = deque()
+        self._kept: list[_Sent] = []
         self._inbox: list[Incoming] = []
 
-    def send(self, message: Sealed, peers: list[int], tag: int) -> None:
-        """Send a message to each of ``peers``; its buffer goes back to the pool in the end."""
-        self._sends.append(self._post(message, peers, tag, message.buffer))
+    def send(self, message: Sealed, peers: list[int], tag: int, *, keep: bool = False) -> None:
+        """Send a message to each of ``peers``; its buffer goes back to the pool.
+
+        Whoever reads the message after sending another one has to ``keep`` it until :meth:`finish`.
+        """
+        sent = self._post(message, peers, tag, message.buffer)
+        (self._kept if keep else self._sends).append(sent)
         while self._sends and self._settled(self._sends[0]):
             self._sends.popleft()
 
     def forward(self, message: Sealed, peers: list[int], tag: int) -> None:
         """Send bytes of a buffer that this mailbox already keeps."""
-        self._sends.append(self._post(message, peers, tag, None))
+        self._kept.append(self._post(message, peers, tag, None))
 
     def _post(self, message: Sealed, peers: list[int], tag: int, buffer: ByteArray | None) -> _Sent:
         data = message.wire()
@@ -237,7 +242,7 @@ class Mailbox:
 
     def finish(self) -> Steps:
         """Wait until all is sent, and give the buffers back."""
-        sends, near = self._sends, self._transport.near
+        sends, near = [*self._sends, *self._kept], self._transport.near
         yield Pending([r for s in sends for r in s.requests], [peer for s in sends for peer in s.peers])
         for message in self._inbox:
             if not message.used:
@@ -252,7 +257,8 @@ class Mailbox:
         for sent in sends:
             if sent.buffer is not None:
                 self._transport.give(sent.buffer)
-        sends.clear()
+        self._sends.clear()
+        self._kept.clear()
 
 
 class _Sent(NamedTuple):
