@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,32 @@ def open_message(msg: Any) -> tuple[ByteArray, Header]:
     if raw.size != HEADER_BYTES + payload:
         raw = raw[: HEADER_BYTES + payload]
     return raw, Header(codec, _DTYPES[kind], count, payload, params)
+
+
+def first_fault(
+    messages: Sequence[ByteArray],
+    codec: int,
+    params: int,
+    dtype: DType,
+    counts: Sequence[int],
+    *,
+    crc: bool = True,
+) -> int | None:
+    """Check many messages at once; :func:`open_message` then says what is wrong with one of them.
+
+    Args:
+        messages: 1-D uint8 arrays that begin with a message.
+        codec, params, dtype: what every header must say.
+        counts: each message's elements.
+        crc: check the CRCs too; False only for messages that no wire has carried.
+
+    Returns:
+        The index of the first message that is not whole, or not as expected. None if all are.
+    """
+    found: int | None = native.kernels().open_messages(
+        list(messages), codec, params, dtype, list(counts), crc
+    )
+    return found
 
 
 def _fault(raw: ByteArray) -> WireError:

@@ -26,8 +26,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hybridcomp import arrays, wire
+from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.codecs import steps
 from hybridcomp.errors import CodecMismatchError, WireError
 
 
@@ -185,6 +186,129 @@ class Codec(abc.ABC):
         raw, header = wire.open_message(msg)
         self._check_mine(header)
         add_message(type(self), raw, header, acc)
+
+    # -- several messages at once ----------------------------------------------------------------------
+
+    def encode_many(
+        self, sources: Sequence[np.ndarray[Any, Any]], dtype: DType, outs: Sequence[ByteArray]
+    ) -> list[int]:
+        """Encode arrays, each to a message of its own.
+
+        Args:
+            sources: 1-D contiguous arrays of ``dtype.storage``, which :meth:`can_carry` takes.
+            dtype: of their elements.
+            outs: as many 1-D uint8 buffers of at least ``bound(source.size, dtype)`` bytes.
+
+        Returns:
+            The messages' bytes.
+        """
+        if dtype.is_float and self.encoder is not None:
+            sizes: list[int] = native.kernels().encode_many(self.encoder, list(sources), dtype, list(outs))
+            return sizes
+        pairs = zip(sources, outs, strict=True)
+        return [self.encode_flat(Flat(x, dtype, x.shape, True, False), out) for x, out in pairs]
+
+    def decode_many(
+        self,
+        messages: Sequence[ByteArray],
+        outs: Sequence[np.ndarray[Any, Any]],
+        dtype: DType,
+        *,
+        stream: bool = False,
+    ) -> None:
+        """Write the values of opened messages (:func:`hybridcomp.wire.first_fault`) of this codec.
+
+        Args:
+            messages: each of as many elements as its output.
+            outs: 1-D contiguous arrays of ``dtype.storage``.
+            dtype: of the outputs' elements.
+            stream: write past the caches where that is possible: for arrays that are not read soon, such as parts
+                of one that no cache holds.
+
+        Raises:
+            WireError: a malformed payload. Outputs may have been written.
+        """
+        done = 0
+        if dtype.is_float:
+            done = native.kernels().decode_many(list(messages), list(outs), dtype, stream)
+        for msg, out in zip(messages[done:], outs[done:], strict=True):  # elsewhere, or to say what is wrong
+            self.decode_flat(*steps.trimmed(msg, out.size), out, dtype)
+
+    def sum_encode(
+        self,
+        own: Flat,
+        messages: Sequence[ByteArray],
+        ranks: int,
+        dtype: DType,
+        out: ByteArray,
+        *,
+        result: np.ndarray[Any, Any] | None = None,
+        stream: bool = False,
+    ) -> int:
+        """Add opened messages to an array, divide, and encode the sum; where possible in one pass over memory.
+
+        Bit for bit: ``own`` in its accumulator's type, each message added in this order, divided by ``ranks`` in
+        that type, rounded to ``dtype``, encoded.
+
+        Args:
+            own: the first addend, of a floating-point type.
+            messages: of this codec, ``own.size`` elements and ``own.dtype``, or its accumulator's type.
+            ranks: what the sum is divided by: 1 for a sum.
+            dtype: of the message: the accumulator's type, or ``own``'s.
+            out: a buffer of at least ``bound(own.size, dtype)`` bytes.
+            result: where the values go that a receiver of the message decodes: ``own.size`` elements of
+                ``own.dtype.storage``; may be ``own``'s memory.
+            stream: write ``result`` past the caches where that is possible.
+
+        Returns:
+            The message's bytes.
+
+        Raises:
+            WireError: a malformed payload. Nothing has been written to ``out`` or ``result``.
+        """
+        if self.encoder is not None:
+            size: int = native.kernels().sum_encode(
+                self.encoder,
+                own.data,
+                own.dtype,
+                list(messages),
+                ranks,
+                dtype,
+                out,
+                result,
+                own.dtype,
+                stream,
+            )
+            if size:
+                return size
+        total = steps.summed(self, own, messages, ranks, dtype)
+        size = self.encode_flat(Flat(total, dtype, total.shape, True, False), out)
+        if result is not None:
+            self.decode_many([out[:size]], [result], own.dtype, stream=stream)
+        return size
+
+    def sum_into(
+        self,
+        own: Flat,
+        messages: Sequence[ByteArray],
+        ranks: int,
+        out: np.ndarray[Any, Any],
+        *,
+        stream: bool = False,
+    ) -> None:
+        """Add opened messages to an array as :meth:`sum_encode` does; write the sum to ``out``.
+
+        Args:
+            own, messages, ranks: as in :meth:`sum_encode`.
+            out: ``own.size`` elements of ``own.dtype.storage``; may be ``own``'s memory.
+            stream: write past the caches where that is possible.
+
+        Raises:
+            WireError: a malformed payload. Nothing has been written.
+        """
+        kernels = native.kernels()
+        if not kernels.sum_into(own.data, own.dtype, list(messages), ranks, out, own.dtype, stream):
+            out[:] = steps.summed(self, own, messages, ranks, own.dtype)
 
     def ratio(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> float:
         """Uncompressed bytes over message bytes for ``n`` elements (a lower bound unless ``fixed_size``)."""

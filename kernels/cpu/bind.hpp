@@ -73,6 +73,7 @@ void bind_minifloat(nb::module_& m);
 void bind_sign(nb::module_& m);
 void bind_sketch(nb::module_& m);
 void bind_sparse(nb::module_& m);
+void bind_sums(nb::module_& m);
 void bind_zfp(nb::module_& m);
 
 }  // namespace hybridcomp

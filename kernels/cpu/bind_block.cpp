@@ -16,6 +16,9 @@ Encoder quantize_encoder(int bits, std::uint32_t block, bool symmetric, bool had
       [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
           std::uint8_t* out) {
         return quantize_message(k, src, dtype, n, format, stochastic, codec, params, threads, out);
+      },
+      [=](const Kernels& k, const Sum& sum, int threads, std::uint8_t* out) {
+        return quantize_sum(k, sum, format, stochastic, codec, params, threads, out);
       }};
 }
 

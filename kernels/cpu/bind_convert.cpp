@@ -1,6 +1,7 @@
 #include "bind.hpp"
 #include "convert.hpp"
 #include "encoder.hpp"
+#include "sums.hpp"
 
 namespace hybridcomp {
 using namespace nb::literals;
@@ -24,6 +25,9 @@ Encoder cast_encoder(int target, std::uint8_t codec, std::uint32_t params) {
           [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
               std::uint8_t* out) {
             return cast_message(k, src, dtype, n, type_for(dtype), codec, params, threads, out);
+          },
+          [=](const Kernels& k, const Sum& sum, int threads, std::uint8_t* out) {
+            return cast_sum(k, sum, type_for(sum.dtype), codec, params, threads, out);
           }};
 }
 

@@ -1,39 +1,20 @@
 // Messages of any codec: headers, CRCs, and whole encodes and decodes in one call from Python.
-#include <cstring>
-
 #include "bind.hpp"
 #include "decoders.hpp"
 #include "encoder.hpp"
+#include "opening.hpp"
 
 namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
-constexpr std::uint8_t kLastDType = 15;                          // of hybridcomp.arrays.DType
-constexpr std::uint64_t kMostElements = std::uint64_t(1) << 48;  // hybridcomp.wire.MAX_COUNT
-
 // -- headers -----------------------------------------------------------------------------------------------
-
-// CRC-32C of a message but for the CRC's own bytes. Without the GIL.
-std::uint32_t crc_of(const std::uint8_t* message, std::size_t payload) {
-  const Kernels& k = kernels();
-  return k.crc32c(message + sizeof(Header), payload, k.crc32c(message, kCrcAt, 0));
-}
 
 std::uint32_t message_crc(nb::handle message) {
   const Buffer buffer(message, false);
   if (buffer.bytes() < sizeof(Header)) Buffer::fail("message is shorter than a header");
   nb::gil_scoped_release release;
   return crc_of(buffer.data(), buffer.bytes() - sizeof(Header));
-}
-
-// Read the header of a message that begins `data`; false if it is not one: too short, another magic, an
-// unknown dtype, reserved bits, or lengths that do not fit.
-bool read_header(const std::uint8_t* data, std::size_t bytes, Header* h) {
-  if (bytes < sizeof(*h)) return false;
-  std::memcpy(h, data, sizeof(*h));
-  return h->magic == kMagic && !h->flags && h->dtype && h->dtype <= kLastDType && h->count <= kMostElements &&
-         h->payload <= bytes - sizeof(*h);
 }
 
 nb::object open_message(nb::handle message) {

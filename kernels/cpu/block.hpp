@@ -20,6 +20,12 @@ struct BlockFormat {
 
 constexpr std::uint32_t kMaxHadamard = 2048;
 
+// Where a message's scales and packed integers of some blocks begin.
+struct BlockPart {
+  const std::uint8_t* scales;
+  const std::uint8_t* packed;
+};
+
 struct BlockKernels {
   // Quantize `n` elements from index `first` (whole blocks; the last may be short). Writes each block's scale
   // (and offset) to `scales` and the packed integers to `packed`.
@@ -31,6 +37,11 @@ struct BlockKernels {
   void (*dequantize)(const std::uint8_t* scales, const std::uint8_t* packed, bool wide, std::size_t n,
                      std::uint64_t first, const BlockFormat& format, void* out, DTypeCode out_dtype,
                      bool add);
+
+  // Add blocks of `count` messages of one symmetric, untransformed format to n values in `sums` (float, or
+  // double if `wide`; aligned), message after message.
+  void (*add)(const BlockPart* messages, std::size_t count, bool wide, std::size_t n,
+              const BlockFormat& format, void* sums);
 };
 
 // Bytes of the packed integers of n elements: 8 / bits in a byte, each block beginning a new one.

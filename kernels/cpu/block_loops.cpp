@@ -255,9 +255,80 @@ void dequantize(const std::uint8_t* scales, const std::uint8_t* packed, bool wid
     dequantize_type<float>(scales, packed, n, first, format, out, out_dtype, add);
 }
 
+// -- several messages at once ------------------------------------------------------------------------------
+
+// Add K messages' fields of one part of a byte: each sum is loaded and stored once, not K times.
+template <typename T, int Bits, int K>
+void add_fields(const std::uint8_t* const* q, const T* scales, int part, std::size_t n, T* __restrict sums) {
+  const std::uint8_t* from[K];
+  T scale[K];
+  for (int k = 0; k < K; ++k) {
+    from[k] = q[k];
+    scale[k] = scales[k];
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    T sum = sums[i];
+    for (int k = 0; k < K; ++k) {
+      if constexpr (Bits == 8)
+        sum += static_cast<T>(static_cast<std::int8_t>(from[k][i])) * scale[k];
+      else
+        sum += static_cast<T>(signed_field<Bits>(from[k][i], part)) * scale[k];
+    }
+    sums[i] = sum;
+  }
+}
+
+template <typename T, int Bits, int K>
+void add_group(const BlockPart* messages, std::size_t n, std::size_t block, T* sums) {
+  constexpr std::size_t kParts = 8 / Bits;
+  const std::uint8_t* q[K];
+  for (int k = 0; k < K; ++k) q[k] = messages[k].packed;
+  for (std::size_t at = 0, b = 0; at < n; at += block, ++b) {
+    const std::size_t m = smaller(block, n - at), bytes = bytes_of<Bits>(m);
+    T scales[K];
+    for (int k = 0; k < K; ++k) std::memcpy(&scales[k], messages[k].scales + b * sizeof(T), sizeof(T));
+    for (std::size_t part = 0; part < kParts; ++part) {
+      if (m == kUsualBlock)  // the usual length, as a constant
+        add_fields<T, Bits, K>(q, scales, static_cast<int>(part), kUsualBlock / kParts,
+                               sums + at + part * (kUsualBlock / kParts));
+      else if (part * bytes < m)
+        add_fields<T, Bits, K>(q, scales, static_cast<int>(part), smaller(bytes, m - part * bytes),
+                               sums + at + part * bytes);
+    }
+    for (int k = 0; k < K; ++k) q[k] += bytes;
+  }
+}
+
+template <typename T, int Bits>
+void add_all(const BlockPart* messages, std::size_t count, std::size_t n, std::size_t block, T* sums) {
+  for (; count >= 4; count -= 4, messages += 4) add_group<T, Bits, 4>(messages, n, block, sums);
+  if (count == 3) add_group<T, Bits, 3>(messages, n, block, sums);
+  if (count == 2) add_group<T, Bits, 2>(messages, n, block, sums);
+  if (count == 1) add_group<T, Bits, 1>(messages, n, block, sums);
+}
+
+template <typename T>
+void add_type(const BlockPart* messages, std::size_t count, std::size_t n, const BlockFormat& format,
+              T* sums) {
+  if (format.bits == 8)
+    add_all<T, 8>(messages, count, n, format.block, sums);
+  else if (format.bits == 4)
+    add_all<T, 4>(messages, count, n, format.block, sums);
+  else
+    add_all<T, 2>(messages, count, n, format.block, sums);
+}
+
+void add(const BlockPart* messages, std::size_t count, bool wide, std::size_t n, const BlockFormat& format,
+         void* sums) {
+  if (wide)
+    add_type(messages, count, n, format, static_cast<double*>(sums));
+  else
+    add_type(messages, count, n, format, static_cast<float*>(sums));
+}
+
 }  // namespace
 
 extern const BlockKernels block_kernels;
-const BlockKernels block_kernels = {quantize, dequantize};
+const BlockKernels block_kernels = {quantize, dequantize, add};
 
 }  // namespace hybridcomp::HC_ISA

@@ -9,17 +9,25 @@ namespace {
 // first what they write over.
 constexpr std::size_t kStream = std::size_t(16) << 20;
 
-// Copy m floats past the caches.
-inline void stream(const float* src, float* dst, std::size_t m) {
-  std::size_t i = 0;
+// Copy bytes past the caches: the head and tail outside whole lines as usual.
+void stream(const std::uint8_t* src, std::uint8_t* dst, std::size_t bytes) {
+#if defined(__AVX512F__) || defined(__AVX2__)
+  const std::size_t head = smaller((64 - reinterpret_cast<std::uintptr_t>(dst) % 64) % 64, bytes);
+  std::memcpy(dst, src, head);
+  std::size_t i = head;
+  for (; i + 64 <= bytes; i += 64) {
 #if defined(__AVX512F__)
-  for (; i < m && reinterpret_cast<std::uintptr_t>(dst + i) % 64; ++i) dst[i] = src[i];
-  for (; i + 16 <= m; i += 16) _mm512_stream_ps(dst + i, _mm512_loadu_ps(src + i));
-#elif defined(__AVX2__)
-  for (; i < m && reinterpret_cast<std::uintptr_t>(dst + i) % 32; ++i) dst[i] = src[i];
-  for (; i + 8 <= m; i += 8) _mm256_stream_ps(dst + i, _mm256_loadu_ps(src + i));
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i), _mm512_loadu_si512(src + i));
+#else
+    for (std::size_t j = i; j < i + 64; j += 32)
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(dst + j),
+                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + j)));
 #endif
-  for (; i < m; ++i) dst[i] = src[i];
+  }
+  std::memcpy(dst + i, src + i, bytes - i);
+#else
+  std::memcpy(dst, src, bytes);
+#endif
 }
 
 // Make streamed stores visible to other threads in order.
@@ -34,7 +42,8 @@ void widen_all(const std::uint8_t* src, float* dst, std::size_t n) {
   alignas(64) float buffer[kTile];
   for (std::size_t at = 0; at < n; at += kTile) {
     const std::size_t m = smaller(kTile, n - at);
-    stream(view<S>(src + at * sizeof(StorageOf<S>), m, buffer), dst + at, m);
+    stream(reinterpret_cast<const std::uint8_t*>(view<S>(src + at * sizeof(StorageOf<S>), m, buffer)),
+           reinterpret_cast<std::uint8_t*>(dst + at), m * sizeof(float));
   }
   stream_end();
 }
@@ -104,9 +113,21 @@ void convert(const void* src, DTypeCode src_dtype, void* dst, DTypeCode dst_dtyp
   });
 }
 
+template <typename T>
+void divide_all(T* values, std::size_t n, T by) {
+  for (std::size_t i = 0; i < n; ++i) values[i] /= by;
+}
+
+void divide(void* values, bool wide, std::size_t n, int by) {
+  if (wide)
+    divide_all(static_cast<double*>(values), n, static_cast<double>(by));
+  else
+    divide_all(static_cast<float*>(values), n, static_cast<float>(by));
+}
+
 }  // namespace
 
 extern const ConvertKernels convert_kernels;
-const ConvertKernels convert_kernels = {convert};
+const ConvertKernels convert_kernels = {convert, stream, divide};
 
 }  // namespace hybridcomp::HC_ISA

@@ -9,6 +9,8 @@
 
 namespace hybridcomp {
 
+struct Sum;
+
 struct Encoder {
   // The most bytes of a message of n elements, header included; 0 if the codec does not take this type.
   std::function<std::size_t(std::size_t n, DTypeCode dtype)> bound;
@@ -17,6 +19,9 @@ struct Encoder {
   std::function<std::size_t(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                             int threads, std::uint8_t* out)>
       write;
+
+  // The same of a sum (sums.hpp) while it is made; 0 if that is not possible. Empty if it never is.
+  std::function<std::size_t(const Kernels& k, const Sum& sum, int threads, std::uint8_t* out)> write_sum = {};
 };
 
 }  // namespace hybridcomp

@@ -14,10 +14,6 @@ std::size_t prefix_bytes(const BlockFormat& format) {
   return sizeof(QuantizePrefix) + (format.hadamard ? sizeof(format.seed) : 0);
 }
 
-std::size_t scale_bytes(std::size_t blocks, DTypeCode dtype, const BlockFormat& format) {
-  return blocks * (dtype == kFloat64 ? 8 : 4) * (format.symmetric ? 1 : 2);
-}
-
 // Read a payload's prefix; returns a Status.
 int read_prefix(const std::uint8_t* payload, std::size_t bytes, int bits, BlockFormat* format) {
   QuantizePrefix prefix;
@@ -44,9 +40,13 @@ std::size_t quantized_payload(std::size_t n, DTypeCode dtype, const BlockFormat&
          packed_bytes(n, format.block, format.bits);
 }
 
-std::size_t quantize_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                             const BlockFormat& format, bool stochastic, std::uint8_t codec,
-                             std::uint32_t params, int threads, std::uint8_t* out) {
+namespace {
+
+// Write a message whose elements encode(at, m, scales, packed) encodes.
+template <typename Encode>
+std::size_t write_quantized(const Kernels& k, DTypeCode dtype, std::size_t n, const BlockFormat& format,
+                            std::uint8_t codec, std::uint32_t params, int threads, std::uint8_t* out,
+                            Encode encode) {
   const QuantizePrefix fields{format.block,
                               (format.symmetric ? 0 : kAffine) | (format.hadamard ? kHadamard : 0)};
   std::uint8_t prefix[sizeof(fields) + sizeof(format.seed)];
@@ -55,33 +55,71 @@ std::size_t quantize_message(const Kernels& k, const std::uint8_t* src, DTypeCod
   return write_fixed(
       k, {codec, dtype, params, prefix, prefix_bytes(format)}, n, format.block, threads, out,
       [&](std::size_t e) { return scale_bytes(blocks_of(e, format.block), dtype, format); },
-      [&](std::size_t e) { return packed_bytes(e, format.block, format.bits); },
-      [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
-        k.block->quantize(src + at * size_of(dtype), dtype, m, at, format, stochastic, scales, packed);
+      [&](std::size_t e) { return packed_bytes(e, format.block, format.bits); }, encode);
+}
+
+}  // namespace
+
+std::size_t quantize_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                             const BlockFormat& format, bool stochastic, std::uint8_t codec,
+                             std::uint32_t params, int threads, std::uint8_t* out) {
+  return write_quantized(k, dtype, n, format, codec, params, threads, out,
+                         [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
+                           k.block->quantize(src + at * size_of(dtype), dtype, m, at, format, stochastic,
+                                             scales, packed);
+                         });
+}
+
+std::size_t quantize_sum(const Kernels& k, const Sum& sum, const BlockFormat& format, bool stochastic,
+                         std::uint8_t codec, std::uint32_t params, int threads, std::uint8_t* out) {
+  const DTypeCode dtype = sum.dtype;
+  if (format.block > kPartTile || !sum.fits(format.block)) return 0;
+  const std::size_t tile = tile_of(format.block);
+  return write_quantized(
+      k, dtype, sum.n, format, codec, params, threads, out,
+      [&](std::size_t begin, std::size_t count, std::uint8_t* scales, std::uint8_t* packed) {
+        Sum::Buffer buffer;
+        for (std::size_t at = begin; at < begin + count; at += tile) {
+          const std::size_t m = std::min(tile, begin + count - at);
+          std::uint8_t* const s = scales + scale_bytes((at - begin) / format.block, dtype, format);
+          std::uint8_t* const p = packed + packed_bytes(at - begin, format.block, format.bits);
+          k.block->quantize(sum.tile(k, at, m, &buffer), dtype, m, at, format, stochastic, s, p);
+          sum.put(k, at, m, &buffer, [&](std::uint8_t* to) {
+            k.block->dequantize(s, p, dtype == kFloat64, m, at, format, to, sum.result_dtype, false);
+          });
+        }
+        if (sum.stream) streamed();
       });
+}
+
+int view_quantized(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int bits,
+                   QuantizedView* view) {
+  BlockFormat format;
+  const int status = read_prefix(payload, bytes, bits, &format);
+  if (status != kOk) return status;
+  if (!fits(n, bytes, dtype, format)) return kBadLength;
+  const std::uint8_t* const scales = payload + prefix_bytes(format);
+  *view = {format, scales, scales + scale_bytes(blocks_of(n, format.block), dtype, format)};
+  return kOk;
 }
 
 int check_quantized(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
                     int bits) {
-  BlockFormat format;
-  const int status = read_prefix(payload, bytes, bits, &format);
-  if (status != kOk) return status;
-  return fits(n, bytes, dtype, format) ? kOk : kBadLength;
+  QuantizedView view;
+  return view_quantized(payload, bytes, dtype, n, bits, &view);
 }
 
 int dequantize_payload(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
                        std::size_t n, int bits, int threads, std::uint8_t* out, DTypeCode out_dtype,
                        bool add) {
-  BlockFormat format;
-  const int status = read_prefix(payload, bytes, bits, &format);
+  QuantizedView view;
+  const int status = view_quantized(payload, bytes, dtype, n, bits, &view);
   if (status != kOk) return status;
-  if (!fits(n, bytes, dtype, format)) return kBadLength;
+  const BlockFormat& format = view.format;
   const std::size_t block = format.block;
-  const std::uint8_t* scales = payload + prefix_bytes(format);
-  const std::uint8_t* packed = scales + scale_bytes(blocks_of(n, block), dtype, format);
   split(n, block, ranges_of(n, block, threads), [&](int, std::size_t begin, std::size_t end) {
-    k.block->dequantize(scales + scale_bytes(begin / block, dtype, format),
-                        packed + packed_bytes(begin, format.block, bits), dtype == kFloat64, end - begin,
+    k.block->dequantize(view.scales + scale_bytes(begin / block, dtype, format),
+                        view.packed + packed_bytes(begin, format.block, bits), dtype == kFloat64, end - begin,
                         begin, format, out + begin * size_of(out_dtype), out_dtype, add);
   });
   return kOk;

@@ -7,6 +7,7 @@
 #include "block.hpp"
 #include "kernels.hpp"
 #include "status.hpp"
+#include "sums.hpp"
 
 namespace hybridcomp {
 
@@ -27,8 +28,28 @@ std::size_t quantize_message(const Kernels& k, const std::uint8_t* src, DTypeCod
                              const BlockFormat& format, bool stochastic, std::uint8_t codec,
                              std::uint32_t params, int threads, std::uint8_t* out);
 
+// The same of a sum, as it is made; 0 if its messages are of other blocks, or of ones too long for that.
+std::size_t quantize_sum(const Kernels& k, const Sum& sum, const BlockFormat& format, bool stochastic,
+                         std::uint8_t codec, std::uint32_t params, int threads, std::uint8_t* out);
+
 // Whether a payload of `bits`-bit integers is whole and its lengths are right; returns a Status.
 int check_quantized(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int bits);
+
+// Where the sections of a checked payload begin.
+struct QuantizedView {
+  BlockFormat format;
+  const std::uint8_t* scales;
+  const std::uint8_t* packed;
+};
+
+// Check a payload as `check_quantized` does, and find its sections; a Status.
+int view_quantized(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int bits,
+                   QuantizedView* view);
+
+// Bytes of the scales (and offsets) of so many blocks.
+constexpr std::size_t scale_bytes(std::size_t blocks, DTypeCode dtype, const BlockFormat& format) {
+  return blocks * (dtype == kFloat64 ? 8 : 4) * (format.symmetric ? 1 : 2);
+}
 
 // Decode a payload of `n` elements to, or add it to, `out`; returns a Status. Writes nothing unless kOk.
 int dequantize_payload(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,

@@ -60,5 +60,6 @@ NB_MODULE(_kernels, m) {
   bind_sign(m);
   bind_sketch(m);
   bind_sparse(m);
+  bind_sums(m);
   bind_zfp(m);
 }

@@ -1,0 +1,53 @@
+"""What :class:`~hybridcomp.codecs.base.Codec` does to several messages where the kernels do not do it in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridcomp import native, wire
+from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.errors import WireError
+
+if TYPE_CHECKING:
+    from hybridcomp.codecs.base import Codec
+
+
+def trimmed(msg: ByteArray, n: int) -> tuple[ByteArray, wire.Header]:
+    """An opened message without what follows it, and its header.
+
+    Raises:
+        WireError: it is not a message of ``n`` elements.
+    """
+    header = wire.peek(msg)
+    if header.count != n:
+        raise WireError(f"a message of {header.count} elements where {n} were expected")
+    return msg[: wire.HEADER_BYTES + header.payload], header
+
+
+def summed(
+    codec: Codec, own: Flat, messages: Sequence[ByteArray], ranks: int, dtype: DType
+) -> np.ndarray[Any, Any]:
+    """Add opened messages to ``own`` in its accumulator's type, divide by ``ranks``, and round to ``dtype``.
+
+    Returns:
+        A new array of ``own.size`` elements of ``dtype.storage``.
+
+    Raises:
+        WireError: a message of another count, or a malformed payload.
+    """
+    convert = native.kernels().convert
+    wide = own.dtype.accumulator
+    total = np.empty(own.size, wide.storage)
+    convert(own.data, own.dtype, total, wide, False)
+    for msg in messages:
+        codec.decode_add_flat(*trimmed(msg, own.size), total)
+    if ranks != 1:
+        total /= ranks
+    if dtype is wide:
+        return total
+    narrow = np.empty(own.size, dtype.storage)
+    convert(total, wide, narrow, dtype, False)
+    return narrow

@@ -1,0 +1,49 @@
+#include "sums.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "parallel.hpp"
+
+namespace hybridcomp {
+
+const std::uint8_t* Sum::tile(const Kernels& k, std::size_t at, std::size_t m, Buffer* buffer) const {
+  const DTypeCode wide = accumulator();
+  k.convert->convert(own + at * size_of(own_dtype), own_dtype, buffer->wide, wide, m, false);
+  if (at + m < n) {
+    const std::size_t next = std::min(m, n - at - m);
+    prefetch_bytes(own + (at + m) * size_of(own_dtype), next * size_of(own_dtype));
+    for (const Parts& message : messages) message.prefetch(at + m, next);
+  }
+  add_parts(k, messages, at, m, wide == kFloat64, buffer->wide);
+  if (ranks != 1) k.convert->divide(buffer->wide, wide == kFloat64, m, ranks);
+  if (dtype == wide) return buffer->wide;
+  k.convert->convert(buffer->wide, wide, buffer->narrow, dtype, m, false);
+  return buffer->narrow;
+}
+
+bool Sum::fits(std::size_t unit) const {
+  for (const Parts& message : messages)
+    if (message.unit != unit) return false;
+  return true;
+}
+
+void write_sum(const Kernels& k, const Sum& sum, int threads) {
+  const std::size_t unit = sum.messages.empty() ? 1 : sum.messages[0].unit;
+  const std::size_t tile = tile_of(unit), size = size_of(sum.dtype);
+  split(sum.n, tile, ranges_of(sum.n, tile, threads), [&](int, std::size_t begin, std::size_t end) {
+    Sum::Buffer buffer;
+    for (std::size_t at = begin; at < end; at += tile) {
+      const std::size_t m = std::min(tile, end - at);
+      const std::uint8_t* const values = sum.tile(k, at, m, &buffer);
+      std::uint8_t* const to = sum.result + at * size;
+      if (sum.stream)
+        k.convert->stream(values, to, m * size);
+      else
+        std::memcpy(to, values, m * size);
+    }
+    if (sum.stream) streamed();
+  });
+}
+
+}  // namespace hybridcomp
