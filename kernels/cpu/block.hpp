@@ -38,10 +38,10 @@ struct BlockKernels {
                      std::uint64_t first, const BlockFormat& format, void* out, DTypeCode out_dtype,
                      bool add);
 
-  // Add blocks of `count` messages of one symmetric, untransformed format to n values in `sums` (float, or
-  // double if `wide`; aligned), message after message.
+  // sums = own + blocks of `count` messages of one symmetric, untransformed format, message after message.
+  // n values (float, or double if `wide`; aligned); `own` may be `sums`. At least one message.
   void (*add)(const BlockPart* messages, std::size_t count, bool wide, std::size_t n,
-              const BlockFormat& format, void* sums);
+              const BlockFormat& format, const void* own, void* sums);
 };
 
 // Bytes of the packed integers of n elements: 8 / bits in a byte, each block beginning a new one.

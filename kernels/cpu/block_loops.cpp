@@ -258,28 +258,29 @@ void dequantize(const std::uint8_t* scales, const std::uint8_t* packed, bool wid
 // -- several messages at once ------------------------------------------------------------------------------
 
 // Add K messages' fields of one part of a byte: each sum is loaded and stored once, not K times.
-template <typename T, int Bits, int K>
-void add_fields(const std::uint8_t* const* q, const T* scales, int part, std::size_t n, T* __restrict sums) {
+template <typename T, int Bits, int K, int Part>
+void add_fields(const std::uint8_t* const* q, const T* scales, std::size_t n, const T* own, T* sums) {
   const std::uint8_t* from[K];
   T scale[K];
   for (int k = 0; k < K; ++k) {
     from[k] = q[k];
     scale[k] = scales[k];
   }
+#pragma GCC ivdep  // `own` is `sums`, or apart from it
   for (std::size_t i = 0; i < n; ++i) {
-    T sum = sums[i];
+    T sum = own[i];
     for (int k = 0; k < K; ++k) {
       if constexpr (Bits == 8)
         sum += static_cast<T>(static_cast<std::int8_t>(from[k][i])) * scale[k];
       else
-        sum += static_cast<T>(signed_field<Bits>(from[k][i], part)) * scale[k];
+        sum += static_cast<T>(signed_field<Bits>(from[k][i], Part)) * scale[k];
     }
     sums[i] = sum;
   }
 }
 
 template <typename T, int Bits, int K>
-void add_group(const BlockPart* messages, std::size_t n, std::size_t block, T* sums) {
+void add_group(const BlockPart* messages, std::size_t n, std::size_t block, const T* own, T* sums) {
   constexpr std::size_t kParts = 8 / Bits;
   const std::uint8_t* q[K];
   for (int k = 0; k < K; ++k) q[k] = messages[k].packed;
@@ -287,43 +288,52 @@ void add_group(const BlockPart* messages, std::size_t n, std::size_t block, T* s
     const std::size_t m = smaller(block, n - at), bytes = bytes_of<Bits>(m);
     T scales[K];
     for (int k = 0; k < K; ++k) std::memcpy(&scales[k], messages[k].scales + b * sizeof(T), sizeof(T));
-    for (std::size_t part = 0; part < kParts; ++part) {
+    const auto fields = [&]<int Part>() {
+      constexpr std::size_t kUsual = kUsualBlock / kParts;
+      const std::size_t start = Part * (m == kUsualBlock ? kUsual : bytes);
       if (m == kUsualBlock)  // the usual length, as a constant
-        add_fields<T, Bits, K>(q, scales, static_cast<int>(part), kUsualBlock / kParts,
-                               sums + at + part * (kUsualBlock / kParts));
-      else if (part * bytes < m)
-        add_fields<T, Bits, K>(q, scales, static_cast<int>(part), smaller(bytes, m - part * bytes),
-                               sums + at + part * bytes);
+        add_fields<T, Bits, K, Part>(q, scales, kUsual, own + at + start, sums + at + start);
+      else if (start < m)
+        add_fields<T, Bits, K, Part>(q, scales, smaller(bytes, m - start), own + at + start,
+                                     sums + at + start);
+    };
+    fields.template operator()<0>();
+    if constexpr (Bits < 8) fields.template operator()<1>();
+    if constexpr (Bits < 4) {
+      fields.template operator()<2>();
+      fields.template operator()<3>();
     }
     for (int k = 0; k < K; ++k) q[k] += bytes;
   }
 }
 
 template <typename T, int Bits>
-void add_all(const BlockPart* messages, std::size_t count, std::size_t n, std::size_t block, T* sums) {
-  for (; count >= 4; count -= 4, messages += 4) add_group<T, Bits, 4>(messages, n, block, sums);
-  if (count == 3) add_group<T, Bits, 3>(messages, n, block, sums);
-  if (count == 2) add_group<T, Bits, 2>(messages, n, block, sums);
-  if (count == 1) add_group<T, Bits, 1>(messages, n, block, sums);
+void add_all(const BlockPart* messages, std::size_t count, std::size_t n, std::size_t block, const T* own,
+             T* sums) {
+  for (; count >= 4; count -= 4, messages += 4, own = sums)
+    add_group<T, Bits, 4>(messages, n, block, own, sums);
+  if (count == 3) add_group<T, Bits, 3>(messages, n, block, own, sums);
+  if (count == 2) add_group<T, Bits, 2>(messages, n, block, own, sums);
+  if (count == 1) add_group<T, Bits, 1>(messages, n, block, own, sums);
 }
 
 template <typename T>
 void add_type(const BlockPart* messages, std::size_t count, std::size_t n, const BlockFormat& format,
-              T* sums) {
+              const T* own, T* sums) {
   if (format.bits == 8)
-    add_all<T, 8>(messages, count, n, format.block, sums);
+    add_all<T, 8>(messages, count, n, format.block, own, sums);
   else if (format.bits == 4)
-    add_all<T, 4>(messages, count, n, format.block, sums);
+    add_all<T, 4>(messages, count, n, format.block, own, sums);
   else
-    add_all<T, 2>(messages, count, n, format.block, sums);
+    add_all<T, 2>(messages, count, n, format.block, own, sums);
 }
 
 void add(const BlockPart* messages, std::size_t count, bool wide, std::size_t n, const BlockFormat& format,
-         void* sums) {
+         const void* own, void* sums) {
   if (wide)
-    add_type(messages, count, n, format, static_cast<double*>(sums));
+    add_type(messages, count, n, format, static_cast<const double*>(own), static_cast<double*>(sums));
   else
-    add_type(messages, count, n, format, static_cast<float*>(sums));
+    add_type(messages, count, n, format, static_cast<const float*>(own), static_cast<float*>(sums));
 }
 
 }  // namespace

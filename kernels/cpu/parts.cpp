@@ -1,6 +1,7 @@
 #include "parts.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "convert.hpp"
 #include "message.hpp"
@@ -35,7 +36,7 @@ void Parts::prefetch(std::size_t at, std::size_t m) const {
 }
 
 void add_parts(const Kernels& k, std::span<const Parts> messages, std::size_t at, std::size_t m, bool wide,
-               void* sums) {
+               const void* own, void* sums) {
   constexpr std::size_t kMost = 4;
   while (!messages.empty()) {
     // As many as are of one plain format, a few at a time.
@@ -45,10 +46,13 @@ void add_parts(const Kernels& k, std::span<const Parts> messages, std::size_t at
       if (count == kMost || !message.plain() || message.format.bits != messages[0].format.bits) break;
       blocks[count++] = message.blocks_at(at);
     }
-    if (count)
-      k.block->add(blocks, count, wide, m, messages[0].format, sums);
-    else
+    if (count) {
+      k.block->add(blocks, count, wide, m, messages[0].format, own, sums);
+    } else {
+      if (own != sums) std::memcpy(sums, own, m * (wide ? 8 : 4));
       messages[0].decode(k, at, m, sums, wide ? kFloat64 : kFloat32, true);
+    }
+    own = sums;
     messages = messages.subspan(count ? count : 1);
   }
 }

@@ -50,10 +50,10 @@ constexpr std::size_t tile_of(std::size_t unit) { return kPartTile / unit * unit
 bool open_parts(std::uint8_t codec, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
                 std::size_t n, Parts* parts);
 
-// Add stretches at .. at + m of messages, message after message, to m values in `sums` (float, or double if
-// `wide`; aligned).
+// sums = own + stretches at .. at + m of messages, message after message; m values (float, or double if
+// `wide`; aligned). `own` may be `sums`.
 void add_parts(const Kernels& k, std::span<const Parts> messages, std::size_t at, std::size_t m, bool wide,
-               void* sums);
+               const void* own, void* sums);
 
 // Decode n elements past the caches, for an array that is not read soon.
 void decode_streaming(const Kernels& k, const Parts& parts, std::size_t n, int threads, std::uint8_t* out,
