@@ -28,13 +28,6 @@ BlockPart Parts::blocks_at(std::size_t at) const {
           values + packed_bytes(at, format.block, format.bits)};
 }
 
-void Parts::prefetch(std::size_t at, std::size_t m) const {
-  if (!scales) return prefetch_bytes(values + at * size_of(stored), m * size_of(stored));
-  const BlockPart from = blocks_at(at);
-  prefetch_bytes(from.scales, scale_bytes(blocks_of(m, unit), dtype, format));
-  prefetch_bytes(from.packed, packed_bytes(m, format.block, format.bits));
-}
-
 void add_parts(const Kernels& k, std::span<const Parts> messages, std::size_t at, std::size_t m, bool wide,
                const void* own, void* sums) {
   constexpr std::size_t kMost = 4;

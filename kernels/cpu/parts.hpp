@@ -32,16 +32,7 @@ struct Parts {
 
   // Where the blocks from element `at` on begin.
   BlockPart blocks_at(std::size_t at) const;
-
-  // Begin to load elements at .. at + m: tiles of several messages in turn are no pattern that the CPU
-  // foresees.
-  void prefetch(std::size_t at, std::size_t m) const;
 };
-
-// Begin to load bytes.
-inline void prefetch_bytes(const std::uint8_t* data, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i);
-}
 
 // Elements of a tile: whole units, at most kPartTile.
 constexpr std::size_t tile_of(std::size_t unit) { return kPartTile / unit * unit; }

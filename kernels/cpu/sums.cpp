@@ -14,11 +14,6 @@ const std::uint8_t* Sum::tile(const Kernels& k, std::size_t at, std::size_t m, B
     k.convert->convert(from, own_dtype, buffer->wide, wide, m, false);
     from = buffer->wide;
   }
-  if (at + m < n) {
-    const std::size_t next = std::min(m, n - at - m);
-    prefetch_bytes(own + (at + m) * size_of(own_dtype), next * size_of(own_dtype));
-    for (const Parts& message : messages) message.prefetch(at + m, next);
-  }
   add_parts(k, messages, at, m, wide == kFloat64, from, buffer->wide);
   if (ranks != 1) k.convert->divide(buffer->wide, wide == kFloat64, m, ranks);
   if (dtype == wide) return buffer->wide;
