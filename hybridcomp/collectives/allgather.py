@@ -42,6 +42,5 @@ def allgather(carrier: Carrier, send: Flat, recv: Flat, tags: Sequence[int]) -> 
             carrier.decode_own(message, recv.data[own])
         for k, block in enumerate(blocks):
             yield mailbox.arrival(block)
-            for incoming in block:
-                carrier.decode(incoming, recv.data[shards.span(incoming.peer, k)])
+            carrier.decode_many(block, [recv.data[shards.span(message.peer, k)] for message in block])
         yield from mailbox.finish()

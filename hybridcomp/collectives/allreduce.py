@@ -67,8 +67,7 @@ def allreduce(
                 run.reduce(k, run.parts.pop(k), run.others)
             if k >= _BEHIND:
                 yield run.mailbox.arrival(run.results[k - _BEHIND])
-                for message in run.results.pop(k - _BEHIND):
-                    run.take(message, run.shards.span(message.peer, k - _BEHIND))
+                run.gather(k - _BEHIND)
         yield from run.mailbox.finish()
 
 
@@ -114,8 +113,13 @@ class Run:
             mailbox.receive(carrier.inbox_bytes(shards.size(q, k), self.sum_dtype), q, self.tags[1])
             for q in owners
         ]
-        for q in owners:
-            mailbox.send(self.part(shards.span(q, k)), [q], self.tags[0])
+        spans = [shards.span(q, k) for q in owners]
+        if self.memory is None:
+            messages = carrier.encode_many([self.send[span] for span in spans])
+        else:
+            messages = [self.part(span) for span in spans]
+        for q, message in zip(owners, messages, strict=True):
+            mailbox.send(message, [q], self.tags[0])
 
     def part(self, span: slice) -> Sealed:
         """This rank's part of a span that another one owns."""
@@ -130,6 +134,12 @@ class Run:
         if span.start == span.stop:
             return
         memory = self.memory
+        ranks = carrier.transport.size if self.mean else 1
+        if self.fold is None and memory is None:
+            out = self.recv[span]
+            result = carrier.sum_encode(self.send[span], parts, self.part_dtype, self.sum_dtype, ranks, out)
+            self.mailbox.send(result, receivers, self.tags[1])
+            return
         if self.fold is None:
             acc = carrier.own(self.send[span], memory, span)
             carrier.add(parts, acc, self.part_dtype)
@@ -139,7 +149,6 @@ class Run:
             for message in parts:
                 carrier.decode(message, part)
                 self.fold(acc, part, out=acc)
-        ranks = carrier.transport.size if self.mean else 1
         if memory is not None:
             result = carrier.encode_sum_with_feedback(acc, memory, span, ranks)
             self.mailbox.send(result, receivers, self.tags[1])
@@ -148,6 +157,16 @@ class Run:
         result = carrier.encode_sum(acc, self.sum_dtype, ranks)
         self.mailbox.send(result, receivers, self.tags[1])
         carrier.decode_own(result, self.recv[span], self.sum_dtype)
+
+    def gather(self, k: int) -> None:
+        """Step 4 for chunk ``k`` of the other ranks' shards."""
+        messages = self.results.pop(k)
+        spans = [self.shards.span(message.peer, k) for message in messages]
+        if self.memory is None:
+            self.carrier.decode_many(messages, [self.recv[span] for span in spans], self.sum_dtype)
+            return
+        for message, span in zip(messages, spans, strict=True):
+            self.take(message, span)
 
     def take(self, message: Incoming, span: slice) -> None:
         """Step 4 for a span of another rank's shard."""

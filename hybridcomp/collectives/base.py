@@ -40,6 +40,7 @@ Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
 
 NONE = get_codec("none")
 MANY = 1 << 40  # elements: more than any min_bytes
+_STREAM_BYTES = 1 << 23  # results from here on are written past the caches
 _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
 
 
@@ -216,6 +217,7 @@ class Base:
             carrier = Carrier(t, codec, dtype, call)
         if way is not None:
             carrier.chunk_bytes = way.chunk_bytes
+        carrier.stream = recv is not None and recv.nbytes >= _STREAM_BYTES
 
         def steps() -> Steps:
             memory = None if feedback is None else feedback(carrier)

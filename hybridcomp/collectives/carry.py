@@ -39,6 +39,7 @@ class Carrier:
         dtype: of the caller's elements.
         call: statistics.
         chunk_bytes: of the caller's elements, that make one message.
+        stream: the result is too large for the caches: write it past them.
     """
 
     def __init__(self, transport: Transport, codec: Codec, dtype: DType, call: Call) -> None:
@@ -47,6 +48,7 @@ class Carrier:
         self.dtype = dtype
         self.call = call
         self.chunk_bytes = CHUNK_BYTES
+        self.stream = False
         self._params = codec.params_hash
         self._mail: Mailbox | None = None
 
@@ -124,7 +126,64 @@ class Carrier:
         """A message of this rank's own, of ``n`` elements of ``dtype``, to be summed by :meth:`total`; not yet sent."""
         return message
 
+    def encode_many(self, arrays: Sequence[Array]) -> list[Sealed]:
+        """Encode contiguous slices, each to a message of its own."""
+        with self.call.encoding():
+            buffers = [self.transport.take(self.codec.bound(x.size, self.dtype)) for x in arrays]
+            sizes = self.codec.encode_many(arrays, self.dtype, buffers)
+        return list(map(Sealed, buffers, sizes))
+
     # -- sums ----------------------------------------------------------------------------------------
+
+    def sum_encode(
+        self,
+        data: Array,
+        messages: Sequence[Incoming],
+        source: DType,
+        dtype: DType,
+        ranks: int,
+        out: Array,
+    ) -> Sealed:
+        """Sum messages and this rank's own part, encode the sum, and decode that as its receivers will.
+
+        Args:
+            data: the own part.
+            messages: checked, and added to it in this order.
+            source: dtype of the messages.
+            dtype: of the sum's message.
+            ranks: divide by as many, for a mean.
+            out: for the decoded values, of the caller's dtype; may be ``data``.
+        """
+        buffer = self.transport.take(self.codec.bound(data.size, dtype))
+        with self.call.decoding():
+            raws = self._checked(messages, [data.size] * len(messages), source)
+            nbytes = self.codec.sum_encode(
+                self._flat(data), raws, ranks, dtype, buffer, result=out, stream=self.stream
+            )
+            self._let_go(messages)
+        return Sealed(buffer, nbytes)
+
+    def sum_into(
+        self, data: Array, messages: Sequence[Incoming], source: DType, ranks: int, out: Array
+    ) -> None:
+        """Sum messages and this rank's own part, as :meth:`sum_encode`, into ``out`` of the caller's dtype."""
+        with self.call.decoding():
+            raws = self._checked(messages, [data.size] * len(messages), source)
+            self.codec.sum_into(self._flat(data), raws, ranks, out, stream=self.stream)
+            self._let_go(messages)
+
+    def _checked(self, messages: Sequence[Incoming], counts: Sequence[int], source: DType) -> list[ByteArray]:
+        """Check messages; what ranks of this host share has been on no wire that could damage it."""
+        raws = [self._mailbox.read(message) for message in messages]
+        crc = any(message.shared is None for message in messages)
+        fault = wire.first_fault(raws, self.codec.wire_id, self._params, source, counts, crc=crc)
+        if fault is not None:
+            self.open(raws[fault], counts[fault], messages[fault].peer, source)
+        return raws
+
+    def _let_go(self, messages: Sequence[Incoming]) -> None:
+        for message in messages:
+            self._mailbox.used(message)
 
     def own(self, data: Array, memory: Memory | None, span: slice) -> Array:
         """A new accumulator for a span that this rank owns, with its own part in it."""
@@ -213,6 +272,15 @@ class Carrier:
         """Check a message of ``source`` elements and write its values to ``out``, of the caller's dtype."""
         self._decode(self._mailbox.read(message), out, message.peer, source)
         self._mailbox.used(message)
+
+    def decode_many(
+        self, messages: Sequence[Incoming], outs: Sequence[Array], source: DType | None = None
+    ) -> None:
+        """Check messages of ``source`` elements and write their values, each to its array of the caller's dtype."""
+        with self.call.decoding():
+            raws = self._checked(messages, [out.size for out in outs], source or self.dtype)
+            self.codec.decode_many(raws, outs, self.dtype, stream=self.stream)
+            self._let_go(messages)
 
     def decode_own(self, message: Sealed, out: Array, source: DType | None = None) -> None:
         """Write the values of a message of this rank's own to ``out``; the owner, too, takes what others get."""

@@ -173,7 +173,27 @@ class DeviceCarrier(Carrier):
         """Give a message back that no mailbox has sent; it has been."""
         message.release()
 
+    def encode_many(self, arrays: Sequence[Any]) -> list[Any]:
+        """Start to encode slices, each to a message of its own."""
+        return [self.encode(data) for data in arrays]
+
     # -- sums ----------------------------------------------------------------------------------------
+
+    def sum_encode(
+        self, data: Any, messages: Sequence[Any], source: DType, dtype: DType, ranks: int, out: Any
+    ) -> Any:
+        """Start to sum messages and this rank's own part, to encode the sum, and to decode that."""
+        acc = self.own(data, None, slice(0, data.size))
+        self.add(messages, acc, source)
+        result = self.encode_sum(acc, dtype, ranks)
+        self.decode_own(result, out, dtype)
+        return result
+
+    def sum_into(self, data: Any, messages: Sequence[Any], source: DType, ranks: int, out: Any) -> None:
+        """Start to sum messages and this rank's own part into ``out``."""
+        acc = self.own(data, None, slice(0, data.size))
+        self.add(messages, acc, source)
+        self.store(acc, out, ranks)
 
     def own(self, data: Any, memory: Any, span: slice) -> Any:
         """A new accumulator with this rank's own part in it."""
@@ -252,6 +272,11 @@ class DeviceCarrier(Carrier):
             header, head, raw = self._open(message, out.size, source or self.dtype)
             decode_opened(header, head, raw, out, self.dtype, self.lane.queue)
         self._used([message])
+
+    def decode_many(self, messages: Sequence[Any], outs: Sequence[Any], source: DType | None = None) -> None:
+        """Start to write the values of messages, each to its array."""
+        for message, out in zip(messages, outs, strict=True):
+            self.decode(message, out, source)
 
     def decode_own(self, message: Any, out: Any, source: DType | None = None) -> None:
         """Write the values of a message of this rank's own to ``out``: now, or when its length and head are known."""

@@ -47,12 +47,12 @@ def reduce_scatter_block(
     def scatter(k: int) -> None:
         nbytes = carrier.inbox_bytes(shards.size(t.rank, k), dtype)
         parts[k] = [mailbox.receive(nbytes, q, tag) for q in sorted(t.others)]
-        for q in t.others:
-            span = shards.span(q, k)
-            if memory is None:
-                message = carrier.encode(send.data[span])
-            else:
-                message = carrier.encode_with_feedback(send.data[span], memory, span)
+        spans = [shards.span(q, k) for q in t.others]
+        if memory is None:
+            messages = carrier.encode_many([send.data[span] for span in spans])
+        else:
+            messages = [carrier.encode_with_feedback(send.data[span], memory, span) for span in spans]
+        for q, message in zip(t.others, messages, strict=True):
             mailbox.send(message, [q], tag)
 
     with t.keeping((mailbox, parts)):
@@ -62,8 +62,12 @@ def reduce_scatter_block(
                     scatter(ahead)
             yield mailbox.arrival(parts[k])
             own = shards.span(t.rank, k)
-            acc = carrier.own(send.data[own], memory, own)
-            carrier.add(parts.pop(k), acc, dtype)
-            start = own.start - t.rank * recv.size
-            carrier.store(acc, recv.data[start : start + acc.size], t.size if mean else 1)
+            start, ranks = own.start - t.rank * recv.size, t.size if mean else 1
+            out = recv.data[start : start + own.stop - own.start]
+            if memory is None:
+                carrier.sum_into(send.data[own], parts.pop(k), dtype, ranks, out)
+            else:
+                acc = carrier.own(send.data[own], memory, own)
+                carrier.add(parts.pop(k), acc, dtype)
+                carrier.store(acc, out, ranks)
         yield from mailbox.finish()
