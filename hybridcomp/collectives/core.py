@@ -166,7 +166,7 @@ class Core(Moves):
         if len(set(counts)) == 1:
             return self.reduce_scatter_block(send, recv, op, name, phase, codec)
         device = together(send, recv)
-        if overlap(send, recv):
+        if overlap(send, recv) or not recv.size:  # MPI minds the address of an empty one, too
             send = copied(send)
         choice = self._choose_sum("reduce_scatter", send, op, name, phase, codec)
         about = {"counts": counts, "dtype": send.dtype, "reduction": op, "name": name}
