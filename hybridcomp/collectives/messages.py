@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from os import sched_yield
-from time import monotonic, sleep
-from typing import Any, Literal
+from typing import Any
 
 from mpi4py import MPI
 
@@ -13,19 +11,18 @@ from hybridcomp.collectives import engine
 from hybridcomp.collectives.base import NONE, CodecLike
 from hybridcomp.collectives.buffers import ForeignBufferError, copied, parse
 from hybridcomp.collectives.handle import Request, wait_for
-from hybridcomp.collectives.quick import Kind, Quick, is_plain
+from hybridcomp.collectives.probes import Probes
+from hybridcomp.collectives.quick import Kind, is_plain
 from hybridcomp.collectives.stats import Call
-from hybridcomp.errors import CollectiveTimeoutError
 from hybridcomp.policy import Choice
 
 Buffer = Any
 
 _MOST_BYTES = 1 << 32  # of a message whose length nobody said
 _NOBODY = id(None)
-_LOOK_SECONDS = 50e-6  # between looks for a message, once it is late
 
 
-class Messages(Quick):
+class Messages(Probes):
     """Send and receive. Where a policy compresses sends on an axis, both ends must be communicators of ours."""
 
     # -- sends ---------------------------------------------------------------------------------------
@@ -315,51 +312,6 @@ class Messages(Quick):
         request, arrays = self.recv_array(source, tag, most_bytes, status)
         request.wait()
         return arrays[0]
-
-    # -- probes --------------------------------------------------------------------------------------
-
-    def Probe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> Literal[True]:
-        """Wait until a message is here; its count is that of the bytes on the wire."""
-        self._look(lambda: self._p2p.Iprobe(source, tag, status), source)
-        return True
-
-    def Iprobe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> bool:
-        """Whether a message is here."""
-        return self._p2p.Iprobe(source, tag, status)
-
-    def Mprobe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> MPI.Message:
-        """Wait until a message is here, and take it; what it gives is MPI's own."""
-        message: MPI.Message = self._look(lambda: self._p2p.Improbe(source, tag, status), source)
-        return message
-
-    def Improbe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> MPI.Message | None:
-        """Take a message if one is here."""
-        return self._p2p.Improbe(source, tag, status)
-
-    def _look(self, ask: Callable[[], Any], source: int) -> Any:
-        began = monotonic()
-        while True:
-            for _ in range(20):
-                found = ask()
-                if found:
-                    return found
-                sched_yield()
-            if monotonic() - began > self.timeout:
-                who = "any rank" if source == MPI.ANY_SOURCE else f"rank {source}"
-                raise CollectiveTimeoutError(
-                    f"probe on axis {self.axis!r}, rank {self.rank} of {self.size}: no message from {who} within "
-                    f"{self.timeout:g} s"
-                )
-            engine.engine().poll()
-            sleep(_LOOK_SECONDS)
 
     # -- what they share -----------------------------------------------------------------------------
 
