@@ -300,6 +300,12 @@ class Base:
         fixed = codec.codec if isinstance(codec, Choice) else codec
         if fixed is not None and get_codec(fixed).name != "none":
             raise CodecMismatchError(f"{op}: a codec cannot carry a buffer that only MPI understands")
+        t = transport or self._transport
+        if t.turns.empty and self._comparison is None:
+            post = _posted(
+                post()
+            )  # here, since wrong arguments are this rank's own affair: no operation has begun
+
         call = Call(self.axis, op, NONE.spec, "a buffer that only MPI understands", 0, 0)
         return self._native(
             lambda _s, _r, turn, events: native(post, turn, events, peer, status),
@@ -351,3 +357,8 @@ class Base:
             error = MPI.Exception(MPI.ERR_ROOT if what == "root" else MPI.ERR_RANK)
             error.add_note(f"{what} is {rank}; this communicator has ranks 0 to {self.size - 1}")
             raise error
+
+
+def _posted(request: MPI.Request) -> Callable[[], MPI.Request]:
+    """What "starts" an operation that MPI has begun."""
+    return lambda: request
