@@ -49,6 +49,12 @@ def run(comm: hc.Communicator, op: str, codec: str, n: int, algorithm: str | Non
     if op == "all_gather":
         comm.Allgather(values(n), whole, **ours)
         return whole
+    if op == "reduce":
+        x = np.empty(n, np.float32)
+        comm.Reduce(values(n), x, root=p - 1, **ours)
+        comm.mpi.Bcast(x, p - 1)
+        return x
+    assert op == "reduce_scatter"
     part = np.empty(n, np.float32)
     comm.Reduce_scatter_block(values(n * p), part, **ours)
     comm.mpi.Allgather(part, whole)
