@@ -64,7 +64,7 @@ class Base:
         agreed = agree(self.mpi, self.policy, mine, detail)
         self.cuda_aware = agreed.awareness
         direct = self.cuda_aware.messages
-        node = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._topology = Topology.of(self.mpi, node)
         # Where MPI takes device pointers, it takes them between the ranks of a host, too.
         near = None if direct else meet(self.mpi, node)

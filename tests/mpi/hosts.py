@@ -22,16 +22,6 @@ class Hosts(MPI.Intracomm):
         self.of = list(of)
         return self
 
-    def Dup(self, info: MPI.Info | None = None) -> Hosts:
-        new: Hosts = super().Dup()
-        new.of = self.of
-        return new
-
-    def Idup(self, info: MPI.Info | None = None) -> tuple[Hosts, MPI.Request]:
-        new, request = super().Idup()
-        new.of = self.of
-        return new, request
-
     def Split_type(self, split_type: int, key: int = 0, *_: Any) -> MPI.Intracomm:
         assert split_type == MPI.COMM_TYPE_SHARED
         return self.Split(self.of[self.rank], key)
