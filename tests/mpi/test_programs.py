@@ -23,7 +23,7 @@ from tests.mpi.hosts import Hosts
 from tests.mpi.programs import CODECS, FOLDS, Draw, Flight, Group, start
 
 SECONDS = 30.0  # that any operation may take
-EXAMPLES = int(os.environ.get("HC_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("HC_EXAMPLES", "12"))
 SEED = int(os.environ.get("HC_SEED", "0"))
 SIZES = [0, 1, 2, 3, 63, 65, 128, 1001, 4097, 20_011, 70_001]
 OPS = [
