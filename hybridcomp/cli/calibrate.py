@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.progress import track
 
 from hybridcomp.codecs import get_codec
+from hybridcomp.collectives import Communicator
+from hybridcomp.collectives.choosing import CHUNK_VARIABLE
 from hybridcomp.collectives.near import meet, own_pool
 from hybridcomp.collectives.topology import Topology
 from hybridcomp.errors import CollectiveTimeoutError
@@ -27,6 +29,8 @@ _TAG = 1
 _BIG = 8 << 20  # bytes: far more than the burst that a shaped link lets through at once
 _SLOW = 1.0  # seconds of a big message, past which few are enough
 _LEAST = 2
+_TINY = 1024  # bytes of a chunk that takes no time but for being a message
+_CHUNKS = 32
 _SOME_SIZE = 0.5  # of a message by a codec that was not measured
 
 
@@ -111,6 +115,11 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
     else:
         notes.append(f"all ranks are on one host: [network] stays as in {old.name}")
     memory = _middle(comm, [memory_speed(effort.seconds)])[0]
+    message = old.message
+    if comm.size > 1:
+        message = _middle(comm, [_message(comm, effort.messages)])[0]
+    else:
+        notes.append(f"there is nobody to send to: message stays as in {old.name}")
     speeds: dict[str, Speed] = {}
     console = Console(stderr=True)
     for spec in track(SPECS, "codecs", console=console, disable=comm.rank != 0 or not console.is_terminal):
@@ -127,7 +136,31 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
         overhead=statistics.median(s.overhead for s in speeds.values()),
         size=_SOME_SIZE,
     )
-    return dataclasses.replace(old, host=host, network=network, memory=memory, codecs=speeds), notes
+    return dataclasses.replace(
+        old, host=host, network=network, memory=memory, message=message, codecs=speeds
+    ), notes
+
+
+def _message(comm: MPI.Comm, rounds: int) -> float:
+    """Seconds of this core for one message: all-reduces that are cut into chunks of next to nothing."""
+    before = os.environ.get(CHUNK_VARIABLE)
+    os.environ[CHUNK_VARIABLE] = str(_TINY)
+    try:
+        ours = Communicator(comm, "none", "calibration", timeout=_TIMEOUT)
+    finally:
+        if before is None:
+            del os.environ[CHUNK_VARIABLE]
+        else:
+            os.environ[CHUNK_VARIABLE] = before
+    data = np.ones(_CHUNKS * comm.size * _TINY // 4, np.float32)
+    begin = 0.0
+    for i in range(rounds + 1):
+        if i == 1:
+            begin = time.thread_time()
+        ours.Allreduce(MPI.IN_PLACE, data, codec="int8", algorithm="direct")
+    seconds = time.thread_time() - begin
+    ours.Free()
+    return seconds / (rounds * _CHUNKS * 2 * (comm.size - 1))
 
 
 def _tier(comm: MPI.Comm, ring: list[int], pair: tuple[int, int], effort: Effort) -> Tier:

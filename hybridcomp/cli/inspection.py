@@ -150,5 +150,6 @@ def describe(found: Profile) -> dict[str, str]:
         "inside a host": f"{found.host.latency * 1e6:.1f} us, {found.host.bandwidth / 1e9:.2f} GB/s",
         "between hosts": f"{found.network.latency * 1e6:.1f} us, {found.network.bandwidth / 1e6:.1f} MB/s",
         "copy in memory": f"{found.memory / 1e9:.1f} GB/s",
+        "a message": f"{found.message * 1e6:.1f} us of a core",
         "codecs": str(len(found.codecs)),
     }

@@ -17,6 +17,8 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel import Profile, Setting, choose, chunk_bytes, load_profile
 
 VARIABLE = "HYBRIDCOMP_ALGORITHM"
+CHUNK_VARIABLE = "HYBRIDCOMP_CHUNK_BYTES"
+_LEAST_CHUNK = 64
 
 
 class Way(NamedTuple):
@@ -33,12 +35,16 @@ class Chooser:
         topology: of its ranks.
         profile: what links and codecs cost.
         forced: per operation, the name of the algorithm to use wherever it can be.
+        chunk: uncompressed bytes of every chunk; None to choose.
     """
 
-    def __init__(self, topology: Topology, profile: Profile, forced: Mapping[str, str]) -> None:
+    def __init__(
+        self, topology: Topology, profile: Profile, forced: Mapping[str, str], chunk: int | None = None
+    ) -> None:
         self._topology = topology
         self._profile = profile
         self._forced = forced
+        self._chunk = chunk
         self._ways: dict[tuple[str, int, DType, Codec, str | None, str | None], Way] = {}
 
     def choose(
@@ -93,7 +99,7 @@ class Chooser:
         if name not in able:
             good = [a.name for a in able.values() if codec.lossless or not a.reencodes]
             name = choose(self._profile, setting, good)
-        return Way(able[name], chunk_bytes(self._profile, setting, name))
+        return Way(able[name], self._chunk or chunk_bytes(self._profile, setting, name))
 
 
 def chooser(comm: MPI.Comm, topology: Topology) -> Chooser:
@@ -105,13 +111,26 @@ def chooser(comm: MPI.Comm, topology: Topology) -> Chooser:
     mine = ""
     if comm.Get_rank() == 0:
         try:
-            mine = f"{os.environ.get(VARIABLE, '')}\n{load_profile().to_toml()}"
+            asked = [os.environ.get(name, "") for name in (VARIABLE, CHUNK_VARIABLE)]
+            mine = "\n".join([*asked, load_profile().to_toml()])
         except ConfigError as error:
-            mine = f"\n\n{error}"
-    forced, _, profile = same_text(comm, mine).partition("\n")
+            mine = f"\n\n\n{error}"
+    forced, chunk, profile = same_text(comm, mine).split("\n", 2)
     if profile.startswith("\n"):
         raise ConfigError(profile.strip())
-    return Chooser(topology, Profile.from_bytes(profile.encode(), "rank 0's"), parse_forced(forced))
+    known = Profile.from_bytes(profile.encode(), "rank 0's")
+    return Chooser(topology, known, parse_forced(forced), parse_chunk(chunk))
+
+
+def parse_chunk(text: str) -> int | None:
+    """What ``HYBRIDCOMP_CHUNK_BYTES`` says: bytes, or nothing to choose.
+
+    Raises:
+        ConfigError: it is no number of at least 64.
+    """
+    if text and (not text.isdecimal() or int(text) < _LEAST_CHUNK):
+        raise ConfigError(f"{CHUNK_VARIABLE} is {text!r}; allowed: a number of bytes from {_LEAST_CHUNK} on")
+    return int(text) if text else None
 
 
 def parse_forced(text: str) -> dict[str, str]:

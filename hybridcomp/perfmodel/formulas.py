@@ -6,8 +6,8 @@ pipelines, in which the busiest stage counts in full and the others for one chun
 
 In the formulas p ranks are on h hosts, at most l on one; n elements are reduced or sent, s = n / p is a shard; E(x),
 D(x), A(x) are the seconds to encode x elements, decode them, decode and add them; C(x) those of a copy in memory; W(x)
-those of their message on a host's link; a is a message's latency, o what handing it to MPI costs: the latency between
-ranks of a host, which is all software. ``a || b`` is a pipeline of two stages: max(a, b) + min(a, b) / chunks.
+those of their message on a host's link; a is a message's latency, o what a core does for it
+however short it is. ``a || b`` is a pipeline of two stages: max(a, b) + min(a, b) / chunks.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def predict(profile: Profile, algorithm: str, setting: Setting) -> float:
 
 
 def choose(profile: Profile, setting: Setting, candidates: Sequence[str]) -> str:
-    """The fastest of ``candidates`` in a setting: of those within 5% of the fastest, the first.
+    """The fastest of ``candidates`` in a setting: of those within 2% of the fastest, the first.
 
     Raises:
         ValueError: there is none, or as from :func:`predict`.

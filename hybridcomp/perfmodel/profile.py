@@ -4,6 +4,7 @@
 
     version = 1
     memory = 1.1e10                        # bytes/s of a copy in memory
+    message = 4e-5                         # seconds of a core for a message, however short: to send, receive, decode it
 
     [host]                                 # between ranks of a host
     latency = 5e-6                         # seconds of a small message
@@ -89,6 +90,7 @@ class Profile:
         host: links between ranks of a host.
         network: links between hosts.
         memory: bytes/s of a copy in memory by one thread.
+        message: seconds of a core that a message takes however short it is, with all that belongs to it.
         codecs: speeds by spec string; holds ``"default"``.
         name: the file it is from, for people.
     """
@@ -97,6 +99,7 @@ class Profile:
     network: Tier
     memory: float
     codecs: Mapping[str, Speed]
+    message: float = 40e-6
     name: str = field(default="built-in", compare=False)
 
     def speed(self, codec: Codec) -> Speed:
@@ -116,7 +119,7 @@ class Profile:
 
     def to_toml(self) -> str:
         """The text of its file."""
-        lines = [f"version = {VERSION}", f"memory = {self.memory!r}"]
+        lines = [f"version = {VERSION}", f"memory = {self.memory!r}", f"message = {self.message!r}"]
         for tier in ("host", "network"):
             lines += ["", f"[{tier}]", *_lines(getattr(self, tier))]
         for spec, speed in self.codecs.items():
@@ -218,7 +221,7 @@ class _Reader:
         self._name = name
 
     def profile(self, document: dict[str, Any]) -> Profile:
-        self._keys("", document, ("version", "memory", "host", "network", "codecs"))
+        self._keys("", document, ("version", "memory", "message", "host", "network", "codecs"))
         version = document.get("version")
         if isinstance(version, bool) or version != VERSION:
             self._fail(
@@ -234,6 +237,7 @@ class _Reader:
             host=tiers.get("host", BUILT_IN.host),
             network=tiers.get("network", BUILT_IN.network),
             memory=self._number("memory", document.get("memory", BUILT_IN.memory)),
+            message=self._number("message", document.get("message", BUILT_IN.message)),
             codecs=codecs,
             name=self._name,
         )

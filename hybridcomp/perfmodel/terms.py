@@ -10,8 +10,6 @@ from hybridcomp.codecs import Codec, TopKCodec
 from hybridcomp.codecs.sparse import RatioCodec, SparseCodec
 from hybridcomp.perfmodel.profile import Profile
 
-_CACHE = 1 << 20  # bytes of a core's own cache (L2)
-_SPILL = 1.25  # times as long take steps on chunks that are too large for it
 _KINDS = {1: DType.UINT8, 2: DType.FLOAT16, 4: DType.FLOAT32, 8: DType.FLOAT64, 16: DType.COMPLEX128}
 _FP32 = 4  # bytes; speeds are of fp32
 
@@ -106,9 +104,8 @@ class Phase:
 
     def chain(self, rounds: float, *, network: bool) -> None:
         """Wait ``rounds`` times for a message that could not be sent before the last one was here."""
-        # What handing a message to MPI costs, send() counts.
         tier = self._profile.network if network else self._profile.host
-        self.latency += rounds * max(0.0, tier.latency - self._profile.host.latency)
+        self.latency += rounds * tier.latency
 
     def send(self, n: float, *, near: float, far: float, own: float) -> None:
         """Send messages of ``n`` elements.
@@ -121,7 +118,7 @@ class Phase:
         """
         pieces = self.pieces(n)
         nbytes = pieces * self.message_bytes(n / pieces)
-        self.cpu += own * pieces * self._profile.host.latency + near * nbytes / self._profile.host.bandwidth
+        self.cpu += own * pieces * self._profile.message + near * nbytes / self._profile.host.bandwidth
         self.link += far * nbytes / self._profile.network.bandwidth
         self.chunks = max(self.chunks, pieces)
 
@@ -141,7 +138,4 @@ class Phase:
         return codec.bound(count, kind)
 
     def _compute(self, n: float, times: float, speed: float) -> None:
-        pieces = self.pieces(n)
-        # Past a core's cache, what one step leaves the next has to fetch again.
-        slower = _SPILL if n / pieces * _FP32 > _CACHE else 1.0
-        self.cpu += times * (slower * n * _FP32 / speed + pieces * self._speed.overhead)
+        self.cpu += times * (n * _FP32 / speed + self.pieces(n) * self._speed.overhead)

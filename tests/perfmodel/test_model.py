@@ -66,13 +66,12 @@ def test_better_links_and_memory_are_never_slower(where, what, tier, factor):
     link = getattr(BUILT_IN, tier)
     value = getattr(link, what)
     faster = dataclasses.replace(link, **{what: value * factor if what == "bandwidth" else value / factor})
-    assume(
-        what == "bandwidth" or tier == "network"
-    )  # a cheaper message inside a host leaves more to wait for between
     better = dataclasses.replace(BUILT_IN, **{tier: faster})
     quicker = dataclasses.replace(BUILT_IN, memory=BUILT_IN.memory * factor)
+    handier = dataclasses.replace(BUILT_IN, message=BUILT_IN.message / factor)
     for algorithm in known(where):
         usual = predict(BUILT_IN, algorithm, where)
+        assert predict(handier, algorithm, where) <= usual * (1 + 1e-9)
         assert predict(better, algorithm, where) <= usual * (1 + 1e-9)
         assert predict(quicker, algorithm, where) <= usual * (1 + 1e-9)
 
@@ -85,9 +84,9 @@ def test_the_choice_is_one_of_the_fastest_and_the_same_again(where):
     again = choose(type(BUILT_IN).from_bytes(BUILT_IN.to_bytes()), dataclasses.replace(where), candidates)
     assert chosen == again
     fastest = min(predict(BUILT_IN, a, where) for a in candidates)
-    assert predict(BUILT_IN, chosen, where) <= 1.05 * fastest
+    assert predict(BUILT_IN, chosen, where) <= 1.02 * fastest
     first = candidates[: candidates.index(chosen)]
-    assert all(predict(BUILT_IN, a, where) > 1.05 * fastest for a in first)
+    assert all(predict(BUILT_IN, a, where) > 1.02 * fastest for a in first)
 
 
 @settings(max_examples=40, deadline=None)
@@ -108,7 +107,8 @@ def test_by_hand():
     """Free links and codecs but for one: what is left is that one's share of the formula."""
     n = 1024  # elements; a message by none has 32 bytes of header
     free = Tier(1e-12, 1e17)
-    ideal = dataclasses.replace(BUILT_IN, host=free, network=free, memory=1e17, codecs={"default": IDEAL})
+    codecs = {"default": IDEAL}
+    ideal = dataclasses.replace(BUILT_IN, host=free, network=free, memory=1e17, message=1e-12, codecs=codecs)
     where = setting(nbytes=4 * n, codec="none")
     shard = n + 32  # bytes
 
@@ -177,10 +177,10 @@ def test_equals_go_to_the_first():
 
 def test_chunks():
     inside = setting(hosts=1, per_host=4)
-    assert chunk_bytes(BUILT_IN, inside, "direct") == MIB
     assert chunk_bytes(BUILT_IN, setting(), "direct") == MIB
-    late = dataclasses.replace(BUILT_IN, host=Tier(2e-3, 5e9))
-    assert chunk_bytes(late, inside, "direct") > MIB  # messages are dear
+    assert chunk_bytes(BUILT_IN, inside, "direct") > MIB  # messages are dear where links cost nothing
+    cheap = dataclasses.replace(BUILT_IN, message=1e-9)
+    assert chunk_bytes(cheap, inside, "direct") <= MIB
     tree = setting("broadcast", nbytes=MIB, ranks=64, hosts=64)
     assert chunk_bytes(BUILT_IN, tree, "tree") < MIB  # hops are
 
