@@ -172,6 +172,22 @@ class Carrier:
             self.codec.sum_into(self._flat(data), raws, ranks, out, stream=self.stream)
             self._let_go(messages)
 
+    def summed(self, data: Array, messages: Sequence[Incoming], source: DType) -> Array:
+        """Sum messages and this rank's own part into an accumulator, to be given back by :meth:`spent`."""
+        wide = self.dtype.accumulator
+        room = self.transport.take(data.size * wide.itemsize)
+        acc: Array = room.view(wide.storage)
+        if self.dtype is wide:
+            self.sum_into(data, messages, source, 1, acc)
+        else:
+            native.kernels().convert(data, self.dtype, acc, wide, False)
+            self.add(messages, acc, source)
+        return acc
+
+    def spent(self, acc: Array) -> None:
+        """Nobody needs an accumulator of :meth:`summed` any more."""
+        self.transport.give(acc.view(np.uint8))
+
     def _checked(self, messages: Sequence[Incoming], counts: Sequence[int], source: DType) -> list[ByteArray]:
         """Check messages; what ranks of this host share has been on no wire that could damage it."""
         raws = [self._mailbox.read(message) for message in messages]

@@ -273,6 +273,15 @@ class DeviceCarrier(Carrier):
             decode_opened(header, head, raw, out, self.dtype, self.lane.queue)
         self._used([message])
 
+    def summed(self, data: Any, messages: Sequence[Any], source: DType) -> Any:
+        """Start to sum messages and this rank's own part into an accumulator."""
+        acc = self.own(data, None, slice(0, data.size))
+        self.add(messages, acc, source)
+        return acc
+
+    def spent(self, acc: Any) -> None:
+        """The queue frees an accumulator after what is using it."""
+
     def decode_many(self, messages: Sequence[Any], outs: Sequence[Any], source: DType | None = None) -> None:
         """Start to write the values of messages, each to its array."""
         for message, out in zip(messages, outs, strict=True):

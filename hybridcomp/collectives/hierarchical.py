@@ -182,22 +182,21 @@ class Crossing:
         arrived = iter(self.parts.pop(k))
         for q in self.led(k):
             span = self.shards.span(q, k)
-            acc = self.carrier.own(self.send[span], None, span)
-            self.plain.add([next(arrived) for _ in self.roles.local], acc)
+            parts = [next(arrived) for _ in self.roles.local]
+            acc = self.plain.summed(self.send[span], parts, self.plain.dtype)
             if q == self.rank:
-                self.sums[k] = acc if self.memory is None else self.wide.own(acc, self.memory, span)
-            elif self.memory is None:
-                self.mailbox.send(self.wide.encode(acc), [q], self.tags[1])
+                self.sums[k] = acc
+                continue
+            if self.memory is None:
+                message = self.wide.encode(acc)
             else:
-                self.mailbox.send(self.wide.encode_with_feedback(acc, self.memory, span), [q], self.tags[1])
+                message = self.wide.encode_with_feedback(acc, self.memory, span)
+            self.plain.spent(acc)
+            self.mailbox.send(message, [q], self.tags[1])
 
-    def total(self, k: int) -> Any:
-        """The accumulator of chunk ``k`` of this rank's shard, all parts in it; None if there is no such chunk."""
-        acc = self.sums.pop(k, None)
-        messages = self.crossed.pop(k)
-        if acc is not None:
-            self.wide.add(messages, acc)
-        return acc
+    def parts_of_own(self, k: int) -> tuple[Any, list[Incoming]]:
+        """This host's sum of chunk ``k`` of this rank's shard, and the messages of the others'."""
+        return self.sums.pop(k), self.crossed.pop(k)
 
 
 class _AllReduce(Crossing):
@@ -238,36 +237,47 @@ class _AllReduce(Crossing):
 
     def reduce(self, k: int) -> None:
         """The rest of step 2, and step 3."""
-        acc = self.total(k)
-        if acc is None:
+        if not self.shards.size(self.rank, k):
             return
+        local, messages = self.parts_of_own(k)
         span = self.shards.span(self.rank, k)
+        out = self.recv[span]
+        receivers = [*self.roles.peers, *self.roles.local]
+        if self.memory is None and self.carrier.dtype is self.wide.dtype:
+            result = self.wide.sum_encode(local, messages, self.wide.dtype, self.sum_dtype, self.ranks, out)
+            self.mailbox.send(result, receivers, self.tags[2])
+            self.plain.spent(local)
+            return
+        acc = self.wide.own(local, self.memory, span)
+        self.wide.add(messages, acc)
+        self.plain.spent(local)
         if self.memory is None:
             result = self.carrier.encode_sum(acc, self.sum_dtype, self.ranks)
+            self.mailbox.send(result, receivers, self.tags[2])
+            self.carrier.decode_own(result, out, self.sum_dtype)
         else:
             result = self.carrier.encode_sum_with_feedback(acc, self.memory, span, self.ranks)
-        self.mailbox.send(result, [*self.roles.peers, *self.roles.local], self.tags[2])
-        if self.memory is None:
-            self.carrier.decode_own(result, self.recv[span], self.sum_dtype)
-        else:
-            self.carrier.decode_own_result(result, self.recv[span], self.memory, span)
+            self.mailbox.send(result, receivers, self.tags[2])
+            self.carrier.decode_own_result(result, out, self.memory, span)
 
     def pass_on(self, k: int) -> None:
         """Step 4 for the results that come from their owners."""
-        for q, message in self.results.pop(k):
+        results = self.results.pop(k)
+        for q, message in results:
             if self.roles.leader(q) == self.rank and self.roles.local:
                 checked = self.carrier.checked(message, self.shards.size(q, k), self.sum_dtype)
                 self.mailbox.forward(checked, self.roles.local, self.tags[3])
-            self._decode(q, message, k)
+        self._decode(k, results)
 
     def take(self, k: int) -> None:
         """Step 4 for the results that leaders pass on."""
-        for q, message in self.passed.pop(k):
-            self._decode(q, message, k)
+        self._decode(k, self.passed.pop(k))
 
-    def _decode(self, owner: int, message: Incoming, k: int) -> None:
-        span = self.shards.span(owner, k)
+    def _decode(self, k: int, results: list[tuple[int, Incoming]]) -> None:
+        spans = [self.shards.span(q, k) for q, _ in results]
         if self.memory is None:
-            self.carrier.decode(message, self.recv[span], self.sum_dtype)
-        else:
+            outs = [self.recv[span] for span in spans]
+            self.carrier.decode_many([message for _, message in results], outs, self.sum_dtype)
+            return
+        for (_, message), span in zip(results, spans, strict=True):
             self.carrier.decode_result(message, self.recv[span], self.memory, span)

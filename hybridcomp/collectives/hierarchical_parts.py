@@ -43,9 +43,17 @@ def hierarchical_reduce_scatter(
     run = Crossing(carrier, send, tags, shards, memory)
 
     def store(k: int) -> None:
-        acc = run.total(k)
-        start = shards.span(t.rank, k).start - t.rank * recv.size
-        carrier.store(acc, recv.data[start : start + acc.size], t.size if mean else 1)
+        local, messages = run.parts_of_own(k)
+        own = shards.span(t.rank, k)
+        start, ranks = own.start - t.rank * recv.size, t.size if mean else 1
+        out = recv.data[start : start + own.stop - own.start]
+        if memory is None and carrier.dtype is run.wide.dtype:
+            run.wide.sum_into(local, messages, run.wide.dtype, ranks, out)
+        else:
+            acc = run.wide.own(local, memory, own)
+            run.wide.add(messages, acc)
+            carrier.store(acc, out, ranks)
+        run.plain.spent(local)
 
     with t.keeping(run):
         yield from pipelined(
