@@ -81,13 +81,18 @@ class Base:
             engine().listen(self._notices)
 
     def Free(self) -> None:
-        """Release MPI's resources; no operation may be in flight. Collective."""
+        """Release MPI's resources; no operation may be in flight. Collective.
+
+        A communicator on which an operation has failed is silenced only: MPI would give its context to the next one,
+        and messages that nobody has taken with it.
+        """
         if self._notices is not None:
             engine().silence(self._notices)
         if self._comparison is not None:
             self._comparison.free()
-        self.mpi.Free()
-        self._p2p.Free()
+        if not (self._transport.failed or self._p2p_transport.failed):
+            self.mpi.Free()
+            self._p2p.Free()
 
     def stats(self) -> list[StatRow]:
         """Totals per operation and codec since the communicator was made, on this rank."""

@@ -273,6 +273,8 @@ class Engine:
 
     def _stop(self) -> None:
         """At exit: end what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
+        if os.getpid() != self._pid:
+            return  # of a fork that ends: these are its parent's operations
         self._stopping = True
         self._wake.set()
         if self._thread is not None:

@@ -185,9 +185,9 @@ class Request:
 
     def _abandon(self, error: BaseException) -> None:
         """End with ``error`` while messages of it may be on their way."""
-        for request in self._pending.requests:
-            if request != MPI.REQUEST_NULL:
-                with suppress(MPI.Exception):  # MPI can cancel receives, but no collective
+        for peer, request in zip(self._pending.peers, self._pending.requests, strict=True):
+            if peer != -1 and request != MPI.REQUEST_NULL:  # MPI cannot cancel collectives: Open MPI hangs
+                with suppress(MPI.Exception):
                     request.Cancel()
         self._finish(error)
 

@@ -78,6 +78,11 @@ class Transport:
         """The other ranks, beginning after this one, so that not all of them send to rank 0 first."""
         return [(self.rank + i) % self.size for i in range(1, self.size)]
 
+    @property
+    def failed(self) -> bool:
+        """Whether an operation has."""
+        return bool(self._failed)
+
     @contextmanager
     def keeping(self, owner: object) -> Iterator[None]:
         """Keep ``owner`` and its buffers for good if the block fails: MPI may still write to them."""
