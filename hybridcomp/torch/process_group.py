@@ -29,7 +29,8 @@ from hybridcomp.torch.registry import registry
 from hybridcomp.torch.work import CommWork, joined
 
 if TYPE_CHECKING:
-    from hybridcomp.collectives import Communicator, Request, StatRow
+    from hybridcomp.collectives import Communicator, StatRow
+    from hybridcomp.collectives.engine import Request as Operation
 
 Tensor = torch.Tensor
 _MONITOR_TAG = 32_001  # of monitored_barrier's messages
@@ -57,7 +58,7 @@ class HybridProcessGroup(ProcessGroup):
         self._name = ""
         self._desc = "undefined"
         self._coalescing: list[CommWork] | None = None
-        self._pending: set[Request] = set()
+        self._pending: set[Operation] = set()
         self._closed = False
         if axis is not None:
             comm.axis = axis
@@ -253,10 +254,10 @@ class HybridProcessGroup(ProcessGroup):
         return joined(works)
 
     def _issue(self, work: CommWork) -> CommWork:
-        for request in work.requests:
-            if not request.done:
-                self._pending.add(request)
-                request.add_done_callback(self._pending.discard)
+        for operation in (operation for request in work.requests for operation in request.operations):
+            if not operation.done:
+                self._pending.add(operation)
+                operation.add_done_callback(self._pending.discard)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
@@ -292,9 +293,9 @@ class HybridProcessGroup(ProcessGroup):
         self._closed = True
         registry.remove(self)
         deadline = time.monotonic() + _LAST_SECONDS
-        for request in list(self._pending):
+        for operation in list(self._pending):
             with suppress(Exception):
-                request.wait(max(0.0, deadline - time.monotonic()))
+                operation.wait(max(0.0, deadline - time.monotonic()))
         if not self._pending and not MPI.Is_finalized():
             self.comm.Free()
 
