@@ -22,7 +22,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(*args: str, script: str = "codecs.py", code: int = 0) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, str(ROOT / "benchmarks" / script), *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
     assert done.returncode == code, done.stdout + done.stderr

@@ -11,6 +11,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+# Where its ranks find modules: in this checkout first.
+PATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def mpiexec(ranks: int, *argv: str, timeout: float = 100, **env: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +22,7 @@ def mpiexec(ranks: int, *argv: str, timeout: float = 100, **env: str) -> subproc
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
     return subprocess.run(
         [launcher, "-n", str(ranks), sys.executable, *argv],
-        env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
+        env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **env},
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from hybridcomp.lab import Lab, LabError
-from tests.torch.harness import ROOT, mpiexec
+from tests.torch.harness import PATH, mpiexec
 
 HEAD = r"""
 import os, socket, sys, torch, torch.distributed as dist
@@ -28,7 +28,7 @@ def alone(body: str, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
     return subprocess.run(
         [sys.executable, *program(body)],
-        env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
+        env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **env},
         capture_output=True,
         text=True,
         timeout=60,
@@ -375,7 +375,7 @@ def test_hosts_that_share_a_name_and_nothing_else() -> None:
                     """),
                 ],
                 ppn=2,
-                env={"PYTHONPATH": str(ROOT)},
+                env={"PYTHONPATH": PATH},
                 timeout=60,
             )
     except LabError as error:
