@@ -12,14 +12,13 @@ from hybridcomp.collectives.base import NONE, CodecLike
 from hybridcomp.collectives.buffers import ForeignBufferError, copied, parse
 from hybridcomp.collectives.handle import Request, wait_for
 from hybridcomp.collectives.probes import Probes
-from hybridcomp.collectives.quick import Kind, is_plain
-from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.quick import Key, Kind
 from hybridcomp.policy import Choice
 
 Buffer = Any
 
 _MOST_BYTES = 1 << 32  # of a message whose length nobody said
-_NOBODY = id(None)
+_RECV: Key = ("recv", 0, None, None)
 
 
 class Messages(Probes):
@@ -38,10 +37,12 @@ class Messages(Probes):
         codec: CodecLike = None,
     ) -> None:
         """Send to ``dest``. With ``codec=``, the receiver must give the same."""
-        if codec is None and self._message_line.empty:
-            kind = self._plain_messages("send", buf, (name, phase, self.step))
-            if kind is not None:
-                return self._finish(kind, self._p2p.Isend(buf, dest, tag), dest)
+        if (
+            codec is None
+            and not self._message_line
+            and self._sent(("send", 0, name, phase), self._plain_messages, buf, dest, tag, None)
+        ):
+            return
         return self._send(buf, dest, tag, name, phase, codec, "Isend").wait()
 
     def Isend(
@@ -145,10 +146,12 @@ class Messages(Probes):
 
         ``status`` is filled with source, tag and count of what was sent, before any compression.
         """
-        if codec is None and self._message_line.empty:
-            kind = self._plain_messages("recv", buf, (None, None, 0))
-            if kind is not None:
-                return self._finish(kind, self._p2p.Irecv(buf, source, tag), source, status)
+        if (
+            codec is None
+            and not self._message_line
+            and self._sent(_RECV, self._plain_messages, buf, source, tag, status)
+        ):
+            return
         return self._recv(buf, source, tag, codec, status).wait()
 
     def Irecv(
@@ -325,37 +328,19 @@ class Messages(Probes):
     ) -> engine.Request:
         return self._foreign(op, post, codec, transport=self._p2p_transport, peer=peer, status=status)
 
-    def _plain_messages(self, what: str, buf: Any, said: tuple[Any, ...]) -> Kind | None:
-        """The kind of a blocking send or receive of an array as it is; None for the usual way.
-
-        Args:
-            what: ``"send"`` or ``"recv"``.
-            buf: its buffer.
-            said: name, phase and step of a send.
-        """
-        known = self._known.get((what, id(buf), _NOBODY))
-        if known is not None and known.said == said:
-            return known.kind
-        if not is_plain(buf):
+    def _plain_messages(self, key: Key, buf: Any, _: Any, __: Any) -> Kind | None:
+        """The kind of a blocking send or receive of a plain array; None if it is not for MPI alone."""
+        what, _, name, phase = key
+        try:
+            flat = parse(buf)
+        except ForeignBufferError:
             return None
-        key = (what, buf.dtype, buf.shape, *said)
-
-        def ask() -> tuple[Call, int, int] | None:
-            try:
-                flat = parse(buf)
-            except ForeignBufferError:
-                return None
-            if self._framed(flat.dtype, None) or (flat.dtype.is_float and flat.dtype.itemsize == 2):
-                return None
-            if what == "recv":
-                return self._plain_call("recv", flat.nbytes, 0), 0, flat.size
-            choice = self._choose("send", flat, said[0], said[1], None)
-            if choice.compresses:
-                choice = Choice(NONE, None, f"sends of {flat.dtype.label} are not compressed")
-            return self._call("send", choice, flat.nbytes, flat.nbytes), flat.size, 0
-
-        kind = self._kinds.get(key) or self._learn(key, ask)
-        if kind.row is None:
+        if self._framed(flat.dtype, None) or (flat.dtype.is_float and flat.dtype.itemsize == 2):
             return None
-        self._remember(what, buf, None, kind, said)
-        return kind
+        arguments = [0, flat.nbytes, MPI.BYTE.handle, 0, 0, self._p2p.handle]
+        if what == "recv":
+            return self._plain_call("recv", flat.nbytes, 0), arguments
+        choice = self._choose("send", flat, name, phase, None)
+        if choice.compresses:
+            choice = Choice(NONE, None, f"sends of {flat.dtype.label} are not compressed")
+        return self._call("send", choice, flat.nbytes, flat.nbytes), arguments

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+from mpi4py import MPI
 
 from hybridcomp.collectives import engine
 from hybridcomp.collectives.base import CodecLike
 from hybridcomp.collectives.bcast import binomial_tree
 from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, like, parse, part, same_dtype
 from hybridcomp.collectives.handle import Request
-from hybridcomp.collectives.quick import Kind, Quick, are_plain, is_plain
-from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.quick import Key, Kind, Quick
 from hybridcomp.collectives.vectors import parse_vector
 
 Buffer = Any
@@ -37,10 +36,12 @@ class Movement(Quick):
 
         ``sendbuf`` may be ``MPI.IN_PLACE`` or any part of ``recvbuf``.
         """
-        if codec is None and self._collective_line.empty:
-            kind = self._moves("all_gather", sendbuf, recvbuf, (name, phase, self.step))
-            if kind is not None:
-                return self._finish(kind, self.mpi.Iallgather(sendbuf, recvbuf))
+        if (
+            codec is None
+            and not self._line
+            and self._done(("all_gather", 0, name, phase), self._moves, sendbuf, recvbuf)
+        ):
+            return
         return self._allgather(sendbuf, recvbuf, name, phase, codec, algorithm).wait()
 
     def Iallgather(
@@ -123,10 +124,12 @@ class Movement(Quick):
         codec: CodecLike = None,
     ) -> None:
         """Send equal parts of ``sendbuf`` to all ranks; a rank's own part is copied exactly."""
-        if codec is None and self._collective_line.empty:
-            kind = self._moves("all_to_all", sendbuf, recvbuf, (name, phase, self.step))
-            if kind is not None:
-                return self._finish(kind, self.mpi.Ialltoall(sendbuf, recvbuf))
+        if (
+            codec is None
+            and not self._line
+            and self._done(("all_to_all", 0, name, phase), self._moves, sendbuf, recvbuf)
+        ):
+            return
         return self._alltoall(sendbuf, recvbuf, name, phase, codec).wait()
 
     def Ialltoall(
@@ -219,10 +222,12 @@ class Movement(Quick):
         algorithm: str | None = None,
     ) -> None:
         """Broadcast from ``root``. Where it is compressed, the root, too, ends with the decoded values."""
-        if codec is None and self._collective_line.empty:
-            kind = self._moves("broadcast", buf, buf, (name, phase, self.step, root))
-            if kind is not None:
-                return self._finish(kind, self.mpi.Ibcast(buf, root))
+        if (
+            codec is None
+            and not self._line
+            and self._done(("broadcast", root, name, phase), self._moves, buf, buf)
+        ):
+            return
         return self._bcast(buf, root, name, phase, codec, algorithm).wait()
 
     def Ibcast(
@@ -255,11 +260,8 @@ class Movement(Quick):
 
     def Barrier(self) -> None:
         """Wait until all ranks are here."""
-        if self._collective_line.empty:
-            kind = self._kinds.get("barrier") or self._learn(
-                "barrier", lambda: (self._plain_call("barrier", 0, 0), 0, 0)
-            )
-            return self._finish(kind, self.mpi.Ibarrier())
+        if not self._line and self._done(("barrier", 0, None, None), self._barriers):
+            return
         return self.barrier().wait()
 
     def Ibarrier(self) -> Request:
@@ -268,43 +270,34 @@ class Movement(Quick):
 
     # -- quickly -------------------------------------------------------------------------------------
 
-    def _moves(self, what: str, send: Any, recv: Any, said: tuple[Any, ...]) -> Kind | None:
-        """The kind of a blocking move that MPI does on these arrays as they are; None for the usual way.
+    def _barriers(self, *_: Any) -> Kind:
+        return self._plain_call("barrier", 0, 0), [self.mpi.handle]
 
-        Args:
-            what: the operation.
-            send, recv: its buffers; the same for a broadcast.
-            said: name, phase and step, and a broadcast's root.
-        """
-        known = self._known.get((what, id(send), id(recv)))
-        if known is not None and known.said == said:
-            return known.kind
-        if type(send) is not np.ndarray or type(recv) is not np.ndarray:
+    def _moves(self, key: Key, send: Any, recv: Any, _: Any) -> Kind | None:
+        """The kind of a blocking move of plain arrays; None if it is not for MPI alone."""
+        what, root, name, phase = key
+        p = self.size
+        try:
+            flat = parse(send)
+        except ForeignBufferError:
             return None
-        key = (what, send.dtype, send.shape, *said)
-
-        def ask() -> tuple[Call, int, int] | None:
-            p = self.size
-            try:
-                flat = parse(send)
-            except ForeignBufferError:
-                return None
-            elements = flat.size if what == "all_to_all" else None
-            choice = self._choose(what, flat, said[0], said[1], None, elements)
-            if choice.compresses or (flat.dtype.is_float and flat.dtype.itemsize == 2):
-                return None
-            raw, sent = flat.nbytes, (p - 1) * flat.nbytes
-            if what == "all_gather":
-                raw *= p
-            elif what == "all_to_all":
-                sent //= p
-            else:
-                self._check_rank(said[3], "root")
-                sent = len(binomial_tree((self.rank - said[3]) % p, p)[1]) * flat.nbytes
-            return self._call(what, choice, raw, sent), flat.size, raw // flat.dtype.itemsize
-
-        kind = self._kinds.get(key) or self._learn(key, ask)
-        if kind.row is None or not (is_plain(send) if send is recv else are_plain(send, recv, kind)):
+        if not flat.size or recv.size != flat.size * (p if what == "all_gather" else 1):
             return None
-        self._remember(what, send, recv, kind, said)
-        return kind
+        choice = self._choose(what, flat, name, phase, None, flat.size if what == "all_to_all" else None)
+        if choice.compresses or (flat.dtype.is_float and flat.dtype.itemsize == 2):
+            return None
+        raw, sent, comm = flat.nbytes, (p - 1) * flat.nbytes, self.mpi.handle
+        if what == "broadcast":
+            self._check_rank(root, "root")
+            sent = len(binomial_tree((self.rank - root) % p, p)[1]) * flat.nbytes
+            return self._call(what, choice, raw, sent), [0, raw, MPI.BYTE.handle, root, comm]
+        each = raw
+        if what == "all_gather":
+            raw *= p
+        else:
+            if flat.size % p:
+                return None
+            sent //= p
+            each //= p
+        part_of = [0, each, MPI.BYTE.handle]
+        return self._call(what, choice, raw, sent), [*part_of, *part_of, comm]

@@ -1,18 +1,17 @@
 """Blocking operations that MPI does on plain arrays, without the engine's cost.
 
 A small message takes a few microseconds, and so does starting an operation. Where the policy leaves an array as it is,
-MPI's non-blocking operation is posted at once and looked at for a moment; what takes longer goes to the engine,
-which gives up the core, and ends it in time. Nobody overtakes: where an operation waits in line to be posted, the
-next one takes the usual way.
+the compiled module posts MPI's non-blocking operation at once and looks at it for a moment; what takes longer goes to
+the engine, which gives up the core, and ends it in time. Nobody overtakes: where an operation waits in line to be
+posted, the next one takes the usual way.
 """
 
 from __future__ import annotations
 
-import weakref
+import ctypes
+import functools
 from collections import deque
-from collections.abc import Callable, Hashable
-from os import sched_yield
-from time import perf_counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,123 +20,101 @@ from mpi4py import MPI
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.stats import Call, StatRow
-from hybridcomp.collectives.turns import Turns
 from hybridcomp.errors import MismatchError
+from hybridcomp.native import kernels
 
-_SPINS = 12  # looks that do not give way
-_LOOKS = 400  # looks that do: some 300 us
-_UNSETTLED = 1024  # operations that a kind may leave uncounted
-_MOST_KINDS = 4096
-_PLAIN = 0x0101  # NumPy's flags C_CONTIGUOUS and ALIGNED
+_MOST_OPERATIONS = 4096
+_MOST_KINDS = 64  # of arrays, for each
 
-
-class Kind:
-    """What operations of the same kind have in common.
-
-    Attributes:
-        row: their statistics; None if they are not for MPI alone, or not on arrays that it takes as they are.
-        raw, plain: bytes of one, as in :class:`~hybridcomp.collectives.stats.StatRow`.
-        send, recv: elements of its buffers.
-        keep: what the key names by its id.
-        seconds: of each that is not in ``row`` yet; a deque, since several threads may send.
-    """
-
-    __slots__ = ("keep", "plain", "raw", "recv", "row", "seconds", "send")
-
-    def __init__(self, row: StatRow | None, call: Call | None, send: int, recv: int, keep: Any) -> None:
-        self.row = row
-        self.raw, self.plain = (0, 0) if call is None else (call.raw_bytes, call.plain_bytes)
-        self.send, self.recv, self.keep = send, recv, keep
-        self.seconds: deque[float] = deque()
+Key = tuple[str, int, str | None, str | None]  # operation; id of the reduction, or root; name and phase
 
 
-class Known(NamedTuple):
-    """Arrays that were used before, and what for.
+class Shape(NamedTuple):
+    """Where one of MPI's functions has its arguments; -1 if it has none.
 
     Attributes:
-        kind: of the operation.
-        said: its other arguments, and the step.
-        alive: references that forget it once an array is no more.
+        function: its name.
+        send, recv: places of the buffers.
+        request: of the request, the last.
     """
 
-    kind: Kind
-    said: tuple[Any, ...]
-    alive: list[weakref.ref[Any]]
+    function: str
+    send: int
+    recv: int
+    request: int
 
 
-class _Busy(Turns):
-    """A line that is never empty."""
+_SHAPES = {
+    "all_reduce": Shape("MPI_Iallreduce", 0, 1, 6),
+    "reduce_scatter": Shape("MPI_Ireduce_scatter_block", 0, 1, 6),
+    "all_gather": Shape("MPI_Iallgather", 0, 3, 7),
+    "all_to_all": Shape("MPI_Ialltoall", 0, 3, 7),
+    "broadcast": Shape("MPI_Ibcast", -1, 0, 5),
+    "barrier": Shape("MPI_Ibarrier", -1, -1, 1),
+    "send": Shape("MPI_Isend", 0, -1, 6),
+    "recv": Shape("MPI_Irecv", -1, 0, 6),
+}
 
-    @property
-    def empty(self) -> bool:
-        """See :class:`Turns`."""
-        return False
+
+# What an operation on arrays is counted as, and the arguments of MPI's function up to the communicator: 0 where a
+# buffer, a peer or a tag goes.
+Kind = tuple[Call, list[int]]
+# Which kind a key, two buffers and a reduction make; None if it is not for MPI alone.
+Ask = Callable[[Key, Any, Any, Any], Kind | None]
+# How those of one kind are counted: their row, and the raw and plain bytes of each; and the reduction.
+_Counted = tuple[StatRow, int, int, Any]
 
 
 class Quick(Core):
-    """A communicator that has kinds of plain operations."""
+    """A communicator whose blocking operations on plain arrays are quick."""
 
     def __init__(self, comm: MPI.Comm, policy: Any, axis: str, timeout: float) -> None:
         super().__init__(comm, policy, axis, timeout)
-        self._kinds: dict[Hashable, Kind] = {}
-        self._known: dict[tuple[str, int, int], Known] = {}
-        # Operations that are compared in detail all take the usual way.
-        self._collective_line = self._transport.turns if self._comparison is None else _Busy()
-        self._message_line = self._p2p_transport.turns
+        self._operations: dict[Key, Any] = {}
+        self._step_asked = self.step  # at which the policy was asked about all of them
+        # Operations that are compared in detail all take the usual way, as if one were always in line.
+        self._line = self._transport.turns.line if self._comparison is None else deque([None])
+        self._message_line = self._p2p_transport.turns.line
+
+    def Free(self) -> None:
+        """Release MPI's resources; no operation may be in flight. Collective."""
+        self._forget()
+        super().Free()
 
     def stats(self) -> list[StatRow]:
         """Totals per operation and codec since the communicator was made, on this rank."""
-        for kind in list(self._kinds.values()):
-            self._settle(kind)
+        for operation in list(self._operations.values()):
+            self._settle(operation)
         return super().stats()
 
-    def _learn(
-        self, key: Hashable, ask: Callable[[], tuple[Call, int, int] | None], keep: Any = None
-    ) -> Kind:
-        """The kind of a key: ``ask`` says what an operation would be counted as, and the elements of its buffers."""
-        if len(self._kinds) >= _MOST_KINDS:
-            for kind in self._kinds.values():
-                self._settle(kind)
-            self._kinds.clear()
-            self._known.clear()
-        call, send, recv = ask() or (None, 0, 0)
-        kind = Kind(None if call is None else self._table.row(call), call, send, recv, keep)
-        self._kinds[key] = kind
-        return kind
+    def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
+        """Do a collective on two buffers; False if it must take the usual way."""
+        operation = self._operations.get(key)
+        if operation is None or self.step != self._step_asked:
+            operation = self._operation(key)
+        done = operation.start(send, recv)
+        if done is None:
+            self._learn(operation, key, ask, send, recv, op)
+            done = operation.start(send, recv)
+        if done is True:
+            self._started += 1
+            return True
+        if not done:
+            return False
+        self._await(done, (send, recv))
+        return True
 
-    def _remember(self, op: str, send: Any, recv: Any, kind: Kind, said: tuple[Any, ...]) -> None:
-        """Know two plain arrays again, without looking at them.
-
-        Nobody else gets their ids while they live; and an array that is given another shape or dtype in place is still
-        taken by MPI for what it then is.
-        """
-        if len(self._known) >= _MOST_KINDS:
-            self._known.clear()
-        key = (op, id(send), id(recv))
-
-        known = self._known  # and not the communicator, which its arrays must not keep
-
-        def forget(_: Any) -> None:
-            known.pop(key, None)
-
-        arrays = [array for array in (send, recv) if isinstance(array, np.ndarray)]
-        self._known[key] = Known(kind, said, [weakref.ref(array, forget) for array in arrays])
-
-    def _finish(
-        self, kind: Kind, request: MPI.Request, peer: int | None = None, status: MPI.Status | None = None
-    ) -> None:
-        """Wait for a posted operation, with ``peer`` or with all ranks, and count it."""
-        began = perf_counter()
-        test = request.Test
+    def _sent(self, key: Key, ask: Ask, array: Any, peer: int, tag: int, status: MPI.Status | None) -> bool:
+        """Send or receive an array; False if it must take the usual way."""
+        operation = self._operations.get(key)
+        if operation is None or self.step != self._step_asked:
+            operation = self._operation(key)
+        at = 0 if status is None else MPI._addressof(status)
         try:
-            if test(status) or self._spin(test, status):
-                seconds = kind.seconds
-                seconds.append(perf_counter() - began)
-                if peer is None:
-                    self._started += 1
-                if len(seconds) >= _UNSETTLED:
-                    self._settle(kind)
-                return
+            done = operation.message(array, peer, tag, at)
+            if done is None:
+                self._learn(operation, key, ask, array, array, None)
+                done = operation.message(array, peer, tag, at)
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
@@ -145,57 +122,79 @@ class Quick(Core):
             raise MismatchError(
                 f"{what}: rank {peer} sent more than this rank has room for ({error})"
             ) from None
-        row = kind.row
-        assert row is not None
-        call = Call(row.axis, row.op, row.codec, row.reason, kind.raw, kind.plain)
-        steps = _remaining(request, -1 if peer is None else peer, status)
+        if done is True:
+            return True
+        if not done:
+            return False
+        self._await(done, array, peer, status)
+        return True
+
+    def _await(
+        self, left: tuple[int, _Counted], keep: Any, peer: int | None = None, status: MPI.Status | None = None
+    ) -> None:
+        """Have the engine wait for what was posted, with ``peer`` or with all ranks, and count it."""
+        handle, (row, raw, plain, _) = left
+        call = Call(row.axis, row.op, row.codec, row.reason, raw, plain)
+        request = MPI.Request.fromhandle(handle)
+        steps = _remaining(request, -1 if peer is None else peer, status, keep)
         self._start(steps, call, exact=True, status=status, common=peer is None).wait()
 
-    @staticmethod
-    def _spin(test: Callable[[MPI.Status | None], bool], status: MPI.Status | None) -> bool:
-        for _ in range(_SPINS):
-            if test(status):
-                return True
-        for _ in range(_LOOKS):
-            sched_yield()
-            if test(status):
-                return True
-        return False
+    def _operation(self, key: Key) -> Any:
+        if len(self._operations) >= _MOST_OPERATIONS or self.step != self._step_asked:
+            self._forget()
+            self._step_asked = self.step
+        operation = self._operations.get(key)
+        if operation is None:
+            what = key[0]
+            shape = _SHAPES[what]
+            send, recv = shape.send, shape.recv
+            if what == "broadcast" and key[1] == self.rank:
+                send, recv = recv, send  # the root's array may be read-only
+            operation = self._operations[key] = kernels().MpiOperation(
+                _library(), _address(shape.function), send, recv, shape.request, what == "all_reduce"
+            )
+        return operation
 
-    def _settle(self, kind: Kind) -> None:
-        """Count what a kind has not counted yet."""
-        seconds, calls = 0.0, 0
-        while kind.seconds:
-            try:
-                seconds += kind.seconds.popleft()
-            except IndexError:  # another thread took the last one
-                break
-            calls += 1
-        if calls and kind.row is not None:
-            self._table.count(kind.row, calls, kind.raw, kind.plain, seconds)
+    def _learn(self, operation: Any, key: Key, ask: Ask, send: Any, recv: Any, op: Any) -> None:
+        """Tell a key's operation of arrays such as these; one that is kept has no other's id."""
+        if operation.kinds() >= _MOST_KINDS:
+            self._settle(operation)
+            operation.forget()
+        kind = ask(key, send, recv, op)
+        counted: _Counted | None = None
+        arguments: list[int] = []
+        if kind is not None:
+            call, arguments = kind
+            counted = (self._table.row(call), call.raw_bytes, call.plain_bytes, op)
+        operation.learn(send, recv, counted, arguments)
+
+    def _settle(self, operation: Any) -> None:
+        """Count what an operation has not counted yet."""
+        for (row, raw, plain, _), calls, seconds in operation.take():
+            self._table.count(row, calls, raw, plain, seconds)
+
+    def _forget(self) -> None:
+        for operation in self._operations.values():
+            self._settle(operation)
+        self._operations.clear()
 
 
-def _remaining(request: MPI.Request, peer: int, status: MPI.Status | None) -> Steps:
+def _remaining(request: MPI.Request, peer: int, status: MPI.Status | None, keep: Any) -> Steps:
+    # `keep` is what MPI may still write to.
     yield Pending([request], [peer], None if status is None else [status])
 
 
-def is_plain(array: Any) -> bool:
-    """Whether MPI takes an array as it is."""
-    return type(array) is np.ndarray and array.flags.num & _PLAIN == _PLAIN
+@functools.cache
+def _address(function: str) -> int:
+    """Where a function of the MPI is that mpi4py uses."""
+    found = getattr(ctypes.CDLL(MPI.__file__), function)
+    address = ctypes.cast(found, ctypes.c_void_p).value
+    assert address is not None
+    return address
 
 
-def are_plain(send: Any, recv: Any, kind: Kind) -> bool:
-    """Whether MPI takes arrays as they are, which have the kind's sizes and no memory in common.
-
-    A send buffer may be ``MPI.IN_PLACE``.
-    """
-    if kind.row is None or recv.size != kind.recv or not is_plain(recv):
-        return False
-    if send is MPI.IN_PLACE:
-        return True
-    return (
-        is_plain(send)
-        and send.size == kind.send
-        and send.dtype == recv.dtype
-        and not np.may_share_memory(send, recv)
+@functools.cache
+def _library() -> Any:
+    return kernels().MpiLibrary(
+        _address("MPI_Test"), np.ndarray, MPI.IN_PLACE, int(MPI.IN_PLACE), MPI.Exception
     )

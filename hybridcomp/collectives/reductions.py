@@ -11,11 +11,18 @@ from mpi4py import MPI
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives import engine
 from hybridcomp.collectives.base import CodecLike, Op
-from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, like, parse, part, same_dtype
+from hybridcomp.collectives.buffers import (
+    ForeignBufferError,
+    is_in_place,
+    like,
+    parse,
+    part,
+    same_dtype,
+    typed,
+)
 from hybridcomp.collectives.exact import reduces_directly
 from hybridcomp.collectives.handle import Request
-from hybridcomp.collectives.quick import Kind, Quick, are_plain
-from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.quick import Key, Kind, Quick
 
 Buffer = Any
 
@@ -47,10 +54,12 @@ class Reductions(Quick):
             op: see the class.
             name, phase, codec, algorithm: see :mod:`~hybridcomp.collectives.communicator`.
         """
-        if codec is None and self._collective_line.empty:
-            kind = self._sums("all_reduce", sendbuf, recvbuf, (op, name, phase, self.step))
-            if kind is not None:
-                return self._finish(kind, self.mpi.Iallreduce(sendbuf, recvbuf, kind.keep))
+        if (
+            codec is None
+            and not self._line
+            and self._done(("all_reduce", id(op), name, phase), self._sums, sendbuf, recvbuf, op)
+        ):
+            return
         return self._allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
 
     def Iallreduce(
@@ -101,10 +110,12 @@ class Reductions(Quick):
 
         With ``MPI.IN_PLACE`` the values are in ``recvbuf``, and the block comes to its beginning.
         """
-        if codec is None and self._collective_line.empty:
-            kind = self._sums("reduce_scatter", sendbuf, recvbuf, (op, name, phase, self.step))
-            if kind is not None:
-                return self._finish(kind, self.mpi.Ireduce_scatter_block(sendbuf, recvbuf, kind.keep))
+        if (
+            codec is None
+            and not self._line
+            and self._done(("reduce_scatter", id(op), name, phase), self._sums, sendbuf, recvbuf, op)
+        ):
+            return
         return self._reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
 
     def Ireduce_scatter_block(
@@ -282,43 +293,25 @@ class Reductions(Quick):
 
     # -- quickly -------------------------------------------------------------------------------------
 
-    def _sums(self, what: str, send: Any, recv: Any, said: tuple[Any, ...]) -> Kind | None:
-        """The kind of a blocking reduction that MPI does on these arrays as they are; None for the usual way.
-
-        Args:
-            what: ``"all_reduce"`` or ``"reduce_scatter"``.
-            send, recv: its buffers.
-            said: operation, name, phase and step.
-        """
-        known = self._known.get((what, id(send), id(recv)))
-        if known is not None and known.said == said:
-            return known.kind
-        whole = what == "all_reduce"
+    def _sums(self, key: Key, send: Any, recv: Any, op: Any) -> Kind | None:
+        """The kind of a blocking reduction on plain arrays; None if it is not for MPI alone."""
+        what, _, name, phase = key
+        whole, p = what == "all_reduce", self.size
         data = recv if whole else send  # what the policy is asked about
-        if type(data) is not np.ndarray or type(recv) is not np.ndarray:
+        if not data.size or not isinstance(op, MPI.Op):
             return None
-        op, name, phase, _ = said
-        key = (what, data.dtype, data.shape, id(op), *said[1:])
-
-        def ask() -> tuple[Call, int, int] | None:
-            p = self.size
-            if not isinstance(op, MPI.Op):
-                return None
-            try:
-                flat = parse(data)
-            except ForeignBufferError:
-                return None
-            choice = self._choose_sum(what, flat, op, name, phase, None)
-            if self._direct(choice, flat, op) or choice.codec.linear or not reduces_directly(flat.dtype, 1):
-                return None
-            call = self._call(what, choice, flat.nbytes, (1 + whole) * (p - 1) * flat.nbytes // p)
-            return call, flat.size, flat.size if whole else flat.size // p
-
-        kind = self._kinds.get(key) or self._learn(key, ask, op)
-        if not are_plain(send, recv, kind):
+        if send is not MPI.IN_PLACE and send.size != recv.size * (1 if whole else p):
             return None
-        self._remember(what, send, recv, kind, said)
-        return kind
+        try:
+            flat = parse(data)
+        except ForeignBufferError:
+            return None
+        choice = self._choose_sum(what, flat, op, name, phase, None)
+        if self._direct(choice, flat, op) or choice.codec.linear or not reduces_directly(flat.dtype, 1):
+            return None
+        call = self._call(what, choice, flat.nbytes, (1 + whole) * (p - 1) * flat.nbytes // p)
+        datatype = typed(data, flat.dtype)[1]
+        return call, [0, 0, recv.size, datatype.handle, op.handle, self.mpi.handle]
 
 
 def _mpi(op: Op) -> MPI.Op:

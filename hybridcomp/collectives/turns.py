@@ -22,20 +22,23 @@ class Turns:
 
     Who waits in line waits for a device, never for another rank, so the line moves. An operation that timed out
     there keeps its place: what it did not post is missing on the other ranks.
+
+    Attributes:
+        line: who waits, the first one first.
     """
 
     def __init__(self) -> None:
-        self._line: deque[Turn] = deque()
+        self.line: deque[Turn] = deque()
 
     @property
     def empty(self) -> bool:
         """Whether nobody is in line."""
-        return not self._line
+        return not self.line
 
     def take(self) -> Turn:
         """A turn after all that have been taken; in an operation's first step."""
-        turn = Turn(self._line)
-        self._line.append(turn)
+        turn = Turn(self.line)
+        self.line.append(turn)
         return turn
 
 

@@ -55,6 +55,7 @@ NB_MODULE(_kernels, m) {
   bind_lease(m);
   bind_lowrank(m);
   bind_mpc(m);
+  bind_mpi(m);
   bind_planes(m);
   bind_minifloat(m);
   bind_sign(m);
