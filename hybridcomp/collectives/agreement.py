@@ -41,7 +41,8 @@ def duplicate(comm: MPI.Comm, axis: str, timeout: float) -> MPI.Comm:
     Raises:
         CollectiveTimeoutError: they have not all come.
     """
-    new, request = comm.Idup()
+    # Not by an Idup: one that stays unmatched confuses Open MPI when it makes the next communicator.
+    request = comm.Ibarrier()
 
     def steps() -> Steps:
         yield Pending([request], [-1])
@@ -49,7 +50,7 @@ def duplicate(comm: MPI.Comm, axis: str, timeout: float) -> MPI.Comm:
     rank, size = comm.Get_rank(), comm.Get_size()
     what = f"making a communicator on axis {axis!r}, rank {rank} of {size},"
     engine().start(steps(), what, timeout).wait()
-    return new
+    return comm.Dup()
 
 
 def agree(comm: MPI.Comm, policy: Policy, mine: Awareness, detail: bool) -> Agreement:

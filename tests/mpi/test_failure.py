@@ -126,7 +126,7 @@ def test_a_rank_that_makes_no_communicator_is_waited_for_no_longer_than_the_time
             hc.Communicator(WORLD, "none", "pp", timeout=0.5)
     verdict(True)
     if WORLD.rank == absent:  # MPI matches what the others have begun
-        WORLD.Idup()[1].Wait()
+        WORLD.Ibarrier().Wait()
     verdict(True)
 
 
