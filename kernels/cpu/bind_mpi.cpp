@@ -246,7 +246,7 @@ void bind_mpi(nb::module_& m) {
   nb::class_<Operation>(m, "MpiOperation")
       .def(nb::init<const Library&, std::uintptr_t, int, int, int, bool>(), "library"_a, "post"_a,
            "send_at"_a, "recv_at"_a, "request_at"_a, "in_place"_a, nb::keep_alive<1, 2>())
-      .def("learn", &Operation::learn, "send"_a, "recv"_a, "note"_a, "arguments"_a)
+      .def("learn", &Operation::learn, "send"_a, "recv"_a, "note"_a.none(), "arguments"_a)
       .def("forget", &Operation::forget)
       .def("start", &Operation::start)
       .def("message", &Operation::message)
