@@ -42,7 +42,7 @@ from every blocking method :class:`~hybridcomp.errors.CollectiveTimeoutError`, :
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
@@ -120,7 +120,25 @@ class Communicator(Reductions, Movement, Rooted, Messages, Plans):
         finally:
             comm.Free()
 
-    def __getattr__(self, name: str) -> Any:
-        if name[:1].isupper() and hasattr(MPI.Intracomm, name):
-            return getattr(self._p2p if name in _OF_MESSAGES else self.mpi, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class _Own:
+    """A method or attribute of MPI's own communicator.
+
+    A descriptor for each, since a class with ``__getattr__`` is slow to look up all else.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._communicator = "_p2p" if name in _OF_MESSAGES else "mpi"
+
+    def __get__(self, comm: Communicator | None, owner: type) -> Any:
+        return self if comm is None else getattr(getattr(comm, self._communicator), self._name)
+
+
+for _name in dir(MPI.Intracomm):
+    if _name[0].isupper() and not hasattr(Communicator, _name):
+        setattr(Communicator, _name, _Own(_name))

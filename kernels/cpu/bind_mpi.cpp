@@ -246,10 +246,10 @@ void bind_mpi(nb::module_& m) {
   nb::class_<Operation>(m, "MpiOperation")
       .def(nb::init<const Library&, std::uintptr_t, int, int, int, bool>(), "library"_a, "post"_a,
            "send_at"_a, "recv_at"_a, "request_at"_a, "in_place"_a, nb::keep_alive<1, 2>())
-      .def("learn", &Operation::learn, "send"_a, "recv"_a, "note"_a.none(), "arguments"_a)
+      .def("learn", &Operation::learn, "send"_a.none(), "recv"_a.none(), "note"_a.none(), "arguments"_a)
       .def("forget", &Operation::forget)
-      .def("start", &Operation::start)
-      .def("message", &Operation::message)
+      .def("start", &Operation::start, nb::arg().none(), nb::arg().none())
+      .def("message", &Operation::message, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg())
       .def("take", &Operation::take)
       .def("kinds", &Operation::kinds);
 }
