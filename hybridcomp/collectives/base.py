@@ -75,7 +75,7 @@ class Base:
         self._started = 0  # collectives: the same number on all ranks
         self._messages = 0  # sends and receives
         self._comparison = Comparison(self.mpi.Dup()) if detail else None
-        self._notices = None
+        self._notices: Notices | None = None
         if self.size > 1:
             self._notices = Notices(self.mpi.Dup(), agreed.key)
             engine().listen(self._notices)

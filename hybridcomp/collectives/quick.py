@@ -98,6 +98,8 @@ class Quick(Core):
             done = operation.start(send, recv)
         if done is True:
             self._started += 1
+            if self._notices is not None:  # whoever waits for this rank later is told where it is
+                self._notices.latest = self._started
             return True
         if not done:
             return False
