@@ -1,4 +1,4 @@
-"""Gather, scatter and all-gather of flat buffers, of equal parts or of any."""
+"""Gather, scatter, all-gather and all-to-all of flat buffers, of equal parts or of any."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
+from hybridcomp.collectives.alltoall import alltoallv
 from hybridcomp.collectives.base import MANY, CodecLike
 from hybridcomp.collectives.buffers import copied, overlap, part, raw, same_memory, together
 from hybridcomp.collectives.engine import Request
@@ -193,6 +194,63 @@ class Moves(Sends):
             send,
             recv,
             device,
+        )
+
+    def alltoallv(
+        self,
+        send: Flat,
+        outgoing: Extents,
+        recv: Flat,
+        incoming: Extents,
+        largest: int | None,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+    ) -> Request:
+        """Start an all-to-all; ``outgoing`` and ``incoming`` are (first element, count) per rank.
+
+        The policy is asked about ``self.size`` times the largest part, ``largest`` elements, which all ranks
+        must know alike; None is taken for large.
+        """
+        device = together(send, recv)
+        if overlap(send, recv):
+            send = copied(send)
+        away = sum(n for q, (_, n) in enumerate(outgoing) if q != self.rank) * send.dtype.itemsize
+        total = MANY if largest is None else largest * self.size
+        choice = self._choose("all_to_all", send, name, phase, codec, elements=total)
+        call = self._call(
+            "all_to_all", choice, send.nbytes, away, largest=largest, dtype=send.dtype, name=name
+        )
+
+        def written() -> list[tuple[int, int]]:
+            return byte_extents(incoming, recv.dtype.itemsize)
+
+        if not choice.compresses or self.size == 1:
+            return self._native(
+                lambda s, r, turn, events: native(
+                    lambda: (
+                        self.mpi.Ialltoallv(raw_parts(s, outgoing), raw_parts(r, incoming))
+                        if largest is None
+                        else self.mpi.Ialltoall(raw(s), raw(r))
+                    ),
+                    turn,
+                    events,
+                ),
+                call,
+                send,
+                recv,
+                device,
+                written=written,
+            )
+        tag = self._transport.tag()
+        return self._carried(
+            lambda carrier, s, r, _: alltoallv(carrier, s, outgoing, r, incoming, tag),
+            choice.codec,
+            call,
+            send,
+            recv,
+            device,
+            written=written,
         )
 
 
