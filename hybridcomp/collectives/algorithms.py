@@ -43,8 +43,7 @@ class Algorithm:
         estimates: whether that may be of ``ef21``, whose messages are differences from what receivers hold.
         device: whether it works on a device's memory; else on a copy in the host's.
         reencodes: whether it encodes sums of sums, so that a lossy codec loses more; then it must be asked for.
-        refuses: why it cannot be used by these ranks with this codec, for elements of this many bytes each; None if
-            it can.
+        refuses: why it cannot be used by these ranks with this codec; None if it can.
     """
 
     name: str

@@ -15,7 +15,8 @@ from hybridcomp.collectives.awareness import awareness
 from hybridcomp.collectives.carry import Array, Carrier
 from hybridcomp.collectives.choosing import Way, chooser
 from hybridcomp.collectives.debug import Comparison, described, in_detail
-from hybridcomp.collectives.device_carry import DeviceCarrier, has_driver
+from hybridcomp.collectives.device_carry import DeviceCarrier
+from hybridcomp.collectives.device_reader import has_driver
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
 from hybridcomp.collectives.exact import AVG, native
 from hybridcomp.collectives.lanes import callers_events

@@ -12,7 +12,8 @@ from hybridcomp.collectives import p2p
 from hybridcomp.collectives.base import NONE, Base, CodecLike
 from hybridcomp.collectives.buffers import raw, together
 from hybridcomp.collectives.carry import Array, Carrier
-from hybridcomp.collectives.device_carry import DeviceCarrier, has_driver
+from hybridcomp.collectives.device_carry import DeviceCarrier
+from hybridcomp.collectives.device_reader import has_driver
 from hybridcomp.collectives.engine import Request
 from hybridcomp.collectives.exact import native
 from hybridcomp.policy import Choice

@@ -55,11 +55,6 @@ class Transport:
         self._pool: Pool = heap() if near is None else near.pool
         self._failed: list[object] = []
 
-    @property
-    def sequence(self) -> int:
-        """How many tags have been taken."""
-        return self._next
-
     def tag(self) -> int:
         """The next sequence tag."""
         self._next += 1
