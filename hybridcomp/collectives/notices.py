@@ -123,6 +123,8 @@ class Notices:
     def look(self) -> bool:
         """Take in what has come and answer it; return whether anything had. Does not wait."""
         came = False
+        if not self._comm:  # freed, while an operation is in flight that will never end
+            return came
         with suppress(MPI.Exception):  # a peer that is gone is found by who waits for it
             while self._receive():
                 came = True
@@ -145,7 +147,7 @@ class Notices:
         head = _FORM.pack(_MAGIC, kind, detail, len(words), self._key, number, self.latest)
         raw = (head + words).ljust(_BYTES, b"\0")
         with suppress(MPI.Exception):
-            for rank in to:
+            for rank in to if self._comm else ():
                 self._outgoing.append((self._comm.Isend([raw, MPI.BYTE], rank, _TAG), raw))
 
     def _receive(self) -> bool:
