@@ -125,8 +125,9 @@ def main() -> None:
                 rows.append(row)
                 if WORLD.rank == 0:
                     print(
-                        f"{WORLD.size} ranks  {policy:16} {name:21} {nbytes >> 10:3} KiB  p50 {mine * 1e6:8.2f} us  mpi4py "
-                        f"{theirs * 1e6:8.2f} us  {mine / theirs:5.2f}  {'ok' if good else 'WRONG'}",
+                        f"{WORLD.size} ranks  {policy:16} {name:21} {nbytes >> 10:3} KiB  p50 "
+                        f"{mine * 1e6:8.2f} us  mpi4py {theirs * 1e6:8.2f} us  "
+                        f"{mine / theirs:5.2f}  {'ok' if good else 'WRONG'}",
                         flush=True,
                     )
         ours.Free()
