@@ -211,7 +211,6 @@ def test_awareness_of_this_mpi(make, monkeypatch):
     module.awareness.cache_clear()
 
 
-@pytest.mark.skipif(WORLD.size == 1, reason="ranks differ")
 def test_ranks_agree_on_awareness(make, monkeypatch):
     from hybridcomp.collectives.awareness import VARIABLE, awareness
 
