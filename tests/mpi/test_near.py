@@ -86,6 +86,8 @@ def test_blocks_are_used_again(make):
     parts = WORLD.Split(WORLD.rank % 2)
     comms = [make("int8"), make("lossless"), hc.Communicator(parts, "int8", timeout=30.0)]
     pool = notes.own_pool()
+    pool._collect()
+    before = set(pool._lent)  # of operations that have failed on a reader
     used = []
     for _ in range(4):
         for n in (1001, 70_001):
@@ -100,7 +102,7 @@ def test_blocks_are_used_again(make):
         used.append(pool.used)
     verdict(len(set(used)) == 1, f"{used}")
     pool._collect()
-    verdict(not pool._lent, "blocks are lent though all has been read")
+    verdict(set(pool._lent) <= before, "blocks are lent though all has been read")
     comms[2].Free()
     parts.Free()
 
