@@ -114,18 +114,14 @@ class Run:
             for q in owners
         ]
         spans = [shards.span(q, k) for q in owners]
-        if self.memory is None:
-            messages = carrier.encode_many([self.send[span] for span in spans])
-        else:
-            messages = [self.part(span) for span in spans]
+        messages = carrier.encode_parts(self.send, spans, self.memory)
         for q, message in zip(owners, messages, strict=True):
             mailbox.send(message, [q], self.tags[0])
 
     def part(self, span: slice) -> Sealed:
         """This rank's part of a span that another one owns."""
-        if self.memory is None:
-            return self.carrier.encode(self.send[span])
-        return self.carrier.encode_with_feedback(self.send[span], self.memory, span)
+        (message,) = self.carrier.encode_parts(self.send, [span], self.memory)
+        return message
 
     def reduce(self, k: int, parts: Sequence[Incoming], receivers: list[int]) -> None:
         """Steps 2 and 3 for chunk ``k`` of this rank's shard: ``parts``, in rank order, are here."""

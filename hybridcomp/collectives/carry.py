@@ -22,6 +22,7 @@ from hybridcomp.codecs.registry import codec_for
 from hybridcomp.collectives.shards import CHUNK_BYTES
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport import Incoming, Mailbox, Sealed, Transport
+from hybridcomp.collectives.widths import narrow, widen
 from hybridcomp.device import Queue
 from hybridcomp.errors import MismatchError
 
@@ -133,6 +134,12 @@ class Carrier:
             sizes = self.codec.encode_many(arrays, self.dtype, buffers)
         return list(map(Sealed, buffers, sizes))
 
+    def encode_parts(self, data: Array, spans: Sequence[slice], memory: Memory | None) -> list[Sealed]:
+        """Encode spans of ``data`` for their owners, each to a message of its own; corrected if there is a memory."""
+        if memory is None:
+            return self.encode_many([data[span] for span in spans])
+        return [self.encode_with_feedback(data[span], memory, span) for span in spans]
+
     # -- sums ----------------------------------------------------------------------------------------
 
     def sum_encode(
@@ -171,6 +178,24 @@ class Carrier:
             raws = self._checked(messages, [data.size] * len(messages), source)
             self.codec.sum_into(self._flat(data), raws, ranks, out, stream=self.stream)
             self._let_go(messages)
+
+    def sum_parts(
+        self,
+        data: Array,
+        span: slice,
+        messages: Sequence[Incoming],
+        memory: Memory | None,
+        source: DType,
+        ranks: int,
+        out: Array,
+    ) -> None:
+        """Sum others' parts of an owned span of ``data``, from :meth:`encode_parts`, and the own into ``out``."""
+        if memory is None:
+            self.sum_into(data[span], messages, source, ranks, out)
+        else:
+            acc = self.own(data[span], memory, span)
+            self.add(messages, acc, source)
+            self.store(acc, out, ranks)
 
     def summed(self, data: Array, messages: Sequence[Incoming], source: DType) -> Array:
         """Sum messages and this rank's own part into an accumulator, to be given back by :meth:`spent`."""
@@ -365,19 +390,3 @@ class Carrier:
 
 def _peer(message: tuple[int, ByteArray]) -> int:
     return message[0]
-
-
-def widen(data: Array, dtype: DType) -> Array:
-    """A copy of a slice in its accumulator's type (float32; float64 for float64)."""
-    return _converted(data, dtype, dtype.accumulator)
-
-
-def narrow(acc: Array, dtype: DType) -> Array:
-    """An accumulator's values rounded to nearest even in ``dtype``'s storage; NaN stays NaN."""
-    return acc if dtype.accumulator is dtype else _converted(acc, dtype.accumulator, dtype)
-
-
-def _converted(data: Array, dtype: DType, into: DType) -> Array:
-    out = np.empty(data.shape, into.storage)
-    native.kernels().convert(data, dtype, out, into, False)
-    return out

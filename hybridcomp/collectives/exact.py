@@ -12,9 +12,9 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.collectives.buffers import same_memory, typed
-from hybridcomp.collectives.carry import Array, narrow, widen
 from hybridcomp.collectives.engine import Pending, Ready, Steps
 from hybridcomp.collectives.turns import Turn
+from hybridcomp.collectives.widths import Array, narrow, widen
 
 AVG = "avg"
 

@@ -22,9 +22,10 @@ from hybridcomp.arrays import Flat, as_dtype
 from hybridcomp.codecs import LinearCodec, get_codec
 from hybridcomp.codecs.linear import FOLDS, Reduced, Reduction, Round
 from hybridcomp.collectives.allreduce import allreduce
-from hybridcomp.collectives.carry import Array, Carrier, widen
+from hybridcomp.collectives.carry import Array, Carrier
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.widths import widen
 
 _NONE = get_codec("none")
 

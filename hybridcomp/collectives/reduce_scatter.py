@@ -48,11 +48,7 @@ def reduce_scatter_block(
         nbytes = carrier.inbox_bytes(shards.size(t.rank, k), dtype)
         parts[k] = [mailbox.receive(nbytes, q, tag) for q in sorted(t.others)]
         spans = [shards.span(q, k) for q in t.others]
-        if memory is None:
-            messages = carrier.encode_many([send.data[span] for span in spans])
-        else:
-            messages = [carrier.encode_with_feedback(send.data[span], memory, span) for span in spans]
-        for q, message in zip(t.others, messages, strict=True):
+        for q, message in zip(t.others, carrier.encode_parts(send.data, spans, memory), strict=True):
             mailbox.send(message, [q], tag)
 
     with t.keeping((mailbox, parts)):
@@ -64,10 +60,5 @@ def reduce_scatter_block(
             own = shards.span(t.rank, k)
             start, ranks = own.start - t.rank * recv.size, t.size if mean else 1
             out = recv.data[start : start + own.stop - own.start]
-            if memory is None:
-                carrier.sum_into(send.data[own], parts.pop(k), dtype, ranks, out)
-            else:
-                acc = carrier.own(send.data[own], memory, own)
-                carrier.add(parts.pop(k), acc, dtype)
-                carrier.store(acc, out, ranks)
+            carrier.sum_parts(send.data, own, parts.pop(k), memory, dtype, ranks, out)
         yield from mailbox.finish()

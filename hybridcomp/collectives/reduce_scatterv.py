@@ -56,14 +56,9 @@ def reduce_scatterv(
         if k < len(mine):
             nbytes = carrier.inbox_bytes(mine[k].stop - mine[k].start, dtype)
             parts[k] = [mailbox.receive(nbytes, q, tag) for q in sorted(t.others)]
-        for q in t.others:
-            if k >= len(chunks[q]):
-                continue
-            span = chunks[q][k]
-            if memory is None:
-                message = carrier.encode(send.data[span])
-            else:
-                message = carrier.encode_with_feedback(send.data[span], memory, span)
+        owners = [q for q in t.others if k < len(chunks[q])]
+        messages = carrier.encode_parts(send.data, [chunks[q][k] for q in owners], memory)
+        for q, message in zip(owners, messages, strict=True):
             mailbox.send(message, [q], tag)
 
     rounds = max(map(len, chunks))
@@ -73,8 +68,7 @@ def reduce_scatterv(
                 scatter(ahead)
             if k < len(mine):
                 yield mailbox.arrival(parts[k])
-                acc = carrier.own(send.data[mine[k]], memory, mine[k])
-                carrier.add(parts.pop(k), acc, dtype)
-                start = mine[k].start - first
-                carrier.store(acc, recv.data[start : start + acc.size], t.size if mean else 1)
+                out = recv.data[mine[k].start - first : mine[k].stop - first]
+                ranks = t.size if mean else 1
+                carrier.sum_parts(send.data, mine[k], parts.pop(k), memory, dtype, ranks, out)
         yield from mailbox.finish()

@@ -89,19 +89,17 @@ def ring_reduce_scatter(
     dtype = send.dtype if memory is None else send.dtype.accumulator
 
     def part(span: slice) -> Any:
-        if memory is None:
-            return carrier.encode(send.data[span])
-        return carrier.encode_with_feedback(send.data[span], memory, span)
+        (message,) = carrier.encode_parts(send.data, [span], memory)
+        return message
 
     rounds = _Rounds(carrier, mailbox, shards, tags[0], dtype, part)
     with t.keeping((mailbox, rounds)):
         for k in range(shards.count):
             parts = yield from rounds.parts(k)
             own = shards.span(t.rank, k)
-            acc = carrier.own(send.data[own], memory, own)
-            carrier.add(parts, acc, dtype)
-            start = own.start - t.rank * recv.size
-            carrier.store(acc, recv.data[start : start + acc.size], t.size if mean else 1)
+            first = t.rank * recv.size
+            out = recv.data[own.start - first : own.stop - first]
+            carrier.sum_parts(send.data, own, parts, memory, dtype, t.size if mean else 1, out)
         yield from mailbox.finish()
 
 
