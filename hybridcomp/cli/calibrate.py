@@ -103,7 +103,7 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
         CollectiveTimeoutError: a rank no longer answers.
     """
     notes: list[str] = []
-    host, network = old.host, old.network
+    host, network, work = old.host, old.network, old.wire
     full = next((ranks for h in range(hosts.count) if len(ranks := hosts.ranks(h)) > 1), None)
     if full is not None:
         host = _tier(comm, hosts.ranks(hosts.hosts[comm.rank]), (full[0], full[1]), effort)
@@ -112,6 +112,7 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
     firsts = [hosts.ranks(h)[0] for h in range(hosts.count)]
     if len(firsts) > 1:
         network = _tier(comm, firsts, (firsts[0], firsts[1]), effort)
+        work = _wire(comm, firsts)
     else:
         notes.append(f"all ranks are on one host: [network] stays as in {old.name}")
     memory = _middle(comm, [memory_speed(effort.seconds)])[0]
@@ -137,7 +138,7 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
         size=_SOME_SIZE,
     )
     return dataclasses.replace(
-        old, host=host, network=network, memory=memory, message=message, codecs=speeds
+        old, host=host, network=network, memory=memory, message=message, wire=work, codecs=speeds
     ), notes
 
 
@@ -192,7 +193,15 @@ def _ping(comm: MPI.Comm, other: int, first: bool, count: int) -> float:
     return statistics.median(taken)
 
 
-def _shift(comm: MPI.Comm, ring: list[int], count: int) -> list[float]:
+def _wire(comm: MPI.Comm, ring: list[int]) -> float:
+    """Seconds of a core for each byte that is sent or received between hosts; collective over ``comm``."""
+    begin = time.process_time()
+    count = len(_shift(comm, ring, _LEAST, idle=True))
+    mine = (time.process_time() - begin) / (2 * count * _BIG) if comm.rank in ring else 0.0
+    return _middle(comm, [mine])[0]
+
+
+def _shift(comm: MPI.Comm, ring: list[int], count: int, *, idle: bool = False) -> list[float]:
     """Seconds of each of ``count`` big messages, sent to the next of a ring while one comes from before; 0 in none."""
     if comm.rank not in ring or len(ring) == 1:
         return [0.0]
@@ -203,7 +212,7 @@ def _shift(comm: MPI.Comm, ring: list[int], count: int) -> list[float]:
     taken = []
     for _ in range(count):
         begin = time.perf_counter()
-        wait([comm.Irecv(into, before, _TAG), comm.Isend(out, after, _TAG)], comm, what, idle=False)
+        wait([comm.Irecv(into, before, _TAG), comm.Isend(out, after, _TAG)], comm, what, idle=idle)
         taken.append(time.perf_counter() - begin)
     return taken
 

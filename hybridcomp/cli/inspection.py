@@ -151,5 +151,6 @@ def describe(found: Profile) -> dict[str, str]:
         "between hosts": f"{found.network.latency * 1e6:.1f} us, {found.network.bandwidth / 1e6:.1f} MB/s",
         "copy in memory": f"{found.memory / 1e9:.1f} GB/s",
         "a message": f"{found.message * 1e6:.1f} us of a core",
+        "a byte between hosts": f"{found.wire * 1e9:.2f} ns of a core",
         "codecs": str(len(found.codecs)),
     }

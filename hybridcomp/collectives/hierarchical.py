@@ -26,8 +26,8 @@ from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.topology import Topology
 from hybridcomp.collectives.transport import Incoming
 
-_AHEAD = 3  # chunks handed to their leaders before the first one is summed there
-_CROSSING = 2  # chunks sent across before the first one is summed by its owner
+AHEAD = 1  # chunks handed to their leaders before the first one is summed there
+CROSSING = 2  # chunks sent across before the first one is summed by its owner
 _BEHIND = 2  # chunks summed by their owners before the first result is decoded
 
 _NONE = get_codec("none")
@@ -94,11 +94,11 @@ def hierarchical_allreduce(
     with carrier.transport.keeping(run):
         yield from pipelined(
             shards.count,
-            Stage(_AHEAD, run.hand_over),
+            Stage(AHEAD, run.hand_over),
             Stage(0, run.cross, run.parts.__getitem__),
-            Stage(-_CROSSING, run.reduce, run.crossed.__getitem__),
-            Stage(-_CROSSING - _BEHIND, run.pass_on, lambda k: [m for _, m in run.results[k]]),
-            Stage(-_CROSSING - _BEHIND - 1, run.take, lambda k: [m for _, m in run.passed[k]]),
+            Stage(-CROSSING, run.reduce, run.crossed.__getitem__),
+            Stage(-CROSSING - _BEHIND, run.pass_on, lambda k: [m for _, m in run.results[k]]),
+            Stage(-CROSSING - _BEHIND - 1, run.take, lambda k: [m for _, m in run.passed[k]]),
             arrival=run.mailbox.arrival,
         )
         yield from run.mailbox.finish()

@@ -8,12 +8,9 @@ from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Memory
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.hierarchical import Crossing, Roles, Stage, pipelined
+from hybridcomp.collectives.hierarchical import AHEAD, CROSSING, Crossing, Roles, Stage, pipelined
 from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming
-
-_AHEAD = 3
-_CROSSING = 2
 
 
 def hierarchical_reduce_scatter(
@@ -58,9 +55,9 @@ def hierarchical_reduce_scatter(
     with t.keeping(run):
         yield from pipelined(
             shards.count,
-            Stage(_AHEAD, run.hand_over),
+            Stage(AHEAD, run.hand_over),
             Stage(0, run.cross, run.parts.__getitem__),
-            Stage(-_CROSSING, store, run.crossed.__getitem__),
+            Stage(-CROSSING, store, run.crossed.__getitem__),
             arrival=run.mailbox.arrival,
         )
         yield from run.mailbox.finish()
@@ -116,7 +113,7 @@ def hierarchical_allgather(carrier: Carrier, send: Flat, recv: Flat, tags: Seque
     with t.keeping((mailbox, direct, passed)):
         yield from pipelined(
             shards.count,
-            Stage(_AHEAD, spread),
+            Stage(AHEAD, spread),
             Stage(0, pass_on, direct.__getitem__),
             Stage(-1, take, passed.__getitem__),
             arrival=mailbox.arrival,

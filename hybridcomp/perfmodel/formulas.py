@@ -6,8 +6,9 @@ pipelines, in which the busiest stage counts in full and the others for one chun
 
 In the formulas p ranks are on h hosts, at most l on one; n elements are reduced or sent, s = n / p is a shard; E(x),
 D(x), A(x) are the seconds to encode x elements, decode them, decode and add them; C(x) those of a copy in memory; W(x)
-those of their message on a host's link; a is a message's latency, o what a core does for it
-however short it is. ``a || b`` is a pipeline of two stages: max(a, b) + min(a, b) / chunks.
+those of their message on a host's link; a is a message's latency, o what a core does for it however short it is.
+``a || b`` is a pipeline of two stages: max(a, b) + min(a, b) / chunks, or 1.5 times as much of the second in a
+hierarchical all-reduce. Left out is what a core does for each byte to or from another host: it counts as computing.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ class Case:
 
 
 Formula = Callable[[Case], float]
+_DEPTH = (
+    1.5  # chunks that fill a hierarchy, inside hosts and between them; fitted to 8 ranks on 4 hosts at 1 Gb/s
+)
 
 
 # -- all-reduce --------------------------------------------------------------------------------------------------
@@ -120,6 +124,7 @@ def allreduce_hierarchical(c: Case) -> float:
     such parts, as many results handed on, and 2 (h - 1) messages across.
     """
     phase, x = c.phase(), c.n / c.l / c.h
+    phase.depth = _DEPTH
     phase.copy(2 * c.n)
     phase.encode(x, c.h)
     phase.add(x, c.h - 1)

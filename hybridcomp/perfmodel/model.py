@@ -11,11 +11,9 @@ from hybridcomp.perfmodel.formulas import FORMULAS, Case, Formula
 from hybridcomp.perfmodel.profile import Profile
 from hybridcomp.perfmodel.terms import Setting
 
-_USUAL = 20  # log2 of 1 MiB, which stays in a core's L2 cache between encode, sum and decode
-_CHUNKS = tuple(1 << power for power in range(16, 23))  # 64 KiB to 4 MiB
-_EQUAL = (
-    1.02  # two chunks whose times differ by less, or two algorithms, are as good: the model is no more exact
-)
+_CHUNKS = tuple(1 << power for power in range(18, 23))  # 256 KiB to 4 MiB
+_EQUAL = 1.02  # algorithms whose times differ by less are as good: the model is no more exact
+_EQUAL_CHUNKS = 1.04  # chunks, too, and large ones cost less of the cores than the model sees
 
 
 def algorithms(op: str) -> tuple[str, ...]:
@@ -53,19 +51,18 @@ def choose(profile: Profile, setting: Setting, candidates: Sequence[str]) -> str
 
 
 def chunk_bytes(profile: Profile, setting: Setting, algorithm: str) -> int:
-    """Uncompressed bytes of a chunk of an algorithm's pipeline: a power of two from 64 KiB to 4 MiB.
+    """Uncompressed bytes of a chunk of an algorithm's pipeline: a power of two from 256 KiB to 4 MiB.
 
     Small chunks fill the pipeline soon, large ones cost few messages and calls. Of sizes that make no difference it is
-    the one nearest to 1 MiB.
+    the largest: it leaves the cores to those that compute.
 
     Raises:
         ValueError: as from :func:`predict`.
     """
     formula = _formula(algorithm, setting)
     seconds = {chunk: formula(Case(profile, setting, chunk)) for chunk in _CHUNKS}
-    limit = min(seconds.values()) * _EQUAL
-    good = [chunk for chunk in _CHUNKS if seconds[chunk] <= limit]
-    return min(good, key=lambda chunk: abs(chunk.bit_length() - 1 - _USUAL))
+    limit = min(seconds.values()) * _EQUAL_CHUNKS
+    return max(chunk for chunk in _CHUNKS if seconds[chunk] <= limit)
 
 
 def _formula(algorithm: str, setting: Setting) -> Formula:

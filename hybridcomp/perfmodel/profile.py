@@ -4,7 +4,8 @@
 
     version = 1
     memory = 1.1e10                        # bytes/s of a copy in memory
-    message = 4e-5                         # seconds of a core for a message, however short: to send, receive, decode it
+    message = 6e-5                         # seconds of a core for a message, however short: to send, receive, decode it
+    wire = 5e-10                           # seconds of a core for each byte to another host, or from one
 
     [host]                                 # between ranks of a host
     latency = 5e-6                         # seconds of a small message
@@ -91,6 +92,7 @@ class Profile:
         network: links between hosts.
         memory: bytes/s of a copy in memory by one thread.
         message: seconds of a core that a message takes however short it is, with all that belongs to it.
+        wire: seconds of a core for each byte that goes to another host or comes from there.
         codecs: speeds by spec string; holds ``"default"``.
         name: the file it is from, for people.
     """
@@ -99,7 +101,8 @@ class Profile:
     network: Tier
     memory: float
     codecs: Mapping[str, Speed]
-    message: float = 40e-6
+    message: float = 60e-6
+    wire: float = 0.5e-9
     name: str = field(default="built-in", compare=False)
 
     def speed(self, codec: Codec) -> Speed:
@@ -119,7 +122,8 @@ class Profile:
 
     def to_toml(self) -> str:
         """The text of its file."""
-        lines = [f"version = {VERSION}", f"memory = {self.memory!r}", f"message = {self.message!r}"]
+        lines = [f"version = {VERSION}"]
+        lines += [f"{key} = {getattr(self, key)!r}" for key in ("memory", "message", "wire")]
         for tier in ("host", "network"):
             lines += ["", f"[{tier}]", *_lines(getattr(self, tier))]
         for spec, speed in self.codecs.items():
@@ -221,7 +225,7 @@ class _Reader:
         self._name = name
 
     def profile(self, document: dict[str, Any]) -> Profile:
-        self._keys("", document, ("version", "memory", "message", "host", "network", "codecs"))
+        self._keys("", document, ("version", "memory", "message", "wire", "host", "network", "codecs"))
         version = document.get("version")
         if isinstance(version, bool) or version != VERSION:
             self._fail(
@@ -238,6 +242,7 @@ class _Reader:
             network=tiers.get("network", BUILT_IN.network),
             memory=self._number("memory", document.get("memory", BUILT_IN.memory)),
             message=self._number("message", document.get("message", BUILT_IN.message)),
+            wire=self._number("wire", document.get("wire", BUILT_IN.wire)),
             codecs=codecs,
             name=self._name,
         )

@@ -66,6 +66,7 @@ class Phase:
         cpu: seconds that a rank computes, copies and hands messages to MPI.
         link: seconds that a host's link to the network is busy.
         chunks: that the pipeline has.
+        depth: chunks that it takes in before the first one comes out.
     """
 
     def __init__(self, profile: Profile, setting: Setting, chunk: int) -> None:
@@ -76,11 +77,12 @@ class Phase:
         self._chunk = chunk / setting.itemsize
         self.latency = self.cpu = self.link = 0.0
         self.chunks = 1.0
+        self.depth = 1.0
 
     def seconds(self) -> float:
-        """All of it: the busier of rank and link in full, the other for a chunk, when there is nothing to overlap."""
+        """All of it: the busier of rank and link in full, for ``depth`` chunks the other: no overlap."""
         busy, idle = max(self.cpu, self.link), min(self.cpu, self.link)
-        return self.latency + busy + idle / self.chunks
+        return self.latency + busy + idle * min(1.0, self.depth / self.chunks)
 
     def pieces(self, n: float) -> float:
         """Messages that ``n`` elements make."""
@@ -119,6 +121,8 @@ class Phase:
         pieces = self.pieces(n)
         nbytes = pieces * self.message_bytes(n / pieces)
         self.cpu += own * pieces * self._profile.message + near * nbytes / self._profile.host.bandwidth
+        through = 2 * far / self._setting.ranks_per_host * nbytes  # sent and received
+        self.cpu += through * self._profile.wire
         self.link += far * nbytes / self._profile.network.bandwidth
         self.chunks = max(self.chunks, pieces)
 

@@ -108,7 +108,9 @@ def test_by_hand():
     n = 1024  # elements; a message by none has 32 bytes of header
     free = Tier(1e-12, 1e17)
     codecs = {"default": IDEAL}
-    ideal = dataclasses.replace(BUILT_IN, host=free, network=free, memory=1e17, message=1e-12, codecs=codecs)
+    ideal = dataclasses.replace(
+        BUILT_IN, host=free, network=free, memory=1e17, message=1e-12, wire=1e-12, codecs=codecs
+    )
     where = setting(nbytes=4 * n, codec="none")
     shard = n + 32  # bytes
 
@@ -177,10 +179,11 @@ def test_equals_go_to_the_first():
 
 def test_chunks():
     inside = setting(hosts=1, per_host=4)
-    assert chunk_bytes(BUILT_IN, setting(), "direct") == MIB
+    assert chunk_bytes(BUILT_IN, setting(), "direct") >= MIB  # of equals the largest
     assert chunk_bytes(BUILT_IN, inside, "direct") > MIB  # messages are dear where links cost nothing
-    cheap = dataclasses.replace(BUILT_IN, message=1e-9)
-    assert chunk_bytes(cheap, inside, "direct") <= MIB
+    assert (
+        chunk_bytes(BUILT_IN, setting(ranks=8, per_host=2), "hierarchical") <= MIB
+    )  # long pipelines are slow to fill
     tree = setting("broadcast", nbytes=MIB, ranks=64, hosts=64)
     assert chunk_bytes(BUILT_IN, tree, "tree") < MIB  # hops are
 
