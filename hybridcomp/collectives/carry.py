@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridcomp import native, wire
-from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.arrays import ByteArray, DType, Flat, byte_view
 from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
 from hybridcomp.codecs.feedback import Key
 from hybridcomp.codecs.forms import Form
@@ -92,6 +92,14 @@ class Carrier:
         with self.call.encoding():
             nbytes = self.codec.encode_flat(Flat(data, kind, data.shape, True, False), buffer)
         return Sealed(buffer, nbytes)
+
+    def encode_odd(self, data: Array) -> Sealed:
+        """The same, made one byte longer where its length would be even: see :mod:`~hybridcomp.collectives.p2p`."""
+        buffer = self.transport.take(self.codec.bound(data.size, self.dtype) + 1)
+        with self.call.encoding():
+            nbytes = self.codec.encode_flat(self._flat(data), buffer)
+        buffer[nbytes] = 0
+        return Sealed(buffer, nbytes | 1)
 
     def encode_with_feedback(self, data: Array, memory: Memory, span: slice) -> Sealed:
         """Encode a span of data as ``memory`` corrects it; the message is of the accumulator's dtype.
@@ -372,6 +380,10 @@ class Carrier:
             self.fits(header, message.peer, out.size)
             codec_for(header).decode_flat(raw, header, out[: header.count], self.dtype)
         return header.count
+
+    def take_plain(self, message: Incoming, nbytes: int, out: Array) -> None:
+        """Copy a message of as many bytes, that are ``out``'s own, to its beginning."""
+        byte_view(out)[:nbytes] = message.buffer[:nbytes]
 
     def fits(self, header: wire.Header, peer: int, room: int) -> None:
         """Raise MismatchError unless a message is of the caller's dtype and has at most ``room`` elements."""

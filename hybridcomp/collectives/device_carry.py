@@ -54,6 +54,15 @@ class DeviceCarrier(DeviceReader):
             encoded = encode_into(self.codec, Flat(data, kind, data.shape, True, False), buffer, queue)
             return self._outgoing(encoded)
 
+    def encode_odd(self, data: Any) -> Any:
+        """Start to encode a slice, to a message of an odd number of bytes."""
+        queue = self.lane.queue
+        with self.call.encoding():
+            buffer = queue.empty(self.codec.bound(data.size, self.dtype) + 1)
+            message = self._outgoing(encode_into(self.codec, self._flat(data), buffer, queue))
+        message.odd = True
+        return message
+
     def encode_with_feedback(self, data: Any, memory: Any, span: slice) -> Any:
         """Start to encode a span of data as ``memory`` corrects it."""
         queue = self.lane.queue
@@ -281,6 +290,15 @@ class DeviceCarrier(DeviceReader):
             decode_opened(header, head, raw, out[: header.count], self.dtype, self.lane.queue)
         self._used([message])
         return int(header.count)
+
+    def take_plain(self, message: Any, nbytes: int, out: Any) -> None:
+        """Start to copy a message of plain bytes."""
+        target, source = out.view(np.dtype(np.uint8))[:nbytes], message.buffer[:nbytes]
+        if isinstance(source, DeviceArray):
+            self.lane.queue.copy(target, source)
+        else:
+            self.lane.upload(target, source)
+        self._used([message])
 
     def _take_on_host(self, message: Arriving, codec: type[Codec], out: DeviceArray) -> int:
         """Decode a message by a codec that has no kernels here."""

@@ -48,6 +48,7 @@ class Outgoing:
     Attributes:
         buffer: where.
         nbytes: of the message; None until they are known.
+        odd: send one byte more where their number is even.
         then: called once it is ready, after it was sent.
     """
 
@@ -58,6 +59,7 @@ class Outgoing:
         """
         self.buffer = encoded.buffer
         self.nbytes = encoded.size
+        self.odd = False
         self.then: list[Callable[[], None]] = []
         self._lane, self._direct = lane, direct
         self._total = encoded.total  # until it is copied
@@ -100,9 +102,10 @@ class Outgoing:
         """The bytes, as MPI takes them."""
         assert self._host is not None
         assert self.nbytes is not None
+        size = self.nbytes | self.odd
         if self._direct:
-            return MPI.buffer.fromaddress(self.buffer.ptr, self.nbytes)
-        return self._host[: self.nbytes]
+            return MPI.buffer.fromaddress(self.buffer.ptr, size)
+        return self._host[:size]
 
     def head(self, header: Header) -> bytes:
         """What drivers see of the payload."""
@@ -123,7 +126,7 @@ class Outgoing:
             source, want = self._opened, OPENED_BYTES
         elif self._direct:
             want = min(HEAD_BYTES, nbytes)
-        self._host = self._lane.depot.pinned.take(want)
+        self._host = self._lane.depot.pinned.take(want + 1)  # one for an odd message
         return self._lane.download([*more, (self._host[:want], source)])
 
 

@@ -335,12 +335,21 @@ class Messages(Probes):
             flat = parse(buf)
         except ForeignBufferError:
             return None
-        if self._framed(flat.dtype, None) or (flat.dtype.is_float and flat.dtype.itemsize == 2):
+        if flat.dtype.is_float and flat.dtype.itemsize == 2:
             return None
         arguments = [0, flat.nbytes, MPI.BYTE.handle, 0, 0, self._p2p.handle]
         if what == "recv":
+            # A larger buffer may get a message that its sender has compressed.
+            if (
+                flat.dtype.is_float
+                and self._compressed_from is not None
+                and flat.nbytes >= self._compressed_from
+            ):
+                return None
             return self._plain_call("recv", flat.nbytes, 0), arguments
         choice = self._choose("send", flat, name, phase, None)
         if choice.compresses:
+            if flat.dtype.is_float:
+                return None
             choice = Choice(NONE, None, f"sends of {flat.dtype.label} are not compressed")
         return self._call("send", choice, flat.nbytes, flat.nbytes), arguments

@@ -1,7 +1,8 @@
 """Send and receive.
 
-Where a policy compresses sends on an axis, every float message there carries a header, so that the receiver
-need not know what the sender chose; elsewhere the caller's bytes travel as they are.
+Where a policy compresses sends on an axis, the receiver need not know which of them: an encoded message has an odd
+number of bytes, one more than it needs if need be. That of the caller's own bytes, which travel as they are wherever
+they are not compressed, is even: floating-point numbers have at least two.
 
 A message's tag is the caller's, and MPI matches messages of one tag in the order in which they are posted: each
 takes a turn.
@@ -30,12 +31,12 @@ def send_message(carrier: Carrier, data: Flat, dest: int, tag: int, mode: str, t
     """Send ``data`` as one message of the carrier's codec, by MPI's ``mode`` (``"Isend"``, ``"Issend"``)."""
     t = carrier.transport
     mailbox = carrier.mailbox()
-    message = carrier.encode(data.data)
+    message = carrier.encode_odd(data.data)
     with t.keeping((mailbox, message)):
         request = yield from turn.post(
             lambda: getattr(t.comm, mode)([message.wire(), MPI.BYTE], dest, tag), message.events
         )
-        carrier.call.wire_bytes += message.nbytes
+        carrier.call.wire_bytes += message.wire().nbytes
         yield Pending([request], [dest])
         carrier.release(message)
         yield from mailbox.finish()
@@ -60,16 +61,29 @@ def receive_message(
     """
     t = carrier.transport
     mailbox = carrier.mailbox()
-    message = mailbox.inbox(capacity)
+    message = mailbox.inbox(capacity + 1)
     with t.keeping(mailbox):
         request = yield from turn.post(lambda: t.comm.Irecv([message.wire(), MPI.BYTE], source, tag))
         yield Pending([request], [source], [status])
         message.peer = status.Get_source()
-        if not status.Is_cancelled():
+        nbytes = status.Get_count(MPI.BYTE)
+        if encoded(nbytes):
             yield mailbox.arrival([message])
-            taken = carrier.take(message, status.Get_count(MPI.BYTE), out.data)
+            taken = carrier.take(message, nbytes, out.data)
             status.Set_elements(MPI.BYTE, taken * out.dtype.itemsize)
+        elif nbytes > out.nbytes:
+            raise MismatchError(
+                f"recv on axis {carrier.call.axis!r}: rank {t.rank} has room for {out.nbytes} bytes, rank "
+                f"{message.peer} sent {nbytes}"
+            )
+        elif nbytes and not status.Is_cancelled():
+            carrier.take_plain(message, nbytes, out.data)
         yield from mailbox.finish()
+
+
+def encoded(nbytes: int) -> bool:
+    """Whether a message of floating-point numbers, of as many bytes, was made by a codec."""
+    return nbytes % 2 == 1
 
 
 class Arrival:

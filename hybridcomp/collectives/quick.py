@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
+from hybridcomp.collectives.p2p import encoded
 from hybridcomp.collectives.stats import Call, StatRow
 from hybridcomp.errors import MismatchError
 from hybridcomp.native import kernels
@@ -75,6 +76,7 @@ class Quick(Core):
         # Operations that are compared in detail all take the usual way, as if one were always in line.
         self._line = self._transport.turns.line if self._comparison is None else deque([None])
         self._message_line = self._p2p_transport.turns.line
+        self._compressed_from = self.policy.least_bytes(axis, "send")
 
     def Free(self) -> None:
         """Release MPI's resources; no operation may be in flight. Collective."""
@@ -111,6 +113,9 @@ class Quick(Core):
         operation = self._operations.get(key)
         if operation is None or self.step != self._step_asked:
             operation = self._operation(key)
+        checked = self._compressed_from is not None and key[0] == "recv"
+        if checked and status is None:
+            status = MPI.Status()
         at = 0 if status is None else MPI._addressof(status)
         try:
             done = operation.message(array, peer, tag, at)
@@ -120,16 +125,19 @@ class Quick(Core):
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            what = f"recv on axis {self.axis!r}, rank {self.rank} of {self.size}"
-            raise MismatchError(
-                f"{what}: rank {peer} sent more than this rank has room for ({error})"
-            ) from None
-        if done is True:
-            return True
+            raise self._too_large(peer, str(error)) from None
         if not done:
             return False
-        self._await(done, array, peer, status)
+        if done is not True:
+            self._await(done, array, peer, status)
+        if checked and status is not None and array.dtype.kind == "f" and encoded(status.Get_count(MPI.BYTE)):
+            # Of what is compressed, a larger array, whose message happens to fit.
+            raise self._too_large(status.Get_source(), "it is compressed")
         return True
+
+    def _too_large(self, peer: int, why: str) -> MismatchError:
+        what = f"recv on axis {self.axis!r}, rank {self.rank} of {self.size}"
+        return MismatchError(f"{what}: rank {peer} sent more than this rank has room for ({why})")
 
     def _await(
         self, left: tuple[int, _Counted], keep: Any, peer: int | None = None, status: MPI.Status | None = None

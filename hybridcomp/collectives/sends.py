@@ -44,14 +44,14 @@ class Sends(Base):
             dest, tag: as in MPI.
             name, phase, codec: as everywhere.
             mode: the name of MPI's method.
-            frame: give it a header whatever the policy says.
+            frame: encode it whatever the policy says.
         """
         self._check_rank(dest, "dest")
         device = together(data)
         choice = self._choose("send", data, name, phase, codec)
-        framed = frame or self._framed(data.dtype, codec)
-        if not framed and choice.compresses:
+        if choice.compresses and not data.dtype.is_float:
             choice = Choice(NONE, None, f"sends of {data.dtype.label} are not compressed")
+        framed = frame or choice.compresses
         call = self._call("send", choice, data.nbytes, data.nbytes)
         t = self._p2p_transport
         if not framed:
@@ -91,7 +91,7 @@ class Sends(Base):
         call = self._plain_call("recv", out.nbytes, 0)
         t = self._p2p_transport
         device = together(out)
-        if not self._framed(out.dtype, codec):
+        if not self._may_be_encoded(out.dtype, codec):
             return self._native(
                 lambda _, r, turn, events: native(
                     lambda: t.comm.Irecv(raw(r), source, tag), turn, events, source, status
@@ -148,6 +148,6 @@ class Sends(Base):
             return (codec.codec,)
         return self.policy.codecs(self.axis, "send") if codec is None else (get_codec(codec),)
 
-    def _framed(self, dtype: DType, codec: CodecLike) -> bool:
-        """Whether sends of a dtype carry headers here: the same answer at both ends, whatever the size."""
+    def _may_be_encoded(self, dtype: DType, codec: CodecLike) -> bool:
+        """Whether sends of a dtype may be compressed here: the same answer at both ends, whatever the size."""
         return dtype.is_float and any(c.name != "none" for c in self._codecs(codec))

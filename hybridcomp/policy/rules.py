@@ -109,6 +109,13 @@ class Policy:
         found = {c for phase in phases for c in self._rule(axis, op, phase)[0].codecs or ()}
         return tuple(sorted((c for c in found if c.name != "none"), key=lambda c: c.spec))
 
+    def least_bytes(self, axis: str, op: str) -> int | None:
+        """No smaller message of an axis and operation is compressed; None if none is at all."""
+        rules = [self._rule(axis, op, phase)[0] for phase in (None, "forward", "backward")]
+        return min(
+            (r.min_bytes or 0 for r in rules if any(c.name != "none" for c in r.codecs or ())), default=None
+        )
+
     @property
     def compresses(self) -> bool:
         """Whether any rule names a codec other than ``none``."""

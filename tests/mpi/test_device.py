@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import hybridcomp as hc
+from hybridcomp.policy import Policy, Rule
 from hybridcomp.policy.toml import parse_policy
 from tests.codecs.common import SPECS
 from tests.cuda.common import host_array, to_device, to_host
@@ -136,6 +138,19 @@ def test_sends(make, way, codec):
         for request in requests:
             request.wait()
         agrees(out, want)
+
+
+def test_small_sends_go_as_they_are(make, way):
+    comm = make(Policy("large", Rule((hc.get_codec("int8"),), min_bytes=4096)))
+    right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    for n in (0, 1, 1023, 1024, 1025):
+        x, y = both(values(n, "float32"), "float32")
+        out, want = empty(2000, "float32")
+        for send, recv in ((x, want), (y, out)):  # from a device to a host, and back
+            request = comm.Irecv(recv, left, 5)
+            comm.Send(send, right, 5)
+            request.wait()
+        agrees(out, want, str(n))
 
 
 @pytest.mark.parametrize("codec", ["none", "bf16"])

@@ -6,6 +6,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.errors import MismatchError
+from hybridcomp.policy import Policy, Rule
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
 
 CODECS = {"none": 1e-6, "lossless": 1e-6, "mpc": 1e-6, "fp16": 1e-3, "int8": 0.012, "int4": 0.2}
@@ -171,6 +172,63 @@ def test_sends_in_any_order_and_from_any_source(make):
     comm.Recv(small, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
     request.wait()
     verdict(status.Get_source() == left and status.Get_tag() == 9 and bool((small[:3] == left).all()))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_what_is_not_compressed_goes_as_it_is(make, dtype):
+    """Whatever room the receiver has; it need not know what the sender's policy says of the size or the name."""
+    comm = make(Policy("large", Rule((hc.get_codec("int8"),), min_bytes=4000, exclude=("exact",))))
+    right, left = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
+    for n, name, room in (
+        (0, None, 5000),
+        (5, None, 5),
+        (100, None, 5000),
+        (3000, "exact", 3000),
+        (3000, None, 3500),
+    ):
+        x = gaussian(n).astype(dtype)
+        out, status = np.full(room, np.nan, dtype), MPI.Status()
+        request = comm.Isend(x, right, 3, name=name)
+        comm.Recv(out, left, 3, status)
+        request.wait()
+        want = gaussian(n, left).astype(dtype)
+        exact = name == "exact" or x.nbytes < 4000 or WORLD.size == 1
+        good = (
+            np.array_equal(out[:n], want) == exact
+            and relative_error(out[:n], want) < (0 if exact else 0.02) + 1e-9
+        )
+        counted = status.Get_count(MPI.BYTE) == x.nbytes and status.Get_source() == left
+        verdict(good and counted and bool(np.isnan(out[n:]).all()), f"{n} {name} of {room}")
+    rows = [r for r in comm.stats() if r.op == "send"]
+    plain, coded = ([r for r in rows if (r.codec == "none") == bare] for bare in (True, False))
+    verdict(all(r.wire_bytes == r.raw_bytes for r in plain), "plain bytes on the wire")
+    verdict(WORLD.size == 1 or [(r.calls, r.wire_bytes % 2) for r in coded] == [(1, 1)], "an odd message")
+
+
+def test_compressed_messages_are_not_taken_for_others(make):
+    """Of an array too large for the receiver's, the message may fit into it."""
+    if WORLD.size == 1:
+        return
+    comm = make(Policy("large", Rule((hc.get_codec("int8"),), min_bytes=4000)))
+    if WORLD.rank == 0:
+        for tag in range(2):
+            comm.Send(np.ones(1001, np.float32), 1, tag)
+            comm.Send(np.ones(11, np.float32), 1, tag)
+        comm.Send(np.ones(1999, np.uint8), 1, 2)
+    elif WORLD.rank == 1:
+        few, some = np.zeros(999, np.float32), np.zeros(1000, np.float32)
+        with pytest.raises(MismatchError, match="rank 0 sent more than this rank has room for"):
+            comm.Recv(few, 0, 0)
+        with pytest.raises(MismatchError, match="sent more than"):
+            comm.Recv(some[:10], 0, 0)
+        with pytest.raises(MismatchError, match="room for 1000 float32, rank 0 sent 1001 float32"):
+            comm.Recv(some, 0, 1)
+        comm.Recv(few, 0, 1)
+        assert (few[:11] == 1).all()
+        odd = np.zeros(2001, np.uint8)  # an odd number of bytes that are no numbers' is nothing special
+        comm.Recv(odd, 0, 2)
+        assert odd.sum() == 1999
+    comm.Barrier()
 
 
 def test_a_message_too_long_or_of_another_dtype(make):
