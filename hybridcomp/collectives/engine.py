@@ -34,7 +34,9 @@ _YIELDS = 20  # looks that only give up the time slice, before waiting begins to
 _SLEEP_SHARE = 1 / 16
 _SLEEP_MIN = 20e-6
 _SLEEP_MAX = 4e-3
-_BACKGROUND_MIN = 100e-6
+# The background's are longer: others compute meanwhile.
+_BACKGROUND_SHARE = 1 / 4
+_BACKGROUND_MIN = 300e-6
 _BACKGROUND_ASIDE = 2e-3  # while the foreground polls
 _URGENT = 0.3e-3  # of steps, before more urgent operations are looked at again
 _ROUND = 3e-3  # of steps in one poll, before others may have the lock
@@ -242,8 +244,8 @@ class Engine:
         finally:
             self._foreground -= 1
 
-    def _pause(self, least: float) -> float:
-        return min(max(least, (time.monotonic() - self._moved) * _SLEEP_SHARE), _SLEEP_MAX)
+    def _pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
+        return min(max(least, (time.monotonic() - self._moved) * share), _SLEEP_MAX)
 
     def _wake_thread(self) -> None:
         if self._thread is None:
@@ -263,7 +265,7 @@ class Engine:
                 time.sleep(_BACKGROUND_ASIDE)
             else:
                 self.poll()
-                time.sleep(self._pause(_BACKGROUND_MIN))
+                time.sleep(self._pause(_BACKGROUND_MIN, _BACKGROUND_SHARE))
 
     def _listen_idle(self) -> None:
         with self._lock:
