@@ -16,7 +16,7 @@ LINKS = ("200mbit", "1gbit", "none", SHARED)
 LAYOUTS = ((2, 1), (3, 1), (4, 1), (4, 2))  # hosts, and ranks on each; through shared memory as many ranks
 SMALL = tuple(4096 << (2 * i) for i in range(6))  # 4 KiB to 4 MiB, in one run
 LARGE = tuple(16 << 20 << (2 * i) for i in range(3))  # 16 to 256 MiB, a run each
-OVERLAPPED = (64 << 20,)
+OVERLAPPED = {"200mbit": 16 << 20, "1gbit": 64 << 20}  # sizes
 REDUCED = (
     "int8",
     "int4",
@@ -120,8 +120,8 @@ def every() -> Iterator[Cell]:
             for benchmark in collectives:
                 for sizes in (SMALL, *((size,) for size in LARGE)):
                     yield fitted(Cell(benchmark, link, *layout, sizes, 0))
-            if link == "1gbit" and ppn == 1:
-                yield Cell("overlap", link, *layout, OVERLAPPED, 5)
+            if link in OVERLAPPED and ppn == 1:
+                yield Cell("overlap", link, *layout, (OVERLAPPED[link],), 5)
 
 
 def is_quick(cell: Cell) -> bool:
@@ -129,10 +129,10 @@ def is_quick(cell: Cell) -> bool:
     mib64 = (64 << 20,)
     if cell.benchmark == "allreduce" and cell.ranks == 4:
         return cell.sizes in (SMALL, (16 << 20,) if cell.link == "200mbit" else mib64)
-    if cell.link != "1gbit":
-        return False
     if cell.benchmark == "overlap":
         return cell.hosts in (2, 4)
+    if cell.link != "1gbit":
+        return False
     return (cell.benchmark == "allreduce" and cell.ranks == 8 and cell.sizes == mib64) or (
         cell.ranks == 4 and cell.sizes == (16 << 20,)
     )

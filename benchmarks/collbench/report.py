@@ -34,13 +34,14 @@ def _over_mpi(record: Record, row: dict[str, Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A figure that a release has to reach, of 64 MiB of float32.
+    """A figure that a release has to reach, of float32.
 
     Attributes:
         says: what it is.
         operation, link, hosts, ppn, codec: where it is measured.
         figure: of the record and the codec's row.
         wanted: the least; the most, where ``most`` is set.
+        size: in bytes.
     """
 
     says: str
@@ -52,6 +53,7 @@ class Requirement:
     figure: Figure
     wanted: float
     most: bool = False
+    size: int = _MIB64
 
     def measured(self, records: list[Record]) -> float | None:
         """The figure; None if it was not measured."""
@@ -65,7 +67,7 @@ class Requirement:
             ) != place:
                 continue
             for row in record["rows"]:
-                if row["size"] == _MIB64 and row.get("codec", row.get("name")) == self.codec:
+                if row["size"] == self.size and row.get("codec", row.get("name")) == self.codec:
                     return self.figure(record, row)
         return None
 
@@ -93,7 +95,19 @@ def _requirements() -> list[Requirement]:
         faster("shared memory", 1, 4, _INT8, 2.5),
         Requirement("int8, times MPI's own", "all_reduce", gigabit, 4, 2, _INT8, _over_mpi, 6),
         *(
-            Requirement(f"int8, {says}", "overlap", gigabit, hosts, 1, _INT8, _of(key), wanted, most)
+            Requirement(
+                f"int8 of {size_text(size)}, {says}",
+                "overlap",
+                link,
+                hosts,
+                1,
+                _INT8,
+                _of(key),
+                wanted,
+                most,
+                size,
+            )
+            for link, size in ((gigabit, _MIB64), ("200 Mb/s", 16 << 20))
             for hosts in (2, 4)
             for says, key, wanted, most in (
                 ("share hidden behind computation", "hidden", 0.8, False),
@@ -153,7 +167,7 @@ def write(folder: Path, path: Path, left_out: list[Cell]) -> None:
 
 def _wanted(records: list[Record]) -> list[str]:
     lines = [
-        "| 64 MiB of float32 | link | hosts x ranks | wanted | measured | met |",
+        "| float32, 64 MiB where no size is said | link | hosts x ranks | wanted | measured | met |",
         "|---|---|---|---|---|---|",
     ]
     for one in _requirements():

@@ -43,12 +43,6 @@ HC_HD std::uint32_t random_bits(RandomKey key, std::uint32_t low) {
   return h;
 }
 
-// Random bits of an element by its whole index.
-HC_HD std::uint32_t uniform_bits(std::uint64_t seed, std::uint64_t index) {
-  return random_bits(random_key(seed, static_cast<std::uint32_t>(index >> 32)),
-                     static_cast<std::uint32_t>(index));
-}
-
 // What stochastic rounding adds before it rounds to nearest: uniform in steps of 2^-16, between -1/2 and 1/2,
 // neither of which it reaches. Exact.
 HC_HD float dither(std::uint32_t bits, float) {
