@@ -66,7 +66,7 @@ def receive_message(
         request = yield from turn.post(lambda: t.comm.Irecv([message.wire(), MPI.BYTE], source, tag))
         yield Pending([request], [source], [status])
         message.peer = status.Get_source()
-        nbytes = status.Get_count(MPI.BYTE)
+        nbytes = 0 if status.Is_cancelled() else status.Get_count(MPI.BYTE)
         if encoded(nbytes):
             yield mailbox.arrival([message])
             taken = carrier.take(message, nbytes, out.data)
@@ -76,7 +76,7 @@ def receive_message(
                 f"recv on axis {carrier.call.axis!r}: rank {t.rank} has room for {out.nbytes} bytes, rank "
                 f"{message.peer} sent {nbytes}"
             )
-        elif nbytes and not status.Is_cancelled():
+        elif nbytes:
             carrier.take_plain(message, nbytes, out.data)
         yield from mailbox.finish()
 
