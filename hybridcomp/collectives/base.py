@@ -29,7 +29,7 @@ from hybridcomp.collectives.topology import Topology
 from hybridcomp.collectives.transport import Transport
 from hybridcomp.collectives.turns import Turn
 from hybridcomp.device import DeviceArray
-from hybridcomp.errors import CodecMismatchError
+from hybridcomp.errors import CodecMismatchError, CollectiveTimeoutError, RemoteError
 from hybridcomp.policy import Choice, Message, Policy, check_feedback, load_policy
 
 Op = MPI.Op | str
@@ -41,6 +41,7 @@ Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
 
 NONE = get_codec("none")
 MANY = 1 << 40  # elements: more than any min_bytes
+_FAILURES = (CollectiveTimeoutError, RemoteError)  # of an operation in progress: for who waits for it
 _STREAM_BYTES = 1 << 23  # results from here on are written past the caches
 _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
 
@@ -284,8 +285,11 @@ class Base:
                 )
 
         request = self._start(steps(), call, exact=exact, status=status, common=transport is None)
-        if request.done and request.exception is not None:  # MPI refused the arguments
-            raise request.exception
+        error = request.exception
+        if (
+            request.done and error is not None and not isinstance(error, _FAILURES)
+        ):  # MPI refused the arguments
+            raise error
         return request
 
     def _foreign(

@@ -16,6 +16,7 @@ from mpi4py import MPI
 import hybridcomp as hc
 
 WORLD = MPI.COMM_WORLD
+_SECONDS = 30.0
 
 # That a device runs an algorithm as the host does depends little on how many ranks there are.
 collect_ignore = [] if WORLD.size == 3 else ["test_device_algorithms.py"]
@@ -35,15 +36,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         sys.stderr.write(f"--- rank {WORLD.rank} ---\n{reporter._tw._file.getvalue()}")
 
 
+def communicator(policy: Any = "none", axis: str = "dp", timeout: float = _SECONDS) -> hc.Communicator:
+    """One over all ranks, with a timeout of its operations; to make it may take longer on a busy machine."""
+    comm = hc.Communicator(WORLD, policy, axis, timeout=_SECONDS)
+    comm.timeout = timeout
+    return comm
+
+
 @pytest.fixture
 def make() -> Iterator[Callable[..., hc.Communicator]]:
     """Make communicators over all ranks; freed after the test, on all ranks alike."""
     made: list[hc.Communicator] = []
 
-    def factory(policy: Any = "none", axis: str = "dp", **kwargs: Any) -> hc.Communicator:
-        comm = hc.Communicator(WORLD, policy, axis, **{"timeout": 30.0, **kwargs})
-        made.append(comm)
-        return comm
+    def factory(policy: Any = "none", axis: str = "dp", timeout: float = _SECONDS) -> hc.Communicator:
+        made.append(communicator(policy, axis, timeout))
+        return made[-1]
 
     yield factory
     for comm in made:

@@ -18,7 +18,7 @@ from hybridcomp.collectives.transport import Transport
 from hybridcomp.policy.toml import parse_policy
 from tests.cuda.common import host_array
 from tests.mpi import conftest
-from tests.mpi.conftest import WORLD, relative_error, verdict
+from tests.mpi.conftest import WORLD, communicator, relative_error, verdict
 
 P, me = WORLD.size, WORLD.rank
 SIZES = [0, 1, 2, P - 1, 63, 1000, 20_011]
@@ -140,9 +140,9 @@ def comm() -> Iterator[hc.Communicator]:
     made.Free()
 
 
-def doomed(**kwargs: Any) -> hc.Communicator:
+def doomed(timeout: float) -> hc.Communicator:
     """One that is never freed: messages that nobody takes would come to whichever gets its place."""
-    return hc.Communicator(WORLD, "none", "dp", **kwargs)
+    return communicator(timeout=timeout)
 
 
 def reduce(

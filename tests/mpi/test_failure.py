@@ -89,7 +89,8 @@ def test_a_timeout_names_number_and_who_has_not_arrived(make, policy):
     comm.Barrier()
     error = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N))) if WORLD.rank != absent else None
     WORLD.Barrier()
-    if WORLD.rank == absent:  # it comes to an operation that the others have given up
+    if WORLD.rank == absent:  # it comes to an operation that the others have given up, and has been told
+        time.sleep(0.3)
         error = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N)))
         verdict(isinstance(error, hc.CollectiveTimeoutError) and matches("gave up", error), repr(error))
     else:

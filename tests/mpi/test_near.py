@@ -13,7 +13,7 @@ import hybridcomp as hc
 from hybridcomp.collectives import arena as arenas
 from hybridcomp.collectives import near as notes
 from hybridcomp.errors import CollectiveTimeoutError, MismatchError, WireError
-from tests.mpi.conftest import WORLD, gaussian, identical, verdict
+from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict
 from tests.mpi.hosts import Hosts
 
 SWITCH = "HYBRIDCOMP_SHARED_MEMORY"
@@ -217,7 +217,7 @@ def test_an_operation_that_fails_keeps_its_blocks(make):
     """A peer may be reading them still; so they are not used again."""
     if WORLD.size == 1:
         return
-    comm = hc.Communicator(WORLD, "none", timeout=0.5)  # never freed: its messages are still on their way
+    comm = communicator(timeout=0.5)  # never freed: its messages are still on their way
     pool = notes.own_pool()
     n = 50_000
     lost: list[int] = []

@@ -11,7 +11,7 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp.errors import CollectiveTimeoutError, MismatchError
 from hybridcomp.policy import Policy, Rule
-from tests.mpi.conftest import WORLD, verdict
+from tests.mpi.conftest import WORLD, communicator, verdict
 
 P, ME = WORLD.size, WORLD.rank
 RIGHT, LEFT = (ME + 1) % P, (ME - 1) % P
@@ -80,7 +80,7 @@ def test_a_new_step_asks_the_policy_again(make):
 
 
 def test_freed_and_timed_out():
-    comm = hc.Communicator(WORLD, "none", timeout=0.3)
+    comm = communicator(timeout=0.3)
     x = np.ones(10, np.float32)
     comm.Allreduce(MPI.IN_PLACE, x)
     verdict(bool((x == P).all()))
