@@ -41,20 +41,16 @@ def duplicate(comm: MPI.Comm, axis: str, timeout: float) -> MPI.Comm:
     Raises:
         CollectiveTimeoutError: they have not all come.
     """
-    copies: list[MPI.Comm] = []
+    # Not by an Idup: one that stays unmatched confuses Open MPI when it makes the next communicator.
+    request = comm.Ibarrier()
 
     def steps() -> Steps:
-        # An Idup that stays unmatched confuses Open MPI when it makes the next communicator, so all must be here. A
-        # rank may have given up even so, just before the last one came: a Dup would wait for it without end.
-        yield Pending([comm.Ibarrier()], [-1])
-        copy, request = comm.Idup()
         yield Pending([request], [-1])
-        copies.append(copy)
 
     rank, size = comm.Get_rank(), comm.Get_size()
     what = f"making a communicator on axis {axis!r}, rank {rank} of {size},"
     engine().start(steps(), what, timeout).wait()
-    return copies[0]
+    return comm.Dup()
 
 
 def agree(comm: MPI.Comm, policy: Policy, mine: Awareness, detail: bool) -> Agreement:
