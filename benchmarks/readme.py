@@ -77,7 +77,7 @@ def allreduce() -> str:
     head = (
         "**All-reduce** of Gaussian fp32 on 4 ranks, each on a host of its own (the last rows: on one machine), "
         f"2 cores in all, beside {names} in the same run; all ranks end with the same bits "
-        "(`make bench`; the files are in [benchmarks/results](benchmarks/results), other operations, links and what was "
+        "(`make bench`; the files are in [benchmarks/results](benchmarks/results), other operations and what was "
         "missed in [lab.md](benchmarks/results/lab.md), and "
         "[docs/performance.md](docs/performance.md) says what they mean):"
     )
