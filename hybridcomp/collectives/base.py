@@ -286,9 +286,8 @@ class Base:
 
         request = self._start(steps(), call, exact=exact, status=status, common=transport is None)
         error = request.exception
-        if (
-            request.done and error is not None and not isinstance(error, _FAILURES)
-        ):  # MPI refused the arguments
+        # What MPI refuses, it refuses in the call; how other ranks fare is for who waits.
+        if request.done and error is not None and not isinstance(error, _FAILURES):
             raise error
         return request
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
@@ -268,10 +269,11 @@ class Carrier:
         raw = [(m.peer, mail.read(m)) for m in messages]
         raw.append((rank, own.wire()))
         with self.call.decoding():
-            opened = [self.open(message, acc.size, peer, source) for peer, message in sorted(raw, key=_peer)]
+            opened = [
+                self.open(message, acc.size, peer, source) for peer, message in sorted(raw, key=itemgetter(0))
+            ]
             self.codec.decode_sum_flat(opened, acc)
-        for message in messages:
-            mail.used(message)
+        self._let_go(messages)
         return acc
 
     def store(self, acc: Array, out: Array, ranks: int) -> None:
@@ -398,7 +400,3 @@ class Carrier:
     def copy(self, source: Array, out: Array) -> None:
         """Copy elements as they are."""
         out[:] = source
-
-
-def _peer(message: tuple[int, ByteArray]) -> int:
-    return message[0]

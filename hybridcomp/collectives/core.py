@@ -211,7 +211,7 @@ class Core(Moves):
         choice = self._choose("all_gather", send, name, phase, codec)
         about = {"count": n, "dtype": send.dtype, "name": name}
         call = self._call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes, **about)
-        if not choice.compresses or p == 1:
+        if not choice.compresses:
             return self._native(
                 lambda s, r, turn, events: native(
                     lambda: self.mpi.Iallgather(
@@ -253,7 +253,7 @@ class Core(Moves):
         about = {"count": buf.size, "dtype": buf.dtype, "root": root, "name": name}
         call = self._call("broadcast", choice, buf.nbytes, down * buf.nbytes, **about)
         loads = self.rank == root
-        if not choice.compresses or self.size == 1:
+        if not choice.compresses:
             return self._native(
                 lambda _, r, turn, events: native(lambda: self.mpi.Ibcast(raw(r), root), turn, events),
                 call,

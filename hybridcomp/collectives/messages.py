@@ -8,12 +8,11 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.collectives import engine
-from hybridcomp.collectives.base import NONE, CodecLike
+from hybridcomp.collectives.base import CodecLike
 from hybridcomp.collectives.buffers import ForeignBufferError, copied, parse
 from hybridcomp.collectives.handle import Request, wait_for
 from hybridcomp.collectives.probes import Probes
 from hybridcomp.collectives.quick import Key, Kind
-from hybridcomp.policy import Choice
 
 Buffer = Any
 
@@ -347,9 +346,7 @@ class Messages(Probes):
             ):
                 return None
             return self._plain_call("recv", flat.nbytes, 0), arguments
-        choice = self._choose("send", flat, name, phase, None)
+        choice = self._choose_send(flat, name, phase, None)
         if choice.compresses:
-            if flat.dtype.is_float:
-                return None
-            choice = Choice(NONE, None, f"sends of {flat.dtype.label} are not compressed")
+            return None
         return self._call("send", choice, flat.nbytes, flat.nbytes), arguments

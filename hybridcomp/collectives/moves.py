@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -10,11 +11,16 @@ from hybridcomp.arrays import Flat
 from hybridcomp.collectives.alltoall import alltoallv
 from hybridcomp.collectives.base import MANY, CodecLike
 from hybridcomp.collectives.buffers import copied, overlap, part, raw, same_memory, together
-from hybridcomp.collectives.engine import Request
+from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.engine import Request, Steps
 from hybridcomp.collectives.exact import native
 from hybridcomp.collectives.gather import allgatherv, gatherv, scatterv
 from hybridcomp.collectives.sends import Sends
+from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.through_host import Extents as ByteExtents
 from hybridcomp.collectives.vectors import Extents, byte_extents, following
+from hybridcomp.device import DeviceArray
+from hybridcomp.policy import Choice
 
 
 class Moves(Sends):
@@ -48,31 +54,19 @@ class Moves(Sends):
         def written() -> list[tuple[int, int]]:
             return byte_extents(extents, recv.dtype.itemsize)
 
-        if not choice.compresses:
-            return self._native(
-                lambda s, r, turn, events: native(
-                    lambda: self.mpi.Iallgatherv(
-                        MPI.IN_PLACE if same_memory(s.data, r.data[start : start + n]) else raw(s),
-                        raw_parts(r, extents),
-                    ),
-                    turn,
-                    events,
-                ),
-                call,
-                send,
-                recv,
-                device,
-                written=written,
-            )
-        tags = [self._transport.tag()]
-        return self._carried(
-            lambda carrier, s, r, _: allgatherv(carrier, s, r, extents, tags),
-            choice.codec,
+        def post(s: Flat, r: Flat) -> MPI.Request:
+            source = MPI.IN_PLACE if same_memory(s.data, r.data[start : start + n]) else raw(s)
+            return self.mpi.Iallgatherv(source, raw_parts(r, extents))
+
+        return self._moved(
+            post,
+            lambda carrier, s, r, tag: allgatherv(carrier, s, r, extents, [tag]),
+            choice,
             call,
             send,
             recv,
             device,
-            written=written,
+            written,
         )
 
     def gather(
@@ -120,24 +114,15 @@ class Moves(Sends):
         def written() -> list[tuple[int, int]]:
             return byte_extents(parts, send.dtype.itemsize)
 
-        if not choice.compresses:
-            return self._native(
-                lambda s, r, turn, events: native(lambda: post(s, r), turn, events),
-                call,
-                send,
-                recv,
-                device,
-                written=written,
-            )
-        tags = [self._transport.tag()]
-        return self._carried(
-            lambda carrier, s, r, _: gatherv(carrier, s, r, parts, root, tags),
-            choice.codec,
+        return self._moved(
+            post,
+            lambda carrier, s, r, tag: gatherv(carrier, s, r, parts, root, [tag]),
+            choice,
             call,
             send,
             recv,
             device,
-            written=written,
+            written,
         )
 
     def scatter(
@@ -182,14 +167,10 @@ class Moves(Sends):
                 return self.mpi.Iscatter(None if s is None else raw(s), target, root)
             return self.mpi.Iscatterv(None if s is None else raw_parts(s, parts), target, root)
 
-        if not choice.compresses:
-            return self._native(
-                lambda s, r, turn, events: native(lambda: post(s, r), turn, events), call, send, recv, device
-            )
-        tags = [self._transport.tag()]
-        return self._carried(
-            lambda carrier, s, r, _: scatterv(carrier, s, r, parts, root, tags),
-            choice.codec,
+        return self._moved(
+            post,
+            lambda carrier, s, r, tag: scatterv(carrier, s, r, parts, root, [tag]),
+            choice,
             call,
             send,
             recv,
@@ -225,17 +206,37 @@ class Moves(Sends):
         def written() -> list[tuple[int, int]]:
             return byte_extents(incoming, recv.dtype.itemsize)
 
-        if not choice.compresses or self.size == 1:
+        def post(s: Flat, r: Flat) -> MPI.Request:
+            if largest is None:
+                return self.mpi.Ialltoallv(raw_parts(s, outgoing), raw_parts(r, incoming))
+            return self.mpi.Ialltoall(raw(s), raw(r))
+
+        return self._moved(
+            post,
+            lambda carrier, s, r, tag: alltoallv(carrier, s, outgoing, r, incoming, tag),
+            choice,
+            call,
+            send,
+            recv,
+            device,
+            written,
+        )
+
+    def _moved(
+        self,
+        post: Callable[[Any, Any], MPI.Request],
+        run: Callable[[Carrier, Any, Any, int], Steps],
+        choice: Choice,
+        call: Call,
+        send: Flat | None,
+        recv: Flat | None,
+        device: list[DeviceArray],
+        written: Callable[[], ByteExtents] | None = None,
+    ) -> Request:
+        """Start a movement: by MPI, which ``post`` asks, or where it is compressed by ``run``, which gets a tag."""
+        if not choice.compresses:
             return self._native(
-                lambda s, r, turn, events: native(
-                    lambda: (
-                        self.mpi.Ialltoallv(raw_parts(s, outgoing), raw_parts(r, incoming))
-                        if largest is None
-                        else self.mpi.Ialltoall(raw(s), raw(r))
-                    ),
-                    turn,
-                    events,
-                ),
+                lambda s, r, turn, events: native(lambda: post(s, r), turn, events),
                 call,
                 send,
                 recv,
@@ -244,7 +245,7 @@ class Moves(Sends):
             )
         tag = self._transport.tag()
         return self._carried(
-            lambda carrier, s, r, _: alltoallv(carrier, s, outgoing, r, incoming, tag),
+            lambda carrier, s, r, _: run(carrier, s, r, tag),
             choice.codec,
             call,
             send,

@@ -48,9 +48,7 @@ class Sends(Base):
         """
         self._check_rank(dest, "dest")
         device = together(data)
-        choice = self._choose("send", data, name, phase, codec)
-        if choice.compresses and not data.dtype.is_float:
-            choice = Choice(NONE, None, f"sends of {data.dtype.label} are not compressed")
+        choice = self._choose_send(data, name, phase, codec)
         framed = frame or choice.compresses
         call = self._call("send", choice, data.nbytes, data.nbytes)
         t = self._p2p_transport
@@ -141,6 +139,12 @@ class Sends(Base):
 
         steps = p2p.receive_array(carrier, keep, most_bytes, source, tag, status)
         return self._start(steps, call, status=status, common=False), arrays
+
+    def _choose_send(self, data: Flat, name: str | None, phase: str | None, codec: CodecLike) -> Choice:
+        choice = self._choose("send", data, name, phase, codec)
+        if choice.compresses and not data.dtype.is_float:
+            return Choice(NONE, None, f"sends of {data.dtype.label} are not compressed")
+        return choice
 
     def _codecs(self, codec: CodecLike) -> tuple[Any, ...]:
         """What may carry a message here."""
