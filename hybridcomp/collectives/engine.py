@@ -34,13 +34,15 @@ _YIELDS = 20  # looks that only give up the time slice, before waiting begins to
 _SLEEP_SHARE = 1 / 16
 _SLEEP_MIN = 20e-6
 _SLEEP_MAX = 4e-3
+# Who has waited long looks less often even where much happens: the next messages are on their way meanwhile.
+_AGE_SHARE = 1 / 400
 # The background's are longer: others compute meanwhile.
 _BACKGROUND_SHARE = 1 / 4
 _BACKGROUND_MIN = 300e-6
-_BACKGROUND_ASIDE = 2e-3  # while the foreground polls
+_BACKGROUND_ASIDE = 0.1  # at most, while the foreground polls
 _URGENT = 0.3e-3  # of steps, before more urgent operations are looked at again
 _ROUND = 3e-3  # of steps in one poll, before others may have the lock
-_LISTEN = 1e-3  # between looks at notices while operations wait
+_LISTEN = 5e-3  # between looks at notices while operations wait
 _LISTEN_IDLE = 0.1  # while none is in flight
 _ANSWER_SECONDS = 1.0  # that other ranks have to say how far they are
 _EXIT_SECONDS = 5.0  # that a process which exits gives its operations in flight
@@ -240,9 +242,11 @@ class Engine:
                 if looks <= _YIELDS:
                     os.sched_yield()
                 else:
-                    time.sleep(self._pause(_SLEEP_MIN))
+                    time.sleep(self._pause(max(_SLEEP_MIN, waited * _AGE_SHARE)))
         finally:
             self._foreground -= 1
+            if self._active:
+                self._wake.set()  # the background goes on
 
     def _pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
         return min(max(least, (time.monotonic() - self._moved) * share), _SLEEP_MAX)
@@ -262,7 +266,8 @@ class Engine:
                     self._listen_idle()
                 continue
             if self._foreground:
-                time.sleep(_BACKGROUND_ASIDE)
+                self._wake.wait(_BACKGROUND_ASIDE)
+                self._wake.clear()
             else:
                 self.poll()
                 time.sleep(self._pause(_BACKGROUND_MIN, _BACKGROUND_SHARE))
