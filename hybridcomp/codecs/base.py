@@ -252,7 +252,7 @@ class Codec(abc.ABC):
 
         Args:
             own: the first addend, of a floating-point type.
-            messages: of this codec, ``own.size`` elements and ``own.dtype``, or its accumulator's type.
+            messages: of any codecs, ``own.size`` elements and ``own.dtype``, or its accumulator's type.
             ranks: what the sum is divided by: 1 for a sum.
             dtype: of the message: the accumulator's type, or ``own``'s.
             out: a buffer of at least ``bound(own.size, dtype)`` bytes.
@@ -281,7 +281,7 @@ class Codec(abc.ABC):
             )
             if size:
                 return size
-        total = steps.summed(self, own, messages, ranks, dtype)
+        total = steps.summed(own, messages, ranks, dtype)
         size = self.encode_flat(Flat(total, dtype, total.shape, True, False), out)
         if result is not None:
             self.decode_many([out[:size]], [result], own.dtype, stream=stream)
@@ -308,7 +308,7 @@ class Codec(abc.ABC):
         """
         kernels = native.kernels()
         if not kernels.sum_into(own.data, own.dtype, list(messages), ranks, out, own.dtype, stream):
-            out[:] = steps.summed(self, own, messages, ranks, own.dtype)
+            out[:] = steps.summed(own, messages, ranks, own.dtype)
 
     def ratio(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> float:
         """Uncompressed bytes over message bytes for ``n`` elements (a lower bound unless ``fixed_size``)."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.errors import WireError
-
-if TYPE_CHECKING:
-    from hybridcomp.codecs.base import Codec
 
 
 def trimmed(msg: ByteArray, n: int) -> tuple[ByteArray, wire.Header]:
@@ -27,9 +24,7 @@ def trimmed(msg: ByteArray, n: int) -> tuple[ByteArray, wire.Header]:
     return msg[: wire.HEADER_BYTES + header.payload], header
 
 
-def summed(
-    codec: Codec, own: Flat, messages: Sequence[ByteArray], ranks: int, dtype: DType
-) -> np.ndarray[Any, Any]:
+def summed(own: Flat, messages: Sequence[ByteArray], ranks: int, dtype: DType) -> np.ndarray[Any, Any]:
     """Add opened messages to ``own`` in its accumulator's type, divide by ``ranks``, and round to ``dtype``.
 
     Returns:
@@ -38,12 +33,15 @@ def summed(
     Raises:
         WireError: a message of another count, or a malformed payload.
     """
+    from hybridcomp.codecs.registry import codec_for  # noqa: PLC0415  (it knows the codecs, which need this module)
+
     convert = native.kernels().convert
     wide = own.dtype.accumulator
     total = np.empty(own.size, wide.storage)
     convert(own.data, own.dtype, total, wide, False)
     for msg in messages:
-        codec.decode_add_flat(*trimmed(msg, own.size), total)
+        raw, header = trimmed(msg, own.size)
+        codec_for(header).decode_add_flat(raw, header, total)
     if ranks != 1:
         total /= ranks
     if dtype is wide:

@@ -137,7 +137,8 @@ class ArenaPool:
             free = self._free.get(size)
         if free:
             self._idle -= size
-            return self.arena.block(free.pop(), nbytes)
+            offset = free.pop()
+            return self.arena.memory[offset : offset + nbytes]
         if bare := self._bare.get(size):
             return self.arena.block(bare.pop(), nbytes)
         offset = self._used + LINE

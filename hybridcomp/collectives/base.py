@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -116,7 +117,7 @@ class Base:
         if isinstance(codec, Choice):
             return codec
         if codec is not None:
-            fixed = get_codec(codec)
+            fixed = _named(codec) if isinstance(codec, str) else get_codec(codec)
             reason = fixed.can_carry(data.dtype, data.shape)
             if reason is not None:
                 raise CodecMismatchError(f"{op}: codec {fixed.spec!r} cannot carry this buffer: {reason}")
@@ -366,6 +367,9 @@ class Base:
             error = MPI.Exception(MPI.ERR_ROOT if what == "root" else MPI.ERR_RANK)
             error.add_note(f"{what} is {rank}; this communicator has ranks 0 to {self.size - 1}")
             raise error
+
+
+_named = functools.lru_cache(256)(get_codec)  # what a call asks for by a string, it asks for often
 
 
 def _posted(request: MPI.Request) -> Callable[[], MPI.Request]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.codecs import Codec, ErrorFeedback
+from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
 from hybridcomp.codecs.device.driver import driver_of, suffix
 from hybridcomp.codecs.device.memory import MODULE as FEEDBACK_MODULE
 from hybridcomp.codecs.device.memory import DeviceMemory
@@ -29,6 +29,7 @@ from hybridcomp.device import DeviceArray
 from hybridcomp.wire import HEADER_BYTES, Header
 
 _THREADS = 256
+_NONE = get_codec("none")
 
 
 class DeviceCarrier(DeviceReader):
@@ -40,7 +41,6 @@ class DeviceCarrier(DeviceReader):
         memory = feedback.device_memory(key, n, self.dtype, self.queue, form)
         memory.follow(self.queue)
         self.codec = self.codec.at_step(memory.begin(self.queue))
-        self._params = self.codec.params_hash
         return memory
 
     # -- to a message --------------------------------------------------------------------------------
@@ -114,20 +114,40 @@ class DeviceCarrier(DeviceReader):
     # -- sums ----------------------------------------------------------------------------------------
 
     def sum_encode(
-        self, data: Any, messages: Sequence[Any], source: DType, dtype: DType, ranks: int, out: Any
+        self,
+        data: Any,
+        messages: Sequence[Any],
+        source: DType,
+        dtype: DType,
+        ranks: int,
+        out: Any,
+        plain: Sequence[Any] = (),
     ) -> Any:
         """Start to sum messages and this rank's own part, to encode the sum, and to decode that."""
-        acc = self.own(data, None, slice(0, data.size))
-        self.add(messages, acc, source)
+        acc = self._added(data, plain, messages, source)
         result = self.encode_sum(acc, dtype, ranks)
-        self.decode_own(result, out, dtype)
+        if out is not None:
+            self.decode_own(result, out, dtype)
         return result
 
-    def sum_into(self, data: Any, messages: Sequence[Any], source: DType, ranks: int, out: Any) -> None:
+    def sum_into(
+        self,
+        data: Any,
+        messages: Sequence[Any],
+        source: DType,
+        ranks: int,
+        out: Any,
+        plain: Sequence[Any] = (),
+    ) -> None:
         """Start to sum messages and this rank's own part into ``out``."""
+        self.store(self._added(data, plain, messages, source), out, ranks)
+
+    def _added(self, data: Any, plain: Sequence[Any], messages: Sequence[Any], source: DType) -> Any:
         acc = self.own(data, None, slice(0, data.size))
+        if plain:
+            self.alike(codec=_NONE).add(plain, acc, self.dtype)
         self.add(messages, acc, source)
-        self.store(acc, out, ranks)
+        return acc
 
     def own(self, data: Any, memory: Any, span: slice) -> Any:
         """A new accumulator with this rank's own part in it."""

@@ -15,7 +15,7 @@ buffer for h hosts. Error feedback corrects what leaders encode in step 2 and ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hybridcomp.arrays import Flat
@@ -39,6 +39,7 @@ class Roles:
     Attributes:
         local: the other ranks of this host, in order.
         led: the ranks whose shards this one leads on its host, its own first.
+        handed: each of ``local``, with the ranks whose shards it leads, in the order in which it does.
         peers: the leaders of this rank's shard on the other hosts, in the order of the hosts.
     """
 
@@ -48,8 +49,8 @@ class Roles:
         self._ranks = [topology.ranks(h) for h in range(topology.count)]
         self._place = [self._ranks[h].index(q) for q, h in enumerate(topology.hosts)]
         self.local = [q for q in self._ranks[self._host] if q != rank]
-        size = len(topology.hosts)
-        self.led = [q for q in ((rank + i) % size for i in range(size)) if self.leader(q) == rank]
+        self.led = self._led_by(rank)
+        self.handed = [(p, self._led_by(p)) for p in self.local]
         self.peers = [
             ranks[self._place[rank] % len(ranks)] for h, ranks in enumerate(self._ranks) if h != self._host
         ]
@@ -58,6 +59,10 @@ class Roles:
         """Who leads an owner's shard on this host; the owner itself if it is of this host."""
         mine = self._ranks[self._host]
         return mine[self._place[owner] % len(mine)]
+
+    def _led_by(self, rank: int) -> list[int]:
+        size = len(self._place)
+        return [q for q in ((rank + i) % size for i in range(size)) if self.leader(q) == rank]
 
 
 def refuses(topology: Topology, codec: Codec) -> str | None:
@@ -153,11 +158,11 @@ class Crossing:
         self.roles = Roles(carrier.transport.topology, self.rank)
         self.parts: dict[int, list[Incoming]] = {}
         self.crossed: dict[int, list[Incoming]] = {}
-        self.sums: dict[int, Any] = {}
+        self.own_parts: dict[int, list[Incoming]] = {}
 
-    def led(self, k: int) -> Iterator[int]:
+    def led(self, k: int) -> list[int]:
         """The owners that this rank leads, whose shards have a chunk ``k``."""
-        return (q for q in self.roles.led if self.shards.size(q, k))
+        return [q for q in self.roles.led if self.shards.size(q, k)]
 
     def hand_over(self, k: int) -> None:
         """Step 1 for chunk ``k`` of every shard, and the receives for it and for step 2."""
@@ -171,32 +176,35 @@ class Crossing:
         self.crossed[k] = [
             mailbox.receive(own, p, self.tags[1]) for p in roles.peers if shards.size(self.rank, k)
         ]
-        size = self.carrier.transport.size
-        for p in roles.local:  # a leader's chunks in the order in which it leads them
-            for q in ((p + i) % size for i in range(size)):
-                if roles.leader(q) == p and shards.size(q, k):
-                    mailbox.send(self.plain.encode(self.send[shards.span(q, k)]), [p], self.tags[0])
+        for p, led in roles.handed:
+            spans = [shards.span(q, k) for q in led if shards.size(q, k)]
+            for message in self.plain.encode_many([self.send[span] for span in spans]):
+                mailbox.send(message, [p], self.tags[0])
 
     def cross(self, k: int) -> None:
-        """The sums of step 1, and step 2's messages."""
+        """The sums of step 1, and step 2's messages; what belongs to this rank's own shard is summed with those."""
         arrived = iter(self.parts.pop(k))
         for q in self.led(k):
             span = self.shards.span(q, k)
             parts = [next(arrived) for _ in self.roles.local]
-            acc = self.plain.summed(self.send[span], parts, self.plain.dtype)
             if q == self.rank:
-                self.sums[k] = acc
+                self.own_parts[k] = parts
                 continue
             if self.memory is None:
-                message = self.wide.encode(acc)
+                wide = self.wide.dtype
+                message = self.carrier.sum_encode(self.send[span], [], wide, wide, 1, None, parts)
             else:
+                acc = self.plain.summed(self.send[span], parts, self.plain.dtype)
                 message = self.wide.encode_with_feedback(acc, self.memory, span)
-            self.plain.spent(acc)
+                self.plain.spent(acc)
             self.mailbox.send(message, [q], self.tags[1])
 
-    def parts_of_own(self, k: int) -> tuple[Any, list[Incoming]]:
-        """This host's sum of chunk ``k`` of this rank's shard, and the messages of the others'."""
-        return self.sums.pop(k), self.crossed.pop(k)
+    def own_sum(self, own: Any, parts: list[Incoming], span: slice) -> Any:
+        """This host's sum of a span of this rank's shard, as its memory has it."""
+        local = self.plain.summed(own, parts, self.plain.dtype)
+        acc = self.wide.own(local, self.memory, span)
+        self.plain.spent(local)
+        return acc
 
 
 class _AllReduce(Crossing):
@@ -239,26 +247,20 @@ class _AllReduce(Crossing):
         """The rest of step 2, and step 3."""
         if not self.shards.size(self.rank, k):
             return
-        local, messages = self.parts_of_own(k)
+        parts, messages = self.own_parts.pop(k), self.crossed.pop(k)
         span = self.shards.span(self.rank, k)
-        out = self.recv[span]
+        own, out = self.send[span], self.recv[span]
         receivers = [*self.roles.peers, *self.roles.local]
-        if self.memory is None and self.carrier.dtype is self.wide.dtype:
-            result = self.wide.sum_encode(local, messages, self.wide.dtype, self.sum_dtype, self.ranks, out)
-            self.mailbox.send(result, receivers, self.tags[2])
-            self.plain.spent(local)
-            return
-        acc = self.wide.own(local, self.memory, span)
-        self.wide.add(messages, acc)
-        self.plain.spent(local)
         if self.memory is None:
-            result = self.carrier.encode_sum(acc, self.sum_dtype, self.ranks)
+            wide = self.wide.dtype
+            result = self.carrier.sum_encode(own, messages, wide, self.sum_dtype, self.ranks, out, parts)
             self.mailbox.send(result, receivers, self.tags[2])
-            self.carrier.decode_own(result, out, self.sum_dtype)
-        else:
-            result = self.carrier.encode_sum_with_feedback(acc, self.memory, span, self.ranks)
-            self.mailbox.send(result, receivers, self.tags[2])
-            self.carrier.decode_own_result(result, out, self.memory, span)
+            return
+        acc = self.own_sum(own, parts, span)
+        self.wide.add(messages, acc)
+        result = self.carrier.encode_sum_with_feedback(acc, self.memory, span, self.ranks)
+        self.mailbox.send(result, receivers, self.tags[2])
+        self.carrier.decode_own_result(result, out, self.memory, span)
 
     def pass_on(self, k: int) -> None:
         """Step 4 for the results that come from their owners."""

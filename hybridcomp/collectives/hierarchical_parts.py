@@ -40,17 +40,16 @@ def hierarchical_reduce_scatter(
     run = Crossing(carrier, send, tags, shards, memory)
 
     def store(k: int) -> None:
-        local, messages = run.parts_of_own(k)
-        own = shards.span(t.rank, k)
-        start, ranks = own.start - t.rank * recv.size, t.size if mean else 1
-        out = recv.data[start : start + own.stop - own.start]
-        if memory is None and carrier.dtype is run.wide.dtype:
-            run.wide.sum_into(local, messages, run.wide.dtype, ranks, out)
+        parts, messages = run.own_parts.pop(k), run.crossed.pop(k)
+        span = shards.span(t.rank, k)
+        start, ranks = span.start - t.rank * recv.size, t.size if mean else 1
+        own, out = send.data[span], recv.data[start : start + span.stop - span.start]
+        if memory is None:
+            carrier.sum_into(own, messages, run.wide.dtype, ranks, out, parts)
         else:
-            acc = run.wide.own(local, memory, own)
+            acc = run.own_sum(own, parts, span)
             run.wide.add(messages, acc)
             carrier.store(acc, out, ranks)
-        run.plain.spent(local)
 
     with t.keeping(run):
         yield from pipelined(

@@ -45,4 +45,4 @@ class HeapPool:
 
 def size_class(nbytes: int) -> int:
     """The size of the buffers that serve ``nbytes``: a power of two."""
-    return int(max(_LEAST, 1 << (nbytes - 1).bit_length())) if nbytes else _LEAST
+    return _LEAST if nbytes <= _LEAST else 1 << int(nbytes - 1).bit_length()

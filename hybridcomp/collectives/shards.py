@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CHUNK_BYTES = 1 << 20  # uncompressed: stays in a core's L2 cache between encode, sum and decode
 _ALIGN = 64  # elements, so that shards begin on cache lines
@@ -25,6 +25,7 @@ class Shards:
     length: int
     chunk: int
     count: int
+    _spans: dict[tuple[int, int], slice] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, n: int, ranks: int, itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> Shards:
@@ -45,11 +46,15 @@ class Shards:
 
     def span(self, rank: int, k: int) -> slice:
         """Elements of chunk ``k`` of a rank's shard; empty past the end."""
-        end = min((rank + 1) * self.length, self.n)
-        start = min(rank * self.length + k * self.chunk, end)
-        return slice(start, min(start + self.chunk, end))
+        spans = self._spans
+        found = spans.get((rank, k))
+        if found is None:
+            end = min((rank + 1) * self.length, self.n)
+            start = min(rank * self.length + k * self.chunk, end)
+            found = spans[rank, k] = slice(start, min(start + self.chunk, end))
+        return found
 
     def size(self, rank: int, k: int) -> int:
         """Number of elements of :meth:`span`."""
-        start = rank * self.length + k * self.chunk
-        return max(0, min(start + self.chunk, (rank + 1) * self.length, self.n) - start)
+        span = self.span(rank, k)
+        return int(span.stop - span.start)

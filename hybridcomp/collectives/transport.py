@@ -179,8 +179,9 @@ class Mailbox:
 
     def _settled(self, sent: _Sent) -> bool:
         """Give a buffer back if its message has been sent and read; say whether it has."""
-        if not all(request.Test() for request in sent.requests):
-            return False
+        for request in sent.requests:
+            if not request.Test():
+                return False
         near = self._transport.near
         if sent.buffer is not None:
             if near is not None and sent.note is not None and near.pool.unread(sent.buffer):

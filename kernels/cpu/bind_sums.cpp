@@ -98,7 +98,6 @@ bool open_all(const Buffers& messages, DTypeCode dtype, std::size_t n, std::vect
     if (!open_parts(h.codec, messages[i].data() + sizeof(h), h.payload, static_cast<DTypeCode>(h.dtype), n,
                     &(*parts)[i]))
       return false;
-    if ((*parts)[i].unit != (*parts)[0].unit) return false;
   }
   return true;
 }
@@ -130,6 +129,7 @@ std::size_t sum_encode(const Encoder& encoder, nb::handle own, int own_dtype, co
   nb::gil_scoped_release release;
   const Sum sum{from.data(), own_type, parts, n, ranks, type, wanted ? decoded.data() : nullptr,
                 result_type, stream};
+  if (!sum.unit()) return 0;
   return encoder.write_sum(kernels(), sum, thread_count(), to.data());
 }
 
@@ -146,8 +146,9 @@ bool sum_into(nb::handle own, int own_dtype, const nb::list& messages, int ranks
   std::vector<Parts> parts;
   if (!open_all(others, own_type, n, &parts)) return false;
   nb::gil_scoped_release release;
-  write_sum(kernels(), {from.data(), own_type, parts, n, ranks, type, to.data(), type, stream},
-            thread_count());
+  const Sum sum{from.data(), own_type, parts, n, ranks, type, to.data(), type, stream};
+  if (!sum.unit()) return false;
+  write_sum(kernels(), sum, thread_count());
   return true;
 }
 

@@ -23,13 +23,18 @@ const std::uint8_t* Sum::tile(const Kernels& k, std::size_t at, std::size_t m, B
 
 bool Sum::fits(std::size_t unit) const {
   for (const Parts& message : messages)
-    if (message.unit != unit) return false;
+    if (unit % message.unit) return false;
   return true;
 }
 
+std::size_t Sum::unit() const {
+  std::size_t most = 1;
+  for (const Parts& message : messages) most = std::max(most, message.unit);
+  return fits(most) ? most : 0;
+}
+
 void write_sum(const Kernels& k, const Sum& sum, int threads) {
-  const std::size_t unit = sum.messages.empty() ? 1 : sum.messages[0].unit;
-  const std::size_t tile = tile_of(unit), size = size_of(sum.dtype);
+  const std::size_t tile = tile_of(sum.unit()), size = size_of(sum.dtype);
   split(sum.n, tile, ranges_of(sum.n, tile, threads), [&](int, std::size_t begin, std::size_t end) {
     Sum::Buffer buffer;
     for (std::size_t at = begin; at < end; at += tile) {

@@ -50,7 +50,7 @@ def empty(codec: hc.Codec, n: int, dtype: DType) -> np.ndarray:
 
 def check(codec: hc.Codec, x: Flat, parts: list[np.ndarray], ranks: int, dtype: DType) -> None:
     """Compare with the separate calls, with and without streaming, in place and not."""
-    total = steps.summed(codec, x, parts, ranks, dtype)
+    total = steps.summed(x, parts, ranks, dtype)
     want = empty(codec, x.size, dtype)
     size = codec.encode_flat(Flat(total, dtype, total.shape, True, False), want)
     values = np.empty_like(x.data)
@@ -68,7 +68,7 @@ def check(codec: hc.Codec, x: Flat, parts: list[np.ndarray], ranks: int, dtype: 
             assert source.data.tobytes() == values.tobytes()
             plain = unaligned(np.zeros_like(x.data), offset)
             codec.sum_into(x, parts, ranks, plain, stream=stream)
-            assert plain.tobytes() == steps.summed(codec, x, parts, ranks, x.dtype).tobytes()
+            assert plain.tobytes() == steps.summed(x, parts, ranks, x.dtype).tobytes()
     assert x.data.tobytes() == before.tobytes()
 
 
@@ -120,6 +120,17 @@ def test_sums_do_not_depend_on_threads(spec):
     assert len(results) == 1
 
 
+@pytest.mark.parametrize("spec", ["int8", "int4:block=32", "bf16", "topk:ratio=0.1"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_messages_of_several_codecs(spec, dtype):
+    """As a hierarchy has them: of this host's ranks as they are, of other hosts' leaders encoded sums."""
+    codec, plain = hc.get_codec(spec), hc.get_codec("none")
+    n = 5000
+    parts = [*messages(plain, n, dtype, 2), *messages(codec, n, "float32", 2)]
+    check(codec, own(n, dtype), parts, 3, DType.FLOAT32)
+    check(codec, own(n, dtype), parts[:2], 1, DType.FLOAT32)
+
+
 @pytest.mark.parametrize("spec", ["int8", "int4", "none", "bf16"])
 def test_one_pass_is_taken(spec):
     """What the collectives use most must not fall back to separate calls unseen."""
@@ -127,6 +138,9 @@ def test_one_pass_is_taken(spec):
     x, parts = own(1000, "float32"), messages(codec, 1000, "float32", 2)
     kernels, out = native.kernels(), empty(codec, 1000, DType.FLOAT32)
     arguments = (codec.encoder, x.data, x.dtype, parts, 1, x.dtype, out, None, x.dtype, False)
+    assert kernels.sum_encode(*arguments) == codec.bound(1000)
+    assert kernels.sum_into(x.data, x.dtype, parts, 1, np.empty_like(x.data), x.dtype, False)
+    parts += messages(hc.get_codec("none"), 1000, "float32", 1)
     assert kernels.sum_encode(*arguments) == codec.bound(1000)
     assert kernels.sum_into(x.data, x.dtype, parts, 1, np.empty_like(x.data), x.dtype, False)
 
