@@ -72,7 +72,10 @@ class Operation:
 
 @dataclass
 class Side:
-    """One that takes turns: a codec of ours or a peer. Seconds of the slowest rank, bytes of the busiest host."""
+    """One that takes turns: a codec of ours or a peer.
+
+    Seconds of the slowest rank, bytes of the busiest host, processor seconds of all ranks.
+    """
 
     kind: str
     name: str
@@ -80,6 +83,7 @@ class Side:
     comm: hc.Communicator | None = None
     seconds: list[float] = field(default_factory=list)
     crossed: list[int] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
     error: float = 0.0
     same: bool | None = None
 
@@ -121,23 +125,24 @@ def parse(flags: argparse.ArgumentParser) -> argparse.Namespace:
     return args
 
 
-def timed(run: Callable[[], Any], link: Link, timeout: float) -> tuple[float, int]:
-    """Seconds of the slowest rank, and bytes that crossed the busiest host's link.
+def timed(run: Callable[[], Any], link: Link, timeout: float) -> tuple[float, int, float]:
+    """Seconds of the slowest rank, bytes that crossed the busiest host's link, processor seconds of all ranks.
 
     A blocking call of a peer cannot be told when to give up; the process ends then, and says where it was.
     """
     faulthandler.dump_traceback_later(timeout + _GRACE, exit=True)
     WORLD.Barrier()
     before = link.now()
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     run()
-    elapsed = time.perf_counter() - began
+    elapsed, busy = time.perf_counter() - began, np.array([time.process_time() - worked])
     WORLD.Barrier()  # until then a peer's bytes may still leave this host
     crossed = between(before, link.now())
     faulthandler.cancel_dump_traceback_later()
     both = np.array([elapsed, crossed])
     WORLD.Allreduce(MPI.IN_PLACE, both, op=MPI.MAX)
-    return float(both[0]), int(both[1])
+    WORLD.Allreduce(MPI.IN_PLACE, busy)
+    return float(both[0]), int(both[1]), float(busy[0])
 
 
 def take_turns(sides: list[Side], args: argparse.Namespace, before: Callable, after: Callable) -> None:
@@ -148,10 +153,11 @@ def take_turns(sides: list[Side], args: argparse.Namespace, before: Callable, af
         for side in sides:
             last = i == rounds - 1
             before(side, last)
-            seconds, crossed = timed(side.run, link, args.timeout)
+            seconds, crossed, busy = timed(side.run, link, args.timeout)
             if i >= args.warmup:
                 side.seconds.append(seconds)
                 side.crossed.append(crossed)
+                side.busy.append(busy)
             if last:
                 after(side)
 
@@ -244,6 +250,7 @@ def _bandwidths(op: Operation, nbytes: int, side: Side) -> dict[str, Any]:
         "algbw": algbw,
         "busbw": algbw * op.factor(WORLD.size),
         "link_bytes": crossed,
+        "cores": statistics.median(side.busy) / seconds,
         "wire_fraction": None if limit is None else limit / seconds,
     }
 

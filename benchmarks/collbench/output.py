@@ -18,9 +18,10 @@ from hybridcomp.demo import machine
 HEADER = "\n".join(
     (
         f"{'size':>12} {'codec or peer':>26} {'time':>10} {'algbw':>8} {'busbw':>8} {'wire':>11} {'link':>11} "
-        f"{'ratio':>6} {'of wire':>8} {'best peer':>15} {'speedup':>8} {'rel. error':>10} {'same bits':>9}",
+        f"{'ratio':>6} {'of wire':>8} {'cores':>6} {'best peer':>15} {'speedup':>8} {'rel. error':>10} "
+        f"{'same bits':>9}",
         f"{'(B)':>12} {'':>26} {'(ms)':>10} {'(GB/s)':>8} {'(GB/s)':>8} {'(B/rank)':>11} {'(B/host)':>11} "
-        f"{'':>6} {'limit':>8} {'(ms)':>15} {'':>8} {'(L2)':>10} {'':>9}",
+        f"{'':>6} {'limit':>8} {'busy':>6} {'(ms)':>15} {'':>8} {'(L2)':>10} {'':>9}",
     )
 )
 
@@ -31,6 +32,7 @@ class PeerRow:
 
     Attributes:
         link_bytes: that crossed the busiest host's link in its busier direction, by the kernel's count; 0 if unknown.
+        cores: processor time of all ranks over the time. A peer may count as busy while it only waits.
         wire_fraction: the least time in which the link carries them, over the time; None without a shaped link.
     """
 
@@ -40,13 +42,15 @@ class PeerRow:
     algbw: float
     busbw: float
     link_bytes: int
+    cores: float
     wire_fraction: float | None
 
     def line(self) -> str:
         """The row as text."""
         return (
             f"{self.size:>12} {self.peer:>26} {self.seconds * 1e3:>10.3f} {self.algbw:>8.3f} {self.busbw:>8.3f} "
-            f"{'':>11} {self.link_bytes or '-':>11} {'':>6} {fraction(self.wire_fraction):>8}"
+            f"{'':>11} {self.link_bytes or '-':>11} {'':>6} {fraction(self.wire_fraction):>8} "
+            f"{self.cores:>6.2f}"
         )
 
 
@@ -69,6 +73,7 @@ class Row:
     busbw: float
     wire_bytes: int
     link_bytes: int
+    cores: float
     ratio: float
     wire_fraction: float | None
     best_peer: str
@@ -84,7 +89,8 @@ class Row:
         return (
             f"{self.size:>12} {self.codec:>26} {self.seconds * 1e3:>10.3f} {self.algbw:>8.3f} {self.busbw:>8.3f} "
             f"{self.wire_bytes:>11} {self.link_bytes or '-':>11} {self.ratio:>6.2f} "
-            f"{fraction(self.wire_fraction):>8} {best:>15} {self.speedup:>8.2f} {self.relative_error:>10.2e} {same:>9}"
+            f"{fraction(self.wire_fraction):>8} {self.cores:>6.2f} {best:>15} {self.speedup:>8.2f} "
+            f"{self.relative_error:>10.2e} {same:>9}"
         )
 
 

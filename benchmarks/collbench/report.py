@@ -197,7 +197,8 @@ def _table(group: list[Record], link: str) -> list[str]:
         "",
         f"### {link}",
         "",
-        "Milliseconds, times the best peer, share of the wire's limit where the link has one.",
+        "Milliseconds, times the best peer, share of the wire's limit where the link has one; cores kept busy by all "
+        "ranks.",
         "",
         f"| hosts x ranks | size | best peer | {' | '.join(f'`{codec}`' for codec in codecs)} |",
         f"|---|---|---|{'---|' * len(codecs)}",
@@ -217,7 +218,7 @@ def _table(group: list[Record], link: str) -> list[str]:
 
 def _figure(row: dict[str, Any]) -> str:
     share = "" if row["wire_fraction"] is None else f", {row['wire_fraction']:.2f}"
-    return f"{row['seconds'] * 1e3:.2f}, **{row['speedup']:.2f}**{share}"
+    return f"{row['seconds'] * 1e3:.2f}, **{row['speedup']:.2f}**{share}; {row['cores']:.1f}"
 
 
 def _overlap(records: list[Record]) -> list[str]:
