@@ -129,6 +129,7 @@ def record(**changes):
         "codec": "int8:block=128",
         "seconds": 0.2,
         "wire_fraction": 0.95,
+        "cores": 1.5,
         "best_peer": "gloo",
         "best_peer_seconds": 0.8,
         "speedup": 4.0,
@@ -156,7 +157,7 @@ def test_report(tmp_path):
     assert "| all_reduce: int8, times the best peer | 1 Gb/s | 4 x 1 | >= 3.8 | 4.00 | yes |" in text
     assert "| all_reduce: int8, times MPI's own | 1 Gb/s | 4 x 2 | >= 6 | 6.50 | yes |" in text
     assert "| all_reduce: int4, times the best peer | 1 Gb/s | 4 x 1 | >= 7.2 | not measured |  |" in text
-    assert "| 4 x 1 | 64M | gloo 800.00 | 200.00, **4.00**, 0.95 |" in text
+    assert "| 4 x 1 | 64M | gloo 800.00 | 200.00, **4.00**, 0.95; 1.5 |" in text
     assert "bcast_200mbit_4x1_256M" in text
     assert (folder / "all_reduce.png").stat().st_size > 1000
 
