@@ -111,6 +111,17 @@ def parser(description: str) -> argparse.ArgumentParser:
     return result
 
 
+def parse_more(text: str) -> dict[str, Any]:
+    """What ``--more`` says: other sizes, iterations and result file."""
+    try:
+        sizes, iters, path = text.split("@", 2)
+        return {"size": parse_sizes(sizes), "iters": int(iters), "json": Path(path), "plot": None}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not SIZES@ITERS@JSON, such as 64M@5@large.json"
+        ) from None
+
+
 def parse(flags: argparse.ArgumentParser) -> argparse.Namespace:
     """Read the command line, and refuse what cannot be measured."""
     args = flags.parse_args()
@@ -120,7 +131,11 @@ def parse(flags: argparse.ArgumentParser) -> argparse.Namespace:
             flags.error(f"--peer {peer!r} is unknown; there are {', '.join(peers.PEERS)}")
         if (why := peers.missing(peer)) is not None:
             flags.error(f"--peer {peer}: {why}")
-    if args.iters < 1 or args.warmup < 0 or args.timeout <= 0:
+    if (
+        min([args.iters, *(more["iters"] for more in getattr(args, "more", []))]) < 1
+        or args.warmup < 0
+        or args.timeout <= 0
+    ):
         flags.error("--iters must be at least 1, --warmup at least 0, --timeout above 0")
     return args
 
@@ -296,6 +311,14 @@ def main(op: Operation, description: str) -> None:
         names = [algorithm.name for algorithm in ALGORITHMS[op.name]]
         flags.add_argument("--algorithm", choices=names, help="of ours (default: the library's choice)")
     flags.add_argument("--plot", type=Path, help="also draw busbw over size there (.png)")
+    flags.add_argument(
+        "--more",
+        type=parse_more,
+        action="append",
+        default=[],
+        metavar="SIZES@ITERS@JSON",
+        help="measure other sizes, too, with results of their own; may be repeated",
+    )
     flags.set_defaults(algorithm=None)
     args = parse(flags)
     if WORLD.size < op.least:
@@ -307,6 +330,11 @@ def _measure_all(op: Operation, args: argparse.Namespace) -> None:
     say(f"# {op.name}, {args.dtype}, {WORLD.size} ranks, {MPI.Get_library_version().splitlines()[0]}")
     say(output.HEADER)
     values = Values(np.dtype(args.dtype))
+    for more in ({}, *args.more):
+        _measure_sizes(op, argparse.Namespace(**(vars(args) | more)), values)
+
+
+def _measure_sizes(op: Operation, args: argparse.Namespace, values: Values) -> None:
     rows, theirs = [], []
     for size in args.size:
         ours, others = measure(op, size, values, args)

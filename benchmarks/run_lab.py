@@ -5,8 +5,8 @@ python benchmarks/run_lab.py                    # all; goes on where an earlier 
 python benchmarks/run_lab.py --only bcast_1gbit --again
 python benchmarks/run_lab.py --report           # only renders what is there
 
-Every cell is a run of one benchmark on fresh ranks, and leaves a JSON file in RESULTS/lab. The report is
-RESULTS/lab.md. Shaped links take root, as ``hybridcomp lab`` does.
+Every cell leaves a JSON file in RESULTS/lab. Those of one benchmark that differ in sizes alone share a run. The
+report is RESULTS/lab.md. Shaped links take root, as ``hybridcomp lab`` does.
 """
 
 from __future__ import annotations
@@ -42,31 +42,37 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(cell: Cell, lab: Lab, folder: Path) -> str | None:
-    """Run one cell; returns what went wrong, if anything."""
-    out = folder / f"{cell.name}.json"
-    fresh = out.with_suffix(".part")  # a cell has results when it has ended well
+def measure(cells: list[Cell], lab: Lab, folder: Path) -> Iterator[str]:
+    """Run cells of one benchmark on the same ranks, one after the other; yields what went wrong."""
+    outs = [folder / f"{cell.name}.json" for cell in cells]
+    fresh = [out.with_suffix(".part").resolve() for out in outs]  # a cell has results when it has ended well
+    command = [sys.executable, *cells[0].arguments(fresh[0])]
+    for cell, part in zip(cells[1:], fresh[1:], strict=True):
+        command += cell.more(part)
+    for part in fresh:
+        part.unlink(missing_ok=True)
+    limit = TIMEOUT * len(cells)
     try:
-        command = [sys.executable, *cell.arguments(fresh.resolve())]
-        done = lab.mpirun(command, cell.ppn, timeout=TIMEOUT)
-    except subprocess.TimeoutExpired as error:
-        return f"{cell.name}: no end within {error.timeout:g} s"
-    if done.returncode != 0 or not fresh.exists():
-        return f"{cell.name}: exit code {done.returncode}\n{done.stderr[-2000:]}"
-    fresh.replace(out)
-    return None
+        done = lab.mpirun(command, cells[0].ppn, timeout=limit)
+        why = f"exit code {done.returncode}\n{done.stderr[-2000:]}"
+    except subprocess.TimeoutExpired:
+        why = f"no end within {limit:g} s"
+    for cell, part, out in zip(cells, fresh, outs, strict=True):
+        if part.exists():
+            part.replace(out)
+        else:
+            yield f"{cell.name}: {why}"
 
 
 def run_group(link: str, hosts: int, cells: list[Cell], folder: Path, bar: tqdm) -> Iterator[str]:
     """Run cells of one link and number of hosts; yields what went wrong."""
     place = ("none", "shared-memory") if link == SHARED else (link, "namespaces")
     with Lab(hosts, place[0], kind=place[1]) as lab:
-        for cell in cells:
-            bar.set_description(cell.name)
-            failure = measure(cell, lab, folder)
-            if failure is not None:
-                yield failure
-            bar.update()
+        for (ppn, benchmark), group in itertools.groupby(cells, key=lambda cell: (cell.ppn, cell.benchmark)):
+            same = list(group)
+            bar.set_description(f"{benchmark} {link} {hosts}x{ppn}")
+            yield from measure(same, lab, folder)
+            bar.update(len(same))
 
 
 def main() -> None:

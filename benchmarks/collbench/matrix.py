@@ -25,8 +25,9 @@ REDUCED = (
     "threshold:abs=2.5758",
 )  # 2.5758: 1 % of a Gaussian is larger
 MOVED = ("int8", "int4", "bf16", "lossless")
-CELL_SECONDS = 25.0  # that the turns of one run are reckoned to take at most
-_ROUNDS = (6, 4)  # as many turns, the first of them not counted; fewer where that takes too long
+CELL_SECONDS = 45.0  # that the turns of one run are reckoned to take at most
+_WARMUP = 2  # turns that are not counted: the first ones meet fresh memory and connections
+_ROUNDS = (9, 5)  # as many turns, with those; fewer where that takes too long
 _SMALL_ITERS = 15
 _BITS = {"int8": 8.25, "int4": 4.25, "bf16": 16.0, "lossless": 27.0}  # of 32; what is not here: little
 _SPEEDS = {"none": 4e9, SHARED: 8e9}  # bits per second and rank where no rate limits them, on a few cores
@@ -86,11 +87,18 @@ class Cell:
     def arguments(self, out: Path) -> list[str]:
         """The benchmark's command line, after Python."""
         here = Path(__file__).parent.parent
-        sizes = ",".join(size_text(size) for size in self.sizes)
         return [
-            *(str(here / f"{self.benchmark}.py"), "--codec", ";".join(self.codecs), "--size", sizes),
-            *("--iters", str(self.iters), "--warmup", "1", "--peer", "mpi,gloo", "--json", str(out)),
+            *(str(here / f"{self.benchmark}.py"), "--codec", ";".join(self.codecs), "--size", self._sizes),
+            *("--iters", str(self.iters), "--warmup", str(_WARMUP), "--peer", "mpi,gloo", "--json", str(out)),
         ]
+
+    def more(self, out: Path) -> list[str]:
+        """What to add to another cell's command line, of the same benchmark, for this one to be measured after it."""
+        return ["--more", f"{self._sizes}@{self.iters}@{out}"]
+
+    @property
+    def _sizes(self) -> str:
+        return ",".join(size_text(size) for size in self.sizes)
 
 
 def round_seconds(cell: Cell) -> float:
@@ -107,7 +115,7 @@ def fitted(cell: Cell) -> Cell:
     """The same with as many iterations as fit ``CELL_SECONDS``, 0 if too few do."""
     for rounds in _ROUNDS:
         if rounds * round_seconds(cell) <= CELL_SECONDS:
-            return replace(cell, iters=_SMALL_ITERS if cell.sizes == SMALL else rounds - 1)
+            return replace(cell, iters=_SMALL_ITERS if cell.sizes == SMALL else rounds - _WARMUP)
     return replace(cell, iters=0)
 
 
