@@ -76,12 +76,6 @@ def _enter_user_namespace() -> None:
 def _new_network() -> int:
     """Move this process into a fresh network namespace and return a file descriptor that keeps it alive."""
     _libc("unshare", CLONE_NEWNET)
-    # Linux' default. A machine may have another one; BBR's, for instance, probes: it slows a link down now and then.
-    with (
-        contextlib.suppress(OSError),
-        open("/proc/sys/net/ipv4/tcp_congestion_control", "w", encoding="ascii") as file,
-    ):
-        file.write("cubic")
     _run("ip", "link", "set", "lo", "up")
     return os.open("/proc/self/ns/net", os.O_RDONLY)
 

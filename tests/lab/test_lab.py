@@ -32,11 +32,6 @@ class TestNamespaces:
         assert 0.9 * wire < seconds < 3 * wire
         assert rest == ["[0] 100mbit 1\n"]
 
-    def test_congestion_is_controlled_as_linux_does_by_default(self) -> None:
-        with Lab(2, "none", kind="namespaces") as lab:
-            done = lab.mpirun(["cat", "/proc/sys/net/ipv4/tcp_congestion_control"], 1, timeout=60)
-        assert done.stdout.split() == ["cubic", "cubic"]
-
     def test_ranks_of_a_host_share_memory(self) -> None:
         with Lab(2, "none", kind="namespaces") as lab:
             seconds, rest = ping(lab, 2)
