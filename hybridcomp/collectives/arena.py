@@ -138,15 +138,15 @@ class ArenaPool:
         if free:
             self._idle -= size
             offset = free.pop()
-            return self.arena.memory[offset : offset + nbytes]
-        if bare := self._bare.get(size):
-            return self.arena.block(bare.pop(), nbytes)
-        offset = self._used + LINE
-        if offset + size > self.arena.card.nbytes:
-            return self._heap.take(nbytes)
-        self._used = offset + size
-        self._sizes[offset] = size
-        return self.arena.block(offset, nbytes)
+        elif bare := self._bare.get(size):
+            offset = bare.pop()
+        else:
+            offset = self._used + LINE
+            if offset + size > self.arena.card.nbytes:
+                return self._heap.take(nbytes)
+            self._used = offset + size
+            self._sizes[offset] = size
+        return self.arena.memory[offset : offset + nbytes]
 
     def give(self, buffer: ByteArray) -> None:
         """Take back a buffer that no request of this process uses any more."""

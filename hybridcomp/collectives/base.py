@@ -13,8 +13,9 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
 from hybridcomp.collectives.agreement import agree, duplicate
 from hybridcomp.collectives.awareness import awareness
-from hybridcomp.collectives.carry import Array, Carrier
+from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.choosing import Way, chooser
+from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.debug import Comparison, described, in_detail
 from hybridcomp.collectives.device_carry import DeviceCarrier
 from hybridcomp.collectives.device_reader import has_driver
@@ -40,7 +41,6 @@ Native = Callable[[Any, Any, Turn, Sequence[Ready]], Steps]
 # One of ours, with a memory of error feedback or None.
 Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
 
-NONE = get_codec("none")
 MANY = 1 << 40  # elements: more than any min_bytes
 _FAILURES = (CollectiveTimeoutError, RemoteError)  # of an operation in progress: for who waits for it
 _STREAM_BYTES = 1 << 23  # results from here on are written past the caches

@@ -18,8 +18,6 @@ from hybridcomp.collectives.coding import NONE, Array, Coder
 from hybridcomp.collectives.transport import Incoming, Sealed
 from hybridcomp.collectives.widths import narrow, widen
 
-__all__ = ["Array", "Carrier"]
-
 
 class Carrier(Coder):
     """Codec, transport and statistics of one operation, and its sums."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
+from hybridcomp.codecs import Codec, ErrorFeedback
 from hybridcomp.codecs.device.driver import driver_of, suffix
 from hybridcomp.codecs.device.memory import MODULE as FEEDBACK_MODULE
 from hybridcomp.codecs.device.memory import DeviceMemory
@@ -22,6 +22,7 @@ from hybridcomp.codecs.device.messages import Encoded, convert, decode_opened, e
 from hybridcomp.codecs.feedback import Key
 from hybridcomp.codecs.forms import Form
 from hybridcomp.codecs.registry import codec_for
+from hybridcomp.collectives.coding import NONE
 from hybridcomp.collectives.device_mailbox import Arriving, Outgoing, Own, Passing
 from hybridcomp.collectives.device_reader import DeviceReader, has_driver
 from hybridcomp.cuda import prepare_in_turn
@@ -29,7 +30,6 @@ from hybridcomp.device import DeviceArray
 from hybridcomp.wire import HEADER_BYTES, Header
 
 _THREADS = 256
-_NONE = get_codec("none")
 
 
 class DeviceCarrier(DeviceReader):
@@ -145,7 +145,7 @@ class DeviceCarrier(DeviceReader):
     def _added(self, data: Any, plain: Sequence[Any], messages: Sequence[Any], source: DType) -> Any:
         acc = self.own(data, None, slice(0, data.size))
         if plain:
-            self.alike(codec=_NONE).add(plain, acc, self.dtype)
+            self.alike(codec=NONE).add(plain, acc, self.dtype)
         self.add(messages, acc, source)
         return acc
 

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hybridcomp.arrays import Flat
-from hybridcomp.codecs import Codec, Memory, get_codec
+from hybridcomp.codecs import Codec, Memory
 from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.coding import NONE
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.topology import Topology
@@ -29,8 +30,6 @@ from hybridcomp.collectives.transport import Incoming
 AHEAD = 1  # chunks handed to their leaders before the first one is summed there
 CROSSING = 2  # chunks sent across before the first one is summed by its owner
 _BEHIND = 2  # chunks summed by their owners before the first result is decoded
-
-_NONE = get_codec("none")
 
 
 class Roles:
@@ -148,7 +147,7 @@ class Crossing:
     ) -> None:
         self.mailbox = carrier.mailbox()
         self.carrier = carrier
-        self.plain = carrier.alike(codec=_NONE)
+        self.plain = carrier.alike(codec=NONE)
         self.wide = carrier.alike(dtype=send.dtype.accumulator)
         self.send = send.data
         self.tags = tags

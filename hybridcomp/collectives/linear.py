@@ -19,15 +19,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from hybridcomp.arrays import Flat, as_dtype
-from hybridcomp.codecs import LinearCodec, get_codec
+from hybridcomp.codecs import LinearCodec
 from hybridcomp.codecs.linear import FOLDS, Reduced, Reduction, Round
 from hybridcomp.collectives.allreduce import allreduce
-from hybridcomp.collectives.carry import Array, Carrier
+from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.widths import widen
-
-_NONE = get_codec("none")
 
 
 def linear_allreduce(
@@ -86,7 +85,7 @@ def linear_allreduce(
         kind = as_dtype(following.array.dtype)
         flat = Flat(following.array.reshape(-1), kind, following.array.shape, True, False)
         fold = None if kind.is_float else FOLDS[following.op]
-        yield from allreduce(Carrier(t, _NONE, kind, call), flat, flat, next(pairs), fold=fold)
+        yield from allreduce(Carrier(t, NONE, kind, call), flat, flat, next(pairs), fold=fold)
         following = _advance(rounds, call)
     result = following
     with call.decoding():

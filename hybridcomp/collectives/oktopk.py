@@ -23,8 +23,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.codecs import Memory, get_codec
+from hybridcomp.codecs import Memory
 from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.coding import NONE
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming, Sealed
@@ -32,8 +33,6 @@ from hybridcomp.collectives.transport import Incoming, Sealed
 _REGIONS = 8  # for each rank at least, of data that has so many cache lines
 _LEAST_BYTES = 1 << 12  # of a region, uncompressed
 _BEHIND = 2  # regions summed before the first result is decoded
-
-_NONE = get_codec("none")
 
 
 def oktopk_allreduce(
@@ -118,7 +117,7 @@ class _Run:
         """Exchange the sizes of messages, and do step 2."""
         carrier, count = self.carrier, self.shards.count
         sizes = np.array([m.nbytes for m in self.messages], np.uint32)
-        ledger = Carrier(carrier.transport, _NONE, DType.UINT32, carrier.call)
+        ledger = Carrier(carrier.transport, NONE, DType.UINT32, carrier.call)
         mailbox = ledger.mailbox()
         arriving = [mailbox.receive(ledger.inbox_bytes(count), q, self.tags[0]) for q in self.others]
         mailbox.send(ledger.encode(sizes), self.others, self.tags[0])

@@ -18,7 +18,8 @@ from mpi4py import MPI
 from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.registry import codec_for
-from hybridcomp.collectives.carry import Array, Carrier
+from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.coding import Array
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.turns import Turn
 from hybridcomp.errors import MismatchError

@@ -9,9 +9,10 @@ from mpi4py import MPI
 from hybridcomp.arrays import DType, Flat, empty_like_dtype
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives import p2p
-from hybridcomp.collectives.base import NONE, Base, CodecLike
+from hybridcomp.collectives.base import Base, CodecLike
 from hybridcomp.collectives.buffers import raw, together
-from hybridcomp.collectives.carry import Array, Carrier
+from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.device_carry import DeviceCarrier
 from hybridcomp.collectives.device_reader import has_driver
 from hybridcomp.collectives.engine import Request

@@ -40,7 +40,7 @@ struct Sum {
   // Whether the messages can be read in tiles that begin at multiples of `unit`.
   bool fits(std::size_t unit) const;
 
-  // The least such unit, if there is one of at most kPartTile; else 0.
+  // The largest of the messages' units, if it is such a one; else 0.
   std::size_t unit() const;
 
   // Write the result's elements at .. at + m, which decode(to) writes as `result_dtype`; nothing if there is
