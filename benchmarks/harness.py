@@ -115,11 +115,14 @@ def parse_more(text: str) -> dict[str, Any]:
     """What ``--more`` says: other sizes, iterations and result file."""
     try:
         sizes, iters, path = text.split("@", 2)
-        return {"size": parse_sizes(sizes), "iters": int(iters), "json": Path(path), "plot": None}
+        more = {"size": parse_sizes(sizes), "iters": int(iters), "json": Path(path), "plot": None}
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not SIZES@ITERS@JSON, such as 64M@5@large.json"
         ) from None
+    if more["iters"] < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: ITERS must be at least 1")
+    return more
 
 
 def parse(flags: argparse.ArgumentParser) -> argparse.Namespace:
@@ -131,11 +134,7 @@ def parse(flags: argparse.ArgumentParser) -> argparse.Namespace:
             flags.error(f"--peer {peer!r} is unknown; there are {', '.join(peers.PEERS)}")
         if (why := peers.missing(peer)) is not None:
             flags.error(f"--peer {peer}: {why}")
-    if (
-        min([args.iters, *(more["iters"] for more in getattr(args, "more", []))]) < 1
-        or args.warmup < 0
-        or args.timeout <= 0
-    ):
+    if args.iters < 1 or args.warmup < 0 or args.timeout <= 0:
         flags.error("--iters must be at least 1, --warmup at least 0, --timeout above 0")
     return args
 

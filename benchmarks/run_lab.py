@@ -45,20 +45,22 @@ def arguments() -> argparse.Namespace:
 def measure(cells: list[Cell], lab: Lab, folder: Path) -> Iterator[str]:
     """Run cells of one benchmark on the same ranks, one after the other; yields what went wrong."""
     outs = [folder / f"{cell.name}.json" for cell in cells]
-    fresh = [out.with_suffix(".part").resolve() for out in outs]  # a cell has results when it has ended well
+    # A cell has results when it has ended well: when the next one has begun, the last one when the run has.
+    fresh = [out.with_suffix(".part").resolve() for out in outs]
     command = [sys.executable, *cells[0].arguments(fresh[0])]
     for cell, part in zip(cells[1:], fresh[1:], strict=True):
         command += cell.more(part)
     for part in fresh:
         part.unlink(missing_ok=True)
-    limit = TIMEOUT * len(cells)
+    limit, ended = TIMEOUT * len(cells), False
     try:
         done = lab.mpirun(command, cells[0].ppn, timeout=limit)
+        ended = done.returncode == 0
         why = f"exit code {done.returncode}\n{done.stderr[-2000:]}"
     except subprocess.TimeoutExpired:
         why = f"no end within {limit:g} s"
     for cell, part, out in zip(cells, fresh, outs, strict=True):
-        if part.exists():
+        if part.exists() and (ended or cell is not cells[-1]):
             part.replace(out)
         else:
             yield f"{cell.name}: {why}"
