@@ -15,8 +15,11 @@ demo: $(VENV)/.installed
 
 test: test-unit test-mpi
 
+# Those of codecs and kernels start no ranks: they share the cores. The others have the machine for themselves.
+TOGETHER := tests/codecs tests/cuda
 test-unit: $(VENV)/.installed
-	$(BIN)/python -m pytest tests --ignore=tests/mpi
+	$(BIN)/python -m pytest $(TOGETHER) -n auto
+	$(BIN)/python -m pytest tests --ignore=tests/mpi $(TOGETHER:%=--ignore=%)
 
 # Once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks, run unchecked.
 test-mpi: $(VENV)/.installed
