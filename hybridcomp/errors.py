@@ -37,8 +37,11 @@ class MismatchError(HybridcompError, RuntimeError):
     everywhere = False
 
 
-class CollectiveTimeoutError(HybridcompError, TimeoutError):
-    """An operation that did not end in time. Names the operation, this rank and who has not arrived."""
+class CollectiveTimeoutError(HybridcompError, TimeoutError, RuntimeError):
+    """An operation that did not end in time. Names the operation, this rank and who has not arrived.
+
+    A RuntimeError, too: programs for torch's own backends expect one.
+    """
 
 
 class RemoteError(HybridcompError, RuntimeError):

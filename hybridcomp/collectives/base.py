@@ -50,7 +50,9 @@ _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on tra
 class Base:
     """What :class:`~hybridcomp.collectives.core.Core` builds on; its attributes are documented there."""
 
-    def __init__(self, comm: MPI.Comm, policy: Any, axis: str, timeout: float) -> None:
+    def __init__(
+        self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
+    ) -> None:
         self.policy: Policy = load_policy(policy)
         self.axis = axis
         self.timeout = timeout
@@ -58,7 +60,8 @@ class Base:
         self.feedback = ErrorFeedback(form=None)
         self.warm: dict[str, Array] = {}
         mine = awareness()
-        detail = in_detail()
+        detail = in_detail() if detail is None else detail
+        self.on_start: Callable[[Call], None] | None = None
         self.mpi = MPI.Intracomm(duplicate(comm, axis, timeout))
         self._p2p = MPI.Intracomm(comm.Dup())
         self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
@@ -75,6 +78,7 @@ class Base:
         self._chooser = chooser(self.mpi, self._topology)
         self._transport = Transport(self.mpi, self._topology, near, direct=direct)
         self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
+        self.spoilt = False
         self._started = 0  # collectives: the same number on all ranks
         self._messages = 0  # sends and receives
         self._comparison = Comparison(self.mpi.Dup()) if detail else None
@@ -86,14 +90,16 @@ class Base:
     def Free(self) -> None:
         """Release MPI's resources; no operation may be in flight. Collective.
 
-        A communicator on which an operation has failed is silenced only: MPI would give its context to the next one,
-        and messages that nobody has taken with it.
+        A communicator on which an operation has failed, here or on another rank, is silenced only: MPI would give its
+        context to the next one, and messages that nobody has taken with it.
         """
+        spoilt = self.spoilt or self._transport.failed or self._p2p_transport.failed
         if self._notices is not None:
             engine().silence(self._notices)
+            spoilt = spoilt or self._notices.troubled
         if self._comparison is not None:
             self._comparison.free()
-        if not (self._transport.failed or self._p2p_transport.failed):
+        if not spoilt:
             self.mpi.Free()
             self._p2p.Free()
 
@@ -345,6 +351,8 @@ class Base:
             self._messages += 1
         number = self._started if common else self._messages
         what = f"{call.op} number {number} on axis {self.axis!r}, rank {self.rank} of {self.size}"
+        if self.on_start is not None:
+            self.on_start(call)
         steps = self._counted(steps, call)
         if self._comparison is not None and common:
             steps = self._comparison.before(steps, number, what, described(call))

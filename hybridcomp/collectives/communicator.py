@@ -66,6 +66,8 @@ class Communicator(Reductions, Movement, Rooted, Messages, Plans):
         policy: a preset's name, a TOML file, a Policy, or a codec spec; the same on all ranks.
         axis: the mesh axis that it spans; selects the policy's section.
         timeout: seconds that any operation may take.
+        detail: whether ranks compare what they are about to do (:mod:`~hybridcomp.collectives.debug`); None asks
+            ``HYBRIDCOMP_DEBUG``.
 
     Raises:
         PolicyError: the policy cannot be read.
@@ -73,9 +75,15 @@ class Communicator(Reductions, Movement, Rooted, Messages, Plans):
     """
 
     def __init__(
-        self, comm: MPI.Comm, policy: Any = "hybrid", axis: str = "default", *, timeout: float = 300.0
+        self,
+        comm: MPI.Comm,
+        policy: Any = "hybrid",
+        axis: str = "default",
+        *,
+        timeout: float = 300.0,
+        detail: bool | None = None,
     ) -> None:
-        super().__init__(comm, policy, axis, timeout)
+        super().__init__(comm, policy, axis, timeout, detail)
 
     def Get_rank(self) -> int:
         """This process's rank."""

@@ -38,6 +38,9 @@ class Core(Moves):
         warm: what linear codecs keep of named messages: PowerSGD's Q.
         mpi: the duplicate that collectives run on.
         cuda_aware: whether every rank's MPI takes device pointers.
+        spoilt: messages that nobody will take may be on their way: it is never freed.
+        on_start: called with each operation's statistics, in the thread that starts it, before it moves anything;
+            not for blocking operations on plain arrays that MPI does in one call.
     """
 
     # -- collectives ---------------------------------------------------------------------------------

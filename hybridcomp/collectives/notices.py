@@ -78,12 +78,14 @@ class Notices:
         rank, size: of the communicator.
         latest: number of the latest operation started here; the same operation has the same number on all ranks.
         failures: by number, of operations that have failed elsewhere and not ended here.
+        troubled: whether any operation has failed, here or elsewhere: messages of it may be on their way.
     """
 
     def __init__(self, comm: MPI.Comm, key: int) -> None:
         """Use ``comm``, which nobody else does. ``key``, the same on all ranks, tells it from freed ones."""
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.latest = 0
+        self.troubled = False
         self.failures: dict[int, Failure] = {}
         self._comm = comm
         self._key = key
@@ -107,6 +109,7 @@ class Notices:
 
     def tell(self, number: int, error: BaseException) -> None:
         """Tell every other rank that an operation has failed here."""
+        self.troubled = True
         late = isinstance(error, CollectiveTimeoutError)
         text = str(error) if late else f"{type(error).__name__}: {error}"
         self._send(_Kind.FAILED, late, number, self._others(), text)
@@ -174,6 +177,7 @@ class Notices:
         if magic != _MAGIC or key != self._key or length > _ROOM:
             return
         if kind == _Kind.FAILED and detail <= 1:
+            self.troubled = True
             words = raw[_FORM.size : _FORM.size + length].decode(errors="replace")
             expected = number in self._open or number > self.latest
             if expected and number not in self.failures and len(self.failures) < _KEPT:

@@ -69,8 +69,10 @@ _Counted = tuple[StatRow, int, int, Any]
 class Quick(Core):
     """A communicator whose blocking operations on plain arrays are quick."""
 
-    def __init__(self, comm: MPI.Comm, policy: Any, axis: str, timeout: float) -> None:
-        super().__init__(comm, policy, axis, timeout)
+    def __init__(
+        self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
+    ) -> None:
+        super().__init__(comm, policy, axis, timeout, detail)
         self._operations: dict[Key, Any] = {}
         self._step_asked = self.step  # at which the policy was asked about all of them
         # Operations that are compared in detail all take the usual way, as if one were always in line.

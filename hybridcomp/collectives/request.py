@@ -220,7 +220,9 @@ class Request:
             who = "all ranks"
         else:
             who = f"rank {', '.join(map(str, sorted(waiting)))}"
-        text = f"{self.what} did not end within {timeout:g} s; still waiting for {who}"
+        text = (
+            f"{self.what} did not end within the timeout of {round(timeout, 2):g} s; still waiting for {who}"
+        )
         if self._notices is None or not self._asking:
             return text
         return (

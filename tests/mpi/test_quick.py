@@ -84,7 +84,9 @@ def test_freed_and_timed_out():
     x = np.ones(10, np.float32)
     comm.Allreduce(MPI.IN_PLACE, x)
     verdict(bool((x == P).all()))
-    with pytest.raises(CollectiveTimeoutError, match=rf"recv .*rank {ME} of {P}.*did not end within 0.3 s"):
+    with pytest.raises(
+        CollectiveTimeoutError, match=rf"recv .*rank {ME} of {P}.*did not end within the timeout of 0.3 s"
+    ):
         comm.Recv(x, LEFT, 5)
     WORLD.Barrier()  # nobody sends before all have given up
     # The receive was cancelled: this message is for the next one.
