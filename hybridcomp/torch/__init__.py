@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from hybridcomp.collectives import StatRow
-from hybridcomp.torch import backend, mesh, rendezvous
+from hybridcomp.torch import backend, gloo_only, mesh, rendezvous
 from hybridcomp.torch.ddp_hook import HookState, comm_hook
 from hybridcomp.torch.options import Options, set_policy
 from hybridcomp.torch.registry import registry
@@ -36,6 +36,7 @@ __all__ = [
 backend.register()
 rendezvous.install()
 mesh.install()
+gloo_only.install()
 
 
 def stats() -> list[StatRow]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError
 from hybridcomp.launcher import abort
 from hybridcomp.policy import load_policy
-from hybridcomp.torch.options import Options, default_policy
+from hybridcomp.torch.options import Birth, Options, default_policy
+
+if TYPE_CHECKING:
+    from hybridcomp.torch.group import Group
 
 BACKEND = "hybridcomp"
 
@@ -38,6 +43,23 @@ def create(opts: Any, options: Any = None) -> dist.ProcessGroup:
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options must be hybridcomp.torch.Options, not {type(options).__name__}")
     options = options or Options()
+    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    birth = Birth(ranks, opts.group_rank, opts.store, options)
+    return make(birth, opts.group_id, options.timeout or opts.timeout)
+
+
+def make(birth: Birth, name: str, timeout: timedelta) -> Group:
+    """Make a process group of some ranks. Collective over them.
+
+    Args:
+        birth: who they are, where they meet, and what the caller wants.
+        name: torch's, for error messages.
+        timeout: of the group, and for its ranks to come.
+
+    Raises:
+        ConfigError, PolicyError, MismatchError, CollectiveTimeoutError: as of :func:`create`.
+    """
+    options = birth.options
     policy = default_policy() if options.policy is None else load_policy(options.policy)
 
     # Here, and not above: a hook on gloo or NCCL needs no MPI.
@@ -46,41 +68,44 @@ def create(opts: Any, options: Any = None) -> dist.ProcessGroup:
     from hybridcomp.collectives import Communicator  # noqa: PLC0415
     from hybridcomp.torch.process_group import HybridProcessGroup  # noqa: PLC0415
 
-    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
-    _check_world(MPI.COMM_WORLD, ranks, opts.group_rank)
-    _abort_on_exception(MPI.COMM_WORLD)
-    timeout = (options.timeout or opts.timeout).total_seconds()
-    _wait_for_members(opts, timeout)
-    group = MPI.COMM_WORLD.Get_group().Incl(ranks)
-    mpi = MPI.COMM_WORLD.Create_group(group)
+    world = MPI.COMM_WORLD
+    _check_world(world, birth)
+    _abort_on_exception(world)
+    _wait_for_members(birth, name, timeout)
+    group = world.Get_group().Incl(birth.ranks)
+    mpi = world.Create_group(group)
     group.Free()
+    detail = True if get_debug_level() == DebugLevel.DETAIL else None
     try:
-        comm = Communicator(mpi, policy, options.axis or "default", timeout=timeout)
+        comm = Communicator(
+            mpi, policy, options.axis or "default", timeout=timeout.total_seconds(), detail=detail
+        )
     finally:
         mpi.Free()
-    return HybridProcessGroup(comm, options.axis)
+    return HybridProcessGroup(comm, birth)
 
 
-def _check_world(world: Any, ranks: list[int], group_rank: int) -> None:
-    if max(ranks) >= world.size or ranks[group_rank] != world.rank:
+def _check_world(world: Any, birth: Birth) -> None:
+    ranks, rank = birth.ranks, birth.rank
+    if max(ranks) >= world.size or ranks[rank] != world.rank:
         n = max(len(ranks), max(ranks) + 1)
         raise ConfigError(
-            f"torch says that this is rank {ranks[group_rank]} of {n}, MPI says rank {world.rank} of {world.size}: "
+            f"torch says that this is rank {ranks[rank]} of {n}, MPI says rank {world.rank} of {world.size}: "
             f"start the program with MPI (mpiexec -n {n} python ..., or srun), not with torchrun"
         )
 
 
-def _wait_for_members(opts: Any, timeout: float) -> None:
+def _wait_for_members(birth: Birth, name: str, timeout: timedelta) -> None:
     """Meet in torch's store: unlike MPI's calls that make a group, this wait has an end."""
-    store, size = opts.store, opts.group_size
-    store.set(f"hybridcomp/{opts.group_rank}", b"1")
+    store, size = birth.store, len(birth.ranks)
+    store.set(f"hybridcomp/{birth.rank}", "1")
     keys = [f"hybridcomp/{rank}" for rank in range(size)]
     try:
-        store.wait(keys, opts.timeout)
-    except dist.DistError as error:
+        store.wait(keys, timeout)
+    except dist.DistStoreError as error:
         missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         raise CollectiveTimeoutError(
-            f"making process group {opts.group_id!r}: after {timeout:g} s rank {', '.join(missing)} of {size} "
+            f"making process group {name!r}: after {timeout.total_seconds():g} s rank {', '.join(missing)} of {size} "
             f"has not come"
         ) from error
 

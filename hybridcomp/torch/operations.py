@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from mpi4py import MPI
 
-from hybridcomp.torch.reduce_ops import reduction
+from hybridcomp.torch.reduce_ops import Reduction, reduction
+from hybridcomp.torch.sparse import all_reduce_sparse
 from hybridcomp.torch.staging import Target, source, usable
 from hybridcomp.torch.work import CommWork, joined
 
@@ -38,21 +39,23 @@ class Starter:
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> CommWork:
         """Reduce ``tensor`` over all ranks, in place."""
+        if tensor.layout is torch.sparse_coo:
+            return all_reduce_sparse(self.comm, tensor, op)
         how = reduction(op, tensor.dtype)
-        target = Target(tensor, load=True)
+        target = Target(tensor, load=True, dtype=how.dtype)
         _scale(target.data, how.factor)
         request = self.comm.Iallreduce(MPI.IN_PLACE, target.data, how.op, phase=phase())
-        return CommWork([request], [tensor], target.commit)
+        return CommWork([request], [tensor], self._committed(how, target))
 
     def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> CommWork:
         """Reduce over all ranks; only the root's ``tensor`` changes."""
         how = reduction(op, tensor.dtype)
         if self.comm.rank == root:
-            target = Target(tensor, load=True)
+            target = Target(tensor, load=True, dtype=how.dtype)
             _scale(target.data, how.factor)
             request = self.comm.Ireduce(MPI.IN_PLACE, target.data, how.op, root)
-            return CommWork([request], [tensor], target.commit)
-        send = _scaled(source(tensor), how.factor)
+            return CommWork([request], [tensor], self._committed(how, target))
+        send = _scaled(source(tensor, how.dtype), how.factor)
         return CommWork([self.comm.Ireduce(send, None, how.op, root)], [tensor])
 
     def reduce_scatter_single(self, output: torch.Tensor, source_: torch.Tensor, op: Any) -> CommWork:
@@ -63,10 +66,10 @@ class Starter:
                 f"the output's {output.numel()}"
             )
         how = reduction(op, output.dtype)
-        send = _scaled(source(source_), how.factor)
-        target = Target(output)
+        send = _scaled(source(source_, how.dtype), how.factor)
+        target = Target(output, dtype=how.dtype)
         request = self.comm.Ireduce_scatter_block(send, target.data, how.op, phase=phase())
-        return CommWork([request], [output], target.commit)
+        return CommWork([request], [output], self._committed(how, target))
 
     def reduce_scatter(self, output: torch.Tensor, parts: Tensors, op: Any) -> CommWork:
         """Reduce a list of tensors, of which entry r goes to rank r; they may differ in size."""
@@ -79,6 +82,17 @@ class Starter:
                 output.detach().copy_(part.reshape(output.shape))
             works.append(self.reduce(output if mine else part, op, root))
         return joined(works)
+
+    def _committed(self, how: Reduction, target: Target) -> Callable[[], None]:
+        """What remains to do with the sum."""
+        if not how.truncates:
+            return target.commit
+
+        def divide() -> None:
+            target.data.div_(self.comm.size, rounding_mode="trunc")
+            target.commit()
+
+        return divide
 
     # -- movement ------------------------------------------------------------------------------------
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
+
+from torch._C._distributed_c10d import Store
 
 from hybridcomp.codecs import Codec
 from hybridcomp.policy import Policy, load_policy
@@ -35,6 +38,22 @@ class Options:
     def _timeout(self) -> timedelta | None:
         """What ``DeviceMesh`` reads from the options of an axis."""
         return self.timeout
+
+
+class Birth(NamedTuple):
+    """What a process group is made from.
+
+    Attributes:
+        ranks: the members, of ``MPI.COMM_WORLD``, in the group's order.
+        rank: this process's place among them.
+        store: the members' own part of torch's store.
+        options: the caller's.
+    """
+
+    ranks: list[int]
+    rank: int
+    store: Store
+    options: Options
 
 
 def set_policy(policy: PolicyLike) -> Policy:

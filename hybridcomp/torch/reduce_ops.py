@@ -38,6 +38,16 @@ _INTEGERS = {
 }
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 _COMPLEX = {torch.complex64, torch.complex128}
+_OF_COMPLEX = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT)
+# Eight bits hold no sum on its way: these are reduced in float32, and rounded once.
+_NARROW = {
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+}
+# Whose averages torch can divide; they are cut off, as NCCL does.
+_DIVIDED = _INTEGERS - {torch.uint16, torch.uint32, torch.uint64}
 
 
 class Reduction(NamedTuple):
@@ -46,10 +56,14 @@ class Reduction(NamedTuple):
     Attributes:
         op: for the communicator.
         factor: multiply every rank's values with it first (``PREMUL_SUM``); None leaves them.
+        dtype: to reduce in; None is the tensors' own.
+        truncates: divide the sum by the number of ranks and cut off what is behind the point.
     """
 
     op: MPI.Op | str
     factor: float | torch.Tensor | None = None
+    dtype: torch.dtype | None = None
+    truncates: bool = False
 
 
 def reduction(op: Any, dtype: torch.dtype) -> Reduction:
@@ -63,20 +77,21 @@ def reduction(op: Any, dtype: torch.dtype) -> Reduction:
         NotImplementedError: names the operation and the dtype.
     """
     kind = op_kind(op)
-    if kind == ReduceOp.PREMUL_SUM and dtype in _FLOATS:
-        return Reduction(MPI.SUM, factor=_factor(op))
+    wide = torch.float32 if dtype in _NARROW else None
+    if kind == ReduceOp.PREMUL_SUM and dtype in _FLOATS | _NARROW | _COMPLEX:
+        return Reduction(MPI.SUM, factor=_factor(op), dtype=wide)
+    if kind == ReduceOp.AVG and dtype in _DIVIDED:
+        return Reduction(MPI.SUM, truncates=True)
     found: MPI.Op | str | None = None
-    if dtype in _FLOATS:
+    if dtype in _FLOATS | _NARROW or (dtype in _COMPLEX and kind in _OF_COMPLEX):
         found = _ARITHMETIC.get(kind)
     elif dtype in _INTEGERS:
         found = {**_ARITHMETIC, **_BITWISE}.get(kind) if kind != ReduceOp.AVG else None
     elif dtype is torch.bool:
         found = _LOGICAL.get(kind)
-    elif dtype in _COMPLEX and kind in (ReduceOp.SUM, ReduceOp.PRODUCT):
-        found = _ARITHMETIC[kind]
     if found is None:
         raise NotImplementedError(f"hybridcomp cannot reduce {dtype} tensors by {kind}")
-    return Reduction(found)
+    return Reduction(found, dtype=wide)
 
 
 def op_kind(op: Any) -> Any:

@@ -43,16 +43,19 @@ def named(tensor: torch.Tensor) -> bool:
     return True
 
 
-def source(tensor: torch.Tensor) -> torch.Tensor:
+def source(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Contiguous tensor with the values of ``tensor``, at :func:`home`; its own memory where that is possible.
 
     Args:
         tensor: any shape, strides, dtype and device; not sparse.
+        dtype: to convert it to; None keeps its own.
 
     Returns:
         A tensor of the same shape, or flat bytes for a dtype that messages do not name.
     """
     dense = _dense(tensor)
+    if dtype is not None:
+        dense = dense.to(dtype)
     if not usable(dense):
         dense = dense.resolve_conj().resolve_neg().contiguous().to(home(dense))
     return dense if named(dense) else dense.view(-1).view(torch.uint8)
@@ -65,18 +68,20 @@ class Target:
         data: what to hand to the communicator: the tensor itself where that is possible.
     """
 
-    def __init__(self, tensor: torch.Tensor, *, load: bool = False) -> None:
+    def __init__(self, tensor: torch.Tensor, *, load: bool = False, dtype: torch.dtype | None = None) -> None:
         """Prepare ``tensor`` to be written.
 
         Args:
             tensor: any shape, strides, dtype and device; not sparse.
             load: the operation also reads it (a reduction in place, a broadcast's root).
+            dtype: of the memory; None is the tensor's own.
         """
         self._tensor = _dense(tensor)
-        self._staged = not usable(self._tensor)
+        dtype = dtype or tensor.dtype
+        self._staged = dtype != tensor.dtype or not usable(self._tensor)
         buffer = self._tensor
         if self._staged:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device=home(tensor))
+            buffer = torch.empty(tensor.shape, dtype=dtype, device=home(tensor))
             if load:
                 buffer.copy_(self._tensor)
         self._buffer = buffer

@@ -18,6 +18,7 @@ from hybridcomp.torch.streams import CallerStreams
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Request
+    from hybridcomp.torch.profiling import Range
 
 
 class CommWork(Work):
@@ -29,6 +30,7 @@ class CommWork(Work):
 
     Attributes:
         requests: what is in flight.
+        limit: seconds that :meth:`wait` waits if it is not told; None is the group's own timeout.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class CommWork(Work):
         self._completed = False
         self._error: BaseException | None = None
         self._promise: Promise | None = None
+        self._mark: Range | None = None
+        self.limit: float | None = None
         for request in self.requests:
             request.add_done_callback(self._one_done)
         if not self.requests:
@@ -65,17 +69,19 @@ class CommWork(Work):
         """Return True when the results are in their tensors.
 
         Args:
-            timeout: None or zero is the group's own timeout.
+            timeout: None or zero is that of the operation's options, or else the group's own.
 
         Raises:
             CollectiveTimeoutError: the operation did not end in time.
             HybridcompError: what went wrong in the operation.
         """
-        seconds = timeout.total_seconds() if timeout else None
+        seconds = timeout.total_seconds() if timeout else self.limit
         deadline = None if seconds is None else time.monotonic() + seconds
         for request in self.requests:
             request.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         self._complete()
+        if self._mark is not None:
+            self._mark.join()
         if self._error is not None:
             raise self._error
         self._caller.join()
@@ -126,6 +132,14 @@ class CommWork(Work):
                     self._keep(self._promise)
             return self._promise.future
 
+    def mark(self, mark: Range) -> None:
+        """Have a profiler's range end when the operation does."""
+        with self._lock:
+            self._mark = mark
+            if not self._completed:
+                return
+        mark.end()
+
     # -- the engine's side ---------------------------------------------------------------------------
 
     def _one_done(self, _: Request) -> None:
@@ -149,7 +163,9 @@ class CommWork(Work):
                     self._error = error
             self._commit = None
             self._completed = True
-            promise = self._promise
+            promise, mark = self._promise, self._mark
+        if mark is not None:
+            mark.end()
         if promise is not None:
             self._keep(promise)
 

@@ -1,0 +1,48 @@
+"""What torch asks of an operation, in any of the forms that it passes: an options object, or its parts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from torch.distributed import ReduceOp
+
+
+class Asked(NamedTuple):
+    """An operation's options.
+
+    Attributes:
+        op: the reduce operation; None is a sum.
+        root: the rank in the group that sends to, or receives from, all.
+        timeout: seconds that a wait may take; None is the group's own timeout.
+    """
+
+    op: Any = None
+    root: int = 0
+    timeout: float | None = None
+
+
+def asked(*given: Any) -> Asked:
+    """Sort out arguments by what they are.
+
+    Args:
+        given: options objects, reduce operations, roots, timeouts, or None, in any order.
+    """
+    op: Any = None
+    root: int = 0
+    timeout: timedelta | None = None
+    for value in given:
+        if value is None:
+            continue
+        if isinstance(value, timedelta):
+            timeout = value
+        elif isinstance(value, (ReduceOp, ReduceOp.RedOpType)):
+            op = value
+        elif isinstance(value, int):
+            root = value
+        else:
+            op = getattr(value, "reduceOp", op)
+            root = getattr(value, "rootRank", root)
+            timeout = getattr(value, "timeout", timeout)
+    seconds = None if timeout is None or timeout <= timedelta(0) else timeout.total_seconds()
+    return Asked(op, root, seconds)

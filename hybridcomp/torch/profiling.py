@@ -1,0 +1,79 @@
+"""Ranges in torch's profiler: of each call of a process group, from its start to its end.
+
+One has the name that torch's own backends give theirs, ``hybridcomp:all_reduce``, and the shapes of the tensors that go
+in. For every operation of the communicator that the call makes, usually one, there is another that says what the
+policy chose: ``hybridcomp all_reduce axis=dp codec=int8:block=128 bytes=4194304``, with the bytes of the caller's
+buffer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.futures import Future
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.stats import Call
+
+_here = threading.local()
+
+profiling = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+
+
+class Range:
+    """The ranges of one call: ``with Range(...) as mark: work = start()``; then :meth:`end` and :meth:`join`."""
+
+    def __init__(self, op: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Prepare them.
+
+        Args:
+            op: the call's name, such as ``all_reduce``.
+            tensors: what goes in.
+        """
+        self._op, self._tensors = op, tensors
+        self._ended: Future[Any] = Future()
+        self._recorded: list[Any] = []
+
+    def __enter__(self) -> Range:
+        self._begin(f"hybridcomp:{self._op}", self._tensors)
+        _here.open = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        _here.open = None
+        if kind is not None:
+            self.end()
+
+    def end(self) -> None:
+        """The call has ended.
+
+        Another thread says so: torch takes a range that ends in the thread it began in for one that encloses all
+        that this thread did meanwhile.
+        """
+        _ender().submit(self._ended.set_result, None)
+
+    def join(self) -> None:
+        """Return when the profiler has the end."""
+        for recorded in self._recorded:
+            recorded.wait()
+
+    def _begin(self, name: str, tensors: Sequence[torch.Tensor] = ()) -> None:
+        handle = torch.autograd._record_function_with_args_enter(name, *tensors)  # type: ignore[attr-defined]
+        self._recorded.append(torch.ops.profiler._call_end_callbacks_on_jit_fut(handle, self._ended))
+
+
+def note(call: Call) -> None:
+    """Begin the range of an operation that the communicator is about to start, if its call is being profiled."""
+    call_of: Range | None = getattr(_here, "open", None)
+    if call_of is not None:
+        call_of._begin(f"hybridcomp {call.op} axis={call.axis} codec={call.codec} bytes={call.raw_bytes}")
+
+
+@cache
+def _ender() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="hybridcomp-profiler")
