@@ -51,3 +51,17 @@ def case_coalescing_manager() -> None:
         dist.broadcast(tensors[0], 0, async_op=True)
         dist.broadcast(tensors[1], 0, async_op=True)
     manager.wait()
+
+
+def case_compiled_programs() -> None:
+    group = dist.group.WORLD
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = funcol.all_reduce(x * 2, "sum", group)
+        z = funcol.all_gather_tensor(y + 1, 0, group)
+        dist.all_reduce(z)  # which the compiler makes functional
+        return funcol.reduce_scatter_tensor(z, "avg", 0, group)
+
+    x = torch.full((4,), float(rank() + 1))
+    assert torch.equal(step(x), torch.full((4,), size() * (2.0 * sum(range(1, size() + 1)) + 1)))

@@ -1,0 +1,12 @@
+"""Groups, meshes and timeouts, on four ranks."""
+
+import pytest
+
+from tests.torch.harness import case_names, check_case
+
+MODULE = "cases_groups"
+
+
+@pytest.mark.parametrize("case", case_names(MODULE))
+def test_case(case: str) -> None:
+    check_case(MODULE, 4, case)
