@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi lint fuzz fuzz-smoke bench bench-lab bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite lint fuzz fuzz-smoke bench bench-lab bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -28,7 +28,11 @@ test-mpi: $(VENV)/.installed
 	  OMP_NUM_THREADS=1 HC_EMULATION_CHECKS=0 timeout -k 10 600 $(MPIEXEC) -n $$n $(BIN)/python -m pytest tests/mpi --with-mpi -q -p no:cacheprovider; \
 	done
 
-# The same on Open MPI, in a virtual environment of its own that sees the packages of the other one. Its ranks spin while
+# All of PyTorch's own distributed tests that need no GPU, and gloo beside it: five minutes. `make test` runs a third.
+test-torch-suite: $(VENV)/.installed
+	$(BIN)/python -m tests.peer.torch_suite
+
+# tests/mpi on Open MPI, in a virtual environment of its own that sees the packages of the other one. Its ranks spin while
 # they wait, and starve each other where there are fewer cores than ranks, unless they are told to sleep.
 OPENMPI := build/openmpi
 OPENMPI_RANKS ?= 3
