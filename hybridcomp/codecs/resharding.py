@@ -19,6 +19,7 @@ any rank, so that :meth:`Codec.at_step` gives all ranks the same codec.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,9 +28,9 @@ import numpy as np
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.estimates import EstimateMemory
-from hybridcomp.codecs.feedback import MEMORIES, Arrays, keys_of, pack_key, unpack_keys
+from hybridcomp.codecs.feedback import MEMORIES, Arrays, Key, keys_of, pack_key, unpack_keys
 from hybridcomp.codecs.forms import Form
-from hybridcomp.codecs.memories import STATE_CODEC, AverageMemory
+from hybridcomp.codecs.memories import STATE_CODEC, AverageMemory, PlainMemory
 from hybridcomp.codecs.memory import Array, Memory, Scratch
 
 _MOST_RANKS = 1 << 20
@@ -140,3 +141,36 @@ def _summed_states(parts: Sequence[Arrays], like: AverageMemory) -> Array:
         values += STATE_CODEC.decode(part[""])
     message: Array = STATE_CODEC.encode(values.astype(as_dtype(like.kind).storage))
     return message
+
+
+def release(state: Mapping[str, Any], key: Key, span: slice) -> tuple[Arrays, Array] | None:
+    """Take out of a state what it keeps for a span that its rank, owning it now, sends to nobody any more.
+
+    A reduce-scatter adds an owner's part as it is, so what resharding gave an owner for its own span has to be added
+    to its sum by hand. ``dgc`` sends an owner's part too, and keeps it.
+
+    Args:
+        state: of one rank.
+        key: of an array.
+        span: of the array.
+
+    Returns:
+        The arrays of the key for a new state, with zeros in the span, and what is to be added to the span of a sum;
+        None if there is nothing.
+    """
+    text = json.dumps(list(key))
+    mine = {name: value for name, value in state.items() if name == text or name.startswith(f"{text}#")}
+    for form, steps, parts in unpack_keys(mine).values():
+        memory = MEMORIES[form.name].restore(form, parts, Scratch())
+        if not isinstance(memory, PlainMemory | AverageMemory) or span.stop > memory.n:
+            return None
+        errors = memory.error
+        missing = errors[span].copy()
+        if not missing.any():
+            return None
+        errors[span] = 0
+        if isinstance(memory, AverageMemory):  # whose errors are sent in shares that add up to this
+            missing /= 1 - form.options["beta"]
+            return pack_key(text, form, steps, {"": STATE_CODEC.encode(errors)}), missing
+        return pack_key(text, form, steps, {"": errors}), missing
+    return None

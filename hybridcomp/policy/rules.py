@@ -122,6 +122,12 @@ class Policy:
         rules = [self.base, *self.axes.values(), *(r for e in self.entries.values() for r in e.values())]
         return any(c.name != "none" for r in rules for c in r.codecs or ())
 
+    @property
+    def last_warmup_step(self) -> int:
+        """The step from which on answers no longer change."""
+        rules = [self.base, *self.axes.values(), *(r for e in self.entries.values() for r in e.values())]
+        return max(rule.warmup_steps for rule in rules)
+
     def require_axes(self, axes: Iterable[str]) -> None:
         """Check that a policy read from a file speaks only of axes that exist.
 

@@ -14,18 +14,28 @@ Importing this registers the backend. It does not initialise MPI.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 from hybridcomp.collectives import StatRow
-from hybridcomp.torch import backend, gloo_only, mesh, rendezvous
+from hybridcomp.torch import backend, gloo_only, mesh, phases, rendezvous
 from hybridcomp.torch.ddp_hook import HookState, comm_hook
 from hybridcomp.torch.options import Options, set_policy
+from hybridcomp.torch.phases import in_phase
 from hybridcomp.torch.registry import registry
 
+if TYPE_CHECKING:
+    from hybridcomp.torch.fsdp import FSDPCompression, compress_fsdp
+
 __all__ = [
+    "FSDPCompression",
     "HookState",
     "Options",
     "comm_hook",
+    "compress_fsdp",
+    "in_phase",
     "set_policy",
     "stats",
     "state_dict",
@@ -37,6 +47,15 @@ backend.register()
 rendezvous.install()
 mesh.install()
 gloo_only.install()
+phases.install()
+
+_OF_FSDP = ("FSDPCompression", "compress_fsdp")  # importing FSDP2 takes a second
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_FSDP:
+        return getattr(importlib.import_module("hybridcomp.torch.fsdp"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def stats() -> list[StatRow]:

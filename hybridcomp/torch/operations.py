@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from mpi4py import MPI
 
+from hybridcomp.torch.phases import phase, phase_of_send
 from hybridcomp.torch.reduce_ops import Reduction, reduction
 from hybridcomp.torch.sparse import all_reduce_sparse
 from hybridcomp.torch.staging import Target, source, usable
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
 
 Tensors = Sequence[torch.Tensor]
-
-
-def phase() -> str:
-    """``"backward"`` in a thread that runs autograd's backward pass, else ``"forward"``."""
-    return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
 
 
 class Starter:
@@ -181,10 +177,9 @@ class Starter:
     # -- point to point, and barrier -----------------------------------------------------------------
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int) -> CommWork:
-        """Send ``tensor``; a send to a higher rank of a pipeline carries activations, to a lower one gradients."""
-        data = source(tensor)
-        way = "forward" if dest > self.comm.rank else "backward"
-        return CommWork([self.comm.Isend(data, dest, tag, phase=way)], [tensor])
+        """Send ``tensor``."""
+        way = phase_of_send(tensor, up=dest > self.comm.rank)
+        return CommWork([self.comm.Isend(source(tensor), dest, tag, phase=way)], [tensor])
 
     def receive(self, tensor: torch.Tensor, source_rank: int, tag: int) -> CommWork:
         """Receive into ``tensor``; ``MPI.ANY_SOURCE`` takes what comes."""

@@ -1,0 +1,83 @@
+"""What FSDP2 calls in place of its own all-gather and reduce-scatter."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+if TYPE_CHECKING:
+    from hybridcomp.torch.fsdp.unit import Unit
+
+Tensor = torch.Tensor
+
+
+class _Allocates:
+    """Memory from torch's allocator, as FSDP2's own."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialised tensor."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class CompressedAllGather(_Allocates, AllGather):
+    """Gathers a module's parameters."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        """Start it. The work is waited for before parameters are used, whatever ``async_op`` says: so what is
+        prefetched is on its way while the module before computes."""
+        return self._unit.all_gather(output_tensor, input_tensor, group)
+
+
+class CompressedReduceScatter(_Allocates, ReduceScatter):
+    """Reduces a module's gradients.
+
+    Attributes:
+        parameters: of the next buffer: those that have gradients; None if nobody said.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        self.parameters: list[Any] | None = None
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        """Do it: FSDP2 uses the output at once."""
+        parameters, self.parameters = self.parameters, None
+        self._unit.reduce_scatter(output_tensor, input_tensor, group, op, parameters)
+
+
+def install() -> None:
+    """Let FSDP2 tell a :class:`CompressedReduceScatter` which parameters are in its buffer, once.
+
+    Those without a gradient in a step (an expert that no token chose) are not, and a buffer's size alone does not say
+    which. The function is torch's own business; where a version has none of that name, a module's gradients are
+    compressed while all of its parameters have one.
+    """
+    function = getattr(_fsdp_param_group, "foreach_reduce", None)
+    if function is None or getattr(function, "hybridcomp", False):
+        return
+    signature = inspect.signature(function)
+    if not {"fsdp_params", "reduce_scatter_comm"} <= signature.parameters.keys():
+        return
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        comm = given["reduce_scatter_comm"]
+        if isinstance(comm, CompressedReduceScatter):
+            comm.parameters = list(given["fsdp_params"])
+        return function(*args, **kwargs)
+
+    wrapped.hybridcomp = True  # type: ignore[attr-defined]
+    _fsdp_param_group.foreach_reduce = wrapped  # type: ignore[attr-defined]

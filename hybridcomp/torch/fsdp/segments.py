@@ -1,0 +1,130 @@
+"""FSDP2's flat buffers as parameters' segments, and what a policy says about each.
+
+A buffer has a part for each rank, and each part has a segment for each parameter of the module, padded to the same size
+on all ranks. Codecs work on segments: blocks do not straddle parameters, and names count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hybridcomp.arrays import DType
+from hybridcomp.codecs import get_codec
+from hybridcomp.policy import Choice, Message, Policy, check_feedback
+
+NONE = get_codec("none")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A parameter in a buffer.
+
+    Attributes:
+        name: of the parameter.
+        key: what its error feedback is kept under: the name; one split along another dim than the first is laid out
+            anew for each number of ranks, and its key says which.
+        start: its first element in a rank's part.
+        size: its elements in a rank's part, padding included.
+        total: its elements on all ranks, without padding, which comes last.
+    """
+
+    name: str
+    key: str
+    start: int
+    size: int
+    total: int
+
+    @property
+    def stop(self) -> int:
+        """The element after its last in a rank's part."""
+        return self.start + self.size
+
+    def count(self, rank: int) -> int:
+        """Its elements in a rank's part, without padding."""
+        return max(0, min(self.size, self.total - rank * self.size))
+
+    def span(self, rank: int) -> slice:
+        """Where a rank's elements lie in the whole parameter."""
+        start = min(rank * self.size, self.total)
+        return slice(start, start + self.count(rank))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A rank's part of a buffer by how its segments travel.
+
+    Attributes:
+        size: elements of the part.
+        exact: segments that travel uncompressed, each with the reason.
+        encoded: the other segments, each with its codec and feedback.
+    """
+
+    size: int
+    exact: list[tuple[Segment, Choice]] = field(default_factory=list)
+    encoded: list[tuple[Segment, Choice]] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str:
+        """Why the exact segments are exact."""
+        return "; ".join(dict.fromkeys(choice.reason for _, choice in self.exact))
+
+
+def segments_of(parameters: Sequence[Any], names: dict[int, str], ranks: int) -> list[Segment]:
+    """The segments of a rank's part.
+
+    Args:
+        parameters: FSDP2's ``FSDPParam`` objects, in the buffer's order.
+        names: by ``id``.
+        ranks: that share the buffer.
+    """
+    found = []
+    start = 0
+    for parameter in parameters:
+        name = names[id(parameter)]
+        total, size = parameter._orig_size.numel(), parameter.padded_sharded_param_size.numel()
+        dim = parameter.fsdp_placement.dim
+        key = name if dim == 0 else f"{name}@dim{dim}/{ranks}"
+        found.append(Segment(name, key, start, size, total))
+        start += size
+    return found
+
+
+def cut(
+    policy: Policy, axis: str, op: str, phase: str, dtype: DType, segments: Sequence[Segment], **about: int
+) -> Cut:
+    """Ask the policy about each segment.
+
+    Args:
+        policy, axis: whose section.
+        op: ``all_gather`` or ``reduce_scatter``.
+        phase: forward or backward.
+        dtype: of the buffer.
+        segments: of a rank's part, one after the other.
+        about: ``ranks`` and ``step``.
+
+    Raises:
+        PolicyError: the feedback cannot serve the operation.
+    """
+    done = Cut(segments[-1].stop if segments else 0)
+    sent = about["ranks"] if op == "reduce_scatter" else 1  # parts that a rank's own message is made of
+    for segment in segments:
+        elements = sent * segment.size
+        nbytes = elements * dtype.itemsize
+        choice = policy.choose(
+            Message(axis, op, phase, dtype, nbytes, segment.name, about["step"], (elements,))
+        )
+        if choice.codec.linear:
+            choice = Choice(NONE, None, f"{choice.codec.name} only all-reduces")
+        if choice.compresses:
+            check_feedback(op, choice.codec, choice.feedback)
+            done.encoded.append((segment, choice))
+        else:
+            done.exact.append((segment, choice))
+    return done
+
+
+def whole(size: int, reason: str) -> Cut:
+    """A part that travels as it is."""
+    return Cut(size, [(Segment("", "", 0, size, size), Choice(NONE, None, reason))])

@@ -1,0 +1,213 @@
+"""What :func:`compress_fsdp` makes: transports, error feedback, references and statistics of one model."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from hybridcomp.codecs import ErrorFeedback
+from hybridcomp.collectives import StatRow, merge
+from hybridcomp.policy import load_policy
+from hybridcomp.torch.fsdp.comms import CompressedAllGather, CompressedReduceScatter, install
+from hybridcomp.torch.fsdp.leftovers import Leftovers
+from hybridcomp.torch.fsdp.over_comm import CommTransport
+from hybridcomp.torch.fsdp.over_torch import TorchTransport
+from hybridcomp.torch.fsdp.unit import Unit
+from hybridcomp.torch.memory import Arrays
+from hybridcomp.torch.options import PolicyLike, default_policy
+from hybridcomp.torch.registry import registry
+
+Transport = CommTransport | TorchTransport
+RESIDUAL, REFERENCE, RANKS, STEP = "residual", "reference", "ranks", "step"
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+class FSDPCompression:
+    """Compression of one model's parameters and gradients on their way between the ranks that share them.
+
+    The model keeps it alive. Error feedback is kept by parameter, references of differences by module.
+
+    Attributes:
+        policy: what decides on codecs.
+        axis: the policy's section.
+        difference: whether differences of parameters are sent.
+        warmup: the step from which on the policy's answers do not change.
+        feedback: of gradients.
+        label: names this in a saved state.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, policy: PolicyLike | None, axis: str, difference: bool
+    ) -> None:
+        """See :func:`compress_fsdp`."""
+        self.policy = default_policy() if policy is None else load_policy(policy)
+        self.axis = axis
+        self.difference = difference
+        self.warmup = self.policy.last_warmup_step
+        self.feedback = ErrorFeedback(form=None)
+        self.leftovers = Leftovers()
+        self.label = f"fsdp:{axis}"
+        self._transports: dict[int, Transport] = {}
+        self._groups: list[Any] = []
+        self._units = self._adopt(model)
+        install()
+        registry.rank = dist.get_rank()
+        registry.add(self)
+        weakref.finalize(self, _keep, self._transports).atexit = False
+
+    def _adopt(self, model: torch.nn.Module) -> dict[str, Unit]:
+        """Set the communication of every FSDP2 module."""
+        named = {id(p): _plain(name) for name, p in model.named_parameters()}
+        units: dict[str, Unit] = {}
+        seen: set[int] = set()
+        for path, module in model.named_modules():
+            groups = _parameter_groups(module)
+            for number, group in enumerate(groups):
+                if id(group) in seen or not hasattr(group.mesh_info, "shard_process_group"):
+                    continue
+                seen.add(id(group))
+                name = _plain(path) + (f"#{number}" if number else "")
+                names = {
+                    id(p): named.get(id(p.sharded_param), f"{name}.{i}")
+                    for i, p in enumerate(group.fsdp_params)
+                }
+                shared_by = group.mesh_info.shard_process_group
+                unit = units[name] = Unit(self, name, group.fsdp_params, names, shared_by)
+                self.transport(shared_by)
+                if len(groups) == 1:
+                    module.set_custom_all_gather(CompressedAllGather(unit))
+                    module.set_custom_reduce_scatter(CompressedReduceScatter(unit))
+                else:  # those methods set the communication of one group
+                    group._all_gather_comm = CompressedAllGather(unit)
+                    group._reduce_scatter_comm = CompressedReduceScatter(unit)
+        if not units:
+            raise ValueError(
+                f"{type(model).__name__} has no module that fully_shard has sharded: call fully_shard first, "
+                "then compress_fsdp"
+            )
+        return units
+
+    def transport(self, group: Any) -> Transport:
+        """What moves messages of a process group; made when it is asked for first, which is collective."""
+        found = self._transports.get(id(group))
+        if found is None:
+            comm = getattr(group, "comm", None)  # of a HybridProcessGroup
+            if comm is None:
+                found = TorchTransport(group, self.axis, self.feedback)
+            else:
+                found = CommTransport(comm, self.axis, self.policy, self.feedback)
+            self._transports[id(group)] = found
+            self._groups.append(group)  # its id is a key: nobody else may get that
+        return found
+
+    # -- memory and statistics (registry.Member) -----------------------------------------------------
+
+    def rows(self) -> list[StatRow]:
+        """Statistics up to now."""
+        return merge([t.rows() for t in self._transports.values()])
+
+    def memory(self) -> Arrays:
+        """What to save: residuals, this rank's part of references, steps and numbers of ranks. Between steps."""
+        residuals = self.leftovers.put_back(self.feedback.state_dict())
+        saved: Arrays = {f"{RESIDUAL}/{key}": array for key, array in residuals.items()}
+        for name, unit in self._units.items():
+            saved[f"{RANKS}/{name}"] = np.array(unit.group.size())
+            saved[f"{STEP}/{name}"] = np.array(unit.step)
+            if unit.reference is not None:
+                part = unit.reference.part(unit.group.rank(), unit.group.size())
+                if part is not None:
+                    saved[f"{REFERENCE}/{name}"] = part
+        return saved
+
+    def load_memory(self, arrays: Arrays) -> None:
+        """Take back what :meth:`memory` gave. What belongs to another number of ranks begins anew, with a warning."""
+        parts: dict[str, Arrays] = {RESIDUAL: {}, REFERENCE: {}, RANKS: {}, STEP: {}}
+        for key, array in arrays.items():
+            kind, _, name = key.partition("/")
+            parts[kind][name] = array
+        foreign = [
+            name
+            for name, unit in self._units.items()
+            if int(parts[RANKS].get(name, np.array(0))) not in (0, unit.group.size())
+        ]
+        if foreign:
+            ranks = int(parts[RANKS][foreign[0]])
+            warnings.warn(
+                f"hybridcomp: the error feedback of {len(foreign)} modules was saved by {ranks} ranks and begins anew "
+                f"on {self._units[foreign[0]].group.size()}; hybridcomp.torch.reshard_state carries it over",
+                stacklevel=2,
+            )
+        self.leftovers.clear()
+        residuals = parts[RESIDUAL] if not foreign else {}
+        for name, unit in self._units.items():
+            segments = unit.segments
+            residuals = self.leftovers.take(residuals, self.axis, segments, unit.group.rank())
+            unit.step = int(parts[STEP].get(name, np.array(0)))
+            if unit.reference is not None:
+                unit.reference.load(None if name in foreign else parts[REFERENCE].get(name))
+        self.feedback.load_state_dict(residuals)
+
+    def advance(self) -> None:
+        """Nothing to do: steps are counted by reductions."""
+
+
+def compress_fsdp(
+    model: torch.nn.Module,
+    policy: PolicyLike | None = None,
+    *,
+    axis: str = "fsdp",
+    difference: bool = False,
+) -> FSDPCompression:
+    """Compress what FSDP2 sends: the all-gather of parameters and the reduce-scatter of gradients.
+
+    Call it after ``fully_shard``, on all ranks alike. The optimizer goes on with full precision: a rank's own shard is
+    never rounded. What all ranks compute with is what they decoded, the owner too, so they compute with the same bits.
+    The replicate axis of a 2-D mesh is reduced by its own process group, under that group's policy.
+
+    Args:
+        model: FSDP2 modules, at any depth. On a hybridcomp group, or gloo, NCCL or another backend.
+        policy: as :func:`hybridcomp.load_policy` takes it; None is the default of
+            :func:`hybridcomp.torch.set_policy`. Sizes that it compares with ``min_bytes`` are those of a rank's part
+            of a parameter in an all-gather, and of the whole gradient in a reduce-scatter. Error feedback of
+            gradients needs memory of their whole size on each rank: 4 bytes an element for ``ef``, one for ``loco``.
+        axis: the policy's section.
+        difference: send how parameters differ from those that were sent last. Errors do not add up then, but each
+            rank keeps a copy of all parameters as they were decoded; in exchange, nothing is sent in the backward
+            pass.
+
+    Returns:
+        The state, which the model keeps; :func:`hybridcomp.torch.state_dict` saves it.
+
+    Raises:
+        ValueError: nothing in the model is sharded.
+        PolicyError: the policy cannot be read.
+        MismatchError: the ranks' policies differ.
+    """
+    return FSDPCompression(model, policy, axis, difference)
+
+
+def _parameter_groups(module: torch.nn.Module) -> list[Any]:
+    """FSDP2's parameter groups of a module; earlier versions of torch have at most one."""
+    if not isinstance(module, FSDPModule):
+        return []
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def _plain(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _keep(transports: dict[int, Transport]) -> None:
+    registry.keep(merge([t.rows() for t in transports.values()]))

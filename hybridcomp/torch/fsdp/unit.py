@@ -1,0 +1,102 @@
+"""One module of FSDP2: its parameters, its counts of steps, and how its buffers are cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hybridcomp.arrays import as_dtype
+from hybridcomp.errors import CodecMismatchError
+from hybridcomp.torch.fsdp.reference import Reference
+from hybridcomp.torch.fsdp.segments import Cut, Segment, cut, segments_of, whole
+from hybridcomp.torch.phases import phase
+from hybridcomp.torch.reduce_ops import op_kind
+
+if TYPE_CHECKING:
+    from hybridcomp.torch.fsdp.state import FSDPCompression
+
+Tensor = torch.Tensor
+
+
+class Unit:
+    """A group of parameters that FSDP2 communicates together.
+
+    Attributes:
+        name: of its module.
+        step: reductions so far.
+        group: the process group of the ranks that share its parameters.
+        reference: of differences; None if parameters themselves are sent.
+    """
+
+    def __init__(
+        self, owner: FSDPCompression, name: str, parameters: list[Any], names: dict[int, str], group: Any
+    ) -> None:
+        self.name = name
+        self.step = 0
+        self.group = group
+        self.reference = Reference() if owner.difference else None
+        self._owner = owner
+        self._parameters = parameters
+        self._names = names
+        self._cuts: dict[tuple[Any, ...], Cut] = {}
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Of all parameters."""
+        return segments_of(self._parameters, self._names, self.group.size())
+
+    def all_gather(self, output: Tensor, own: Tensor, group: Any) -> Any:
+        """Start to gather parameters; return the work, or None if they are there."""
+        transport = self._owner.transport(group)
+        if group is not self.group:
+            again = whole(own.numel(), "parameters that were gathered before, within a smaller mesh")
+            return transport.all_gather(output, own, again, phase())
+        found = self._cut("all_gather", self._parameters, own)
+        if self.reference is not None and found.encoded:
+            return self.reference.all_gather(transport, output, own, found, phase())
+        return transport.all_gather(output, own, found, phase())
+
+    def reduce_scatter(
+        self, output: Tensor, given: Tensor, group: Any, op: Any, parameters: list[Any] | None
+    ) -> None:
+        """Reduce gradients.
+
+        Args:
+            output: this rank's part.
+            given: all parts; may be overwritten.
+            group: of FSDP2.
+            op: torch's.
+            parameters: those that have gradients; None if that is not known.
+        """
+        if parameters is None:
+            parameters = [p for p in self._parameters if p.sharded_param.requires_grad]
+        found = self._cut("reduce_scatter", parameters, output)
+        self._owner.transport(group).reduce_scatter(output, given, found, op)
+        self._owner.leftovers.add(output, found, group.size() if op_kind(op) == dist.ReduceOp.AVG else 1)
+        self.step += 1
+
+    def _cut(self, op: str, parameters: list[Any], part: Tensor) -> Cut:
+        """How a rank's part of a buffer is cut."""
+        when = phase() if op == "all_gather" else "backward"
+        key = (op, when, part.dtype, part.numel(), min(self.step, self._owner.warmup), *map(id, parameters))
+        known = self._cuts.get(key)
+        if known is None:
+            known = self._cuts[key] = self._made(op, when, parameters, part)
+        return known
+
+    def _made(self, op: str, when: str, parameters: list[Any], part: Tensor) -> Cut:
+        try:
+            dtype = as_dtype(part.dtype)
+        except CodecMismatchError:
+            return whole(part.numel(), f"no message names {part.dtype}")
+        if not dtype.is_float:
+            return whole(part.numel(), "parameters of several dtypes travel as bytes")
+        segments = segments_of(parameters, self._names, self.group.size())
+        if sum(segment.size for segment in segments) != part.numel():
+            return whole(part.numel(), "what is sent is not the parameters, or not all have a gradient")
+        owner = self._owner
+        return cut(
+            owner.policy, owner.axis, op, when, dtype, segments, ranks=self.group.size(), step=self.step
+        )

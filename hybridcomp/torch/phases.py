@@ -1,0 +1,124 @@
+"""Whether a message belongs to the forward or to the backward pass.
+
+Collectives: what starts in a thread that runs autograd's backward pass is backward. Sends of a pipeline start outside
+of it, whatever they carry, and their direction says nothing where a rank has several stages. So the stages of
+``torch.distributed.pipelining`` say it themselves: they make sends of activations and sends of gradients in two
+methods, which are wrapped here. A program with a pipeline of its own says it by :func:`in_phase`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from hybridcomp.policy.message import PHASES
+
+_STAGE = "torch.distributed.pipelining.stage"
+_METHODS = {"get_fwd_send_ops": "forward", "get_bwd_send_ops": "backward"}
+
+_said = threading.local()
+_sent: Any = WeakIdKeyDictionary()  # phases of tensors that are about to be sent
+
+
+@contextmanager
+def in_phase(name: str) -> Iterator[None]:
+    """Say that what this thread sends inside belongs to a pass, for policies that tell them apart.
+
+    Args:
+        name: ``"forward"`` or ``"backward"``.
+
+    Raises:
+        ValueError: any other name.
+    """
+    if name not in PHASES:
+        raise ValueError(f"a phase is {' or '.join(map(repr, PHASES))}, not {name!r}")
+    before = getattr(_said, "phase", None)
+    _said.phase = name
+    try:
+        yield
+    finally:
+        _said.phase = before
+
+
+def phase() -> str:
+    """What :func:`in_phase` says; else ``"backward"`` in a thread that runs autograd's backward pass."""
+    said: str | None = getattr(_said, "phase", None)
+    return said or ("forward" if torch._C._current_graph_task_id() == -1 else "backward")
+
+
+def phase_of_send(tensor: torch.Tensor, *, up: bool) -> str:
+    """The phase of a point-to-point message.
+
+    Args:
+        tensor: as the program sends it.
+        up: whether it goes to a higher rank: what nobody says anything about is taken for a pipeline of one stage to
+            a rank, where activations go up and gradients down.
+    """
+    found: str | None = _sent.pop(tensor, None)
+    found = found or getattr(_said, "phase", None)
+    if found is None:
+        found = "forward" if up and torch._C._current_graph_task_id() == -1 else "backward"
+    return found
+
+
+def install() -> None:
+    """Wrap the stages of ``torch.distributed.pipelining``: now, or when a program imports it (which takes a second)."""
+    module = sys.modules.get(_STAGE)
+    if module is not None:
+        _wrap_stages(module)
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Finds the module of stages as everybody else would, once, and wraps what it defines."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """See :class:`importlib.abc.MetaPathFinder`."""
+        if fullname != _STAGE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_wrap(module: Any) -> None:
+                execute(module)
+                _wrap_stages(module)
+
+            spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
+        return spec
+
+
+def _wrap_stages(module: Any) -> None:
+    """Note the phase of the tensors in the sends that stages make.
+
+    The class is torch's own business; where a version has none of that name, sends are told apart by rank.
+    """
+    stages = getattr(module, "_PipelineStageBase", None)
+    for name, meant in _METHODS.items():
+        method = getattr(stages, name, None)
+        if method is not None and not getattr(method, "hybridcomp", False):
+            setattr(stages, name, _noting(method, meant))
+
+
+def _noting(method: Callable[..., list[Any]], meant: str) -> Callable[..., list[Any]]:
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> list[Any]:
+        ops = method(*args, **kwargs)
+        for op in ops:
+            _sent[op.tensor] = meant
+        return ops
+
+    wrapped.hybridcomp = True  # type: ignore[attr-defined]
+    return wrapped

@@ -1,0 +1,316 @@
+"""FSDP2 with compressed communication, on hybridcomp groups and on gloo: exact, lossy, feedback, resume."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import hybridcomp.torch as hct
+from tests.torch.fsdp_models import (
+    FEEDBACK,
+    error,
+    gathered,
+    gradients,
+    local_gradients,
+    loss_of,
+    mesh_of,
+    net,
+    policy_of,
+    same_bits,
+    same_everywhere,
+    sharded,
+    train,
+)
+
+BACKENDS = ("hybridcomp", "gloo")
+
+
+def rows(state) -> dict[str, float]:
+    """Ratio by operation of what was compressed."""
+    return {r.op: r.plain_bytes / r.wire_bytes for r in state.rows() if r.codec != "none"}
+
+
+def case_none_is_plain_fsdp_on_gloo() -> None:
+    plain = gradients(sharded(mesh_of("gloo")))
+    for backend in BACKENDS:
+        model = sharded(mesh_of(backend))
+        state = hct.compress_fsdp(model, "none")
+        got = gradients(model)
+        same_everywhere(got)
+        for name, grad in got.items():
+            assert error(grad, plain[name]) < 1e-6, (backend, name)
+        assert not rows(state)
+
+
+def case_lossy_is_near_and_the_same_everywhere() -> None:
+    for codec, most, ratio in (("int8:block=64", 0.03, 3.0), ("int4:block=64", 0.3, 4.5)):
+        exact = gradients(sharded(mesh_of("gloo")))
+        results = []
+        for backend in BACKENDS:
+            model = sharded(mesh_of(backend))
+            state = hct.compress_fsdp(model, codec)
+            weights = gathered(model)
+            same_everywhere(weights)
+            originals = dict(net().named_parameters())
+            for name, value in weights.items():
+                assert 0 < error(value, originals[name]) < most or value.dim() == 1, (backend, codec, name)
+            got = gradients(model)
+            same_everywhere(got)
+            for name, grad in got.items():
+                assert error(grad, exact[name]) < 2 * most, (backend, codec, name)
+            sent = [r for r in state.rows() if r.codec != "none"]
+            assert {r.op for r in sent} == {"all_gather", "reduce_scatter"}
+            assert sum(r.plain_bytes for r in sent) > ratio * sum(r.wire_bytes for r in sent), sent
+            results.append(weights | got)
+        same_bits(*results)  # whatever moves the bytes
+
+
+def case_the_owner_keeps_full_precision() -> None:
+    model = sharded(mesh_of("hybridcomp"))
+    hct.compress_fsdp(model, "int4:block=64")
+    loss_of(model).backward()
+    for (name, p), q in zip(model.named_parameters(), net().parameters(), strict=True):
+        assert torch.equal(p.full_tensor(), q), name
+
+
+def case_exclude_and_small_ones_by_parameter() -> None:
+    policy = policy_of('min_bytes = 4096\nexclude = ["2.weight"]\n[fsdp]\ncodec = "int8:block=64"\n')
+    for backend in BACKENDS:
+        model = sharded(mesh_of(backend))
+        state = hct.compress_fsdp(model, policy)
+        weights = gathered(model)
+        originals = dict(net().named_parameters())
+        changed = {name for name, value in weights.items() if not torch.equal(value, originals[name])}
+        part = 48 * -(-61 // dist.get_world_size()) * 4  # bytes of rank 0's part of 0.weight
+        assert changed == ({"0.weight"} if part >= 4096 else set()), changed
+        gradients(model)
+        reasons = " ".join(r.reason for r in state.rows())
+        assert "excluded by '2.weight'" in reasons
+        assert "below min_bytes (4096)" in reasons
+        sent = {r.op: r.calls for r in state.rows() if r.codec != "none"}
+        assert sent["reduce_scatter"] == 1, sent  # 0.weight
+
+
+def case_blocks_do_not_straddle_parameters() -> None:
+    for backend in BACKENDS:
+        model = net()
+        with torch.no_grad():
+            model[2].weight.fill_(1e6)  # beside small ones in one buffer
+        fully_shard(model, mesh=mesh_of(backend))
+        hct.compress_fsdp(model, "int8:block=8192")
+        assert error(gathered(model)["0.weight"], net()[0].weight) < 0.01, backend
+
+
+def case_feedback_makes_up_for_what_was_lost() -> None:
+    exact = gradients(sharded(mesh_of("gloo")))
+    steps = 24
+    for backend, form in (("hybridcomp", "ef"), ("hybridcomp", "loco"), ("gloo", "ef")):
+        text = f'[fsdp]\nreduce_scatter = {{ codec = "int2:block=64", feedback = "{form}" }}\n'
+        model = sharded(mesh_of(backend))
+        hct.compress_fsdp(model, policy_of(text))
+        first = local_gradients(model)
+        total = {name: grad.clone() for name, grad in first.items()}
+        for _ in range(steps - 1):
+            for name, grad in local_gradients(model).items():
+                total[name] += grad
+        for name in ("0.weight", "2.weight"):
+            mine = exact[name].chunk(dist.get_world_size())[dist.get_rank()]
+            once, mean = error(first[name], mine), error(total[name] / steps, mine)
+            assert mean < 0.3 * once, (backend, form, name, once, mean)
+
+
+def case_training_converges() -> None:
+    def run(compress) -> list[float]:
+        model = sharded(mesh_of("hybridcomp"))
+        compress(model)
+        return train(model, torch.optim.Adam(model.parameters(), lr=3e-3), range(110))
+
+    plain = run(lambda model: None)
+    for difference in (False, True):
+        losses = run(lambda model, d=difference: hct.compress_fsdp(model, FEEDBACK, difference=d))
+        assert plain[-1] < 0.1 * plain[0]
+        assert sum(losses[-10:]) < 1.15 * sum(plain[-10:]), (difference, plain[-1], losses[-1])
+
+
+def case_differences_do_not_keep_errors() -> None:
+    for backend in BACKENDS:
+        model = sharded(mesh_of(backend))
+        state = hct.compress_fsdp(model, "int4:block=64", difference=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        originals = dict(net().named_parameters())
+        for name, value in gathered(model).items():
+            assert torch.equal(value, originals[name]), name  # the first values are exact
+        train(model, optimizer, range(3))
+        before = sum(r.calls for r in state.rows() if r.op == "all_gather")
+        loss_of(model).backward()
+        after = sum(r.calls for r in state.rows() if r.op == "all_gather")
+        once = sum(len(list(m.parameters(recurse=False))) for m in model.modules())
+        assert after - before <= once, "parameters travelled in the backward pass"
+        weights = gathered(model)
+        same_everywhere(weights)
+        for name, p in model.named_parameters():
+            gap = (weights[name] - p.full_tensor()).abs().max().item()
+            step = 0.01 * p.grad.full_tensor().abs().max().item()
+            assert gap < 1e-3 + step, (backend, name, gap)
+
+
+def case_resume_is_bit_identical() -> None:
+    for backend in BACKENDS:
+        for difference in (False, True):
+
+            def start(mesh, d=difference):
+                model = sharded(mesh)
+                state = hct.compress_fsdp(model, FEEDBACK, difference=d)
+                return model, state, torch.optim.Adam(model.parameters(), lr=3e-3)
+
+            model, state, optimizer = start(mesh_of(backend))
+            train(model, optimizer, range(4))
+            saved = {k: v.copy() for k, v in state.memory().items()}
+            weights = {k: v.clone() for k, v in model.state_dict().items()}
+            moments = copy.deepcopy(optimizer.state_dict())
+            train(model, optimizer, range(4, 8))
+            expected = {k: v.full_tensor() for k, v in model.state_dict().items()}
+
+            again, other, optimizer = start(mesh_of(backend))
+            again.load_state_dict(weights)
+            optimizer.load_state_dict(moments)
+            other.load_memory(saved)
+            train(again, optimizer, range(4, 8))
+            same_bits({k: v.full_tensor() for k, v in again.state_dict().items()}, expected)
+
+
+def case_state_joins_the_registry() -> None:
+    model = sharded(mesh_of("hybridcomp"))
+    hct.compress_fsdp(model, FEEDBACK)
+    gradients(model)
+    mine = {k: v for k, v in hct.state_dict().items() if k.startswith("fsdp:fsdp")}
+    assert any("/residual/" in k and "0.weight" in k and v.abs().sum() > 0 for k, v in mine.items()), list(
+        mine
+    )
+    assert any("reduce_scatter" == r.op and r.axis == "fsdp" for r in hct.stats())
+
+
+def case_reshard_after_forward_or_not() -> None:
+    exact = gradients(sharded(mesh_of("gloo")))
+    for backend in BACKENDS:
+        for reshard in (True, False):
+            model = sharded(mesh_of(backend), reshard=reshard)
+            hct.compress_fsdp(model, "int8:block=64")
+            for _ in range(2):
+                got = gradients(model)
+            same_everywhere(got)
+            for name, grad in got.items():
+                assert error(grad, exact[name]) < 0.06, (backend, reshard, name)
+
+
+def case_gradient_accumulation() -> None:
+    for backend in BACKENDS:
+        found = []
+        for compress in (False, True):
+            model = sharded(mesh_of(backend))
+            if compress:
+                hct.compress_fsdp(model, FEEDBACK)
+            model.set_requires_gradient_sync(False)
+            loss_of(model, 0).backward()
+            model.set_requires_gradient_sync(True)
+            loss_of(model, 1).backward()
+            found.append({name: p.grad.full_tensor() for name, p in model.named_parameters()})
+        same_everywhere(found[1])
+        for name, grad in found[1].items():
+            assert error(grad, found[0][name]) < 0.3, (backend, name)
+
+
+def case_mixed_precision() -> None:
+    exact = gradients(sharded(mesh_of("gloo")))
+    for backend in BACKENDS:
+        for reduce in (torch.float32, None):
+            for difference in (False, True):
+                mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+                model = sharded(mesh_of(backend), mixed=mixed)
+                hct.compress_fsdp(model, FEEDBACK, difference=difference)
+                weights = gathered(model)
+                assert {v.dtype for v in weights.values()} == {torch.bfloat16}
+                same_everywhere(weights)
+                for _ in range(2):
+                    got = gradients(model)
+                same_everywhere(got)
+                for name, grad in got.items():
+                    assert grad.dtype is torch.float32
+                    assert error(grad, exact[name]) < 0.3, (backend, reduce, name)
+
+
+def case_parameters_without_a_gradient() -> None:
+    exact = gradients(sharded(mesh_of("gloo")))
+    for backend in BACKENDS:
+        model = net()
+        model.unused = torch.nn.Linear(48, 48)
+        model[0].weight.requires_grad_(False)
+        model.forward = lambda x, m=model: m[4](m[3](m[2](m[1](m[0](x)))))
+        fully_shard(model, mesh=mesh_of(backend))
+        state = hct.compress_fsdp(model, FEEDBACK)
+        loss_of(model).backward()
+        assert model.unused.weight.grad is None
+        assert error(model[2].weight.grad.full_tensor(), exact["2.weight"]) < 0.3
+        assert "2.weight" in str(list(state.memory()))
+        assert rows(state)["reduce_scatter"] > 3
+
+
+def case_overflow_is_seen_and_forgotten() -> None:
+    for backend in BACKENDS:
+        model = sharded(mesh_of(backend))
+        hct.compress_fsdp(model, FEEDBACK)
+        before = gradients(model)
+        loss = loss_of(model)
+        (loss * (float("inf") if dist.get_rank() == 0 else 1.0)).backward()
+        for name, p in model.named_parameters():
+            mine = p.grad.full_tensor()
+            assert not torch.isfinite(mine).all(), (backend, name)
+        after = gradients(model)
+        for name, grad in after.items():
+            assert error(grad, before[name]) < 0.5, (backend, name)
+
+
+def case_prefetched_modules_are_on_their_way() -> None:
+    model = sharded(mesh_of("hybridcomp"))
+    hct.compress_fsdp(model, FEEDBACK)
+    plain = gradients(model)
+    model[0].set_modules_to_forward_prefetch([model[2], model[4]])
+    model[4].set_modules_to_backward_prefetch([model[2], model[0]])
+    again = sharded(mesh_of("hybridcomp"))
+    hct.compress_fsdp(again, FEEDBACK)
+    again[0].set_modules_to_forward_prefetch([again[2], again[4]])
+    again[4].set_modules_to_backward_prefetch([again[2], again[0]])
+    handle = again[2].unshard(async_op=True)
+    assert isinstance(
+        again[2]._get_fsdp_state()._fsdp_param_groups[0]._all_gather_result.all_gather_work, dist.Work
+    )
+    handle.wait()
+    again[2].reshard()
+    same_bits(gradients(again), plain)
+
+
+def case_other_codecs() -> None:
+    exact = gradients(sharded(mesh_of("gloo")))
+    for codec, most in (
+        ("topk:ratio=0.5", 0.9),
+        ("bf16", 0.02),
+        ("lossless", 1e-6),
+        ("powersgd:rank=2", 1e-6),
+    ):
+        results = []
+        for backend in BACKENDS:
+            model = sharded(mesh_of(backend))
+            hct.compress_fsdp(model, policy_of(f'[fsdp]\nreduce_scatter = "{codec}"\n'))
+            results.append(gradients(model))
+            for name, grad in results[-1].items():
+                assert error(grad, exact[name]) < most, (backend, codec, name)
+
+
+def case_nothing_sharded_is_an_error() -> None:
+    try:
+        hct.compress_fsdp(net(), "int8")
+    except ValueError as found:
+        assert "fully_shard" in str(found)
+    else:
+        raise AssertionError("no error")

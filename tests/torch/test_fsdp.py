@@ -1,0 +1,10 @@
+"""FSDP2 with compressed communication."""
+
+import pytest
+
+from tests.torch.harness import case_names, check_case
+
+
+@pytest.mark.parametrize("case", case_names("cases_fsdp"))
+def test_fsdp(case: str) -> None:
+    check_case("cases_fsdp", 3, case)
