@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hybridcomp.collectives import StatRow
-from hybridcomp.torch import backend, gloo_only, mesh, phases, rendezvous
+from hybridcomp.torch import backend, gloo_only, mesh, phases, rendezvous, zero
 from hybridcomp.torch.ddp_hook import HookState, comm_hook
 from hybridcomp.torch.options import Options, set_policy
 from hybridcomp.torch.phases import in_phase
 from hybridcomp.torch.registry import registry
+from hybridcomp.torch.reshard import reshard_state
 
 if TYPE_CHECKING:
     from hybridcomp.torch.fsdp import FSDPCompression, compress_fsdp
@@ -36,6 +37,7 @@ __all__ = [
     "comm_hook",
     "compress_fsdp",
     "in_phase",
+    "reshard_state",
     "set_policy",
     "stats",
     "state_dict",
@@ -48,6 +50,7 @@ rendezvous.install()
 mesh.install()
 gloo_only.install()
 phases.install()
+zero.install()
 
 _OF_FSDP = ("FSDPCompression", "compress_fsdp")  # importing FSDP2 takes a second
 

@@ -18,6 +18,7 @@ from hybridcomp.torch.reduce_ops import Reduction, reduction
 from hybridcomp.torch.sparse import all_reduce_sparse
 from hybridcomp.torch.staging import Target, source, usable
 from hybridcomp.torch.work import CommWork, joined
+from hybridcomp.torch.zero import said_of_broadcast
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
@@ -95,7 +96,10 @@ class Starter:
     def broadcast(self, tensor: torch.Tensor, root: int) -> CommWork:
         """Copy the root's tensor to all ranks."""
         target = Target(tensor, load=self.comm.rank == root)
-        return CommWork([self.comm.Ibcast(target.data, root, phase=phase())], [tensor], target.commit)
+        codec = said_of_broadcast()
+        return CommWork(
+            [self.comm.Ibcast(target.data, root, phase=phase(), codec=codec)], [tensor], target.commit
+        )
 
     def all_gather_single(self, output: torch.Tensor, source_: torch.Tensor) -> CommWork:
         """Gather every rank's ``source_`` into ``output``; the input may be this rank's part of it."""

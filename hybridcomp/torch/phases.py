@@ -9,21 +9,17 @@ methods, which are wrapped here. A program with a pipeline of its own says it by
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hybridcomp.policy.message import PHASES
+from hybridcomp.torch.on_import import when_imported
 
-_STAGE = "torch.distributed.pipelining.stage"
 _METHODS = {"get_fwd_send_ops": "forward", "get_bwd_send_ops": "backward"}
 
 _said = threading.local()
@@ -72,32 +68,8 @@ def phase_of_send(tensor: torch.Tensor, *, up: bool) -> str:
 
 
 def install() -> None:
-    """Wrap the stages of ``torch.distributed.pipelining``: now, or when a program imports it (which takes a second)."""
-    module = sys.modules.get(_STAGE)
-    if module is not None:
-        _wrap_stages(module)
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(MetaPathFinder):
-    """Finds the module of stages as everybody else would, once, and wraps what it defines."""
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """See :class:`importlib.abc.MetaPathFinder`."""
-        if fullname != _STAGE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_wrap(module: Any) -> None:
-                execute(module)
-                _wrap_stages(module)
-
-            spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
-        return spec
+    """Wrap the stages of ``torch.distributed.pipelining``, when a program imports them."""
+    when_imported("torch.distributed.pipelining.stage", _wrap_stages)
 
 
 def _wrap_stages(module: Any) -> None:

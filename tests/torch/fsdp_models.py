@@ -34,10 +34,12 @@ all_gather = "int8:block=64"
 
 
 def mesh_of(backend: str, ranks: list[int] | None = None, name: str = "fsdp") -> DeviceMesh:
-    """A 1-D mesh over a new group."""
+    """A 1-D mesh over a new group; None on ranks that are not in it."""
     ranks = list(range(dist.get_world_size())) if ranks is None else ranks
     options = {"pg_options": hct.Options(policy="none", axis=name)} if backend == "hybridcomp" else {}
     group = dist.new_group(ranks, backend=backend, timeout=MINUTE, **options)
+    if dist.get_rank() not in ranks:
+        return None
     return DeviceMesh.from_group(group, "cpu", mesh_dim_names=(name,))
 
 

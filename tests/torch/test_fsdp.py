@@ -8,3 +8,8 @@ from tests.torch.harness import case_names, check_case
 @pytest.mark.parametrize("case", case_names("cases_fsdp"))
 def test_fsdp(case: str) -> None:
     check_case("cases_fsdp", 3, case)
+
+
+@pytest.mark.parametrize("case", case_names("cases_fsdp_mesh"))
+def test_mesh(case: str) -> None:
+    check_case("cases_fsdp_mesh", 4, case)
