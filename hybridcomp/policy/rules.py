@@ -100,7 +100,7 @@ class Policy:
         entries = self.entries.get(axis, {})
         for key in (op, phase or ""):
             if key in entries:
-                return entries[key].inside(rule), True
+                return entries[key].inside(rule), key == op
         return rule, False
 
     def codecs(self, axis: str, op: str) -> tuple[Codec, ...]:

@@ -93,6 +93,9 @@ def test_what_is_exact_unless_named(op, reason):
     named = parse_policy(f'codec = "int8"\n[dp]\n{op} = "int4"\n', "test")
     assert named.choose(message("dp", op)).codec.name == "int4"
     assert not named.choose(message("tp", op)).compresses
+    phases = parse_policy('[dp]\nforward = "int4"\n', "test")  # names no operation
+    assert phases.choose(message("dp", "all_gather", phase="forward")).codec.name == "int4"
+    assert not phases.choose(message("dp", op, phase="forward")).compresses
 
 
 def test_a_codec_spec_carries_everything():
