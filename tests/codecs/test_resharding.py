@@ -7,6 +7,7 @@ import pytest
 
 import hybridcomp as hc
 from hybridcomp.codecs import FORMS, reshard
+from hybridcomp.codecs.resharding import release
 from tests.codecs import common
 
 KEY, PART = ("dp", "w"), ("dp", "only on some")
@@ -99,3 +100,32 @@ def test_wrong_states():
     with pytest.raises(ValueError, match="cannot be of the form 'ef'"):
         reshard([{'["w"]': np.zeros(3, np.float16)}], 2)
     assert reshard([{}, {}], 3) == [{}, {}, {}]
+
+
+@pytest.mark.parametrize("form", ["ef", "loco"])
+def test_what_is_released_is_not_kept(form):
+    feedback = hc.ErrorFeedback("int4:block=64", form)
+    for step in range(4):
+        feedback.encode(common.gaussian(1000, "float32", seed=step), KEY)
+    state = feedback.state_dict()
+    before = feedback.memory(KEY, 1000, "float32").error.copy()
+    arrays, missing = release(state, KEY, slice(100, 400))
+    weight = 5.0 if form == "loco" else 1.0  # 1 / (1 - beta)
+    np.testing.assert_allclose(missing, weight * before[100:400], rtol=1e-6)
+    feedback.load_state_dict(state | arrays)
+    after = feedback.memory(KEY, 1000, "float32").error
+    assert not after[100:400].any()
+    before[100:400] = 0
+    np.testing.assert_allclose(after, before, atol=0 if form == "ef" else np.abs(before).max() / 200)
+    assert feedback.memory(KEY, 1000, "float32").steps == 4
+    assert release(state | arrays, KEY, slice(100, 400)) is None
+    assert release(state, ("dp", "another"), slice(0, 10)) is None
+
+
+def test_dgc_and_shorter_arrays_release_nothing():
+    feedback = hc.ErrorFeedback("int4:block=64", "dgc")
+    feedback.encode(common.gaussian(1000, "float32", seed=1), KEY)
+    assert release(feedback.state_dict(), KEY, slice(0, 10)) is None
+    plain = hc.ErrorFeedback("int4:block=64")
+    plain.encode(common.gaussian(10, "float32", seed=1), KEY)
+    assert release(plain.state_dict(), KEY, slice(5, 20)) is None

@@ -264,6 +264,39 @@ def case_parameters_without_a_gradient() -> None:
         assert rows(state)["reduce_scatter"] > 3
 
 
+class Odd(torch.nn.Module):
+    """Fewer rows than ranks, one row, a frozen parameter of another dtype."""
+
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.down = torch.nn.Linear(48, 2)
+        self.up = torch.nn.Linear(2, 7)
+        self.scale = torch.nn.Parameter(torch.randn(1, 40))
+        self.kept = torch.nn.Parameter(torch.randn(5, 7).bfloat16(), requires_grad=False) if frozen else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(self.down(x)) * self.scale.sum()
+        return y if self.kept is None else y + self.kept.float().sum()
+
+
+def case_few_rows_and_several_dtypes() -> None:
+    policy = policy_of('[fsdp]\nreduce_scatter = { codec = "int8", feedback = "ef" }\nall_gather = "int8"\n')
+    for frozen in (False, True):
+        exact = gradients(fully_shard(Odd(frozen=frozen), mesh=mesh_of("gloo")))
+        for backend in BACKENDS:
+            model = fully_shard(Odd(frozen=frozen), mesh=mesh_of(backend))
+            state = hct.compress_fsdp(model, policy)
+            for _ in range(2):
+                got = {k: v for k, v in gradients(model).items() if k != "kept"}
+            same_everywhere(got)
+            for name, grad in got.items():
+                assert error(grad, exact[name]) < 0.1, (frozen, backend, name)
+            reasons = {r.op: r.reason for r in state.rows() if r.codec == "none"}
+            assert frozen == ("several dtypes" in reasons.get("all_gather", "")), reasons
+            assert "reduce_scatter" not in reasons
+
+
 def case_overflow_is_seen_and_forgotten() -> None:
     for backend in BACKENDS:
         model = sharded(mesh_of(backend))

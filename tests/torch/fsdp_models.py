@@ -94,7 +94,7 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     """Whole gradients by name, after one backward pass."""
     model.zero_grad()
     loss_of(model).backward()
-    return {name: whole(p.grad) for name, p in model.named_parameters()}
+    return {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
 def local_gradients(model: nn.Module) -> dict[str, torch.Tensor]:

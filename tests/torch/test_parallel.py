@@ -13,3 +13,8 @@ def test_exact(case: str) -> None:
 @pytest.mark.parametrize("case", case_names("cases_parallel_int8"))
 def test_compressed(case: str) -> None:
     check_case("cases_parallel_int8", 4, case)
+
+
+@pytest.mark.parametrize("case", case_names("cases_parallel_phases"))
+def test_phases(case: str) -> None:
+    check_case("cases_parallel_phases", 4, case)
