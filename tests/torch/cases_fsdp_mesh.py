@@ -119,7 +119,7 @@ def _folder() -> str:
 
 def case_checkpoint_and_restart_with_four_and_with_three_ranks() -> None:
     mesh = mesh_of("hybridcomp")
-    model, state, optimizer = _train_on(mesh, range(8))
+    model, state, optimizer = _train_on(mesh, range(4))
     folder = _folder()
     weights, moments = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
@@ -138,17 +138,17 @@ def case_checkpoint_and_restart_with_four_and_with_three_ranks() -> None:
 
         return start
 
-    for step in range(8, 16):
+    for step in range(4, 10):
         optimizer.zero_grad()
         _share_of_loss(model, step, 4, dist.get_rank()).backward()
         optimizer.step()
     expected = {k: v.full_tensor() for k, v in model.state_dict().items()}
-    again, _, _ = _train_on(mesh_of("hybridcomp"), range(8, 16), start=load(4))
+    again, _, _ = _train_on(mesh_of("hybridcomp"), range(4, 10), start=load(4))
     same_bits({k: v.full_tensor() for k, v in again.state_dict().items()}, expected)
 
     three = mesh_of("hybridcomp", [0, 1, 2])
     if dist.get_rank() < 3:
-        again, _, _ = _train_on(three, range(8, 16), start=load(3, three.get_group()))
+        again, _, _ = _train_on(three, range(4, 10), start=load(3, three.get_group()))
         moved = {k: error(v, net().state_dict()[k]) for k, v in expected.items()}
         for name, value in again.state_dict().items():
             gap = error(value.full_tensor(), expected[name])
@@ -245,6 +245,6 @@ def case_training_on_a_2d_mesh() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "fsdp"))
     model = sharded(mesh)
     hct.compress_fsdp(model, FEEDBACK, difference=True)
-    losses = train(model, torch.optim.Adam(model.parameters(), lr=3e-3), range(20))
-    assert losses[-1] < 0.8 * losses[0]
+    losses = train(model, torch.optim.Adam(model.parameters(), lr=3e-3), range(12))
+    assert losses[-1] < 0.9 * losses[0]
     same_everywhere({name: p.full_tensor() for name, p in model.named_parameters()})

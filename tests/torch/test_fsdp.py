@@ -10,6 +10,11 @@ def test_fsdp(case: str) -> None:
     check_case("cases_fsdp", 3, case)
 
 
+@pytest.mark.parametrize("case", case_names("cases_fsdp_training"))
+def test_training(case: str) -> None:
+    check_case("cases_fsdp_training", 3, case)
+
+
 @pytest.mark.parametrize("case", case_names("cases_fsdp_mesh"))
 def test_mesh(case: str) -> None:
     check_case("cases_fsdp_mesh", 4, case)
