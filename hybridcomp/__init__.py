@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hybridcomp import trace
 from hybridcomp.codecs import ErrorFeedback, decode, decode_add, get_codec
 from hybridcomp.errors import (
     CodecMismatchError,
@@ -48,6 +49,7 @@ __all__ = [
     "Message",
     "Policy",
     "load_policy",
+    "trace",
     "HybridcompError",
     "WireError",
     "UnknownCodecError",

@@ -7,9 +7,11 @@ import shutil
 import sys
 import sysconfig
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hybridcomp import trace
 from hybridcomp.errors import ConfigError
 
 LAST_WORDS_SECONDS = 0.3  # from what a rank prints to its abort
@@ -34,8 +36,11 @@ def find_mpiexec() -> str:
 def abort(comm: Any, code: int) -> None:
     """End all ranks of an MPI communicator, once the launcher has passed on what this one has printed.
 
-    MPICH's mpiexec drops output that it has not read when a rank aborts.
+    MPICH's mpiexec drops output that it has not read when a rank aborts. A trace is written: to abort runs nothing that
+    is registered for the exit.
     """
+    with suppress(ConfigError):
+        trace.stop()
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(LAST_WORDS_SECONDS)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
 from hybridcomp.collectives.agreement import agree, duplicate
@@ -53,6 +54,7 @@ class Base:
     def __init__(
         self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
     ) -> None:
+        trace.joined(MPI.COMM_WORLD.Get_rank())
         self.policy: Policy = load_policy(policy)
         self.axis = axis
         self.timeout = timeout

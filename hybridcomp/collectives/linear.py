@@ -102,8 +102,8 @@ def _advance(rounds: Reduction, call: Call) -> Round | Reduced:
     began = time.perf_counter()
     try:
         following: Round | Reduced = next(rounds)
-        call.encode_seconds += time.perf_counter() - began
+        call.encoding().add(began, time.perf_counter())
     except StopIteration as end:
         following = end.value
-        call.decode_seconds += time.perf_counter() - began
+        call.decoding().add(began, time.perf_counter())
     return following

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from hybridcomp import trace
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.p2p import encoded
-from hybridcomp.collectives.stats import Call, StatRow
+from hybridcomp.collectives.stats import Call, StatRow, record
 from hybridcomp.errors import MismatchError
 from hybridcomp.native import kernels
 
@@ -104,6 +107,8 @@ class Quick(Core):
             self._started += 1
             if self._notices is not None:  # whoever waits for this rank later is told where it is
                 self._notices.latest = self._started
+            if trace.recorder is not None:
+                self._trace(operation, trace.recorder)
             return True
         if not done:
             return False
@@ -132,6 +137,8 @@ class Quick(Core):
             return False
         if done is not True:
             self._await(done, array, peer, status)
+        elif trace.recorder is not None:
+            self._trace(operation, trace.recorder)
         if checked and status is not None and array.dtype.kind == "f" and encoded(status.Get_count(MPI.BYTE)):
             # Of what is compressed, a larger array, whose message happens to fit.
             raise self._too_large(status.Get_source(), "it is compressed")
@@ -184,6 +191,15 @@ class Quick(Core):
         """Count what an operation has not counted yet."""
         for (row, raw, plain, _), calls, seconds in operation.take():
             self._table.count(row, calls, raw, plain, seconds)
+
+    def _trace(self, operation: Any, recorder: trace.Recorder) -> None:
+        """Count and record the one that has just ended; some before it may have gone by before a trace began."""
+        ended = time.perf_counter()
+        for (row, raw, plain, _), calls, seconds in operation.take():
+            self._table.count(row, calls, raw, plain, seconds)
+            if calls == 1:
+                one = replace(row, raw_bytes=raw, plain_bytes=plain, wire_bytes=plain)
+                record(recorder, one, ended - seconds, ended)
 
     def _forget(self) -> None:
         for operation in self._operations.values():

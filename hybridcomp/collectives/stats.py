@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
+
+from hybridcomp import trace
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -59,6 +61,17 @@ class StatRow:
         self.wire_seconds += other.wire_seconds
         self.decode_seconds += other.decode_seconds
 
+    def subtract(self, other: StatRow) -> None:
+        """Take another row's totals from this one."""
+        self.calls -= other.calls
+        self.raw_bytes -= other.raw_bytes
+        self.plain_bytes -= other.plain_bytes
+        self.wire_bytes -= other.wire_bytes
+        self.shared_bytes -= other.shared_bytes
+        self.encode_seconds -= other.encode_seconds
+        self.wire_seconds -= other.wire_seconds
+        self.decode_seconds -= other.decode_seconds
+
 
 class Clock:
     """Sums the time spent inside; a context manager, without the cost of a generator's."""
@@ -74,6 +87,29 @@ class Clock:
     def __exit__(self, *_: object) -> None:
         self.seconds += time.perf_counter() - self._began
 
+    def add(self, began: float, ended: float) -> None:
+        """Count what was between two times of :func:`time.perf_counter`."""
+        self.seconds += ended - began
+
+
+class TracedClock(Clock):
+    """One that also keeps when the time was."""
+
+    __slots__ = ("_name", "_parts")
+
+    def __init__(self, name: str, parts: list[trace.Part]) -> None:
+        super().__init__()
+        self._name = name
+        self._parts = parts
+
+    def __exit__(self, *_: object) -> None:
+        self.add(self._began, time.perf_counter())
+
+    def add(self, began: float, ended: float) -> None:
+        """Count and keep what was between two times."""
+        super().add(began, ended)
+        self._parts.append((self._name, began, ended))
+
 
 class Call(StatRow):
     """One operation's row while it runs; the algorithms write their bytes and seconds to it.
@@ -82,7 +118,7 @@ class Call(StatRow):
         about: what else must be alike on all ranks, by name: count, dtype, root, reduction.
     """
 
-    __slots__ = ("_began", "_decoding", "_encoding", "about")
+    __slots__ = ("_began", "_decoding", "_encoding", "_parts", "_recorder", "about")
 
     def __init__(
         self,
@@ -95,8 +131,14 @@ class Call(StatRow):
         about: Mapping[str, Any] = _NOTHING,
     ) -> None:
         super().__init__(axis, op, codec, reason, 1, raw_bytes, plain_bytes)
-        self._encoding = Clock()
-        self._decoding = Clock()
+        self._recorder = trace.recorder
+        if self._recorder is None:
+            self._encoding = Clock()
+            self._decoding = Clock()
+        else:
+            self._parts: list[trace.Part] = []
+            self._encoding = TracedClock("encode", self._parts)
+            self._decoding = TracedClock("decode", self._parts)
         self.about = about
         self._began = time.perf_counter()
 
@@ -110,10 +152,37 @@ class Call(StatRow):
 
     def close(self) -> None:
         """The operation has ended."""
-        total = time.perf_counter() - self._began
-        self.encode_seconds += self._encoding.seconds
-        self.decode_seconds += self._decoding.seconds
-        self.wire_seconds = max(0.0, total - self.encode_seconds - self.decode_seconds)
+        ended = time.perf_counter()
+        self.encode_seconds = self._encoding.seconds
+        self.decode_seconds = self._decoding.seconds
+        self.wire_seconds = max(0.0, ended - self._began - self.encode_seconds - self.decode_seconds)
+        if self._recorder is not None:
+            name = self.about.get("name")
+            record(self._recorder, self, self._began, ended, self._parts, name)
+
+
+def record(
+    recorder: trace.Recorder,
+    row: StatRow,
+    began: float,
+    ended: float,
+    parts: Sequence[trace.Part] = (),
+    name: str | None = None,
+) -> None:
+    """Record one operation, of which ``row`` holds the bytes and nothing else's."""
+    args: dict[str, Any] = {
+        "axis": row.axis,
+        "codec": row.codec,
+        "why": row.reason,
+        "bytes": row.raw_bytes,
+        "uncompressed_bytes": row.plain_bytes,
+        "wire_bytes": row.wire_bytes,
+    }
+    if row.wire_bytes:
+        args["ratio"] = round(row.plain_bytes / row.wire_bytes, 3)
+    if name is not None:
+        args["name"] = name
+    recorder.operation(row.axis, row.op, began, ended, parts, args)
 
 
 class StatTable:
@@ -153,9 +222,19 @@ class StatTable:
             return [replace(row) for _, row in sorted(self._rows.items()) if row.calls]
 
 
-def merge(tables: list[list[StatRow]]) -> list[StatRow]:
+def merge(tables: Iterable[Iterable[StatRow]]) -> list[StatRow]:
     """Sum the rows of several communicators by kind."""
     merged: dict[tuple[str, str, str, str], StatRow] = {}
     for row in (row for table in tables for row in table):
         merged.setdefault(row.key, StatRow(*row.key)).add(row)
     return [row for _, row in sorted(merged.items())]
+
+
+def since(before: Iterable[StatRow], now: Iterable[StatRow]) -> list[StatRow]:
+    """What came to rows ``before`` to make them those of ``now``; kinds without a new call are left out."""
+    old = {row.key: row for row in before}
+    new = [replace(row) for row in now]
+    for row in new:
+        if row.key in old:
+            row.subtract(old[row.key])
+    return [row for row in new if row.calls]

@@ -1,0 +1,317 @@
+"""What operations did and when, as a Chrome trace: https://ui.perfetto.dev and chrome://tracing open it.
+
+``HYBRIDCOMP_TRACE=FOLDER`` has every rank write ``FOLDER/trace.RANK.json`` at exit; :func:`start` and :func:`stop` do
+so for a part of a program. :func:`merge` makes one file of those of all ranks, by the wall clock that each noted at
+its start.
+
+A rank is a process of the trace. Its tracks are the axes of its communicators; operations of an axis that overlap are
+on tracks beside each other. Within an operation are its spans of encoding and decoding, and of the wire, which is the
+rest.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hybridcomp.errors import ConfigError
+
+VARIABLE = "HYBRIDCOMP_TRACE"
+MERGED = "trace.json"
+LIMIT = 1_000_000  # spans: some 200 MB of memory, and as much of a file
+_PATTERN = "trace.*.json"
+_LEAST_WIRE_NS = 2_000  # what is shorter is the time between two encodings, and on no wire
+
+Part = tuple[str, float, float]  # name, and when it began and ended, by time.perf_counter()
+Event = dict[str, Any]
+
+
+class _Span(NamedTuple):
+    track: str
+    name: str
+    began: float
+    ended: float
+    parts: Sequence[Part] | None  # None: shares its track with spans that lie within it
+    args: Mapping[str, Any]
+
+
+class Recorder:
+    """Keeps the spans of this process. All times are :func:`time.perf_counter`'s, in seconds.
+
+    Attributes:
+        folder: where they are written.
+        limit: spans that are kept; of later ones only the number is.
+    """
+
+    def __init__(self, folder: Path, limit: int = LIMIT) -> None:
+        self.folder = folder
+        self.limit = limit
+        self._spans: list[_Span] = []
+        self._kept = 0
+        self._lost = 0
+        self._full_at = 0.0
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._started_ns = time.time_ns()
+        self._origin = time.perf_counter()
+
+    def span(self, track: str, name: str, began: float, ended: float, /, **args: Any) -> None:
+        """Record a span; of one track, those that lie within it are shown within it.
+
+        Args:
+            track: the row that shows it.
+            name: of the span.
+            began, ended: seconds.
+            args: shown beside it; JSON's types.
+        """
+        self._keep(_Span(track, name, began, ended, None, args), 1)
+
+    def operation(
+        self,
+        track: str,
+        name: str,
+        began: float,
+        ended: float,
+        parts: Sequence[Part],
+        args: Mapping[str, Any],
+    ) -> None:
+        """Record a span that shares its row with none that it overlaps, and its parts, in order of time.
+
+        What is in no part is shown as ``wire``.
+        """
+        self._keep(_Span(track, name, began, ended, parts, args), 2 + len(parts))
+
+    def _keep(self, span: _Span, count: int) -> None:
+        with self._lock:
+            if self._lost or self._kept + count > self.limit:
+                self._full_at = self._full_at or span.ended
+                self._lost += count
+            else:
+                self._spans.append(span)
+                self._kept += count
+
+    def write(self, rank: int) -> Path:
+        """Write what was recorded; return the file.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        path = self.folder / f"trace.{rank}.json"
+        about = {"rank": rank, "host": socket.gethostname(), "started_ns": self._started_ns}
+        with self._lock:
+            _write(path, self._events(rank), about | {"spans_lost": self._lost})
+        return path
+
+    def in_this_process(self) -> bool:
+        """Whether this process, and not one that it was forked from, made it."""
+        return os.getpid() == self._pid
+
+    # -- to events -----------------------------------------------------------------------------------
+
+    def _events(self, rank: int) -> Iterator[Event]:
+        yield from _named("process_name", rank, 0, name=f"rank {rank} ({socket.gethostname()})")
+        yield from _named("process_sort_index", rank, 0, sort_index=rank)
+        by_track: dict[str, list[_Span]] = {}
+        for span in self._spans:
+            by_track.setdefault(span.track, []).append(span)
+        tid = 0
+        for track, spans in sorted(by_track.items()):
+            lanes = _Lanes()
+            for span in sorted(spans, key=lambda s: (s.began, -s.ended)):
+                lane = lanes.place(span)
+                yield from self._span_events(span, {"pid": rank, "tid": tid + lane})
+            for lane in range(len(lanes)):
+                label = track if lane == 0 else f"{track} ({lane + 1})"
+                yield from _named("thread_name", rank, tid + lane, name=label)
+                yield from _named("thread_sort_index", rank, tid + lane, sort_index=tid + lane)
+            tid += len(lanes)
+        if self._lost:
+            note = f"the trace is full: {self._lost} spans from here on are not in it"
+            yield {
+                "ph": "i",
+                "s": "p",
+                "name": note,
+                "ts": self._ns(self._full_at) / 1e3,
+                "pid": rank,
+                "tid": 0,
+            }
+
+    def _span_events(self, span: _Span, where: Event) -> Iterator[Event]:
+        began, ended = self._ns(span.began), self._ns(span.ended)
+        category = "span" if span.parts is None else "operation"
+        yield _complete(span.name, category, began, ended, where) | {"args": dict(span.args)}
+        if span.parts is None:
+            return
+        at = began
+        for name, part_began, part_ended in span.parts:
+            start, end = max(self._ns(part_began), at), min(self._ns(part_ended), ended)
+            if end < start:
+                continue
+            if start - at >= _LEAST_WIRE_NS:
+                yield _complete("wire", "wire", at, start, where)
+            yield _complete(name, name, start, end, where)
+            at = end
+        if ended - at >= _LEAST_WIRE_NS or at == began:
+            yield _complete("wire", "wire", at, ended, where)
+
+    def _ns(self, seconds: float) -> int:
+        return max(0, round((seconds - self._origin) * 1e9))
+
+
+class _Lanes:
+    """Rows of one track, each with the spans that are open in it; of spans in the order in which they begin."""
+
+    def __init__(self) -> None:
+        self._open: list[list[_Span]] = []
+
+    def place(self, span: _Span) -> int:
+        """The first row that has room for it."""
+        for lane, stack in enumerate(self._open):
+            while stack and stack[-1].ended <= span.began:
+                stack.pop()
+            inside = stack and stack[-1].parts is None and span.parts is None
+            if not stack or (inside and span.ended <= stack[-1].ended):
+                stack.append(span)
+                return lane
+        self._open.append([span])
+        return len(self._open) - 1
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+def _complete(name: str, category: str, began_ns: int, ended_ns: int, where: Event) -> Event:
+    """A "complete" event; its times are in microseconds."""
+    times = {"ts": began_ns / 1e3, "dur": (ended_ns - began_ns) / 1e3}
+    return {"ph": "X", "name": name, "cat": category, **times, **where}
+
+
+def _named(what: str, pid: int, tid: int, **args: Any) -> Iterator[Event]:
+    yield {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+
+
+def _write(path: Path, events: Iterable[Event], about: Mapping[str, Any]) -> None:
+    beside = path.with_suffix(".partial")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(about) + ', "traceEvents": [')
+            comma = "\n"
+            for event in events:
+                file.write(comma + json.dumps(event, separators=(",", ":")))
+                comma = ",\n"
+            file.write("\n]}\n")
+        os.replace(beside, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write the trace {path}: {error.strerror}") from error
+
+
+# -- this process's recorder -----------------------------------------------------------------------------
+
+recorder: Recorder | None = None  # while one records; read by what is to cost nothing otherwise
+_rank = 0
+_asked = False
+
+
+def active() -> Recorder | None:
+    """The recorder, None while nothing is recorded."""
+    return recorder
+
+
+def start(folder: str | os.PathLike[str], *, limit: int = LIMIT) -> Recorder:
+    """Begin to record; :func:`stop` or the exit writes ``trace.RANK.json`` to ``folder``.
+
+    Args:
+        folder: made if it is not there.
+        limit: spans that are kept, about 200 bytes each; the file says how many more there were.
+
+    Raises:
+        RuntimeError: a trace is being recorded.
+        ConfigError: the folder cannot be made.
+        ValueError: ``limit`` is less than 1.
+    """
+    global recorder  # noqa: PLW0603  (one per process by nature)
+    if recorder is not None:
+        raise RuntimeError(f"a trace is being recorded for {recorder.folder}: stop it first")
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1 span, not {limit}")
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make {path} for a trace: {error.strerror}") from error
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+    recorder = Recorder(path, limit)
+    return recorder
+
+
+def stop() -> Path | None:
+    """Stop recording and write the file; return its path, None if nothing was being recorded.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    global recorder
+    ended, recorder = recorder, None
+    return ended.write(_rank) if ended is not None and ended.in_this_process() else None
+
+
+def joined(rank: int) -> None:
+    """Say which rank this process is. The first time, ``HYBRIDCOMP_TRACE`` is read, and begins a trace.
+
+    Raises:
+        ConfigError: its folder cannot be made.
+    """
+    global _rank, _asked  # noqa: PLW0603
+    _rank = rank
+    if not _asked:
+        _asked = True
+        folder = os.environ.get(VARIABLE)
+        if folder and recorder is None:
+            start(folder)
+
+
+def _at_exit() -> None:
+    stop()
+
+
+def merge(folder: str | os.PathLike[str]) -> Path:
+    """Write one trace of those of all ranks in ``folder``; return it, ``trace.json`` beside them.
+
+    Raises:
+        ConfigError: there are none, one is no trace of ours, or the file cannot be written.
+    """
+    found = [(path, *_read(path)) for path in sorted(Path(folder).glob(_PATTERN))]
+    if not found:
+        raise ConfigError(f"{folder} has no trace.RANK.json: run the program with {VARIABLE}={folder}")
+    ranks = sorted(found, key=lambda one: one[1]["rank"])
+    origin = min(about["started_ns"] for _, about, _ in ranks)
+
+    def events() -> Iterator[Event]:
+        for _, about, own in ranks:
+            late = (about["started_ns"] - origin) / 1e3
+            for event in own:
+                yield event | {"ts": event["ts"] + late} if "ts" in event else event
+
+    merged = Path(folder) / MERGED
+    lost = sum(about["spans_lost"] for _, about, _ in ranks)
+    about = {"ranks": [one["rank"] for _, one, _ in ranks], "started_ns": origin, "spans_lost": lost}
+    _write(merged, events(), about)
+    return merged
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[Event]]:
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        about, events = whole["otherData"], whole["traceEvents"]
+        about["rank"], about["started_ns"], about["spans_lost"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no trace of hybridcomp: {error}") from error
+    return about, events
