@@ -13,6 +13,7 @@ from hybridcomp.errors import PolicyError
 from hybridcomp.policy.message import ROOTED, Choice, Message
 
 _NONE = get_codec("none")
+_SAYS_NONE = "the policy says none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,11 @@ class Policy:
         """Choose the codec for a message, and say why."""
         rule, named = self._rule(message.axis, message.op, message.phase)
         if rule.codecs is None:
-            return Choice(_NONE, None, "the policy names no codec for it")
+            return Choice(_NONE, None, self._unnamed(message))
         if message.op in ROOTED and not (named or self.everything):
             return Choice(_NONE, None, f"{ROOTED[message.op]} are exact unless named")
         if not any(c.name != "none" for c in rule.codecs):
-            return Choice(_NONE, None, "the policy says none")
+            return Choice(_NONE, None, _SAYS_NONE)
         if message.nbytes < (rule.min_bytes or 0):
             return Choice(_NONE, None, f"below min_bytes ({rule.min_bytes})")
         if message.name is not None and rule.exclude:
@@ -94,6 +95,15 @@ class Policy:
                 feedback = rule.feedback if codec.name != "none" else None
                 return Choice(codec, feedback, f"policy {self.name}")
         return Choice(_NONE, None, reason)
+
+    def _unnamed(self, message: Message) -> str:
+        """Why there is no codec for a message that no rule speaks of."""
+        if not self.compresses:
+            return _SAYS_NONE
+        sections = list(dict.fromkeys([*self.axes, *self.entries]))
+        if message.axis in sections:
+            return f"policy {self.name} names no codec for {message.op} of axis {message.axis}"
+        return f"policy {self.name} has sections {', '.join(sections)}; this group's axis is {message.axis}"
 
     def _rule(self, axis: str, op: str, phase: str | None) -> tuple[Rule, bool]:
         rule = self.axes.get(axis, Rule()).inside(self.base)

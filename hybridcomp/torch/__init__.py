@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hybridcomp.collectives import StatRow
+from hybridcomp.collectives.summary import summary as summarize
 from hybridcomp.torch import backend, gloo_only, mesh, phases, rendezvous, zero
 from hybridcomp.torch.ddp_hook import HookState, comm_hook
 from hybridcomp.torch.options import Options, set_policy
 from hybridcomp.torch.phases import in_phase
 from hybridcomp.torch.registry import registry
 from hybridcomp.torch.reshard import reshard_state
+from hybridcomp.trace import start as start_trace
+from hybridcomp.trace import stop as stop_trace
 
 if TYPE_CHECKING:
     from hybridcomp.torch.fsdp import FSDPCompression, compress_fsdp
@@ -40,6 +43,10 @@ __all__ = [
     "reshard_state",
     "set_policy",
     "stats",
+    "summary",
+    "reset_stats",
+    "start_trace",
+    "stop_trace",
     "state_dict",
     "load_state_dict",
     "advance_step",
@@ -64,6 +71,16 @@ def __getattr__(name: str) -> Any:
 def stats() -> list[StatRow]:
     """What all process groups and hooks of this process carried, by axis, operation, codec and reason."""
     return registry.rows()
+
+
+def summary() -> str:
+    """The table of :func:`stats` that rank 0 prints at exit: what was compressed, what was not, and why."""
+    return summarize(registry.rows())
+
+
+def reset_stats() -> None:
+    """Let :func:`stats` count from nothing again, on this rank."""
+    registry.reset()
 
 
 def state_dict() -> dict[str, torch.Tensor]:

@@ -12,7 +12,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from hybridcomp import trace
 from hybridcomp.collectives import StatRow, merge
+from hybridcomp.collectives.stats import since
+from hybridcomp.collectives.summary import hint, show
 from hybridcomp.torch.memory import STEP, Arrays
 
 
@@ -41,10 +44,21 @@ class Registry:
 
     def __init__(self) -> None:
         self._members: dict[str, weakref.ref[Member]] = {}
-        self._past: list[list[StatRow]] = []
+        self._past: list[StatRow] = []
+        self._forgotten: list[StatRow] = []
         self._lock = threading.RLock()  # a member may end, and be removed, wherever memory is allocated
-        self.rank = 0
+        self._rank = 0
         self._at_exit = False
+
+    @property
+    def rank(self) -> int:
+        """This process's; setting it begins the trace that ``HYBRIDCOMP_TRACE`` asks for."""
+        return self._rank
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self._rank = rank
+        trace.joined(rank)
 
     def add(self, member: Member) -> None:
         """Add a member under its label, made unique by a number."""
@@ -70,12 +84,20 @@ class Registry:
     def keep(self, rows: list[StatRow]) -> None:
         """Keep the statistics of a member that is gone."""
         with self._lock:
-            self._past = [merge([*self._past, rows])]
+            self._past = merge([self._past, rows])
 
     def rows(self) -> list[StatRow]:
-        """Statistics of all members, past ones too, summed by axis, operation, codec and reason."""
+        """Statistics of all members since the last reset, past ones too, by axis, operation, codec and reason."""
         with self._lock:
-            return merge([*self._past, *(m.rows() for m in self._living().values())])
+            return since(self._forgotten, self._all())
+
+    def reset(self) -> None:
+        """Count from nothing again."""
+        with self._lock:
+            self._forgotten = self._all()
+
+    def _all(self) -> list[StatRow]:
+        return merge([self._past, *(m.rows() for m in self._living().values())])
 
     def state(self) -> dict[str, torch.Tensor]:
         """Copies of all members' memory."""
@@ -117,36 +139,17 @@ class Registry:
     def print_summary(self) -> None:
         """On rank 0, say what was and what was not compressed.
 
-        ``HYBRIDCOMP_SUMMARY=1`` says it also if nothing was, ``HYBRIDCOMP_SUMMARY=0`` never.
+        ``HYBRIDCOMP_SUMMARY=1`` says it also if nothing was, ``HYBRIDCOMP_SUMMARY=0`` never. Where nothing was, and
+        the policy would have compressed something else, it says that and why.
         """
         wanted = os.environ.get("HYBRIDCOMP_SUMMARY", "")
-        rows = [row for row in self.rows() if row.raw_bytes]
-        if self.rank or wanted == "0" or not rows:
+        if self.rank or wanted == "0":
             return
+        rows = self.rows()
         if wanted == "1" or any(row.codec != "none" for row in rows):
-            print(summary(rows), file=sys.stderr)
-
-
-def summary(rows: list[StatRow]) -> str:
-    """A short table: per axis, operation and codec, calls and bytes that this rank sent."""
-    lines = [
-        "hybridcomp: what this rank sent (axis, operation, codec, calls, uncompressed, on the wire, why)"
-    ]
-    for row in rows:
-        codec = row.codec if row.codec != "none" else "uncompressed"
-        lines.append(
-            f"  {row.axis:8} {row.op:15} {codec:28} {row.calls:8} {_size(row.plain_bytes):>10} "
-            f"{_size(row.wire_bytes):>10}  {row.reason}"
-        )
-    return "\n".join(lines)
-
-
-def _size(nbytes: float) -> str:
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while nbytes >= 1000 and len(units) > 1:
-        nbytes /= 1000
-        units.pop(0)
-    return f"{nbytes:.4g} {units[0]}"
+            show(rows, sys.stderr)
+        elif told := hint(rows):
+            print(told, file=sys.stderr)
 
 
 registry = Registry()

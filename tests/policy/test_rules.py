@@ -137,3 +137,14 @@ def test_the_digest_is_of_what_is_decided():
 def test_codecs_that_may_be_used(policy):
     assert [c.name for c in policy.codecs("pp", "send")] == ["bf16", "int8"]
     assert load_policy("none").codecs("pp", "send") == ()
+
+
+def test_a_missing_codec_says_which_sections_there_are():
+    policy = parse_policy('[dp]\nall_reduce = "int8"\n[tp]\ncodec = "fp16"\n', "p.toml")
+    reasons = {axis: policy.choose(message(axis, "send")).reason for axis in ("default", "dp")}
+    assert reasons == {
+        "default": "policy p.toml has sections dp, tp; this group's axis is default",
+        "dp": "policy p.toml names no codec for send of axis dp",
+    }
+    exact = parse_policy('[dp]\ncodec = "none"\n', "p.toml")
+    assert exact.choose(message("default")).reason == "the policy says none"

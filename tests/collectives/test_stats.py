@@ -1,0 +1,140 @@
+"""Statistics: rows add up and are told apart; the table that people see, and the hint where nothing was compressed."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+
+from hybridcomp.collectives.stats import Call, StatRow, StatTable, merge, since
+from hybridcomp.collectives.summary import hint, show, size, summary
+
+MB = 1_000_000
+HEADINGS = "axis operation codec calls uncompressed on the wire ratio encode s wire s decode s why"
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+def row(
+    axis="dp", op="all_reduce", codec="int8", reason="policy p", calls=1, plain=MB, wire=250_000
+) -> StatRow:
+    return StatRow(axis, op, codec, reason, calls, plain, plain, wire, 0, 0.25, 1.5, 12.0)
+
+
+def plain(reason: str, nbytes: int = MB, **kwargs) -> StatRow:
+    return row(codec="none", reason=reason, plain=nbytes, wire=nbytes, **kwargs)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_call_counts_its_seconds_apart():
+    call = Call("dp", "all_reduce", "int8", "why", 10, 20)
+    with call.encoding():
+        time.sleep(0.02)
+    call.decoding().add(1.0, 1.5)
+    table = StatTable()
+    table.add(call)
+    (got,) = table.rows()
+    assert 0.02 <= got.encode_seconds < 0.3
+    assert got.decode_seconds == 0.5
+    assert got.wire_seconds >= 0
+
+
+def test_rows_of_one_kind_are_merged_and_told_apart_again():
+    before = merge([[row(), row(op="send")], [row()]])
+    assert [r.calls for r in before] == [2, 1]
+    now = merge([before, [row(calls=3), row(axis="tp")]])
+    new = since(before, now)
+    assert [(r.axis, r.op, r.calls, r.plain_bytes) for r in new] == [
+        ("dp", "all_reduce", 3, MB),
+        ("tp", "all_reduce", 1, MB),
+    ]
+    assert new[0].encode_seconds == pytest.approx(0.25)
+    assert since(now, now) == []
+    assert [r.calls for r in before] == [2, 1]
+
+
+def test_the_table_has_what_matters_first_and_totals_last():
+    rows = [
+        plain("below min_bytes (16384)", 1000),
+        row(plain=40 * MB, wire=10 * MB),
+        plain("never compressed", 0),
+    ]
+    lines = summary(rows).splitlines()
+    assert lines[0] == "hybridcomp: what this rank sent"
+    assert lines[1].split() == words(HEADINGS)
+    body = [line.split() for line in lines[3:] if line.strip()]
+    first = "dp all_reduce int8 1 40 MB 10 MB 4 0.250 1.500 12.0 policy p"
+    second = "dp all_reduce uncompressed 1 1 kB 1 kB 1 0.250 1.500 12.0 below min_bytes (16384)"
+    total = "total 2 40 MB 10 MB 4 0.500 3.000 24.0"
+    assert body == [words(first), words(second), words(total)]
+    assert not any(line.endswith(" ") for line in lines)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_the_table_is_bounded_and_loses_nothing():
+    rows = [row(axis=f"axis{i}", plain=(i + 1) * MB) for i in range(30)]
+    lines = summary(rows).splitlines()
+    assert len(lines) == 3 + 20 + 2
+    assert lines[3].startswith("axis29 ")
+    assert lines[22].split() == words("11 kinds more 11 66 MB 2.75 MB 24 2.750 16.5 132.0")
+    assert lines[-1].split()[:4] == ["total", "30", "465", "MB"]
+
+
+def test_a_terminal_gets_its_width_and_bold_headings(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = Terminal()
+    show([row(reason="a reason [that] is much longer than a terminal is wide " * 3)], out)
+    assert "\x1b[1m" in out.getvalue()
+    assert "[that]" in "".join(out.getvalue().split())
+
+
+def test_nothing_is_said_of_nothing():
+    assert summary([]) == ""
+    assert summary([plain("never compressed", 0)]) == ""
+
+
+def test_a_policy_that_compressed_nothing_is_told():
+    rows = [
+        plain("below min_bytes (16384)", 2 * MB, op="all_gather"),
+        plain("policy p has sections dp, tp; this group's axis is default", 3 * MB, axis="default"),
+        plain("never compressed"),
+    ]
+    assert hint(rows).splitlines() == [
+        "hybridcomp: the policy compresses, and yet nothing was compressed:",
+        "  all_reduce on axis default, 3 MB: policy p has sections dp, tp; this group's axis is default",
+        "  all_gather on axis dp, 2 MB: below min_bytes (16384)",
+    ]
+    assert summary(rows).endswith(hint(rows))
+    many = [plain("warm-up (9 steps)", axis=f"a{i}") for i in range(8)]
+    assert hint(many).splitlines()[-1] == "  and 3 kinds more"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [plain("below min_bytes (16384)"), row()],  # something was
+        [plain("the policy says none"), plain("one rank"), plain("as sent")],
+        [plain("broadcasts are exact unless named")],
+        [plain("below min_bytes (16384)", 30_000)],  # not worth a word
+    ],
+)
+def test_no_hint_where_all_is_well(rows):
+    assert hint(rows) is None
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (999_999, "1 MB"), (1234567, "1.235 MB"), (5e15, "5000 TB")],
+)
+def test_sizes(nbytes, text):
+    assert size(nbytes) == text

@@ -1,0 +1,73 @@
+"""What a user of the process group sees: statistics, the hint at exit, traces."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.torch.harness import mpiexec
+from tests.torch.test_start_and_end import program
+
+
+@pytest.mark.parametrize(("wish", "told"), [("", 1), ("1", 1), ("0", 0)])
+def test_a_hint_at_exit_if_nothing_was_compressed(wish: str, told: int) -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        dist.init_process_group("hybridcomp")
+        dist.all_reduce(torch.ones(100_000))
+        """),
+        HYBRIDCOMP_POLICY="hybrid",
+        HYBRIDCOMP_SUMMARY=wish,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the policy compresses, and yet nothing was compressed") == told
+    assert done.stderr.count("sections dp, fsdp, tp, pp; this group's axis is default\n") == told + (
+        wish == "1"
+    )
+
+
+def test_summary_and_reset_of_statistics() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        dist.init_process_group("hybridcomp")
+        say(hct.summary() == "")
+        group = dist.new_group(pg_options=hct.Options(axis="dp"))
+        for _ in range(2):
+            dist.all_reduce(torch.ones(100_000), group=group)
+            dist.all_reduce(torch.ones(100_000))
+            say([(r.axis, r.calls) for r in hct.stats()] == [("default", 1), ("dp", 1)])
+            say("what this rank sent" in hct.summary() and "int8" in hct.summary())
+            if group is not dist.group.WORLD:
+                dist.destroy_process_group(group)
+            hct.reset_stats()
+            say(hct.stats() == [])
+            group = dist.new_group(pg_options=hct.Options(axis="dp"))
+        """),
+        HYBRIDCOMP_POLICY="int8",
+        HYBRIDCOMP_SUMMARY="0",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"] * 14
+
+
+def test_trace_of_a_part_of_a_program(tmp_path) -> None:
+    done = mpiexec(
+        2,
+        *program(f"""
+        dist.init_process_group("hybridcomp")
+        dist.all_reduce(torch.ones(10))
+        hct.start_trace({str(tmp_path)!r})
+        dist.all_reduce(torch.ones(100_000))
+        say(hct.stop_trace())
+        dist.all_reduce(torch.ones(10))
+        """),
+        HYBRIDCOMP_POLICY="int8",
+        HYBRIDCOMP_SUMMARY="0",
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == [str(tmp_path / f"trace.{r}.json") for r in range(2)]
+    for path in done.stdout.split():
+        events = json.loads(Path(path).read_text())["traceEvents"]
+        assert [e["args"]["bytes"] for e in events if e["name"] == "all_reduce"] == [400_000]
