@@ -1,7 +1,14 @@
-"""What non-blocking methods return: an operation of ours that is one of MPI's requests, too."""
+"""What non-blocking methods return: an operation of ours that is one of MPI's requests, too.
+
+MPI calls the functions of a generalized request while it holds a lock of its own, and they need the interpreter's.
+Whoever enters MPI without giving the interpreter up (:mod:`~hybridcomp.collectives.quick` does) must not do so while
+there is one: each thread would wait for the other's lock.
+"""
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -9,6 +16,9 @@ from typing import Any, Literal
 from mpi4py import MPI
 
 from hybridcomp.collectives import engine
+
+called_back: set[object] = set()
+"""A token for each generalized request that MPI has not freed."""
 
 
 class Request(MPI.Request):
@@ -40,7 +50,10 @@ class Request(MPI.Request):
                 for operation in operations:
                     operation.cancel()
 
-        general = MPI.Grequest.Start(query, None, cancel)
+        token = object()
+        called_back.add(token)
+        free = functools.partial(called_back.discard, token)  # the last that MPI calls; at exit, too
+        general = MPI.Grequest.Start(query, free, cancel)
         self = super().__new__(cls, general)
         self.operations, self.status, self._general = operations, status, general
         left = list(operations)
@@ -130,8 +143,9 @@ class Request(MPI.Request):
             super().Wait(status)
 
     def __del__(self) -> None:
-        if self != MPI.REQUEST_NULL and not MPI.Is_finalized():
-            super().Free()  # MPI keeps it until it is complete
+        # MPI keeps it until it is complete. An interpreter that ends refuses what MPI would call.
+        if self != MPI.REQUEST_NULL and not (sys.is_finalizing() or MPI.Is_finalized()):
+            super().Free()
 
 
 def wait_for(operations: Sequence[engine.Request], timeout: float | None) -> None:

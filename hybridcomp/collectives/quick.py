@@ -3,7 +3,8 @@
 A small message takes a few microseconds, and so does starting an operation. Where the policy leaves an array as it is,
 the compiled module posts MPI's non-blocking operation at once and looks at it for a moment; what takes longer goes to
 the engine, which gives up the core, and ends it in time. Nobody overtakes: where an operation waits in line to be
-posted, the next one takes the usual way.
+posted, the next one takes the usual way. So it does while MPI may call Python (:mod:`~hybridcomp.collectives.handle`):
+it is entered here without giving up the interpreter.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mpi4py import MPI
 from hybridcomp import trace
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
+from hybridcomp.collectives.handle import called_back
 from hybridcomp.collectives.p2p import encoded
 from hybridcomp.collectives.stats import Call, StatRow, record
 from hybridcomp.errors import MismatchError
@@ -96,6 +98,8 @@ class Quick(Core):
 
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
         """Do a collective on two buffers; False if it must take the usual way."""
+        if called_back:
+            return False
         operation = self._operations.get(key)
         if operation is None or self.step != self._step_asked:
             operation = self._operation(key)
@@ -117,6 +121,8 @@ class Quick(Core):
 
     def _sent(self, key: Key, ask: Ask, array: Any, peer: int, tag: int, status: MPI.Status | None) -> bool:
         """Send or receive an array; False if it must take the usual way."""
+        if called_back:
+            return False
         operation = self._operations.get(key)
         if operation is None or self.step != self._step_asked:
             operation = self._operation(key)
