@@ -27,6 +27,7 @@ from hybridcomp.torch.options import Options, set_policy
 from hybridcomp.torch.phases import in_phase
 from hybridcomp.torch.registry import registry
 from hybridcomp.torch.reshard import reshard_state
+from hybridcomp.torch.tensorboard import StatsWriter
 from hybridcomp.trace import start as start_trace
 from hybridcomp.trace import stop as stop_trace
 
@@ -45,6 +46,7 @@ __all__ = [
     "stats",
     "summary",
     "reset_stats",
+    "StatsWriter",
     "start_trace",
     "stop_trace",
     "state_dict",

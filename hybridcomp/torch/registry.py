@@ -89,15 +89,17 @@ class Registry:
     def rows(self) -> list[StatRow]:
         """Statistics of all members since the last reset, past ones too, by axis, operation, codec and reason."""
         with self._lock:
-            return since(self._forgotten, self._all())
+            return since(self._forgotten, self.total())
 
     def reset(self) -> None:
         """Count from nothing again."""
         with self._lock:
-            self._forgotten = self._all()
+            self._forgotten = self.total()
 
-    def _all(self) -> list[StatRow]:
-        return merge([self._past, *(m.rows() for m in self._living().values())])
+    def total(self) -> list[StatRow]:
+        """The same since the process began, whatever was reset."""
+        with self._lock:
+            return merge([self._past, *(m.rows() for m in self._living().values())])
 
     def state(self) -> dict[str, torch.Tensor]:
         """Copies of all members' memory."""
