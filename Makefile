@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite lint fuzz fuzz-smoke bench bench-lab bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke bench bench-lab bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -67,6 +67,13 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
+
+# What operations leave behind in a process: nothing. Ten minutes on two cores; the tests have a short one.
+SOAK_RANKS ?= 8
+SOAK_OPERATIONS ?= 20000
+soak: $(VENV)/.installed
+	OMP_NUM_THREADS=1 HYBRIDCOMP_SUMMARY=0 timeout -k 10 3600 $(MPIEXEC) -n $(SOAK_RANKS) \
+	  $(BIN)/python -m tests.soak.program $(SOAK_OPERATIONS)
 
 # What the README shows: the all-reduce on four lab hosts by link, and through shared memory.
 # `make bench RESULTS=benchmarks/results`, then `python benchmarks/readme.py`, renews the README's table.

@@ -1,0 +1,104 @@
+"""What a process holds: memory, threads, requests, file descriptors, objects."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from hybridcomp.collectives.engine import engine
+
+_SETTLE_SECONDS = 20.0
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's ``struct mallinfo2``: ``uordblks`` are bytes in use, ``hblkhd`` those in mappings of their own."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds at one time.
+
+    Attributes:
+        memory_mb: resident, its own, in MB.
+        shared_mb: resident, shared with ranks of this host, in MB.
+        heap_mb: of the C heap, in use, in MB: without what the heap keeps for later.
+        threads: of Python.
+        tasks: threads of the kernel's, those of libraries too.
+        files: open descriptors.
+        requests: operations that have not ended, and those that were given up.
+        groups: communicators whose failures are listened to.
+        objects: that Python's garbage collector knows.
+    """
+
+    memory_mb: float
+    shared_mb: float
+    heap_mb: float
+    threads: int
+    tasks: int
+    files: int
+    requests: int
+    groups: int
+    objects: int
+
+    def most(self, other: Held) -> Held:
+        """The greater of each."""
+        return Held(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(Held)))
+
+    def beyond(self, other: Held) -> Held:
+        """How much more than another."""
+        return Held(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Held)))
+
+
+def held() -> Held:
+    """What this process holds once operations that nobody waits for have ended, and garbage is gone.
+
+    Objects that were frozen (:func:`gc.freeze`) are not counted.
+    """
+    running = engine()
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while running._active and time.monotonic() < deadline:
+        time.sleep(0.01)
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _MallInfo
+    heap = libc.mallinfo2()
+    libc.malloc_trim(0)  # what is free is no leak
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return Held(
+        _megabytes(status["RssAnon"]),
+        _megabytes(status["RssShmem"]),
+        (heap.uordblks + heap.hblkhd) / 1e6,
+        threading.active_count(),
+        len(os.listdir("/proc/self/task")),
+        len(os.listdir("/proc/self/fd")),
+        len(running._active) + len(running._abandoned),
+        len(running._listening),
+        len(gc.get_objects()),
+    )
+
+
+def _megabytes(text: str) -> float:
+    number, unit = text.split()
+    assert unit == "kB"
+    return int(number) * 1024 / 1e6

@@ -1,0 +1,209 @@
+"""Many mixed operations on every rank, and what is left of them: ``mpiexec -n 8 python -m tests.soak.program 20000``.
+
+Operations of groups with several policies, synchronous, asynchronous and never waited for; groups that are made and
+destroyed; training steps through DDP hooks with feedback. What the processes hold is measured after a warm-up and at
+the end: nothing may have grown. Rank 0 prints a table; the exit code is 1 if something has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import random
+import sys
+import time
+from collections import deque
+from dataclasses import fields
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hybridcomp as hc
+import hybridcomp.torch as hct
+from hybridcomp.policy import Policy, Rule
+from tests.soak.measure import Held, held
+from tests.soak.operations import OPERATIONS, Operation, choose
+
+WARM_UP = 0.25  # of the operations: pools, caches and first connections fill
+CHECKS = 6  # of what is held, evenly apart
+GROUP_EVERY = 40  # operations
+STEP_EVERY = 20
+IN_FLIGHT = 6
+TIMEOUT_SECONDS = 60
+FORGOTTEN = 0.1  # of the asynchronous works
+POLICIES = {"none": "none", "int8": "int8", "topk": "topk:ratio=0.1", "tp": "hybrid"}  # by axis
+HOOKS = {
+    "int8": Policy("int8", Rule(codecs=(hc.get_codec("int8"),), min_bytes=0)),
+    "topk": Policy("topk", Rule(codecs=(hc.get_codec("topk:ratio=0.05"),), feedback="ef", min_bytes=0)),
+    "powersgd": Policy(
+        "powersgd", Rule(codecs=(hc.get_codec("powersgd:rank=2"),), feedback="ef", min_bytes=0)
+    ),
+}
+# What may come to hold more, for each process between the warm-up and the end. Memory is for fragments of the heap and
+# for the keys that torch's store keeps of every group; objects for rows of statistics and cached choices.
+ALLOWED = Held(
+    memory_mb=12.0,
+    shared_mb=12.0,
+    heap_mb=2.0,
+    threads=0,
+    tasks=0,
+    files=0,
+    requests=0,
+    groups=0,
+    objects=3_000,
+)
+
+
+class Soak:
+    """The state of a run on one rank."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.groups = [
+            dist.new_group(pg_options=hct.Options(policy=policy, axis=axis))
+            for axis, policy in POLICIES.items()
+        ]
+        self.subgroup: dist.ProcessGroup | None = None
+        self.members: list[int] = []
+        self.in_flight: deque[list[dist.Work]] = deque()
+        self.trained = [_Trained(policy) for policy in HOOKS.values()]
+        for trained in self.trained:
+            trained.step()  # a hook's thread and communicator come with its first
+        self.made = 0
+        gc.collect()
+        gc.freeze()  # modules and what they made: to look at all of it again takes a second
+
+    def run(self, count: int, done: int) -> None:
+        """Do ``count`` operations after ``done`` ones."""
+        for i in range(done, done + count):
+            if i % STEP_EVERY == 0:  # where all threads are, if a rank hangs: before the others give up
+                faulthandler.dump_traceback_later(0.75 * TIMEOUT_SECONDS)
+            if i % GROUP_EVERY == 0:
+                self.remake_group()
+            if i % STEP_EVERY == STEP_EVERY - 1:
+                self.random.choice(self.trained).step()
+            else:
+                self.one(self.random.choice(OPERATIONS))
+        faulthandler.cancel_dump_traceback_later()
+
+    def one(self, operation: Operation) -> None:
+        """An operation on a group by chance."""
+        in_subgroup = self.random.random() < 0.3
+        group = self.subgroup if in_subgroup else self.random.choice(self.groups)
+        size = len(self.members) if in_subgroup else dist.get_world_size()
+        seed = self.random.random()  # who is not in the group draws no more
+        forgets = self.random.random() < FORGOTTEN
+        if group is None:
+            return
+        setting = choose(random.Random(seed), group, dist.get_rank(group), size)
+        works = operation(setting)
+        if works is None or forgets:
+            return
+        self.in_flight.append(works if isinstance(works, list) else [works])
+        if len(self.in_flight) > IN_FLIGHT:
+            self.wait_for(self.in_flight.popleft())
+
+    def remake_group(self) -> None:
+        """Destroy the subgroup, and make another of some ranks."""
+        self.end_group()
+        size = self.random.randint(2, dist.get_world_size())
+        self.members = sorted(self.random.sample(range(dist.get_world_size()), size))
+        axis = self.random.choice([*POLICIES])
+        group = dist.new_group(self.members, pg_options=hct.Options(policy=POLICIES[axis], axis=axis))
+        self.subgroup = group if dist.get_rank() in self.members else None
+        self.made += 1
+
+    def end_group(self) -> None:
+        """Wait for what is in flight, and destroy the subgroup."""
+        while self.in_flight:
+            self.wait_for(self.in_flight.popleft())
+        if self.subgroup is not None:
+            dist.destroy_process_group(self.subgroup)
+            self.subgroup = None
+
+    @staticmethod
+    def wait_for(works: list[dist.Work]) -> None:
+        for work in works:
+            work.wait()
+
+
+class _Trained:
+    """A model that a hook averages the gradients of."""
+
+    def __init__(self, policy: Policy) -> None:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
+        self.module = DistributedDataParallel(net)
+        self.module.register_comm_hook(hct.HookState(policy, module=self.module), hct.comm_hook)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), 0.01)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.module(torch.ones(4, 64)).square().mean().backward()
+        self.optimizer.step()
+
+
+def everywhere(mine: Held) -> Held:
+    """The most that any rank holds of each."""
+    most = mine
+    for other in MPI.COMM_WORLD.allgather(mine):
+        most = most.most(other)
+    return most
+
+
+def run(count: int, seed: int) -> int:
+    """Do ``count`` operations; print what is held after each part of them, and return the exit code."""
+    torch.set_num_threads(1)
+    hct.set_policy("none")
+    dist.init_process_group("hybridcomp", timeout=timedelta(seconds=TIMEOUT_SECONDS))
+    soak = Soak(seed)
+    began, done = time.monotonic(), 0
+    marks = [round(count * (WARM_UP + (1 - WARM_UP) * i / CHECKS)) for i in range(CHECKS + 1)]
+    base: Held | None = None
+    grown = Held(*[0] * len(fields(Held)))
+    for mark in marks:
+        soak.run(mark - done, done)
+        done = mark
+        soak.end_group()
+        dist.barrier()
+        now = held()
+        base = now if base is None else base
+        grown = everywhere(now.beyond(base))
+        _tell(done, time.monotonic() - began, soak.made, everywhere(now), grown)
+    memory = MPI.COMM_WORLD.gather(f"{now.beyond(base).heap_mb:+.2f}")
+    leaks = [
+        f"{name} grew by {getattr(grown, name):g}, allowed {most:g}"
+        for name, most in vars(ALLOWED).items()
+        if getattr(grown, name) > most
+    ]
+    dist.destroy_process_group()
+    if memory is not None:
+        print(f"heap_mb by rank: {' '.join(memory)}")
+        print("\n".join(leaks) or f"nothing leaked in {count} operations", flush=True)
+    return int(bool(leaks))
+
+
+def _tell(done: int, seconds: float, made: int, now: Held, grown: Held) -> None:
+    """Print a row: the most of any rank, and how much more than after the warm-up."""
+    if MPI.COMM_WORLD.rank:
+        return
+    if not grown.objects and not grown.memory_mb:
+        print(
+            f"{'operations':>10} {'seconds':>8} {'groups made':>11} "
+            + " ".join(f"{name:>18}" for name in vars(now))
+        )
+    cells = (f"{value:.6g} ({getattr(grown, name):+.3g})" for name, value in vars(now).items())
+    print(f"{done:10} {seconds:8.1f} {made:11} " + " ".join(f"{cell:>18}" for cell in cells), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("operations", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    sys.exit(run(arguments.operations, arguments.seed))
