@@ -282,13 +282,18 @@ def _at_exit() -> None:
     stop()
 
 
+def files(folder: str | os.PathLike[str]) -> list[Path]:
+    """The traces of single ranks in a folder."""
+    return sorted(Path(folder).glob(_PATTERN))
+
+
 def merge(folder: str | os.PathLike[str]) -> Path:
     """Write one trace of those of all ranks in ``folder``; return it, ``trace.json`` beside them.
 
     Raises:
         ConfigError: there are none, one is no trace of ours, or the file cannot be written.
     """
-    found = [(path, *_read(path)) for path in sorted(Path(folder).glob(_PATTERN))]
+    found = [(path, *_read(path)) for path in files(folder)]
     if not found:
         raise ConfigError(f"{folder} has no trace.RANK.json: run the program with {VARIABLE}={folder}")
     ranks = sorted(found, key=lambda one: one[1]["rank"])

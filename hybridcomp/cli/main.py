@@ -13,6 +13,7 @@ COMMANDS = {
     "demo": "train one model with and without compression on a slow cluster, and compare",
     "doctor": "say what is installed and works here, and how fast; measure links and codecs",
     "lab": "run a command on a cluster with slow links, made on this machine",
+    "report": "say what a run sent and what was compressed, and merge the traces of its ranks",
     "train": "train a GPT over data, pipeline and tensor parallelism",
 }
 EXIT_WRONG_INPUT = 2
