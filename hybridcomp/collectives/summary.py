@@ -18,6 +18,9 @@ _MOST_ROWS = 20
 _MOST_HINTS = 5
 _LEAST_HINT_BYTES = 1 << 16  # nobody misses what compression would have saved of less
 _NO_TERMINAL_WIDTH = 400  # nothing is wrapped there
+_LEAST_WIDTH = (
+    140  # a narrower terminal breaks lines itself, which reads better than columns of a few letters
+)
 # Why something is uncompressed although, or because, all is as it was asked for.
 _AS_ASKED = frozenset(
     ["the policy says none", "one rank", "never compressed", "as sent", "asked for in the call"]
@@ -37,7 +40,7 @@ def show(rows: Iterable[StatRow], file: IO[str], title: str = TITLE) -> None:
 
     Args:
         rows: what was counted; those without bytes are left out.
-        file: if it is a terminal, the table is as wide as that, and its headings are bold.
+        file: if it is a terminal, the table fits it, and its headings are bold.
         title: above it.
     """
     kept = sorted((row for row in rows if row.raw_bytes), key=lambda row: (-row.plain_bytes, row.key))
@@ -89,8 +92,9 @@ def size(nbytes: float) -> str:
 
 
 def _console(file: IO[str]) -> Console:
-    width = None if file.isatty() else _NO_TERMINAL_WIDTH
-    return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+    console = Console(file=file, highlight=False, markup=False, emoji=False)
+    console.width = max(console.width, _LEAST_WIDTH) if console.is_terminal else _NO_TERMINAL_WIDTH
+    return console
 
 
 def _print(console: Console, title: str, table: Table) -> None:
@@ -100,8 +104,9 @@ def _print(console: Console, title: str, table: Table) -> None:
 
 def _table(rows: Sequence[StatRow]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in ("axis", "operation", "codec"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("axis", "operation"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("codec", overflow="fold", max_width=32)
     for heading in ("calls", "uncompressed", "on the wire", "ratio", "encode s", "wire s", "decode s"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 import pytest
@@ -87,14 +88,17 @@ def test_the_table_is_bounded_and_loses_nothing():
     assert lines[-1].split()[:4] == ["total", "30", "465", "MB"]
 
 
-def test_a_terminal_gets_its_width_and_bold_headings(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+@pytest.mark.parametrize(("columns", "widest"), [("80", 140), ("200", 200)])
+def test_a_terminal_gets_its_width_and_bold_headings(monkeypatch, columns, widest):
+    monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = Terminal()
-    show([row(reason="a reason [that] is much longer than a terminal is wide " * 3)], out)
-    assert "\x1b[1m" in out.getvalue()
-    assert "[that]" in "".join(out.getvalue().split())
+    show([row(reason="a reason [that] is longer than a terminal is wide " * 5)], out)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    assert text != out.getvalue()
+    assert max(map(len, text.splitlines())) == widest
+    assert text.count("[that]") == 5
 
 
 def test_nothing_is_said_of_nothing():
