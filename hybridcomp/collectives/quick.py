@@ -25,6 +25,7 @@ from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.handle import called_back
 from hybridcomp.collectives.p2p import encoded
+from hybridcomp.collectives.request import sender
 from hybridcomp.collectives.stats import Call, StatRow, record
 from hybridcomp.errors import MismatchError
 from hybridcomp.native import kernels
@@ -152,7 +153,7 @@ class Quick(Core):
 
     def _too_large(self, peer: int, why: str) -> MismatchError:
         what = f"recv on axis {self.axis!r}, rank {self.rank} of {self.size}"
-        return MismatchError(f"{what}: rank {peer} sent more than this rank has room for ({why})")
+        return MismatchError(f"{what}: {sender(peer)} sent more than this rank has room for ({why})")
 
     def _await(
         self, left: tuple[int, _Counted], keep: Any, peer: int | None = None, status: MPI.Status | None = None

@@ -48,6 +48,11 @@ class Pending(NamedTuple):
 Steps = Generator[Pending, None, None]
 
 
+def sender(peer: int) -> str:
+    """A rank in words; negative where it is any."""
+    return f"rank {peer}" if peer >= 0 else "a rank"
+
+
 class Request:
     """A started operation.
 
@@ -180,8 +185,8 @@ class Request:
     def _explain(self, error: MPI.Exception) -> BaseException:
         if error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
             return error
-        peers = self._pending.peers[self._arrived]
-        return MismatchError(f"{self.what}: rank {peers} sent more than this rank has room for ({error})")
+        peer = self._pending.peers[self._arrived]
+        return MismatchError(f"{self.what}: {sender(peer)} sent more than this rank has room for ({error})")
 
     def _abandon(self, error: BaseException) -> None:
         """End with ``error`` while messages of it may be on their way."""

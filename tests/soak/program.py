@@ -44,8 +44,9 @@ HOOKS = {
         "powersgd", Rule(codecs=(hc.get_codec("powersgd:rank=2"),), feedback="ef", min_bytes=0)
     ),
 }
-# What may come to hold more, for each process between the warm-up and the end. Memory is for fragments of the heap and
-# for the keys that torch's store keeps of every group; objects for rows of statistics and cached choices.
+# What a process may come to hold more of between the warm-up and the end. Memory is for fragments of the heap; the heap
+# for the keys that torch's store, on rank 0, keeps of every group (gloo's runs keep as many); shared memory for pages of
+# arenas that are used for the first time; objects for rows of statistics, cached choices, and one of torch's a group.
 ALLOWED = Held(
     memory_mb=12.0,
     shared_mb=12.0,
