@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -28,11 +28,18 @@ class Options:
         axis: the mesh axis that the group spans; None finds it from the group's description (a device mesh
             describes the groups of its axis ``dp`` as ``mesh_dp``).
         timeout: None is the ``timeout=`` that torch passes.
+
+    Raises:
+        PolicyError: the policy cannot be read.
     """
 
     policy: PolicyLike | None = None
     axis: str | None = None
     timeout: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy is not None:
+            self.policy = read_policy(self.policy)
 
     @property
     def _timeout(self) -> timedelta | None:
@@ -62,7 +69,7 @@ def set_policy(policy: PolicyLike) -> Policy:
     Raises:
         PolicyError: it cannot be read.
     """
-    loaded = load_policy(policy)
+    loaded = read_policy(policy)
     _chosen[:] = [loaded]
     return loaded
 
@@ -75,7 +82,18 @@ def default_policy() -> Policy:
     """
     if _chosen:
         return _chosen[0]
-    return load_policy(os.environ.get("HYBRIDCOMP_POLICY") or DEFAULT_POLICY)
+    return read_policy(os.environ.get("HYBRIDCOMP_POLICY") or DEFAULT_POLICY)
+
+
+def read_policy(policy: PolicyLike) -> Policy:
+    """As :func:`hybridcomp.load_policy`, but a bare codec leaves operations from or to one rank exact.
+
+    PyTorch broadcasts a module's parameters before the first step: through ``topk`` they would be gone.
+
+    Raises:
+        PolicyError: it cannot be read.
+    """
+    return replace(load_policy(policy), everything=False)
 
 
 def axis_of(description: str | None) -> str:

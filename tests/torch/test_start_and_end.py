@@ -302,6 +302,37 @@ def test_summary_at_exit(policy: str, wish: str, told: bool) -> None:
         assert ("int8:block=128" if policy == "int8" else "the policy says none") in done.stderr
 
 
+def test_parameters_arrive_exactly_under_a_bare_codec() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        from torch.nn.parallel import DistributedDataParallel
+        hct.set_policy("topk:ratio=0.01")
+        dist.init_process_group("hybridcomp")
+        net = torch.nn.Linear(100, 100)
+        ddp = DistributedDataParallel(net)
+        say(net.weight.count_nonzero().item() > 9000)
+        ddp(torch.ones(2, 100)).sum().backward()
+        say(net.weight.grad.count_nonzero().item() <= 2 * 101)
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"] * 4
+
+
+def test_a_program_without_a_mesh_is_compressed() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        dist.init_process_group("hybridcomp")
+        dist.all_reduce(torch.randn(100_000))
+        say({(r.axis, r.codec) for r in hct.stats()} == {("default", "int8:block=128")})
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"] * 2
+
+
 def test_options_choose_the_policy_and_the_axis() -> None:
     done = mpiexec(
         2,
