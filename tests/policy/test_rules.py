@@ -148,3 +148,12 @@ def test_a_missing_codec_says_which_sections_there_are():
     }
     exact = parse_policy('[dp]\ncodec = "none"\n', "p.toml")
     assert exact.choose(message("default")).reason == "the policy says none"
+
+
+def test_hybrid_compresses_the_sums_of_a_program_without_a_mesh():
+    policy = load_policy("hybrid")
+    for op in ("all_reduce", "reduce_scatter"):
+        assert policy.choose(message("default", op)).codec.spec == "int8:block=128"
+    for op in ("all_gather", "broadcast", "all_to_all", "send"):
+        assert not policy.choose(message("default", op)).compresses
+    assert not policy.choose(message("default", nbytes=1000)).compresses
