@@ -23,6 +23,7 @@ from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.summary import summary as summarize
 from hybridcomp.torch import backend, gloo_only, mesh, phases, rendezvous, zero
 from hybridcomp.torch.ddp_hook import HookState, comm_hook
+from hybridcomp.torch.environment import export_environment
 from hybridcomp.torch.options import Options, set_policy
 from hybridcomp.torch.phases import in_phase
 from hybridcomp.torch.registry import registry
@@ -43,6 +44,7 @@ __all__ = [
     "in_phase",
     "reshard_state",
     "set_policy",
+    "export_environment",
     "stats",
     "summary",
     "reset_stats",

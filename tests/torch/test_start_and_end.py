@@ -388,6 +388,31 @@ def test_store_at_a_given_port() -> None:
     assert done.stdout.split() == ["well"] * 2
 
 
+def test_environment_for_libraries_that_read_it() -> None:
+    done = mpiexec(
+        3,
+        *program("""
+        try:
+            hct.export_environment()
+        except hybridcomp.ConfigError as error:
+            assert "init_process_group" in str(error)
+        dist.init_process_group("hybridcomp")
+        rank = str(dist.get_rank())
+        hct.export_environment()
+        assert (os.environ["RANK"], os.environ["LOCAL_RANK"]) == (rank, rank)
+        assert (os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]) == ("3", "3")
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")  # by torch's own rendezvous
+        t = torch.ones(1)
+        dist.all_reduce(t)
+        assert t.item() == 3
+        say("well")
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["well"] * 3
+
+
 @pytest.mark.lab
 def test_hosts_that_share_a_name_and_nothing_else() -> None:
     """Every host of a lab has the machine's name, and a loopback of its own."""
