@@ -1,0 +1,108 @@
+"""Lightning on the hybridcomp backend.
+
+    mpiexec -n 4 python examples/lightning_ddp.py
+    mpiexec -n 4 python examples/lightning_ddp.py --policy powersgd:rank=4 --epochs 10
+
+Lightning finds its ranks from MPI by itself (under srun, from Slurm). An existing program changes the backend of its
+strategy [1]; a callback [2] lets the policy choose for each parameter, with error feedback. (DDPStrategy takes a hook,
+too, but drops it without a word on CPUs.)
+"""
+
+import argparse
+import hashlib
+import time
+
+import lightning
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from mpi4py import MPI
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hybridcomp.torch as hct
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+        )
+
+    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        if self.trainer.is_global_zero:
+            print(f"epoch {self.current_epoch + 1}: loss {self.trainer.callback_metrics['loss']:.6f}")
+
+    def on_train_end(self) -> None:
+        data = b"".join(p.detach().cpu().numpy().tobytes() for p in self.parameters())
+        digests = [""] * self.trainer.world_size
+        dist.all_gather_object(digests, hashlib.sha256(data).hexdigest())
+        if self.trainer.is_global_zero:
+            print(f"backend {dist.get_backend()}; replicas agree: {len(set(digests)) == 1}")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+class Compress(lightning.Callback):
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+
+    def on_train_start(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
+        state = hct.HookState(self.policy, module=trainer.model)
+        trainer.model.register_comm_hook(state, hct.comm_hook)
+
+
+def make_data(samples: int) -> TensorDataset:
+    """Random points, labelled by a random network."""
+    teacher = nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 10))
+    x = torch.randn(samples, 256)
+    with torch.no_grad():
+        return TensorDataset(x, teacher(x).argmax(1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--policy", default="hybrid", help="a preset, a TOML file, or a codec such as int8")
+    parser.add_argument("--hook", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=64, help="samples of each rank and step")
+    args = parser.parse_args()
+
+    lightning.seed_everything(1, verbose=False)
+    hct.set_policy(args.policy)
+    ranks, here = MPI.COMM_WORLD.size, MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED).size
+    trainer = lightning.Trainer(
+        accelerator="auto",
+        devices=here,
+        num_nodes=ranks // here,
+        max_epochs=args.epochs,
+        strategy=DDPStrategy(process_group_backend="hybridcomp"),  # [1]
+        callbacks=[Compress(args.policy)] if args.hook else [],  # [2]
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = make_data(10 * ranks * args.batch)
+    began = time.perf_counter()
+    trainer.fit(Classifier(), DataLoader(data, args.batch, shuffle=True))
+    seconds = time.perf_counter() - began
+    if trainer.is_global_zero:
+        samples = args.epochs * len(data)
+        plain, wire = (
+            sum(getattr(row, n) for row in hct.stats()) / 1e6 for n in ("plain_bytes", "wire_bytes")
+        )
+        print(f"{seconds:.2f} s, {samples / seconds:.0f} samples/s")
+        print(f"sent {wire:.2f} MB in the place of {plain:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()
