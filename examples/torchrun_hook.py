@@ -1,7 +1,7 @@
 """The communication hook alone: gloo (or NCCL) under torchrun, no MPI.
 
-    torchrun --nproc-per-node 3 examples/torchrun_hook.py
-    torchrun --nproc-per-node 3 examples/torchrun_hook.py --policy powersgd:rank=4
+    torchrun --standalone --nproc-per-node 3 examples/torchrun_hook.py
+    torchrun --standalone --nproc-per-node 3 examples/torchrun_hook.py --policy powersgd:rank=4
 
 The line marked [1] is all that an existing program adds. The policy is a file beside this program: matrices and
 convolutions go by low rank, with error feedback, what is small as it is, the first steps uncompressed.

@@ -1,0 +1,123 @@
+"""Every program in examples/, run as a user would, at a small size."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.torch.harness import PATH, ROOT, mpiexec
+
+FOLDER = ROOT / "examples"
+PROGRAMS = {"ddp", "fsdp2", "tp_pp", "hf_accelerate", "lightning_ddp", "torchrun_hook"}
+
+
+@dataclass
+class Said:
+    """What a program printed.
+
+    Attributes:
+        losses: by step or epoch.
+        agree: whether all ranks ended with the same bits.
+        saved: how many times fewer bytes were sent.
+        summary: what it printed at its end to stderr.
+    """
+
+    losses: dict[int, float]
+    agree: bool
+    saved: float
+    summary: str
+
+
+def read(done: subprocess.CompletedProcess[str]) -> Said:
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = {
+        int(at): float(loss) for at, loss in re.findall(r"(?:step|epoch) (\d+): loss ([\d.]+)", done.stdout)
+    }
+    verdict = re.search(r"replicas agree: (\w+)", done.stdout)
+    sent = re.search(r"sent ([\d.]+) MB in the place of ([\d.]+) MB", done.stdout)
+    assert losses, done.stdout
+    assert verdict, done.stdout
+    assert sent, done.stdout
+    return Said(losses, verdict[1] == "True", float(sent[2]) / float(sent[1]), done.stderr)
+
+
+def run(ranks: int, program: str, *args: str, **env: str) -> Said:
+    return read(mpiexec(ranks, str(FOLDER / f"{program}.py"), *args, **env))
+
+
+def check(said: Said, *, falls_to: float, saved: float) -> None:
+    assert said.agree
+    first, *_, last = said.losses.values()
+    assert last < falls_to * first, said.losses
+    assert said.saved > saved
+
+
+def test_each_program_is_tested_here():
+    assert {path.stem for path in FOLDER.glob("*.py")} == PROGRAMS
+
+
+def test_ddp_goes_on_from_a_checkpoint_as_if_nothing_had_been(tmp_path: Path):
+    whole = run(2, "ddp", "--epochs", "4", "--policy", "hybrid")
+    check(whole, falls_to=0.95, saved=4)
+    first = run(2, "ddp", "--epochs", "2", "--checkpoint", str(tmp_path))
+    rest = run(2, "ddp", "--epochs", "4", "--checkpoint", str(tmp_path))
+    assert first.losses | rest.losses == whole.losses
+    assert {path.name for path in tmp_path.iterdir()} == {"rank0.pt", "rank1.pt"}
+
+
+def test_ddp_with_nothing_but_the_backend():
+    said = run(3, "ddp", "--no-hook", "--epochs", "4", "--policy", "topk:ratio=0.1")
+    check(said, falls_to=0.98, saved=4)
+
+
+def test_ddp_uncompressed():
+    said = run(2, "ddp", "--epochs", "2", "--policy", "none")
+    check(said, falls_to=0.99, saved=0.99)
+    assert said.saved < 1.01
+
+
+@pytest.mark.parametrize(("policy", "saved"), [(["--policy", "int4", "--difference"], 4), ([], 2.5)])
+def test_fsdp2(policy: list[str], saved: float):
+    check(run(2, "fsdp2", "--steps", "10", *policy), falls_to=0.7, saved=saved)
+
+
+def test_tensor_and_pipeline_parallel():
+    said = run(4, "tp_pp", "--steps", "10", "--batch", "8")
+    check(said, falls_to=0.7, saved=2.5)
+    for axis in ("pp", "tp"):
+        assert re.search(rf"{axis} .*int8:block=128", said.summary)
+
+
+@pytest.mark.parametrize("hook", ["--hook", "--no-hook"])
+def test_accelerate(hook: str):
+    pytest.importorskip("accelerate", reason="the extra examples brings accelerate and transformers")
+    said = run(2, "hf_accelerate", "--steps", "10", hook)
+    check(said, falls_to=0.8, saved=3)
+
+
+def test_lightning():
+    pytest.importorskip("lightning", reason="the extra examples brings lightning")
+    said = run(2, "lightning_ddp", "--epochs", "3")
+    check(said, falls_to=0.97, saved=4)
+    assert re.search(r"dp .*int4:block=128", said.summary)  # the hook took effect
+
+
+def test_hook_alone_under_torchrun():
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, str(FOLDER / "torchrun_hook.py"), "--steps", "30"],
+        env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    check(read(done), falls_to=0.7, saved=1.2)
+    assert "MPI loaded: False" in done.stdout
