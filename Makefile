@@ -133,7 +133,7 @@ build: $(VENV)/.tools
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
 
 $(VENV)/.installed: $(VENV)/.tools CMakeLists.txt $(SOURCES) kernels/CMakeLists.txt
-	$(BIN)/pip install -q $(PIP_ARGS) --no-build-isolation -c constraints.txt -e '.[mpich,train,dev]'
+	$(BIN)/pip install -q $(PIP_ARGS) --no-build-isolation -c constraints.txt -e '.[mpich,train,examples,dev]'
 	touch $@
 
 $(VENV)/.tools: pyproject.toml constraints.txt

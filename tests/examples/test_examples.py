@@ -96,13 +96,11 @@ def test_tensor_and_pipeline_parallel():
 
 @pytest.mark.parametrize("hook", ["--hook", "--no-hook"])
 def test_accelerate(hook: str):
-    pytest.importorskip("accelerate", reason="the extra examples brings accelerate and transformers")
     said = run(2, "hf_accelerate", "--steps", "10", hook)
     check(said, falls_to=0.8, saved=3)
 
 
 def test_lightning():
-    pytest.importorskip("lightning", reason="the extra examples brings lightning")
     said = run(2, "lightning_ddp", "--epochs", "3")
     check(said, falls_to=0.97, saved=4)
     assert re.search(r"dp .*int4:block=128", said.summary)  # the hook took effect
