@@ -12,7 +12,7 @@ PAGE = ROOT / "docs" / "torch.md"
 def test_the_code_runs():
     done = mpiexec(4, str(HERE.parent / "examples" / "page.py"), str(PAGE))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ran 6 blocks") == 4, done.stdout
+    assert done.stdout.count("ran 7 blocks") == 4, done.stdout
 
 
 def test_what_it_links_exists():
