@@ -2,11 +2,11 @@
 
     mpiexec -n 4 python examples/ddp.py
     mpiexec -n 4 python examples/ddp.py --policy int4 --epochs 4 --checkpoint runs/ddp
-    mpiexec -n 4 python examples/ddp.py --policy int4 --epochs 8 --checkpoint runs/ddp      # goes on from there
+    mpiexec -n 3 python examples/ddp.py --policy int4 --epochs 8 --checkpoint runs/ddp      # goes on, on fewer ranks
 
 Two lines differ from a program for gloo: [1] and [2]. With them alone (--no-hook) the backend compresses DDP's buckets
 as they are. Line [3] lets the policy choose for each parameter by its name, and keeps what compression loses for the
-next step (error feedback); a checkpoint holds that memory too: [4] and [5].
+next step (error feedback); a checkpoint holds that memory of every rank, too: [4] and [5].
 """
 
 import argparse
@@ -60,6 +60,23 @@ def replicas_agree(model: nn.Module) -> bool:
     return len(set(digests)) == 1
 
 
+def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(hct.state_dict(), folder / f"compression{dist.get_rank()}.pt")  # [4]
+    if dist.get_rank() == 0:
+        saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**saved, "epochs": epochs, "ranks": dist.get_world_size()}, folder / "training.pt")
+
+
+def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    saved = torch.load(folder / "training.pt", map_location=device)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    states = [torch.load(folder / f"compression{r}.pt") for r in range(saved["ranks"])]
+    hct.load_state_dict(hct.reshard_state(states, dist.get_world_size())[dist.get_rank()])  # [5]
+    return saved["epochs"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--policy", default="hybrid", help="a preset, a TOML file, or a codec such as int8")
@@ -83,15 +100,10 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     start = 0
-    file = args.checkpoint / f"rank{rank}.pt" if args.checkpoint else None
-    if file and file.exists():
-        saved = torch.load(file, map_location=device)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        hct.load_state_dict(saved["compression"])  # [4]
-        start = saved["epochs"]
+    if args.checkpoint and (args.checkpoint / "training.pt").exists():
+        start = load(args.checkpoint, model, optimizer, device)
 
-    data = make_data(10 * ranks * args.batch)
+    data = make_data(40 * args.batch)
     sampler = DistributedSampler(data, ranks, rank)
     loader = DataLoader(data, args.batch, sampler=sampler)
     began = time.perf_counter()
@@ -102,13 +114,11 @@ def main() -> None:
             print(f"epoch {epoch + 1}: loss {loss:.6f}")
     seconds = time.perf_counter() - began
 
-    if file:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": args.epochs}
-        torch.save({**saved, "compression": hct.state_dict()}, file)  # [5]
+    if args.checkpoint:
+        save(args.checkpoint, model, optimizer, args.epochs)
     agree = replicas_agree(model)
     if rank == 0:
-        samples = (args.epochs - start) * len(loader) * ranks * args.batch
+        samples = (args.epochs - start) * len(data)
         plain, wire = (
             sum(getattr(row, n) for row in hct.stats()) / 1e6 for n in ("plain_bytes", "wire_bytes")
         )
