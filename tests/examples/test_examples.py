@@ -93,12 +93,6 @@ def test_ddp_with_nothing_but_the_backend():
     check(said, falls_to=0.98, saved=4)
 
 
-def test_ddp_uncompressed():
-    said = run(2, "ddp", "--epochs", "2", "--policy", "none")
-    check(said, falls_to=0.99, saved=0.99)
-    assert said.saved < 1.01
-
-
 @pytest.mark.parametrize(("policy", "saved"), [(["--policy", "int4", "--difference"], 4), ([], 2.5)])
 def test_fsdp2(policy: list[str], saved: float):
     check(run(2, "fsdp2", "--steps", "10", *policy), falls_to=0.7, saved=saved)
@@ -111,10 +105,9 @@ def test_tensor_and_pipeline_parallel():
         assert re.search(rf"{axis} .*int8:block=128", said.summary)
 
 
-@pytest.mark.parametrize("hook", ["--hook", "--no-hook"])
-def test_accelerate(hook: str):
-    said = run(2, "hf_accelerate", "--steps", "10", hook)
-    check(said, falls_to=0.8, saved=3)
+def test_accelerate():
+    said = run(2, "hf_accelerate", "--steps", "10")
+    check(said, falls_to=0.8, saved=4)
 
 
 def test_lightning():
