@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mpi4py import MPI
 
@@ -227,21 +227,31 @@ class Engine:
 
     def wait(self, request: Request, timeout: float | None) -> None:
         """Poll until ``request`` has ended; see :meth:`Request.wait`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def ended() -> bool:
+            if not request.done and deadline is not None and time.monotonic() > deadline:
+                assert timeout is not None
+                raise CollectiveTimeoutError(request._late_message(timeout))
+            return request.done
+
+        self.attend(ended)
+
+    def attend(self, until: Callable[[], bool]) -> None:
+        """Poll in this thread until a condition holds, looked at after every poll; what it raises ends this, too."""
         began = time.monotonic()
         looks = 0
         self._foreground += 1
         try:
             while True:
                 self.poll()
-                if request.done:
+                if until():
                     return
-                waited = time.monotonic() - began
-                if timeout is not None and waited > timeout:
-                    raise CollectiveTimeoutError(request._late_message(timeout))
                 looks += 1
                 if looks <= _YIELDS:
                     os.sched_yield()
                 else:
+                    waited = time.monotonic() - began
                     time.sleep(self._pause(max(_SLEEP_MIN, waited * _AGE_SHARE)))
         finally:
             self._foreground -= 1

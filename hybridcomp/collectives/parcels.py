@@ -1,0 +1,71 @@
+"""Bytes from every rank to every rank, for algorithms that run outside of this package.
+
+Exchanges are matched by numbers that the caller gives, not by the order in which they start: ranks may start them in
+different orders, each as soon as its own data are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mpi4py import MPI
+
+from hybridcomp.arrays import ByteArray
+from hybridcomp.collectives.base import Base
+from hybridcomp.collectives.engine import Pending, Request, Steps, engine
+
+_TAGS = 30_000  # below MPI's guaranteed 32767; so many exchanges may be in flight
+
+
+class Parcels(Base):
+    """A communicator of the same ranks as ``comm``, for exchanges alone. Making one is collective.
+
+    Args:
+        comm: an MPI intracommunicator.
+        axis: for error messages.
+        timeout: seconds that an exchange may take.
+    """
+
+    def __init__(self, comm: MPI.Comm, axis: str, timeout: float) -> None:
+        super().__init__(comm, "none", axis, timeout)
+
+    def exchange(
+        self,
+        number: int,
+        send: Sequence[ByteArray],
+        recv: Sequence[ByteArray],
+        received: list[int],
+    ) -> Request:
+        """Start to send bytes to every other rank, and to receive from each.
+
+        Args:
+            number: the same on all ranks, and of no other exchange; from 0.
+            send: entry q goes to rank q; must stay unchanged until the exchange has ended.
+            recv: room for what rank q sends, which may be less.
+            received: entry q becomes the bytes that came from rank q. Entries of this rank are not touched.
+        """
+        t, tag = self._transport, number % _TAGS
+        statuses = [MPI.Status() for _ in t.others]
+
+        def steps() -> Steps:
+            with t.keeping((send, recv)):
+                incoming = [t.irecv(recv[q], q, tag) for q in t.others]
+                outgoing = [t.isend(send[q], q, tag) for q in t.others]
+                yield Pending(incoming, t.others, statuses)
+                for q, status in zip(t.others, statuses, strict=True):
+                    received[q] = status.Get_count(MPI.BYTE)
+                yield Pending(outgoing, t.others)
+
+        return engine().start(
+            steps(),
+            f"exchange number {number} on axis {self.axis!r}, rank {self.rank} of {self.size}",
+            self.timeout,
+            priority=sum(part.size for part in send).bit_length(),
+            notices=self._notices,
+            number=number,
+        )
+
+    @staticmethod
+    def attend(until: Callable[[], bool]) -> None:
+        """Make operations progress in this thread until a condition holds; it is looked at often."""
+        engine().attend(until)
