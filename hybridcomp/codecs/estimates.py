@@ -36,6 +36,7 @@ class EstimateMemory(Memory):
     """
 
     name = "ef21"
+    adds_own = False
     tracks = True
 
     def __init__(self, form: Form, n: int, kind: DType, scratch: Scratch) -> None:

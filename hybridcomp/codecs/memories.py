@@ -88,16 +88,33 @@ class PlainMemory(Memory):
         else:
             self._scratch.give(fresh)
 
-    def _encode_at_once(self, codec: Codec, data: Flat, out: ByteArray, span: slice) -> int | None:
+    def _encode_at_once(
+        self, codec: Codec, data: Flat, out: ByteArray, span: slice, ranks: int = 1
+    ) -> int | None:
         blocks = _blocks(codec)
         if blocks is None:
             return None
         lost = self._take(data.size)
         nbytes, finite = self._kernels.feedback_encode(
-            data.data, data.dtype, self.error[span], lost, *blocks, codec.wire_id, codec.params_hash, out
+            data.data,
+            data.dtype,
+            self.error[span],
+            lost,
+            *blocks,
+            codec.wire_id,
+            codec.params_hash,
+            out,
+            ranks,
         )
         self._take_over(lost, span, finite)
         return int(nbytes)
+
+    def encode_sum(self, codec: Codec, total: Array, out: ByteArray, span: slice, ranks: int = 1) -> int:
+        nbytes = self._encode_at_once(codec, self._flat(total), out, span, ranks)
+        if nbytes is None:
+            return super().encode_sum(codec, total, out, span, ranks)
+        self._scratch.give(total)
+        return nbytes
 
     def arrays(self) -> dict[str, Array]:
         return {"": self.error.copy()}
@@ -226,6 +243,7 @@ class MomentumMemory(Memory):
     """
 
     name = "dgc"
+    adds_own = False
 
     def __init__(self, form: Form, n: int, kind: DType, scratch: Scratch) -> None:
         super().__init__(form, n, kind, scratch)

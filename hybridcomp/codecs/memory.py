@@ -13,6 +13,7 @@ missing from the sum is the sum of all ranks' states; :mod:`.resharding` relies 
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -67,10 +68,12 @@ class Memory(abc.ABC):
         kind: float32, or float64 for float64 data: of all that is computed here.
         steps: how often :meth:`begin` was called.
         tracks: whether the receiver adds messages to what it has (:meth:`result`), rather than take them.
+        adds_own: whether a rank adds its own part of its shard as it is.
     """
 
     name: ClassVar[str]
     tracks: ClassVar[bool] = False
+    adds_own: ClassVar[bool] = True
 
     def __init__(self, form: Form, n: int, kind: DType, scratch: Scratch) -> None:
         self.form = form
@@ -136,12 +139,24 @@ class Memory(abc.ABC):
         """A new array for the sum of all ranks' parts of an owned span, with this rank's own part in it."""
         return self._widened(data)
 
+    def summed(self, codec: Codec, data: Flat, messages: Sequence[ByteArray], span: slice) -> Array:
+        """:meth:`own` with the other ranks' parts added: opened messages of :meth:`encode`, in their order."""
+        if self.adds_own and data.dtype is self.kind:
+            total = self._take(data.size)
+            codec.sum_into(data, messages, 1, total)
+            return total
+        total = self.own(codec, data, span)
+        for message in messages:
+            codec.decode_add_flat(message, wire.peek(message), total)
+        return total
+
     def encode_sum(self, codec: Codec, total: Array, out: ByteArray, span: slice, ranks: int = 1) -> int:
         """Encode the sum of an owned span, over ``ranks`` for a mean; return the message's bytes.
 
         Args:
             codec: for the message.
-            total: from :meth:`own`, with the other ranks' parts added; not to be used any more.
+            total: from :meth:`summed`, or from :meth:`own` with the other ranks' parts added; not to be used any
+                more.
             out: at least ``codec.bound(total.size, kind)`` bytes.
             span: as for :meth:`own`.
             ranks: number of ranks for a mean, 1 for a sum.

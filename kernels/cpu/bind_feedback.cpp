@@ -108,7 +108,8 @@ void check_out(const Buffer& out, std::size_t n, bool wide, const BlockCodec& co
 }
 
 nb::tuple feedback_encode(nb::handle x, int dtype, nb::handle e, nb::handle lost, int bits,
-                          std::uint32_t block, int codec, std::uint32_t params, nb::handle out) {
+                          std::uint32_t block, int codec, std::uint32_t params, nb::handle out,
+                          double ranks) {
   const DTypeCode type = float_dtype(dtype);
   const bool wide = type == kFloat64;
   const BlockCodec made = block_codec(bits, block, codec, params);
@@ -121,8 +122,8 @@ nb::tuple feedback_encode(nb::handle x, int dtype, nb::handle e, nb::handle lost
   std::size_t bytes = 0;
   {
     nb::gil_scoped_release release;
-    bytes =
-        encode_residual(kernels(), made, from.data(), type, n, pe, pl, thread_count(), to.data(), &finite);
+    bytes = encode_residual(kernels(), made, from.data(), type, n, pe, pl, ranks, thread_count(), to.data(),
+                            &finite);
   }
   return nb::make_tuple(bytes, finite);
 }
@@ -201,7 +202,7 @@ void bind_feedback(nb::module_& m) {
         "momentum"_a);
   m.def("feedback_mask", &feedback_mask, "corrected"_a, "decoded"_a, "moved"_a, "wide"_a);
   m.def("feedback_encode", &feedback_encode, "x"_a, "dtype"_a, "e"_a, "lost"_a, "bits"_a, "block"_a,
-        "codec"_a, "params"_a, "out"_a);
+        "codec"_a, "params"_a, "out"_a, "ranks"_a);
   m.def("average_fresh_bytes", &average_fresh_bytes, "start"_a, "n"_a, "wide"_a);
   m.def("average_encode", &average_encode, "x"_a, "dtype"_a, "state"_a, "count"_a, "start"_a, "fresh"_a,
         "beta"_a, "bits"_a, "block"_a, "codec"_a, "params"_a, "out"_a);

@@ -18,6 +18,9 @@ struct FeedbackKernels {
   // out = x + e, or x - e with `subtract`. x is of `dtype`, of any alignment.
   bool (*add)(const void* x, DTypeCode dtype, const void* e, void* out, std::size_t n, bool subtract);
 
+  // x /= by
+  void (*divide)(void* x, bool wide, std::size_t n, double by);
+
   // out = (corrected - decoded) * weight
   bool (*lose)(const void* corrected, const void* decoded, void* out, bool wide, std::size_t n,
                double weight);
@@ -64,11 +67,11 @@ constexpr BlockFormat format_of(const BlockCodec& codec) { return {codec.block, 
 // Longest block that the functions below take.
 constexpr std::uint32_t kLongestFused = 8192;
 
-// Write the message of x + e to `out` and what it lost to `lost`, all in one pass; `n` elements. Returns the
-// message's bytes; `finite` tells whether all of `lost` is.
+// Write the message of x + e, over `ranks` for a mean, to `out` and what it lost, times `ranks`, to `lost`,
+// all in one pass; `n` elements. Returns the message's bytes; `finite` tells whether all of `lost` is.
 std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std::uint8_t* x, DTypeCode dtype,
-                            std::size_t n, const std::uint8_t* e, std::uint8_t* lost, int threads,
-                            std::uint8_t* out, bool* finite);
+                            std::size_t n, const std::uint8_t* e, std::uint8_t* lost, double ranks,
+                            int threads, std::uint8_t* out, bool* finite);
 
 // The same with the moving average of elements start .. start + n of `state`, which must be whole blocks of
 // it, and a codec whose tile (see fused_tile) is whole blocks too. What becomes of the state is written to

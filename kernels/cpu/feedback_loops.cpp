@@ -54,6 +54,18 @@ bool add(const void* x, DTypeCode dtype, const void* e, void* out, std::size_t n
 }
 
 template <typename T>
+void divide_all(T* x, std::size_t n, T by) {
+  for (std::size_t i = 0; i < n; ++i) x[i] /= by;
+}
+
+void divide(void* x, bool wide, std::size_t n, double by) {
+  if (wide)
+    divide_all(static_cast<double*>(x), n, by);
+  else
+    divide_all(static_cast<float*>(x), n, static_cast<float>(by));
+}
+
+template <typename T>
 bool lose_all(const T* corrected, const T* decoded, T* out, std::size_t n, T weight) {
   typename Real<T>::Signed peak = 0;
   HC_INDEPENDENT
@@ -240,6 +252,6 @@ bool quantize8(const void* x, DTypeCode dtype, const void* e, void* lost, std::s
 }  // namespace
 
 extern const FeedbackKernels feedback_kernels;
-const FeedbackKernels feedback_kernels = {add, lose, average, move, mask, quantize8, stream};
+const FeedbackKernels feedback_kernels = {add, divide, lose, average, move, mask, quantize8, stream};
 
 }  // namespace hybridcomp::HC_ISA

@@ -86,13 +86,13 @@ std::size_t encode_tiles(const Kernels& k, const BlockCodec& codec, DTypeCode dt
 }  // namespace
 
 std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std::uint8_t* x, DTypeCode dtype,
-                            std::size_t n, const std::uint8_t* e, std::uint8_t* lost, int threads,
-                            std::uint8_t* out, bool* finite) {
+                            std::size_t n, const std::uint8_t* e, std::uint8_t* lost, double ranks,
+                            int threads, std::uint8_t* out, bool* finite) {
   const bool wide = dtype == kFloat64;
   const std::size_t size = scale_bytes(wide);
   const bool streams = n * size >= kStreamed;
   std::atomic<bool> good{true};
-  if (codec.bits == 8 && codec.block <= kLongestTile) {
+  if (codec.bits == 8 && codec.block <= kLongestTile && ranks == 1) {
     const QuantizePrefix prefix{codec.block, 0};
     const std::size_t bytes = write_fixed(
         k, {codec.codec, sum_type(wide), codec.params, &prefix, sizeof(prefix)}, n, fused_tile(codec.block),
@@ -111,10 +111,11 @@ std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std
       k, codec, dtype, n, threads, out,
       [&](std::size_t at, std::size_t m, std::uint8_t*, std::uint8_t* corrected) {
         k.feedback->add(x + at * size_of(dtype), dtype, e + at * size, corrected, m, false);
+        if (ranks != 1) k.feedback->divide(corrected, wide, m, ranks);
       },
       [&](std::size_t at, std::size_t m, std::uint8_t*, std::uint8_t* corrected, std::uint8_t* decoded) {
         std::uint8_t* const to = streams ? decoded : lost + at * size;
-        if (!k.feedback->lose(corrected, decoded, to, wide, m, 1.0)) good = false;
+        if (!k.feedback->lose(corrected, decoded, to, wide, m, ranks)) good = false;
         if (streams) k.feedback->stream(decoded, lost + at * size, m * size);
       });
   if (streams) std::atomic_thread_fence(std::memory_order_seq_cst);  // on this thread; the others have ended
