@@ -70,6 +70,7 @@ class Reduced:
         total: the sum of all ranks' arrays (or their mean), about: 1-D, float32 (float64 for float64).
         own: what of the total stands for this rank's array; for ``powersgd`` the mean. Error feedback keeps
             the difference. None where it was not asked for.
+        replaced: ``total`` is in the memory of ``x``, and the residual that was given is up to date.
         recovered: share of the elements that ``total`` holds as the codec promises: below 1 only for
             ``sketch`` where its sketch was too small.
 
@@ -79,6 +80,7 @@ class Reduced:
     total: Any
     own: Any
     recovered: float = 1.0
+    replaced: bool = False
 
 
 Reduction = Generator[Round, None, Reduced]
@@ -95,6 +97,7 @@ class Terms:
     step: int = 0
     warm: dict[str, Array] | None = None
     name: str | None = None
+    residual: Array | None = None
 
 
 class LinearCodec(Codec):
@@ -119,6 +122,7 @@ class LinearCodec(Codec):
         warm: dict[str, Array] | None = None,
         name: str | None = None,
         queue: Queue | None = None,
+        residual: Array | None = None,
     ) -> Reduction:
         """Sum ``x`` over all ranks: a generator of rounds that returns a :class:`Reduced`.
 
@@ -131,13 +135,17 @@ class LinearCodec(Codec):
             step: 0, 1, ...; the same on all ranks. Codecs that draw random numbers draw others.
             warm: memory by name that the codec may keep between steps.
             name: of the parameter.
+            residual: for codecs that can save passes over memory: they may write the mean to ``x``, which then is
+                the caller's data with its residual added, and what ``x`` had more to this, of ``x``'s size and
+                type; :attr:`Reduced.replaced` says that it was done. A residual of data that are not finite is
+                not touched.
             queue: if ``x`` is in a device's memory: where to work; the default stream's if None.
 
         Raises:
             CudaUnavailableError: ``x`` is on a device, and this codec takes no device arrays.
             ValueError: so many ranks cannot be summed with these parameters.
         """
-        terms = Terms(ranks, rank, mean, own, step, warm, name)
+        terms = Terms(ranks, rank, mean, own, step, warm, name, residual)
         if isinstance(x.data, DeviceArray):
             from hybridcomp.codecs.device import linear  # noqa: PLC0415  (only who has device arrays pays for it)
 

@@ -308,6 +308,8 @@ class PowerSGDCodec(LinearCodec):
         q /= np.float32(terms.ranks)
         if terms.warm is not None and terms.name is not None and np.isfinite(q).all():
             terms.warm[terms.name] = q
+        if terms.residual is not None and terms.mean and x.dtype is DType.FLOAT32 and x.data.flags.aligned:
+            return _replace(p, q, x.data, terms.residual)
         approximation = np.empty(x.size, np.float32)
         reconstruct(p, q, approximation)
         wide = approximation.astype(kind, copy=False)
@@ -326,6 +328,17 @@ class PowerSGDCodec(LinearCodec):
     @classmethod
     def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
         _expand(*_open(msg, header), acc, header.dtype.accumulator, add=True)
+
+
+def _replace(p: Matrix, q: Matrix, values: Matrix, residual: Matrix) -> Reduced:
+    """Write P Q^T over the values, and what they had more to the residual; both in one pass."""
+    if not np.isfinite(q).all():
+        values[...] = np.nan  # as all of P Q^T would be
+        return Reduced(values, None, replaced=True)
+    columns = np.ascontiguousarray(q.T)
+    if not native.kernels().lowrank_replace(p, columns, p.shape[0], q.shape[0], p.shape[1], values, residual):
+        residual[...] = 0  # the product of finite factors, or the difference, overflowed
+    return Reduced(values, None, replaced=True)
 
 
 def _expand(p: Matrix, q: Matrix, out: np.ndarray[Any, Any], dtype: DType, *, add: bool) -> None:

@@ -44,6 +44,18 @@ void lowrank_reconstruct(nb::handle p, nb::handle q, std::size_t rows, std::size
   kernels().lowrank->reconstruct(fp, fq, s.n, rows, cols, rank, values, add);
 }
 
+bool lowrank_replace(nb::handle p, nb::handle q, std::size_t rows, std::size_t cols, std::size_t rank,
+                     nb::handle matrix, nb::handle lost) {
+  const Buffer bp(p, false), bq(q, false), m(matrix, true), rest(lost, true);
+  const Matrix s = matrix_of(m, rows, cols, rank);
+  const float* fp = bp.floats(rows * rank, "p");
+  const float* fq = bq.floats(cols * rank, "q");
+  float* values = m.floats(s.n, "matrix");
+  float* left = rest.floats(s.n, "lost");
+  nb::gil_scoped_release release;
+  return kernels().lowrank->replace(fp, fq, s.n, rows, cols, rank, values, left);
+}
+
 void lowrank_orthogonalize(nb::handle vectors, std::size_t rows, std::size_t rank) {
   const Buffer v(vectors, true);
   if (rank && rows > (std::size_t(1) << 48) / rank) Buffer::fail("rows or rank is too large");
@@ -59,6 +71,8 @@ void bind_lowrank(nb::module_& m) {
         "back"_a);
   m.def("lowrank_reconstruct", &lowrank_reconstruct, "p"_a, "q"_a, "rows"_a, "cols"_a, "rank"_a, "out"_a,
         "add"_a);
+  m.def("lowrank_replace", &lowrank_replace, "p"_a, "q"_a, "rows"_a, "cols"_a, "rank"_a, "matrix"_a,
+        "lost"_a);
   m.def("lowrank_orthogonalize", &lowrank_orthogonalize, "vectors"_a, "rows"_a, "rank"_a);
 }
 

@@ -23,6 +23,11 @@ struct LowrankKernels {
   void (*reconstruct)(const float* p, const float* q, std::size_t n, std::size_t rows, std::size_t cols,
                       std::size_t rank, float* m, bool add);
 
+  // Replace the first n elements of m by the same products, and write what m had more to `lost`. Returns
+  // whether all of that is finite.
+  bool (*replace)(const float* p, const float* q, std::size_t n, std::size_t rows, std::size_t cols,
+                  std::size_t rank, float* m, float* lost);
+
   // Orthonormalize `rank` vectors of `rows` elements, one after another: v is [rank][rows]. A vector that
   // depends on those before it becomes zero; non-finite values spread to the vectors after them.
   void (*orthogonalize)(float* v, std::size_t rows, std::size_t rank);

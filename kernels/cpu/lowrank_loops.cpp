@@ -190,8 +190,10 @@ void reconstruct_line(const float* p, const float* q, std::size_t width, std::si
     for (std::size_t k = 0; k < R; ++k) line[j] += q[k * cols + j] * p[k];
 }
 
-void reconstruct(const float* p, const float* q, std::size_t n, std::size_t rows, std::size_t cols,
-                 std::size_t rank, float* m, bool add) {
+// Calls take(at, line, width) for pieces of the rows of P Q^T, which begin at element `at`.
+template <typename F>
+void over_lines(const float* p, const float* q, std::size_t n, std::size_t rows, std::size_t cols,
+                std::size_t rank, F take) {
   alignas(64) float line[kTileColumns];
   for (std::size_t first = 0; first < cols; first += kTileColumns) {
     for (std::size_t i = 0; i < rows; ++i) {
@@ -202,13 +204,36 @@ void reconstruct(const float* p, const float* q, std::size_t n, std::size_t rows
       in_groups(rank, [&]<std::size_t R>(std::size_t k) {
         reconstruct_line<R>(p + i * rank + k, q + k * cols + first, width, cols, line);
       });
-      float* out = m + i * cols + first;
-      if (add)
-        for (std::size_t j = 0; j < width; ++j) out[j] += line[j];
-      else
-        std::memcpy(out, line, width * sizeof(float));
+      take(i * cols + first, line, width);
     }
   }
+}
+
+void reconstruct(const float* p, const float* q, std::size_t n, std::size_t rows, std::size_t cols,
+                 std::size_t rank, float* m, bool add) {
+  over_lines(p, q, n, rows, cols, rank, [&](std::size_t at, const float* line, std::size_t width) {
+    if (add)
+      for (std::size_t j = 0; j < width; ++j) m[at + j] += line[j];
+    else
+      std::memcpy(m + at, line, width * sizeof(float));
+  });
+}
+
+bool replace(const float* p, const float* q, std::size_t n, std::size_t rows, std::size_t cols,
+             std::size_t rank, float* m, float* lost) {
+  std::uint32_t peak = 0;
+  over_lines(p, q, n, rows, cols, rank, [&](std::size_t at, const float* line, std::size_t width) {
+    float* const value = m + at;
+    float* const rest = lost + at;
+    for (std::size_t j = 0; j < width; ++j) {
+      const float left = value[j] - line[j];
+      value[j] = line[j];
+      rest[j] = left;
+      const std::uint32_t size = magnitude(left);
+      peak = size > peak ? size : peak;
+    }
+  });
+  return peak < Real<float>::kInfinity;
 }
 
 // In eight partial sums.
@@ -254,6 +279,6 @@ void orthogonalize(float* v, std::size_t rows, std::size_t rank) {
 }  // namespace
 
 extern const LowrankKernels lowrank_kernels;
-const LowrankKernels lowrank_kernels = {project, project_back, reconstruct, orthogonalize};
+const LowrankKernels lowrank_kernels = {project, project_back, reconstruct, replace, orthogonalize};
 
 }  // namespace hybridcomp::HC_ISA
