@@ -22,8 +22,8 @@ import torch
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.summary import summary as summarize
 from hybridcomp.torch import backend, gloo_only, mesh, phases, rendezvous, zero
-from hybridcomp.torch.ddp_hook import HookState, comm_hook
 from hybridcomp.torch.environment import export_environment
+from hybridcomp.torch.hook import HookState, comm_hook
 from hybridcomp.torch.options import Options, set_policy
 from hybridcomp.torch.phases import in_phase
 from hybridcomp.torch.registry import registry

@@ -56,14 +56,14 @@ def hooked(backend: str, chosen: str, net: nn.Module | None = None, **kwargs) ->
 def step(ddp: DistributedDataParallel, scale: float = 1.0) -> dict[str, torch.Tensor]:
     """Gradients of the mean loss over the whole batch, times ``scale``."""
     dtype = next(ddp.parameters()).dtype
-    x, y = (t.chunk(dist.get_world_size())[dist.get_rank()].to(dtype) for t in batch(12))
+    x, y = (t.chunk(dist.get_world_size())[dist.get_rank()].to(dtype) for t in batch(60))
     ddp.zero_grad()
     (loss_of(ddp(x), y) * scale).backward()
     return {name: p.grad.clone() for name, p in ddp.module.named_parameters()}
 
 
 def expected() -> dict[str, torch.Tensor]:
-    return reference_gradients(rows=12)
+    return reference_gradients(rows=60)
 
 
 def case_policy_none_is_exact() -> None:
@@ -72,7 +72,7 @@ def case_policy_none_is_exact() -> None:
             ddp = hooked(backend, "none", bucket_cap_mb=cap)
             for _ in range(3):
                 gradients = step(ddp)
-                assert_near(gradients, 2e-6, rows=12)
+                assert_near(gradients, 2e-6, rows=60)
                 assert_same_on_all_ranks(gradients)
 
 
@@ -84,7 +84,7 @@ def case_every_codec() -> None:
             for _ in range(3):
                 gradients = step(ddp)
                 assert_same_on_all_ranks(gradients)
-                assert_errors_within(gradients, least, most, rows=12)
+                assert_errors_within(gradients, least, most, rows=60)
             seen.append(gradients)
         for name, grad in seen[0].items():
             assert torch.equal(grad, seen[1][name]), ("the backend changes the result", codec, name)
@@ -135,8 +135,8 @@ def case_what_is_compressed_is_told() -> None:
 def case_warm_up() -> None:
     ddp = hooked("hybridcomp", policy("int4:block=128", True, warmup_steps=2))
     for _ in range(2):
-        assert_near(step(ddp), 2e-6, rows=12)
-    assert_errors_within(step(ddp), 1e-2, 0.3, rows=12)
+        assert_near(step(ddp), 2e-6, rows=60)
+    assert_errors_within(step(ddp), 1e-2, 0.3, rows=60)
     assert any(row.reason.startswith("warm-up") for row in ddp.state.rows())
 
 
@@ -190,7 +190,7 @@ def case_other_dtypes() -> None:
 def case_float64_is_exact_where_uncompressed() -> None:
     ddp = hooked("hybridcomp", "none", model().double())
     whole = model().double()
-    x, y = (t.double() for t in batch(12))
+    x, y = (t.double() for t in batch(60))
     loss_of(whole(x), y).backward()
     for (_, p), grad in zip(whole.named_parameters(), step(ddp).values(), strict=True):
         assert relative_error(grad, p.grad) < 1e-14
@@ -207,11 +207,11 @@ def case_unused_parameters_and_no_sync() -> None:
 
     ddp = hooked("gloo", policy("int8:block=128", feedback=True), Half(), find_unused_parameters=True)
     with ddp.no_sync():
-        x, y = batch(12)
+        x, y = batch(60)
         loss_of(ddp(x), y).backward()
     assert ddp.state.step == 0
     for _ in range(2):
-        x, y = (t.chunk(dist.get_world_size())[dist.get_rank()] for t in batch(12))
+        x, y = (t.chunk(dist.get_world_size())[dist.get_rank()] for t in batch(60))
         loss_of(ddp(x), y).backward()
     assert ddp.state.step == 2
     assert all(p.grad is None for p in ddp.module.unused.parameters())
@@ -238,7 +238,7 @@ def case_without_a_module() -> None:
     state = hct.HookState("int8:block=128", process_group=group("gloo"))
     ddp.register_comm_hook(state, hct.comm_hook)
     for _ in range(3):
-        assert_errors_within(step(ddp), 1e-4, 2e-2, rows=12)
+        assert_errors_within(step(ddp), 1e-4, 2e-2, rows=60)
 
 
 def case_state_of_the_process() -> None:
@@ -266,7 +266,7 @@ def case_overlap_with_a_training_loop() -> None:
     for codec in ("none", *LOSSY):
         ddp = hooked("hybridcomp", policy(codec, feedback=True) if codec != "none" else "none")
         optimizer = torch.optim.SGD(ddp.parameters(), lr=2.0)
-        x, y = batch(12)
+        x, y = batch(60)
         for _ in range(15):
             step(ddp)
             optimizer.step()

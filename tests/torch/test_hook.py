@@ -1,13 +1,16 @@
-"""The DDP hook on three ranks."""
+"""The DDP hook on three ranks; in training, on one, two and five, too."""
 
 import pytest
 
 from tests.torch.harness import case_names, check_case
 
-MODULE = "cases_hook"
+
+@pytest.mark.parametrize("case", case_names("cases_hook"))
+def test_case(case: str) -> None:
+    check_case("cases_hook", 3, case)
 
 
-@pytest.mark.parametrize("case", case_names(MODULE))
-@pytest.mark.parametrize("ranks", [3])
-def test_case(ranks: int, case: str) -> None:
-    check_case(MODULE, ranks, case)
+@pytest.mark.parametrize("case", case_names("cases_hook_training"))
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_training(ranks: int, case: str) -> None:
+    check_case("cases_hook_training", ranks, case)

@@ -7,33 +7,55 @@ import queue
 import threading
 from collections.abc import Callable
 
-Tasks = queue.SimpleQueue[Callable[[], None] | None]
+Task = Callable[[], None]
 _JOIN_SECONDS = 5.0
 
 _running: dict[threading.Thread, Tasks] = {}
+
+
+class Tasks:
+    """A queue, and what the thread does while it is empty.
+
+    Attributes:
+        idle: is called with a condition that ends it: there is a task. Anything that returns early will do.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.idle: Callable[[Callable[[], bool]], None] | None = None
+
+    def put(self, task: Task | None) -> None:
+        """Append a task; None is the last one."""
+        self._queue.put(task)
+
+    def get(self) -> Task | None:
+        """The next task; waits for it."""
+        if self.idle is not None and self._queue.empty():
+            self.idle(lambda: not self._queue.empty())
+        return self._queue.get()
 
 
 class Worker:
     """Runs tasks first in, first out, in a thread of its own; the thread does not keep this object alive."""
 
     def __init__(self, name: str) -> None:
-        self._tasks: Tasks = queue.SimpleQueue()
+        self.tasks = Tasks()
         self._name = name
         self._thread: threading.Thread | None = None
 
-    def submit(self, task: Callable[[], None]) -> None:
+    def submit(self, task: Task) -> None:
         """Queue a task, which must not raise."""
         if self._thread is None:
             if not _running:
                 atexit.register(_end_all)
-            self._thread = threading.Thread(target=_serve, args=(self._tasks,), name=self._name, daemon=True)
-            _running[self._thread] = self._tasks
+            self._thread = threading.Thread(target=_serve, args=(self.tasks,), name=self._name, daemon=True)
+            _running[self._thread] = self.tasks
             self._thread.start()
-        self._tasks.put(task)
+        self.tasks.put(task)
 
     def close(self) -> None:
         """Let the thread end after the tasks that are queued."""
-        self._tasks.put(None)
+        self.tasks.put(None)
 
 
 def _serve(tasks: Tasks) -> None:

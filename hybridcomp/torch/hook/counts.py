@@ -1,0 +1,67 @@
+"""A hook's statistics, by axis, codec and reason."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hybridcomp.arrays import DType
+from hybridcomp.collectives import StatRow
+from hybridcomp.torch.hook.plan import Chunk
+from hybridcomp.torch.hook.things import Thing
+
+
+class Carried(NamedTuple):
+    """Chunks of parameters, and the things that carried them together."""
+
+    chunks: list[Chunk]
+    things: Sequence[Thing]
+
+
+class Counts:
+    """Totals by kind; safe to use from several threads."""
+
+    def __init__(self, axis: str) -> None:
+        self.axis = axis
+        self._rows: dict[tuple[str, str, str, str], StatRow] = {}
+        self._lock = threading.Lock()
+
+    def rows(self) -> list[StatRow]:
+        """Statistics up to now."""
+        with self._lock:
+            return [row for _, row in sorted(self._rows.items())]
+
+    def add_batch(self, carried: list[Carried], dtype: DType, ranks: int, total: float) -> StatRow:
+        """Count a batch: an operation for each parameter that begins in it. Return what all of it comes to.
+
+        Args:
+            carried: what travelled.
+            dtype: of the gradients.
+            ranks: how many.
+            total: seconds from its start to its end. What was spent on no thing is the wire's; it is shared by bytes
+                sent.
+        """
+        sent = sum(thing.sent for part in carried for thing in part.things) or 1
+        spent = sum(sum(thing.seconds) for part in carried for thing in part.things)
+        wire = max(0.0, total - spent)
+        codecs = {c.piece.choice.codec.spec: c.piece.choice.reason for part in carried for c in part.chunks}
+        whole = StatRow(self.axis, "all_reduce", "; ".join(codecs), "; ".join(dict.fromkeys(codecs.values())))
+        for part in carried:
+            mine = sum(thing.sent for thing in part.things)
+            elements = sum(chunk.size for chunk in part.chunks)
+            for chunk in part.chunks:
+                share = chunk.size / elements if elements else 0.0
+                choice = chunk.piece.choice
+                row = StatRow(self.axis, "all_reduce", choice.codec.spec, choice.reason)
+                row.calls = int(chunk.start == 0)
+                row.raw_bytes = chunk.size * dtype.itemsize
+                row.plain_bytes = 2 * (ranks - 1) * row.raw_bytes // ranks
+                row.wire_bytes = round(mine * share)
+                row.wire_seconds = wire * share * mine / sent
+                row.encode_seconds = share * sum(thing.seconds[0] for thing in part.things)
+                row.decode_seconds = share * sum(thing.seconds[1] for thing in part.things)
+                whole.add(row)
+                with self._lock:
+                    self._rows.setdefault(row.key, StatRow(*row.key)).add(row)
+        return whole

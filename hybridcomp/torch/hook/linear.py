@@ -1,0 +1,114 @@
+"""Averages of parameters by linear codecs, round by round; the rounds of a batch's parameters travel together.
+
+A codec says which array is to be reduced first (:mod:`hybridcomp.codecs.linear`): for ``powersgd`` P, which is
+orthonormalised once it is summed, and then Q. Error feedback keeps what the result lacks of this rank's data.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp import native
+from hybridcomp.arrays import DType, Flat, as_dtype
+from hybridcomp.codecs import LinearCodec
+from hybridcomp.codecs.linear import FOLDS, Reduced
+from hybridcomp.torch.hook.plan import Piece
+from hybridcomp.torch.hook.things import NONE, Encoded, Folded, Shards, Thing
+
+Array = npt.NDArray[Any]
+
+
+class Linear:
+    """One parameter's gradient on its way.
+
+    Attributes:
+        things: what was exchanged for it.
+    """
+
+    def __init__(
+        self,
+        piece: Piece,
+        values: Array,
+        dtype: DType,
+        residual: Array | None,
+        memory: dict[str, Array],
+        step: int,
+        rank: int,
+        size: int,
+    ) -> None:
+        """Prepare to average a gradient.
+
+        Args:
+            piece: whose codec is linear.
+            values: 1-D, of ``dtype``'s storage, replaced by the result.
+            dtype: of the gradient.
+            residual: of the same size, of the accumulator's dtype, updated in place; None for no feedback.
+            memory: what the codec keeps between steps, by parameter name; updated.
+            step: of training.
+            rank, size: of the link.
+        """
+        codec = piece.choice.codec
+        assert isinstance(codec, LinearCodec)
+        self.things: list[Thing] = []
+        self._values, self._dtype, self._residual = values, dtype, residual
+        self._rank, self._size = rank, size
+        self._result: Reduced | None = None
+        wide = dtype.accumulator
+        given = values
+        if residual is not None:
+            given = values if dtype is DType.FLOAT32 else np.empty(values.size, wide.storage)
+            native.kernels().feedback_add(values, dtype, residual, given, False)
+        self._given = given
+        kind = dtype if residual is None else wide
+        self._rounds = codec.reduction(
+            Flat(given, kind, piece.shape, True, False),
+            ranks=size,
+            rank=rank,
+            mean=True,
+            own=residual is not None,
+            step=step,
+            warm=memory,
+            name=piece.name,
+            residual=residual,
+        )
+
+    def next(self) -> list[Thing]:
+        """What is to be summed next; nothing when the result is here."""
+        if self._result is not None:
+            return []
+        began = time.perf_counter()
+        try:
+            following = next(self._rounds)
+        except StopIteration as end:
+            self._result = end.value
+            return []
+        array = following.array.reshape(-1)
+        dtype, shards = as_dtype(array.dtype), Shards.equal(array.size, self._rank, self._size)
+        thing: Thing
+        if dtype.is_float:
+            thing = Encoded(NONE, array, dtype, shards, mean=False)
+        else:
+            thing = Folded(array, FOLDS[following.op], shards)
+        thing.seconds[0] += time.perf_counter() - began
+        self.things.append(thing)
+        return [thing]
+
+    def end(self) -> None:
+        """Write the result; keep the residual unless the step is not finite."""
+        began = time.perf_counter()
+        result = self._result
+        assert result is not None
+        if result.replaced:
+            self.things[-1].seconds[1] += time.perf_counter() - began
+            return
+        if self._residual is not None and result.own is not None:
+            with np.errstate(invalid="ignore"):
+                lost = self._given - result.own
+            if np.isfinite(lost).all():
+                self._residual[:] = lost
+        native.kernels().convert(result.total, self._dtype.accumulator, self._values, self._dtype, False)
+        self.things[-1].seconds[1] += time.perf_counter() - began

@@ -1,0 +1,136 @@
+"""What a hook does with the parameters of a bucket: a policy's answers, grouped by how and when they travel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from hybridcomp.arrays import DType
+from hybridcomp.policy import Choice, Message, Policy
+
+# Of the bucket's elements. What travels together is encoded before it starts: little of it leaves the wire idle for
+# a short time only, much has fewer messages.
+_BATCH_BYTES = 8 << 20
+_LINEAR_BATCH_BYTES = 16 << 20  # of what goes to and fro several times
+_SMALL = 1 << 15  # elements of an uncompressed parameter that is not worth a message of its own
+_CHUNK = 1 << 20  # elements of a parameter that are one thing: its shards and messages fit the caches
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A parameter's gradient within a bucket.
+
+    Attributes:
+        name: of the parameter.
+        shape: of the parameter.
+        start, stop: its elements in the bucket's buffer.
+        choice: what the policy says.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    choice: Choice
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Elements of a piece that are one thing: ``start`` to ``stop`` of the piece's own."""
+
+    piece: Piece
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+Part = TypeVar("Part", Piece, Chunk)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What travels together.
+
+    Attributes:
+        rest: small uncompressed pieces, as one thing.
+        linear: by codecs that sum in the compressed domain.
+        encoded: by codecs that encode elements, which may be ``none``.
+    """
+
+    rest: list[Piece] = field(default_factory=list)
+    linear: list[Piece] = field(default_factory=list)
+    encoded: list[Chunk] = field(default_factory=list)
+
+
+def make_plan(
+    policy: Policy,
+    axis: str,
+    dtype: DType,
+    parameters: Sequence[tuple[str, tuple[int, ...]]],
+    step: int,
+) -> list[Batch]:
+    """Ask the policy about each parameter of a bucket; return its batches in the order in which they start.
+
+    Args:
+        policy, axis: whose section to read.
+        dtype: of the bucket.
+        parameters: names and shapes, in the bucket's order.
+        step: for warm-up.
+    """
+    pieces = list(_pieces(policy, axis, dtype, parameters, step))
+    linear = [p for p in pieces if p.choice.codec.linear]
+    rest = [p for p in pieces if not p.choice.compresses and p.size < _SMALL]
+    others = [p for p in pieces if not p.choice.codec.linear and (p.choice.compresses or p.size >= _SMALL)]
+    size = dtype.itemsize
+    batches = [Batch(linear=group) for group in _groups(linear, _LINEAR_BATCH_BYTES // size)]
+    batches += [Batch(encoded=group) for group in _groups(_chunks(others), _BATCH_BYTES // size)]
+    if rest:
+        batches = batches or [Batch()]
+        batches[0].rest = rest
+    return batches
+
+
+def _pieces(
+    policy: Policy, axis: str, dtype: DType, parameters: Iterable[tuple[str, tuple[int, ...]]], step: int
+) -> Iterator[Piece]:
+    start = 0
+    for name, shape in parameters:
+        n = math.prod(shape)
+        message = Message(axis, "all_reduce", "backward", dtype, n * dtype.itemsize, name, step, shape)
+        yield Piece(name, shape, start, start + n, policy.choose(message))
+        start += n
+
+
+def _chunks(pieces: Iterable[Piece]) -> Iterator[Chunk]:
+    for piece in pieces:
+        for start in range(0, piece.size, _CHUNK):
+            yield Chunk(piece, start, min(start + _CHUNK, piece.size))
+
+
+def _groups(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
+    """Neighbours, of about ``most`` elements together."""
+    group: list[Part] = []
+    for part in parts:
+        group.append(part)
+        if sum(p.size for p in group) >= most:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def last_warmup_step(policy: Policy) -> int:
+    """The step from which on a policy's answers no longer change."""
+    rules = [policy.base, *policy.axes.values(), *(r for e in policy.entries.values() for r in e.values())]
+    return max(rule.warmup_steps for rule in rules)

@@ -1,0 +1,39 @@
+"""The small parameters of a bucket that are not compressed: they travel as one thing."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp.torch.hook.things import Shards
+
+Array = npt.NDArray[Any]
+
+
+class Rest:
+    """Arrays side by side, so that each rank owns its shard of every one: who adds what up does not depend on which
+    arrays these are, nor does the result.
+
+    Attributes:
+        values: of all arrays, shard by shard.
+        shards: of ``values``.
+    """
+
+    def __init__(self, arrays: list[Array], rank: int, size: int) -> None:
+        """Copy the arrays' values: 1-D, of one dtype, at least one."""
+        cuts = [Shards.equal(array.size, rank, size) for array in arrays]
+        self._parts = [
+            array[cut.span(shard)] for shard in range(size) for array, cut in zip(arrays, cuts, strict=True)
+        ]
+        self.values: Array = np.concatenate(self._parts)
+        sizes = [sum(cut.count(shard) for cut in cuts) for shard in range(size)]
+        self.shards = Shards([0, *accumulate(sizes)], rank)
+
+    def write_back(self) -> None:
+        """Give the arrays their values."""
+        ends = accumulate((part.size for part in self._parts), initial=0)
+        for part, (start, end) in zip(self._parts, pairwise(ends), strict=True):
+            part[...] = self.values[start:end]

@@ -1,0 +1,212 @@
+"""``register_comm_hook(HookState(...), comm_hook)``: what DDP calls for each bucket, and what stays between steps.
+
+A bucket is cut into batches, which one thread encodes, sends and decodes while the backward pass goes on, on a group
+that nobody else uses. On one rank there is nothing to do.
+"""
+
+# torch reads the hook's annotations as objects: no `from __future__ import annotations` here.
+
+import weakref
+from typing import Any
+
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+
+from hybridcomp.arrays import as_dtype, flatten
+from hybridcomp.codecs import ErrorFeedback
+from hybridcomp.collectives import StatRow
+from hybridcomp.errors import CodecMismatchError
+from hybridcomp.policy import load_policy
+from hybridcomp.torch.hook.bucket import Bucket, Kept
+from hybridcomp.torch.hook.counts import Counts
+from hybridcomp.torch.hook.links import open_link
+from hybridcomp.torch.hook.plan import Batch, last_warmup_step, make_plan
+from hybridcomp.torch.hook.schedule import Schedule
+from hybridcomp.torch.hook.worker import Worker
+from hybridcomp.torch.memory import pack, unpack
+from hybridcomp.torch.options import PolicyLike, default_policy
+from hybridcomp.torch.promise import Promise
+from hybridcomp.torch.registry import registry
+
+Array = npt.NDArray[Any]
+
+
+class HookState:
+    """What :func:`comm_hook` keeps between steps: one for each DDP module.
+
+    Error-feedback memory and PowerSGD's factors are kept by parameter name, so buckets may be rebuilt, and a run
+    may resume, without a false start.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyLike | None = None,
+        *,
+        module: torch.nn.Module | None = None,
+        process_group: Any = None,
+        axis: str = "dp",
+    ) -> None:
+        """Load the policy; the group is made by the first bucket.
+
+        Args:
+            policy: as :func:`hybridcomp.load_policy` takes it; None is the default of
+                :func:`hybridcomp.torch.set_policy`. The same on all ranks.
+            module: gives parameters their names, for a policy's ``exclude``, and if it is the DDP module its
+                process group. Without it a parameter is named by its place: ``parameter.0``.
+            process_group: that DDP reduces over; None is the module's, or else the default group.
+            axis: the policy's section.
+
+        Raises:
+            PolicyError: the policy cannot be read.
+        """
+        self.policy = default_policy() if policy is None else load_policy(policy)
+        self.axis = axis
+        self.step = 0
+        self.feedback = ErrorFeedback(form=None)
+        self._factors: dict[str, Array] = {}
+        # DDP's C++ keeps this object, and would keep the module that it belongs to.
+        self._module = None if module is None else weakref.ref(module)
+        self._group = process_group or getattr(module, "process_group", None)
+        self._names: dict[int, str] = {}
+        self._plans: dict[tuple[Any, ...], list[Batch]] = {}
+        self._warmup = last_warmup_step(self.policy)
+        self._counts = Counts(axis)
+        self._open: tuple[Kept, Schedule] | None = None
+        self.label = f"hook:{axis}"
+        self._worker = Worker(f"hybridcomp-{self.label}")
+        registry.add(self)
+        # When this goes, its thread ends, and its statistics stay.
+        weakref.finalize(self, _end, self._worker, self._counts).atexit = False
+
+    def submit(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        """Queue a bucket; see :func:`comm_hook`."""
+        kept, schedule = self._opened()
+        buffer = bucket.buffer()
+        step, last = self.step, bucket.is_last()
+        if last:
+            self.step += 1
+        if kept.link.size == 1:
+            alone: Future[torch.Tensor] = Future()
+            alone.set_result(buffer)
+            return alone
+        average = _Average(buffer, self._plan(bucket.parameters(), buffer, step), step, kept, schedule)
+        self._worker.submit(average.start)
+        if last:
+            self._worker.submit(schedule.flush)
+        return average.promise.future
+
+    def _opened(self) -> tuple[Kept, Schedule]:
+        if self._open is None:
+            link = open_link(dist.group.WORLD if self._group is None else self._group)
+            kept = Kept(self.axis, link, self.feedback, self._factors, self._counts)
+            self._open = kept, Schedule(link, self._worker.tasks)
+            registry.rank = dist.get_rank()
+        return self._open
+
+    def _plan(self, parameters: list[torch.Tensor], buffer: torch.Tensor, step: int) -> list[Batch]:
+        key = (*map(id, parameters), buffer.dtype, min(step, self._warmup))
+        plan = self._plans.get(key)
+        if plan is None:
+            dtype = as_dtype(buffer.dtype)
+            if not dtype.is_float:
+                raise CodecMismatchError(f"the hook averages floating-point gradients, not {buffer.dtype}")
+            named = [(self._name(p), tuple(p.shape)) for p in parameters]
+            plan = self._plans[key] = make_plan(self.policy, self.axis, dtype, named, step)
+        return plan
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        module = None if self._module is None else self._module()
+        if not self._names and module is not None:
+            for name, known in module.named_parameters():
+                self._names[id(known)] = name.removeprefix("module.")
+        return self._names.setdefault(id(parameter), f"parameter.{len(self._names)}")
+
+    # -- memory and statistics (registry.Member) -----------------------------------------------------
+
+    def rows(self) -> list[StatRow]:
+        """Statistics up to now."""
+        return self._counts.rows()
+
+    def memory(self) -> dict[str, Array]:
+        """What to save: residuals, PowerSGD's factors and the step. Call it between steps."""
+        return pack(self.feedback, self._factors, self.step)
+
+    def load_memory(self, arrays: dict[str, Array]) -> None:
+        """Take back what :meth:`memory` gave."""
+        self.step = unpack(arrays, self.feedback, self._factors)
+
+    def advance(self) -> None:
+        """Nothing to do: this counts steps by the last bucket of each."""
+
+
+class _Average:
+    """One bucket, from the hook's call until its future is complete."""
+
+    def __init__(
+        self, buffer: torch.Tensor, plan: list[Batch], step: int, kept: Kept, schedule: Schedule
+    ) -> None:
+        self._buffer, self._plan, self._step = buffer, plan, step
+        self._kept, self._schedule = kept, schedule
+        self._ready: torch.cuda.Event | None = None
+        if buffer.is_cuda:
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._ready.record(torch.cuda.current_stream(buffer.device))
+        self.promise = Promise([buffer.device] if buffer.is_cuda else [])
+        self._host = buffer
+        self._left = len(plan)
+        self._error: Exception | None = None
+
+    def start(self) -> None:
+        """Start all batches. In the worker's thread."""
+        try:
+            if self._ready is not None:
+                self._ready.synchronize()
+            self._host = self._buffer.detach().cpu()
+            bucket = Bucket(flatten(self._host), self._plan, self._step, self._kept)
+        except Exception as error:
+            self.promise.fail(error)
+            return
+        if not self._plan:
+            self._end()
+        for run in bucket.runs():
+            self._schedule.start(run, self._batch_done)
+
+    def _batch_done(self, error: Exception | None) -> None:
+        self._error = self._error or error
+        self._left -= 1
+        if not self._left:
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            if self._error is not None:
+                raise self._error
+            if self._host.device != self._buffer.device:
+                self._buffer.copy_(self._host)
+            self.promise.succeed(self._buffer)
+        except Exception as error:
+            self.promise.fail(error)
+
+
+def _end(worker: Worker, counts: Counts) -> None:
+    worker.close()
+    registry.keep(counts.rows())
+
+
+def comm_hook(state: HookState, bucket: GradBucket) -> Future[torch.Tensor]:
+    """Average a bucket of gradients over the group; for ``DistributedDataParallel.register_comm_hook``.
+
+    Args:
+        state: of this module.
+        bucket: from DDP; its buffer is overwritten by the average.
+
+    Returns:
+        A future of the bucket's buffer. All ranks get the same bits. Gradients that are not finite stay so.
+
+    Raises:
+        CodecMismatchError: the gradients are not floating-point.
+    """
+    return state.submit(bucket)

@@ -1,0 +1,167 @@
+"""Sum things over a link, round by round, as a generator of transfers: whoever runs it chooses when to wait.
+
+All messages that a rank has for another one travel together, one after another; each begins at a multiple of 64
+bytes, and says itself how long it is. A rank on which something fails sends zeros, or nothing, which every other rank
+refuses: it fails there too, instead of waiting.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+
+import numpy as np
+
+from hybridcomp import trace, wire
+from hybridcomp.arrays import ByteArray
+from hybridcomp.errors import WireError
+from hybridcomp.torch.hook.links import Link, Transfer
+from hybridcomp.torch.hook.things import Thing
+
+_ALIGN = 64  # bytes
+_GRAIN = 1 << 16  # bytes: buffers of sizes near each other are the same
+_SPARE = 16  # buffers of one size that are kept
+
+Summing = Generator[Transfer, list[ByteArray], None]
+Seconds = list[float]
+
+
+class Buffers:
+    """Buffers that are used again: fresh pages cost more than encoding. For one thread."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[ByteArray]] = {}
+
+    def take(self, nbytes: int) -> ByteArray:
+        """A buffer of at least ``nbytes``, with anything in it."""
+        size = -(-nbytes // _GRAIN) * _GRAIN
+        free = self._free.get(size)
+        return free.pop() if free else np.zeros(size, np.uint8)
+
+    def give(self, *buffers: ByteArray) -> None:
+        """Take back buffers that nobody uses any more."""
+        for buffer in buffers:
+            free = self._free.setdefault(buffer.size, [])
+            if len(free) < _SPARE:
+                free.append(buffer)
+
+
+def summed(
+    things: Sequence[Thing],
+    link: Link,
+    buffers: Buffers,
+    numbers: Iterator[int],
+    parts_of: list[trace.Part] | None = None,
+) -> Summing:
+    """Sum all of ``things`` in place, in two transfers.
+
+    Args:
+        things: the same on all ranks.
+        link: to the other ranks.
+        buffers: for messages.
+        numbers: of the transfers; the same on all ranks.
+        parts_of: gets what was done when, for a trace.
+
+    Raises:
+        WireError, MismatchError: what another rank sent is damaged, or not what this one expects.
+    """
+    others = [q for q in range(link.size) if q != link.rank]
+    exact = all(thing.exact for thing in things)
+    incoming = sum(_aligned(thing.room(link.rank)) for thing in things)
+    rooms = [0 if q == link.rank else incoming for q in range(link.size)]
+    most = [sum(_aligned(thing.room(q)) for thing in things) for q in range(link.size)]
+    send, recv = buffers.take(sum(most) - most[link.rank]), buffers.take(sum(rooms))
+    failed: Exception | None = None
+    began = time.perf_counter()
+    counts, at = [0] * link.size, 0
+    try:
+        for q in others:
+            counts[q] = _pack(things, send[at:], functools.partial(_encode, q))
+            at += counts[q]
+    except Exception as error:
+        failed = error
+        counts = [most[q] if exact and q != link.rank else 0 for q in range(link.size)]
+        send[: sum(counts)] = 0
+    _note(parts_of, "encode", began)
+    parts = yield link.scatter(next(numbers), send, counts, recv, rooms, exact=exact)
+
+    widest = max(most)
+    result, results = buffers.take(widest), buffers.take(widest * link.size)
+    count = 0
+    began = time.perf_counter()
+    if failed is None:
+        try:
+            messages = [_unpack(things, parts[q], q, link.rank) for q in others]
+            columns = iter(zip(*messages, strict=True))
+            count = _pack(
+                things, result, lambda thing, out: thing.reduce(list(next(columns)), others, out), len(others)
+            )
+        except Exception as error:
+            failed = error
+    if failed is not None:
+        count = most[link.rank] if exact else 0
+        result[:count] = 0
+    _note(parts_of, "sum", began)
+    parts = yield link.gather(next(numbers), result[:widest], count, results, most, exact=exact)
+    if failed is not None:
+        raise failed
+    began = time.perf_counter()
+    messages = [_unpack(things, parts[q], q, q) for q in others]
+    for thing, column in zip(things, zip(*messages, strict=True), strict=True):
+        since = time.perf_counter()
+        thing.decode(list(column), others)
+        thing.seconds[1] += time.perf_counter() - since
+    _note(parts_of, "decode", began)
+    buffers.give(send, recv, result, results)
+
+
+def _note(parts: list[trace.Part] | None, name: str, began: float) -> None:
+    if parts is not None:
+        parts.append((name, began, time.perf_counter()))
+
+
+def _encode(shard: int, thing: Thing, out: ByteArray) -> int:
+    return thing.encode(shard, out)
+
+
+def _pack(
+    things: Sequence[Thing], out: ByteArray, write: Callable[[Thing, ByteArray], int], receivers: int = 1
+) -> int:
+    """Write a message of each thing; return the bytes of all."""
+    at = 0
+    for thing in things:
+        began = time.perf_counter()
+        nbytes = write(thing, out[at:])
+        thing.seconds[0] += time.perf_counter() - began
+        thing.sent += nbytes * receivers
+        end = at + _aligned(nbytes)
+        out[at + nbytes : end] = 0
+        at = end
+    return at
+
+
+def _unpack(things: Sequence[Thing], data: ByteArray, rank: int, shard: int) -> list[ByteArray]:
+    """The messages of a shard of each thing, from ``rank``; they have not been checked but for their lengths."""
+    found: list[ByteArray] = []
+    at = 0
+    for thing in things:
+        if not data[at : at + wire.HEADER_BYTES].any():
+            raise WireError(
+                f"rank {rank} has failed: it sent no message where {len(things) - len(found)} were expected"
+            )
+        try:
+            nbytes = wire.HEADER_BYTES + wire.peek(data[at:]).payload
+        except WireError as error:
+            raise WireError(f"from rank {rank}: {error}") from error
+        if nbytes > thing.room(shard):
+            raise WireError(
+                f"rank {rank} sent a message of {nbytes} bytes where at most {thing.room(shard)} fit"
+            )
+        found.append(data[at : at + nbytes])
+        at += _aligned(nbytes)
+    return found
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
