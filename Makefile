@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke bench bench-lab bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke bench bench-lab bench-ddp bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -95,6 +95,16 @@ bench: $(VENV)/.installed
 LAB ?=
 bench-lab: $(VENV)/.installed
 	$(BIN)/python benchmarks/run_lab.py --results $(RESULTS) $(LAB)
+
+# A training step with the DDP hook by policy, beside gloo and PyTorch's own hooks, by link. With
+# RESULTS=benchmarks/results it renews docs/performance.md too.
+POLICIES ?= int8;int4;int4+ef;topk:ratio=0.01+ef;powersgd:rank=1+ef
+bench-ddp: $(VENV)/.installed
+	set -e; for rate in 200mbit 1gbit none; do \
+	  $(BIN)/hybridcomp lab -n 4 --rate $$rate -- python benchmarks/ddp.py --policy '$(POLICIES)' \
+	    --json $(RESULTS)/ddp_$${rate}_4hosts.json; \
+	done
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/ddp_doc.py)
 
 # Every codec beside memcpy and the peers that are installed, then other sizes and types, on one thread. With
 # RESULTS=benchmarks/results it renews docs/codecs.md too.

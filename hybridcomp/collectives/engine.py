@@ -36,6 +36,8 @@ _SLEEP_MIN = 20e-6
 _SLEEP_MAX = 4e-3
 # Who has waited long looks less often even where much happens: the next messages are on their way meanwhile.
 _AGE_SHARE = 1 / 400
+# A thread that waits beside others which compute.
+_ASIDE_MIN = 200e-6
 # The background's are longer: others compute meanwhile.
 _BACKGROUND_SHARE = 1 / 4
 _BACKGROUND_MIN = 300e-6
@@ -237,8 +239,14 @@ class Engine:
 
         self.attend(ended)
 
-    def attend(self, until: Callable[[], bool]) -> None:
-        """Poll in this thread until a condition holds, looked at after every poll; what it raises ends this, too."""
+    def attend(self, until: Callable[[], bool], *, aside: bool = False) -> None:
+        """Poll in this thread until a condition holds, looked at after every poll; what it raises ends this, too.
+
+        Args:
+            until: the condition.
+            aside: other threads of this process compute meanwhile: look less often.
+        """
+        least = _ASIDE_MIN if aside else _SLEEP_MIN
         began = time.monotonic()
         looks = 0
         self._foreground += 1
@@ -248,11 +256,11 @@ class Engine:
                 if until():
                     return
                 looks += 1
-                if looks <= _YIELDS:
+                if looks <= _YIELDS and not aside:
                     os.sched_yield()
                 else:
                     waited = time.monotonic() - began
-                    time.sleep(self._pause(max(_SLEEP_MIN, waited * _AGE_SHARE)))
+                    time.sleep(self._pause(max(least, waited * _AGE_SHARE)))
         finally:
             self._foreground -= 1
             if self._active:

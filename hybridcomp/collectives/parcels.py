@@ -67,5 +67,5 @@ class Parcels(Base):
 
     @staticmethod
     def attend(until: Callable[[], bool]) -> None:
-        """Make operations progress in this thread until a condition holds; it is looked at often."""
-        engine().attend(until)
+        """Make operations progress in this thread, beside others that compute, until a condition holds."""
+        engine().attend(until, aside=True)
