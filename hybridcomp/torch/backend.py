@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import timedelta
 from types import TracebackType
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hybridcomp.torch.group import Group
 
 BACKEND = "hybridcomp"
+_users: set[int] = set()  # the process that makes groups
 
 
 def register() -> None:
@@ -69,6 +71,7 @@ def make(birth: Birth, name: str, timeout: timedelta) -> Group:
     from hybridcomp.torch.process_group import HybridProcessGroup  # noqa: PLC0415
 
     world = MPI.COMM_WORLD
+    _check_process(name)
     _check_world(world, birth)
     _abort_on_exception(world)
     _wait_for_members(birth, name, timeout)
@@ -83,6 +86,15 @@ def make(birth: Birth, name: str, timeout: timedelta) -> Group:
     finally:
         mpi.Free()
     return HybridProcessGroup(comm, birth)
+
+
+def _check_process(name: str) -> None:
+    _users.add(os.getpid())  # a fork has its parent's, too
+    if len(_users) > 1:
+        raise RuntimeError(
+            f"making process group {name!r}: this process was forked after another group had been made, and MPI "
+            f"cannot be used here; fork first, or start processes by spawn"
+        )
 
 
 def _check_world(world: Any, birth: Birth) -> None:

@@ -53,6 +53,10 @@ def test_a_group_in_a_forked_process_is_an_error() -> None:
                     use()
                 except RuntimeError as error:
                     say("forked" in str(error) and str(os.getpid()) in str(error))
+            try:
+                dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            except RuntimeError as error:
+                say("forked" in str(error))
             dist.destroy_process_group()  # does nothing to the parent's
             os._exit(0)
         os.waitpid(child, 0)
@@ -62,7 +66,7 @@ def test_a_group_in_a_forked_process_is_an_error() -> None:
         """),
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True"] * 8, done.stdout + done.stderr
+    assert done.stdout.split() == ["True"] * 10, done.stdout + done.stderr
 
 
 def test_torchrun_says_what_to_do(tmp_path: Path) -> None:
