@@ -29,6 +29,7 @@ _BYTES = 256
 _ROOM = _BYTES - _FORM.size
 _TAG = 0
 _KEPT = 256  # failures of operations that have not started here: more than anybody has in flight
+_LAST_LOOKS = 4  # before a communicator is freed: MPI may need one to fetch what has come, and one to show it
 
 
 class _Kind(IntEnum):
@@ -78,7 +79,8 @@ class Notices:
         rank, size: of the communicator.
         latest: number of the latest operation started here; the same operation has the same number on all ranks.
         failures: by number, of operations that have failed elsewhere and not ended here.
-        troubled: whether any operation has failed, here or elsewhere: messages of it may be on their way.
+        troubled: whether any operation has failed, here or elsewhere, or is about to: messages of it may be on their
+            way. A rank that runs out of time asks before it gives up, so who has answered it knows.
     """
 
     def __init__(self, comm: MPI.Comm, key: int) -> None:
@@ -138,7 +140,8 @@ class Notices:
 
     def free(self) -> None:
         """Release the communicator."""
-        self.look()
+        for _ in range(_LAST_LOOKS):
+            self.look()
         _unsent.extend(self._outgoing)
         self._comm.Free()
 
@@ -183,6 +186,7 @@ class Notices:
             if expected and number not in self.failures and len(self.failures) < _KEPT:
                 self.failures[number] = Failure(rank, bool(detail), _printable(words))
         elif kind == _Kind.ASK:
+            self.troubled = True
             self._send(_Kind.ANSWER, self._state(number), number, [rank])
         elif kind == _Kind.ANSWER and number in self._replies and detail <= max(State):
             self._replies[number][rank] = Reply(State(detail), latest)
