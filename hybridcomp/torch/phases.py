@@ -47,9 +47,23 @@ def in_phase(name: str) -> Iterator[None]:
 
 
 def phase() -> str:
-    """What :func:`in_phase` says; else ``"backward"`` in a thread that runs autograd's backward pass."""
+    """What :func:`in_phase` says; else ``"backward"`` in a thread that runs autograd's backward pass.
+
+    Activation checkpointing runs forward passes within the backward pass, whose messages must be what they were: those
+    are ``"forward"``. They are known by the hooks that it has for saved tensors meanwhile.
+    """
     said: str | None = getattr(_said, "phase", None)
-    return said or ("forward" if torch._C._current_graph_task_id() == -1 else "backward")
+    return said or ("backward" if in_backward() and not _recomputes() else "forward")
+
+
+def in_backward() -> bool:
+    """Whether this thread runs autograd's backward pass, or a forward pass within it."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _recomputes() -> bool:
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return hooks is not None and hooks(True) is not None
 
 
 def phase_of_send(tensor: torch.Tensor, *, up: bool) -> str:
@@ -63,7 +77,7 @@ def phase_of_send(tensor: torch.Tensor, *, up: bool) -> str:
     found: str | None = _sent.pop(tensor, None)
     found = found or getattr(_said, "phase", None)
     if found is None:
-        found = "forward" if up and torch._C._current_graph_task_id() == -1 else "backward"
+        found = "forward" if up and not in_backward() else "backward"
     return found
 
 

@@ -87,6 +87,30 @@ def case_scaler_skips_everywhere() -> None:
         assert all(torch.isfinite(p.detach()).all() for p in kind.parameters())
 
 
+def case_scaler_hears_of_one_ranks_shard() -> None:
+    """An overflow in rows that one rank owns is an overflow to all."""
+    torch.manual_seed(0)
+    model = fully_shard(torch.nn.Linear(48, 8), mesh=mesh_of("hybridcomp"))
+    hct.compress_fsdp(
+        model, policy_of('[fsdp]\nreduce_scatter = { codec = "int8:block=64", feedback = "ef" }\n')
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    before = [p.detach().full_tensor() for p in model.parameters()]
+    out = model(batch()[0])
+    factor = torch.ones(8)
+    if dist.get_rank() == 1:
+        factor[7] = float("inf")  # a row of rank 3's
+    scaler.scale((out * factor).sum()).backward()
+    local = model.weight.grad.to_local()
+    assert torch.isfinite(local).all() == (dist.get_rank() < 3)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p.detach().full_tensor(), old)
+
+
 def _train_on(mesh, steps: range, losses: list[float] | None = None, start=None):
     """Train a compressed model on a mesh; global batches are those of four ranks however many there are."""
     model = sharded(mesh)

@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.utils.checkpoint import checkpoint
 
 import hybridcomp.torch as hct
 from tests.torch.fsdp_models import policy_of
@@ -124,6 +125,28 @@ def case_tensor_and_sequence_parallel() -> None:
         for name, p in net.named_parameters():
             if "up.weight" in name or "down.weight" in name:
                 assert relative_error(p.grad.full_tensor(), expected[name]) < 0.05, (policy.name, name)
+
+
+def case_recomputed_activations_are_forward() -> None:
+    found = {}
+    for checkpointed in (False, True):
+        for policy in (FORWARD, BACKWARD):
+            group = group_of(policy, "tp")
+            name = f"again_{checkpointed}_{policy.compresses and policy is FORWARD}"
+            mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=(name,))
+            net = model()
+            plan = {}
+            for block, _ in net.named_children():
+                plan |= {f"{block}.up": ColwiseParallel(), f"{block}.down": RowwiseParallel()}
+            parallelize_module(net, mesh, plan)
+            x, y = batch()
+            x = checkpoint(net, x, use_reentrant=False) if checkpointed else net(x)
+            loss_of(x, y).backward()
+            found[checkpointed, policy is FORWARD] = calls(group, "all_reduce")
+    (forward, backward), again = found[False, True], found[True, True]
+    assert forward == 4
+    assert again == (forward + 3, backward), found  # all but the last block's output are computed again
+    assert found[True, False] == (backward, forward + 3), found
 
 
 class Experts(nn.Module):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hybridcomp.torch.fsdp.segments import Cut, whole
+from hybridcomp.torch.phases import in_backward
 
 Tensor = torch.Tensor
 
@@ -36,7 +37,7 @@ class Reference:
         if values is None or values.numel() != output.numel() or values.dtype != output.dtype:
             exact = whole(cut.size, "the first values, to which differences refer")
             return transport.all_gather(output, own, exact, phase, lambda: self._take(output))
-        if phase == "backward":
+        if in_backward():
             output.copy_(values)
             return None
         delta = torch.empty_like(output)
