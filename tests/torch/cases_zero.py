@@ -2,11 +2,13 @@
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import hybridcomp.torch as hct
-from tests.torch.fsdp_models import batch, error, net, same_everywhere, train
+from tests.torch.fsdp_models import batch, error, loss_of, net, same_everywhere, train
 
 
 def run(policy: str, *, hook: bool, views: bool, steps: int = 6):
@@ -61,6 +63,25 @@ def case_compressed_gradients_exact_parameters() -> None:
         rows = [r for r in group.comm.stats() if r.op == "broadcast" and "ZeRO" in r.reason]
         assert sum(r.calls for r in rows) >= 6
         assert all(r.codec == "none" for r in rows)
+
+
+def case_overlapped_with_ddp() -> None:
+    group = dist.new_group(pg_options=hct.Options(policy="int8:block=64", axis="dp"))
+    ddp = DistributedDataParallel(net(), process_group=group)
+    optimizer = ZeroRedundancyOptimizer(
+        ddp.parameters(), torch.optim.Adam, group, overlap_with_ddp=True, lr=3e-3
+    )
+    ddp.register_comm_hook(None, hook_with_zero_step(allreduce_hook, ddp, optimizer))
+    for step in range(5):  # the first ones warm up, as torch has it
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()  # and the optimizer's step
+    got = {name: p.detach() for name, p in ddp.module.named_parameters()}
+    same_everywhere(got)
+    moved = [error(p, q) for p, q in zip(got.values(), net().parameters(), strict=True)]
+    assert max(moved) > 0
+    rows = [r for r in group.comm.stats() if r.op == "broadcast" and "ZeRO" in r.reason]
+    assert sum(r.calls for r in rows) > 0
+    assert all(r.codec == "none" for r in rows)
 
 
 def case_other_broadcasts_follow_the_policy() -> None:

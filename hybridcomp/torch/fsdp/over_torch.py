@@ -26,13 +26,17 @@ from hybridcomp.torch.fsdp.encoding import Encoder
 from hybridcomp.torch.fsdp.pending import PendingWork
 from hybridcomp.torch.fsdp.segments import Cut, Segment
 from hybridcomp.torch.reduce_ops import op_kind, reduction
+from hybridcomp.torch.staging import home
 
 Tensor = torch.Tensor
 _ALIGN = 64  # bytes
 
 
 class TorchTransport:
-    """Over a process group of torch's. Operations start in the program's order, the same on all ranks."""
+    """Over a process group of torch's. Operations start in the program's order, the same on all ranks.
+
+    CUDA tensors are encoded where they are; where the kernels do not run, in host memory.
+    """
 
     def __init__(self, group: Any, axis: str, feedback: ErrorFeedback) -> None:
         self._group = group
@@ -52,24 +56,30 @@ class TorchTransport:
         if not cut.encoded:
             work = self._all_gather(output, own, group=self._group, async_op=True)
             return PendingWork(work, [output], lambda: calls.close(self._table, then))
+        where = home(own)
+        values = own.to(where)
         places, stride = _places(cut, own.dtype, [segment.size for segment, _ in cut.encoded])
-        mine = torch.empty(stride, dtype=torch.uint8, device=own.device)
+        encoded = torch.empty(stride, dtype=torch.uint8, device=where)
         for (segment, choice), place in zip(cut.encoded, places[0], strict=True):
             with calls.of(segment).encoding():
-                choice.codec.encode(own[segment.start : segment.stop], out=mine[place])
+                choice.codec.encode(values[segment.start : segment.stop], out=encoded[place])
         for (segment, _), place in zip(cut.exact, places[1], strict=True):
-            mine[place].view(own.dtype).copy_(own[segment.start : segment.stop])
-        everyone = torch.empty(self.size * stride, dtype=torch.uint8, device=own.device)
+            encoded[place].view(own.dtype).copy_(values[segment.start : segment.stop])
+        mine = encoded.to(own.device)
+        everyone = mine.new_empty(self.size * stride)
         work = self._all_gather(everyone, mine, group=self._group, async_op=True)
 
         def commit() -> None:
-            parts, messages = output.view(self.size, cut.size), everyone.view(self.size, stride)
+            result = output if where == output.device else torch.empty_like(output, device=where)
+            parts, messages = result.view(self.size, cut.size), everyone.to(where).view(self.size, stride)
             for part, message in zip(parts, messages, strict=True):
                 for (segment, _), place in zip(cut.encoded, places[0], strict=True):
                     with calls.of(segment).decoding():
                         hybridcomp.decode(message[place], out=part[segment.start : segment.stop])
                 for (segment, _), place in zip(cut.exact, places[1], strict=True):
                     part[segment.start : segment.stop] = message[place].view(own.dtype)
+            if result is not output:
+                output.copy_(result)
             calls.sent(cut, places, self.size - 1)
             calls.close(self._table, then)
 
@@ -86,33 +96,40 @@ class TorchTransport:
         if how.factor is not None:
             given.mul_(how.factor)
         by = self.size if op_kind(op) == dist.ReduceOp.AVG else 1
-        parts = given.view(self.size, cut.size)
+        where = home(given)
+        values = given.to(where)
+        result = output if where == output.device else torch.empty_like(output, device=where)
+        parts = values.view(self.size, cut.size)
         encoders = [
-            Encoder(choice, self._feedback, (self._axis, s.key), s.total, given) for s, choice in cut.encoded
+            Encoder(choice, self._feedback, (self._axis, s.key), s.total, values) for s, choice in cut.encoded
         ]
         kinds = [encoder.dtype for encoder in encoders]
         places, stride = _places(cut, given.dtype, [s.size for s, _ in cut.encoded], kinds)
-        send = torch.empty(self.size, stride, dtype=torch.uint8, device=given.device)
-        recv = torch.empty_like(send)
+        send = torch.empty(self.size, stride, dtype=torch.uint8, device=where)
         for q in range(self.size):
             if q != self.rank:
                 self._encode(encoders, parts[q], send[q], cut, places, q, calls)
-        dist.all_to_all_single(recv, send, group=self._group)
+        sent = send.to(given.device)
+        arrived = torch.empty_like(sent)
+        dist.all_to_all_single(arrived, sent, group=self._group)
+        recv = arrived.to(where)
         for (segment, _), encoder, place in zip(cut.encoded, encoders, places[0], strict=True):
             with calls.of(segment).decoding():
                 end = segment.start + segment.count(self.rank)
                 total = encoder.own(parts[self.rank, segment.start : end], segment.span(self.rank))
                 for q in self._others():
                     hybridcomp.decode_add(recv[q, place], total)
-                output[segment.start : end] = total / by if by > 1 else total
-                output[end : segment.stop].zero_()
+                result[segment.start : end] = total / by if by > 1 else total
+                result[end : segment.stop].zero_()
         wide = torch.float64 if given.dtype is torch.float64 else torch.float32
         for (segment, _), place in zip(cut.exact, places[1], strict=True):
-            total = torch.zeros(segment.size, dtype=wide, device=given.device)
+            total = torch.zeros(segment.size, dtype=wide, device=where)
             for q in range(self.size):
                 mine = parts[q, segment.start : segment.stop]
                 total += mine if q == self.rank else recv[q, place].view(given.dtype)
-            output[segment.start : segment.stop] = total / by if by > 1 else total
+            result[segment.start : segment.stop] = total / by if by > 1 else total
+        if result is not output:
+            output.copy_(result)
         calls.sent(cut, places, self.size - 1)
         calls.close(self._table)
 
