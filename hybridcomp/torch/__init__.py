@@ -1,4 +1,4 @@
-"""hybridcomp for PyTorch: the process group ``"hybridcomp"`` and a DDP communication hook.
+"""hybridcomp for PyTorch: the process group ``"hybridcomp"``, a DDP communication hook, and compressed FSDP2.
 
 .. code-block:: python
 
@@ -8,6 +8,7 @@
     dist.init_process_group("hybridcomp")     # under mpiexec or srun; ranks and addresses come from MPI
 
     ddp.register_comm_hook(hct.HookState(policy="hybrid", module=ddp), hct.comm_hook)   # on gloo or NCCL, too
+    hct.compress_fsdp(model, policy="hybrid")                                           # after fully_shard; as well
 
 Importing this registers the backend. It does not initialise MPI.
 """
