@@ -199,6 +199,30 @@ def case_prefetched_modules_are_on_their_way() -> None:
     same_bits(gradients(again), plain)
 
 
+def case_other_factors_and_groups() -> None:
+    exact = gradients(sharded(mesh_of("gloo")))
+    ranks = dist.get_world_size()
+    for backend, policy in (
+        ("hybridcomp", "none"),
+        ("hybridcomp", "int8:block=64"),
+        ("gloo", "int8:block=64"),
+    ):
+        model = sharded(mesh_of(backend))
+        for module in (model, model[0], model[2], model[4]):
+            module.set_gradient_divide_factor(2.0 * ranks)
+        if hasattr(model, "set_separate_reduce_scatter_group"):  # from torch 2.13 on
+            model.set_separate_reduce_scatter_group(True)
+        hct.compress_fsdp(model, policy)
+        got = gradients(model)
+        same_everywhere(got)
+        for name, grad in got.items():
+            assert error(2 * grad, exact[name]) < (1e-6 if policy == "none" else 0.06), (
+                backend,
+                policy,
+                name,
+            )
+
+
 def case_other_codecs() -> None:
     exact = gradients(sharded(mesh_of("gloo")))
     for codec, most in (
