@@ -45,7 +45,7 @@ HOOKS = {
     ),
 }
 # What a process may come to hold more of between the warm-up and the end. Memory is for fragments of the heap; the heap
-# for the keys that torch's store, on rank 0, keeps of every group (gloo's runs keep as many); shared memory for pages of
+# for the keys that torch's store, on rank 0, keeps of every group (with gloo as well); shared memory for pages of
 # arenas that are used for the first time; objects for rows of statistics, cached choices, and one of torch's a group.
 ALLOWED = Held(
     memory_mb=12.0,
