@@ -10,19 +10,21 @@ from tests.torch.test_start_and_end import program
 
 
 @pytest.mark.parametrize(("wish", "told"), [("", 1), ("1", 1), ("0", 0)])
-def test_a_hint_at_exit_if_nothing_was_compressed(wish: str, told: int) -> None:
+def test_a_hint_at_exit_if_nothing_was_compressed(wish: str, told: int, tmp_path) -> None:
+    policy = tmp_path / "mine.toml"
+    policy.write_text('[dp]\nall_reduce = "int8"\n[tp]\ncodec = "bf16"\n')
     done = mpiexec(
         2,
         *program("""
         dist.init_process_group("hybridcomp")
         dist.all_reduce(torch.ones(100_000))
         """),
-        HYBRIDCOMP_POLICY="hybrid",
+        HYBRIDCOMP_POLICY=str(policy),
         HYBRIDCOMP_SUMMARY=wish,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("the policy compresses, and yet nothing was compressed") == told
-    assert done.stderr.count("sections dp, fsdp, tp, pp; this group's axis is default\n") == told + (
+    assert done.stderr.count("mine.toml has sections dp, tp; this group's axis is default\n") == told + (
         wish == "1"
     )
 
@@ -71,3 +73,42 @@ def test_trace_of_a_part_of_a_program(tmp_path) -> None:
     for path in done.stdout.split():
         events = json.loads(Path(path).read_text())["traceEvents"]
         assert [e["args"]["bytes"] for e in events if e["name"] == "all_reduce"] == [400_000]
+
+
+def test_a_trace_is_written_when_a_rank_fails(tmp_path) -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        dist.init_process_group("hybridcomp")
+        dist.all_reduce(torch.ones(10))
+        if dist.get_rank() == 1:
+            raise ValueError("on purpose")
+        dist.barrier()
+        """),
+        HYBRIDCOMP_POLICY="none",
+        HYBRIDCOMP_TRACE=str(tmp_path),
+    )
+    assert done.returncode
+    assert "on purpose" in done.stderr
+    events = json.loads((tmp_path / "trace.1.json").read_text())["traceEvents"]
+    assert "all_reduce" in {event["name"] for event in events}
+
+
+def test_a_hook_on_gloo_writes_a_trace_of_its_rank(tmp_path) -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        from hybridcomp import trace
+        dist.init_process_group("gloo")
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))
+        ddp.register_comm_hook(hct.HookState("int8", module=ddp), hct.comm_hook)
+        ddp(torch.ones(2, 300)).sum().backward()
+        trace.active().span("mine", "step", 0.0, 1.0)
+        say(sorted({row.codec for row in hct.stats()}))
+        """),
+        HYBRIDCOMP_SUMMARY="0",
+        HYBRIDCOMP_TRACE=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['int8:block=128']"] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.0.json", "trace.1.json"]
