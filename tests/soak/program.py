@@ -49,8 +49,8 @@ HOOKS = {
 # arenas that are used for the first time; objects for rows of statistics, cached choices, and one of torch's a group.
 ALLOWED = Held(
     memory_mb=12.0,
-    shared_mb=12.0,
-    heap_mb=2.0,
+    shared_mb=32.0,
+    heap_mb=4.0,
     threads=0,
     tasks=0,
     files=0,
