@@ -401,6 +401,7 @@ def test_environment_for_libraries_that_read_it() -> None:
         hct.export_environment()
         assert (os.environ["RANK"], os.environ["LOCAL_RANK"]) == (rank, rank)
         assert (os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]) == ("3", "3")
+        assert os.environ["GROUP_RANK"] == "0"
         dist.destroy_process_group()
         dist.init_process_group("gloo")  # by torch's own rendezvous
         t = torch.ones(1)
@@ -427,7 +428,14 @@ def test_hosts_that_share_a_name_and_nothing_else() -> None:
                         dist.init_process_group(backend)
                         dist.barrier()
                         dist.destroy_process_group()
-                    say(f"well {socket.gethostname()} {hct.rendezvous.addresses()[0]}")
+                    mine = hct.rendezvous.addresses()[0]
+                    dist.init_process_group("hybridcomp")
+                    hct.export_environment()
+                    dist.destroy_process_group()
+                    dist.init_process_group("gloo")  # by torch's own rendezvous, at the address that was exported
+                    dist.barrier()
+                    place = [os.environ[name] for name in ("RANK", "GROUP_RANK", "LOCAL_RANK")]
+                    say(f"well {socket.gethostname()} {mine} {''.join(place)}")
                     """),
                 ],
                 ppn=2,
@@ -441,3 +449,4 @@ def test_hosts_that_share_a_name_and_nothing_else() -> None:
     assert [words[0] for words in said] == ["well"] * 4
     assert len({words[1] for words in said}) == 1
     assert len({words[2] for words in said}) == 2
+    assert {words[3] for words in said} == {"000", "101", "210", "311"}
