@@ -65,18 +65,22 @@ def main() -> None:
         schedule.step()
         optimizer.zero_grad()
         if step == 1 or step % 10 == 0:
-            accelerator.print(f"step {step}: loss {accelerator.reduce(loss.detach(), 'mean').item():.6f}")
+            mean = accelerator.reduce(loss.detach(), "mean").item()
+            if accelerator.is_main_process:
+                print(f"step {step}: loss {mean:.6f}")
     seconds = time.perf_counter() - began
 
     data = b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters())
     digests = [""] * accelerator.num_processes
     dist.all_gather_object(digests, hashlib.sha256(data).hexdigest())
-    samples = args.steps * args.batch * accelerator.num_processes
-    plain, wire = (sum(getattr(row, n) for row in hct.stats()) / 1e6 for n in ("plain_bytes", "wire_bytes"))
-    accelerator.print(
-        f"{seconds:.2f} s, {samples / seconds:.0f} samples/s; replicas agree: {len(set(digests)) == 1}"
-    )
-    accelerator.print(f"sent {wire:.2f} MB in the place of {plain:.2f} MB")
+    if accelerator.is_main_process:
+        samples = args.steps * args.batch * accelerator.num_processes
+        plain, wire = (
+            sum(getattr(row, n) for row in hct.stats()) / 1e6 for n in ("plain_bytes", "wire_bytes")
+        )
+        agree = len(set(digests)) == 1
+        print(f"{seconds:.2f} s, {samples / seconds:.0f} samples/s; replicas agree: {agree}")
+        print(f"sent {wire:.2f} MB in the place of {plain:.2f} MB")
     accelerator.end_training()
 
 

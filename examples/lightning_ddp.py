@@ -3,20 +3,22 @@
     mpiexec -n 4 python examples/lightning_ddp.py
     mpiexec -n 4 python examples/lightning_ddp.py --policy powersgd:rank=4 --epochs 10
 
-Lightning finds its ranks from MPI by itself (under srun, from Slurm). An existing program changes the backend of its
-strategy [1]; a callback [2] lets the policy choose for each parameter, with error feedback. (DDPStrategy takes a hook,
-too, but drops it without a word on CPUs.)
+An existing program changes the backend of its strategy [1]. By itself Lightning asks MPI for the ranks, and tells hosts
+apart by their names; [2] makes the group first and hands it the ranks in torchrun's variables, which works wherever MPI
+does. The callback [3] lets the policy choose for each parameter, with error feedback. (DDPStrategy takes a hook, too,
+but drops it without a word on CPUs.)
 """
 
 import argparse
 import hashlib
+import os
 import time
 
 import lightning
 import torch
 import torch.distributed as dist
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
-from mpi4py import MPI
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -78,14 +80,19 @@ def main() -> None:
 
     lightning.seed_everything(1, verbose=False)
     hct.set_policy(args.policy)
-    ranks, here = MPI.COMM_WORLD.size, MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED).size
+    dist.init_process_group("hybridcomp")
+    hct.export_environment()  # [2]
+    ranks, here = dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+    strategy = DDPStrategy(
+        process_group_backend="hybridcomp", cluster_environment=TorchElasticEnvironment()
+    )  # [1]
     trainer = lightning.Trainer(
         accelerator="auto",
         devices=here,
         num_nodes=ranks // here,
         max_epochs=args.epochs,
-        strategy=DDPStrategy(process_group_backend="hybridcomp"),  # [1]
-        callbacks=[Compress(args.policy)] if args.hook else [],  # [2]
+        strategy=strategy,
+        callbacks=[Compress(args.policy)] if args.hook else [],  # [3]
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
