@@ -182,7 +182,10 @@ class Group(ProcessGroup):
 
         name = group_name or f"{self._name}:{','.join(map(str, ranks))}"
         options = copy.deepcopy(opts or self.options)
-        options.axis = options.axis or (None if group_desc else self.axis)
+        if group_desc and options.axis == self.options.axis:
+            options.axis = None  # torch hands on the parent's options; the description is the new group's own
+        elif not group_desc:
+            options.axis = options.axis or self.axis
         store = PrefixStore(f"split/{self._splits}/{ranks[0]}/", self._birth.store)
         members = [self._birth.ranks[rank] for rank in ranks]
         birth = Birth(members, list(ranks).index(self.rank()), store, options)

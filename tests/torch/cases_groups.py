@@ -86,7 +86,11 @@ def case_split_group() -> None:
             assert dist.get_world_size(single) == 1
         told = dist.split_group(split_ranks=[[0, 1, 2, 3]], pg_options=hct.Options(policy="int8", axis="dp"))
         assert (told.axis, told.comm.policy.name != dist.group.WORLD.comm.policy.name) == ("dp", True)
-        for group in (single, again, pairs, told):
+        inside = [
+            dist.split_group(told, split_ranks=[[0, 1, 2, 3]], group_desc=desc) for desc in (None, "mesh_cp")
+        ]
+        assert [group.axis for group in inside] == ["dp", "cp"]
+        for group in (single, again, pairs, told, *inside):
             if group is not None:
                 dist.destroy_process_group(group)
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
