@@ -98,7 +98,7 @@ bench-lab: $(VENV)/.installed
 
 # A training step with the DDP hook by policy, beside gloo and PyTorch's own hooks, by link. With
 # RESULTS=benchmarks/results it renews docs/performance.md too.
-POLICIES ?= int8;int4;int4+ef;topk:ratio=0.01+ef;powersgd:rank=1+ef
+POLICIES ?= int8;int4;int4+ef;threshold:rel=3;topk:ratio=0.01+ef;powersgd:rank=1+ef
 bench-ddp: $(VENV)/.installed
 	set -e; for rate in 200mbit 1gbit none; do \
 	  $(BIN)/hybridcomp lab -n 4 --rate $$rate -- python benchmarks/ddp.py --policy '$(POLICIES)' \

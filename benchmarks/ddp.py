@@ -244,7 +244,7 @@ def main() -> None:
     add = parser.add_argument
     add("--policy", default="int8;int4+ef", help="codec or codec+feedback, separated by ';'")
     add("--bucket-mb", type=float, default=25.0, help="DDP's bucket_cap_mb (default 25, as DDP's)")
-    add("--tokens", type=int, default=32, help="per rank and step, a multiple of 16 (default 32)")
+    add("--tokens", type=int, default=16, help="per rank and step, a multiple of 16 (default 16)")
     add("--iters", type=int, default=9, help="steps that are counted (default 9)")
     add("--over-gloo", action="store_true", help="measure our hook over gloo, too")
     add("--timeout", type=float, default=300.0, help="seconds that one step may take (default 300)")
