@@ -105,6 +105,11 @@ class Base:
             self.mpi.Free()
             self._p2p.Free()
 
+    @property
+    def busy(self) -> bool:
+        """Whether operations of all ranks are in flight here."""
+        return self._notices is not None and engine().in_flight(self._notices)
+
     def stats(self) -> list[StatRow]:
         """Totals per operation and codec since the communicator was made, on this rank."""
         return self._table.rows()

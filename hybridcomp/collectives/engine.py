@@ -127,6 +127,11 @@ class Engine:
             self._listening.remove(notices)
             notices.free()
 
+    def in_flight(self, notices: Notices) -> bool:
+        """Whether operations of a communicator are."""
+        with self._lock:
+            return any(request._notices is notices for request in self._active)
+
     def cancel(self, request: Request) -> bool:
         """See :meth:`Request.cancel`."""
         with self._lock:

@@ -28,6 +28,7 @@ from hybridcomp.torch.work import CommWork, joined
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator, StatRow
+    from hybridcomp.collectives.base import Base
     from hybridcomp.collectives.engine import Request as Operation
 
 _LAST_SECONDS = 5.0
@@ -38,6 +39,7 @@ class Group(ProcessGroup):
 
     Attributes:
         comm: the communicator that carries its messages.
+        beside: of the same ranks, for hooks; they end with this.
         options: what it was made with; a group split from it gets a copy.
     """
 
@@ -67,6 +69,7 @@ class Group(ProcessGroup):
         self._pending: set[Operation] = set()
         self._sequence = 0
         self._splits = 0
+        self.beside: list[Base] = []
         self._closed = False
         self._pid = os.getpid()
         comm.on_start = note
@@ -271,7 +274,7 @@ class Group(ProcessGroup):
     # -- end -----------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Free the communicator; ``destroy_process_group`` calls this.
+        """Free the communicator, and those beside it; ``destroy_process_group`` calls this.
 
         Operations that nobody waited for get a few seconds to end. If some do not, because another rank has
         left, the communicator is not freed: MPI may still write to their buffers.
@@ -284,7 +287,12 @@ class Group(ProcessGroup):
         for operation in list(self._pending):
             with suppress(Exception):
                 operation.wait(max(0.0, deadline - time.monotonic()))
-        if not self._pending and not MPI.Is_finalized():
+        if MPI.Is_finalized():
+            return
+        for beside in self.beside:
+            if not beside.busy:
+                beside.Free()
+        if not self._pending:
             self.comm.Free()
 
     def abort(self) -> None:

@@ -147,6 +147,31 @@ def test_one_process_without_mpiexec() -> None:
     assert "well" in done.stdout
 
 
+def test_what_hooks_keep_ends_with_the_group() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        from torch import nn
+        from torch.distributed.fsdp import fully_shard
+        from hybridcomp.collectives.engine import engine
+        hct.set_policy("int8")
+        for _ in range(3):
+            dist.init_process_group("hybridcomp")
+            ddp = nn.parallel.DistributedDataParallel(nn.Linear(100, 100))
+            ddp.register_comm_hook(hct.HookState(axis="default"), hct.comm_hook)
+            sharded = fully_shard(nn.Linear(100, 100))
+            hct.compress_fsdp(sharded, axis="default")
+            for net in (ddp, sharded):
+                net(torch.ones(3, 100)).sum().backward()
+            listening = len(engine()._listening)
+            dist.destroy_process_group()
+            say(f"{listening} {len(engine()._listening)}")
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["3 0"] * 6
+
+
 def test_importing_does_not_initialise_mpi() -> None:
     done = alone("""
         from torch.nn.parallel import DistributedDataParallel

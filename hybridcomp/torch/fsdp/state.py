@@ -102,6 +102,7 @@ class FSDPCompression:
                 found = TorchTransport(group, self.axis, self.feedback)
             else:
                 found = CommTransport(comm, self.axis, self.policy, self.feedback)
+                group.beside.append(found.comm)
             self._transports[id(group)] = found
             self._groups.append(group)  # its id is a key: nobody else may get that
         return found

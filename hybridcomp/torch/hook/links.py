@@ -13,8 +13,8 @@ from hybridcomp.arrays import ByteArray
 from hybridcomp.errors import MismatchError
 
 if TYPE_CHECKING:
-    from hybridcomp.collectives import Communicator
     from hybridcomp.collectives.engine import Request
+    from hybridcomp.torch.group import Group
 
 
 class Transfer(Protocol):
@@ -82,18 +82,20 @@ class Link(Protocol):
 def open_link(group: Any) -> Link:
     """Make a link over the ranks of a process group. Collective over its members."""
     comm = getattr(group, "comm", None)  # of a HybridProcessGroup, whatever name the backend was asked by
-    return TorchLink(group) if comm is None else CommLink(comm)
+    return TorchLink(group) if comm is None else CommLink(group)
 
 
 class CommLink:
-    """Over a duplicate of a communicator."""
+    """Over a duplicate of a process group's communicator, which ends with the group."""
 
     ordered = False
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, group: Group) -> None:
         from hybridcomp.collectives.parcels import Parcels  # noqa: PLC0415  (initialises MPI)
 
+        comm = group.comm
         self._parcels = Parcels(comm.mpi, comm.axis, comm.timeout)
+        group.beside.append(self._parcels)
         self.rank, self.size = self._parcels.rank, self._parcels.size
 
     def scatter(
