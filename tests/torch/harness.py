@@ -11,6 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+_LAUNCH_SECONDS = 280.0  # for all cases of a module; less than a test may take
 # Where its ranks find modules: in this checkout first.
 PATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
@@ -40,19 +41,22 @@ def case_names(module: str) -> list[str]:
 
 @functools.cache
 def run_cases(module: str, ranks: int) -> dict[str, str]:
-    """Run all cases of a module once; return what went wrong by case ('' is well)."""
+    """Run all cases of a module once; return what went wrong by case ('' is well), and under '' how the run ended
+    if not well."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "verdicts.json"
-        done = mpiexec(ranks, str(HERE / "worker.py"), module, str(out))
-        if done.returncode or not out.exists():
-            raise RuntimeError(
-                f"{module} on {ranks} ranks ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-            )
-        verdicts: dict[str, str] = json.loads(out.read_text(encoding="utf-8"))
-        return verdicts
+        try:
+            done = mpiexec(ranks, str(HERE / "worker.py"), module, str(out), timeout=_LAUNCH_SECONDS)
+            well = not done.returncode and out.exists()
+            end = "" if well else f"ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        except subprocess.TimeoutExpired as late:
+            end = f"did not end within {late.timeout:g} s:\n{late.stderr}"
+        verdicts: dict[str, str] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+        return verdicts | {"": end and f"{module} on {ranks} ranks {end}"}
 
 
 def check_case(module: str, ranks: int, case: str) -> None:
     """Assert that a case passed on all ranks."""
-    went_wrong = run_cases(module, ranks)[case]
+    verdicts = run_cases(module, ranks)
+    went_wrong = verdicts.get(case) or verdicts[""]
     assert not went_wrong, went_wrong

@@ -14,3 +14,8 @@ def test_case(case: str) -> None:
 @pytest.mark.parametrize("ranks", [3, 5])
 def test_training(ranks: int, case: str) -> None:
     check_case("cases_hook_training", ranks, case)
+
+
+@pytest.mark.parametrize("case", case_names("cases_hook_replicas"))
+def test_replicas(case: str) -> None:
+    check_case("cases_hook_replicas", 3, case)

@@ -8,6 +8,7 @@ import json
 import sys
 import traceback
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -32,10 +33,10 @@ def run(module_name: str, out: str) -> None:
                 mine = traceback.format_exc()
             everyone = MPI.COMM_WORLD.allgather(mine)
             verdicts[name] = "".join(f"rank {r}:\n{text}" for r, text in enumerate(everyone) if text)
+            if MPI.COMM_WORLD.rank == 0:  # what is known, even if a later case does not end
+                Path(f"{out}.new").write_text(json.dumps(verdicts), encoding="utf-8")
+                Path(f"{out}.new").replace(out)
     dist.destroy_process_group()
-    if MPI.COMM_WORLD.rank == 0:
-        with open(out, "w", encoding="utf-8") as file:
-            json.dump(verdicts, file)
 
 
 if __name__ == "__main__":
