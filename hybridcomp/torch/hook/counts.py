@@ -32,6 +32,12 @@ class Counts:
         with self._lock:
             return [row for _, row in sorted(self._rows.items())]
 
+    def add_alone(self, nbytes: int) -> None:
+        """Count a bucket of the only rank, which sends nothing."""
+        row = StatRow(self.axis, "all_reduce", "none", "one rank", calls=1, raw_bytes=nbytes)
+        with self._lock:
+            self._rows.setdefault(row.key, StatRow(*row.key)).add(row)
+
     def add_batch(self, carried: list[Carried], dtype: DType, ranks: int, total: float) -> StatRow:
         """Count a batch: an operation for each parameter that begins in it. Return what all of it comes to.
 

@@ -89,6 +89,7 @@ class HookState:
         if last:
             self.step += 1
         if kept.link.size == 1:
+            self._counts.add_alone(buffer.nbytes)
             alone: Future[torch.Tensor] = Future()
             alone.set_result(buffer)
             return alone
