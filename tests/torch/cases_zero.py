@@ -8,6 +8,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import hybridcomp.torch as hct
+from hybridcomp.policy.toml import parse_policy
 from tests.torch.fsdp_models import batch, error, loss_of, net, same_everywhere, train
 
 
@@ -66,7 +67,8 @@ def case_compressed_gradients_exact_parameters() -> None:
 
 
 def case_overlapped_with_ddp() -> None:
-    group = dist.new_group(pg_options=hct.Options(policy="int8:block=64", axis="dp"))
+    policy = parse_policy('[dp]\nbroadcast = "int8:block=64"\n', "named.toml")
+    group = dist.new_group(pg_options=hct.Options(policy=policy, axis="dp"))
     ddp = DistributedDataParallel(net(), process_group=group)
     optimizer = ZeroRedundancyOptimizer(
         ddp.parameters(), torch.optim.Adam, group, overlap_with_ddp=True, lr=3e-3
