@@ -67,7 +67,7 @@ def case_compressed_gradients_exact_parameters() -> None:
 
 
 def case_overlapped_with_ddp() -> None:
-    policy = parse_policy('[dp]\nbroadcast = "int8:block=64"\n', "named.toml")
+    policy = parse_policy('min_bytes = 0\n[dp]\nbroadcast = "int8:block=64"\n', "named.toml")
     group = dist.new_group(pg_options=hct.Options(policy=policy, axis="dp"))
     ddp = DistributedDataParallel(net(), process_group=group)
     optimizer = ZeroRedundancyOptimizer(
