@@ -11,6 +11,8 @@ import hybridcomp.torch as hct
 from hybridcomp.policy.toml import parse_policy
 from tests.torch.fsdp_models import batch, error, loss_of, net, same_everywhere, train
 
+NAMED = parse_policy('min_bytes = 0\n[dp]\nbroadcast = "int8:block=64"\n', "named.toml")
+
 
 def run(policy: str, *, hook: bool, views: bool, steps: int = 6):
     group = dist.new_group(pg_options=hct.Options(policy=policy, axis="dp"))
@@ -67,8 +69,7 @@ def case_compressed_gradients_exact_parameters() -> None:
 
 
 def case_overlapped_with_ddp() -> None:
-    policy = parse_policy('min_bytes = 0\n[dp]\nbroadcast = "int8:block=64"\n', "named.toml")
-    group = dist.new_group(pg_options=hct.Options(policy=policy, axis="dp"))
+    group = dist.new_group(pg_options=hct.Options(policy=NAMED, axis="dp"))
     ddp = DistributedDataParallel(net(), process_group=group)
     optimizer = ZeroRedundancyOptimizer(
         ddp.parameters(), torch.optim.Adam, group, overlap_with_ddp=True, lr=3e-3
@@ -87,7 +88,7 @@ def case_overlapped_with_ddp() -> None:
 
 
 def case_other_broadcasts_follow_the_policy() -> None:
-    group = dist.new_group(pg_options=hct.Options(policy="int8:block=64", axis="dp"))
+    group = dist.new_group(pg_options=hct.Options(policy=NAMED, axis="dp"))
     values = torch.randn(1000)
     sent = values.clone()
     dist.broadcast(sent, 0, group=group)
