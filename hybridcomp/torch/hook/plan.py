@@ -128,9 +128,3 @@ def _groups(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
             group = []
     if group:
         yield group
-
-
-def last_warmup_step(policy: Policy) -> int:
-    """The step from which on a policy's answers no longer change."""
-    rules = [policy.base, *policy.axes.values(), *(r for e in policy.entries.values() for r in e.values())]
-    return max(rule.warmup_steps for rule in rules)

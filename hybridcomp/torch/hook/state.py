@@ -23,7 +23,7 @@ from hybridcomp.policy import load_policy
 from hybridcomp.torch.hook.bucket import Bucket, Kept
 from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.links import open_link
-from hybridcomp.torch.hook.plan import Batch, last_warmup_step, make_plan
+from hybridcomp.torch.hook.plan import Batch, make_plan
 from hybridcomp.torch.hook.schedule import Schedule
 from hybridcomp.torch.hook.worker import Worker
 from hybridcomp.torch.memory import pack, unpack
@@ -72,7 +72,7 @@ class HookState:
         self._group = process_group or getattr(module, "process_group", None)
         self._names: dict[int, str] = {}
         self._plans: dict[tuple[Any, ...], list[Batch]] = {}
-        self._warmup = last_warmup_step(self.policy)
+        self._warmup = self.policy.last_warmup_step
         self._counts = Counts(axis)
         self._open: tuple[Kept, Schedule] | None = None
         self.label = f"hook:{axis}"
