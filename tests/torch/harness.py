@@ -20,7 +20,9 @@ def mpiexec(ranks: int, *argv: str, timeout: float = 100, **env: str) -> subproc
     """Run a Python program on several ranks; output is captured."""
     beside = Path(sys.executable).parent / "mpiexec"
     launcher = str(beside) if beside.exists() else "mpiexec"
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
+    # Unbuffered ranks write a line and its end apart, and those of two ranks would mix.
+    unlike = ("PMI", "HYBRIDCOMP", "MASTER_", "PYTHONUNBUFFERED")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(unlike)}
     return subprocess.run(
         [launcher, "-n", str(ranks), sys.executable, *argv],
         env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **env},
