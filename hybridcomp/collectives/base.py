@@ -12,6 +12,7 @@ from mpi4py import MPI
 from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
+from hybridcomp.codecs.device.driver import has_driver
 from hybridcomp.collectives.agreement import agree, duplicate
 from hybridcomp.collectives.awareness import awareness
 from hybridcomp.collectives.carry import Carrier
@@ -19,7 +20,6 @@ from hybridcomp.collectives.choosing import Way, chooser
 from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.debug import Comparison, described, in_detail
 from hybridcomp.collectives.device_carry import DeviceCarrier
-from hybridcomp.collectives.device_reader import has_driver
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
 from hybridcomp.collectives.exact import AVG, native
 from hybridcomp.collectives.lanes import callers_events

@@ -15,21 +15,19 @@ import numpy as np
 from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, ErrorFeedback
-from hybridcomp.codecs.device.driver import driver_of, suffix
-from hybridcomp.codecs.device.memory import MODULE as FEEDBACK_MODULE
+from hybridcomp.codecs.device.driver import driver_of, has_driver
+from hybridcomp.codecs.device.feedback import MODULES as FEEDBACK_MODULES
 from hybridcomp.codecs.device.memory import DeviceMemory
-from hybridcomp.codecs.device.messages import Encoded, convert, decode_opened, encode_into
+from hybridcomp.codecs.device.messages import Encoded, convert, decode_opened, divide, encode_into
 from hybridcomp.codecs.feedback import Key
 from hybridcomp.codecs.forms import Form
 from hybridcomp.codecs.registry import codec_for
 from hybridcomp.collectives.coding import NONE
 from hybridcomp.collectives.device_mailbox import Arriving, Outgoing, Own, Passing
-from hybridcomp.collectives.device_reader import DeviceReader, has_driver
+from hybridcomp.collectives.device_reader import DeviceReader
 from hybridcomp.cuda import prepare_in_turn
 from hybridcomp.device import DeviceArray
 from hybridcomp.wire import HEADER_BYTES, Header
-
-_THREADS = 256
 
 
 class DeviceCarrier(DeviceReader):
@@ -37,7 +35,7 @@ class DeviceCarrier(DeviceReader):
 
     def remember(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> DeviceMemory:
         """The memory under a key, its step begun; the codec becomes that of the step. In the first step."""
-        prepare_in_turn((FEEDBACK_MODULE, "block"), self._runtime)
+        prepare_in_turn(FEEDBACK_MODULES, self._runtime)
         memory = feedback.device_memory(key, n, self.dtype, self.queue, form)
         memory.follow(self.queue)
         self.codec = self.codec.at_step(memory.begin(self.queue))
@@ -85,8 +83,8 @@ class DeviceCarrier(DeviceReader):
 
     def encode_sum(self, total: Any, dtype: DType, ranks: int) -> Any:
         """Start to encode a sum, over ``ranks`` for a mean, as ``dtype``; ``total`` is used up."""
-        self._divide(total, ranks)
         wide = self.dtype.accumulator
+        divide(self.lane.queue, total, wide, ranks)
         if dtype is wide:
             return self.encode(total, dtype)
         queue = self.lane.queue
@@ -190,22 +188,14 @@ class DeviceCarrier(DeviceReader):
 
     def store(self, acc: Any, out: Any, ranks: int) -> None:
         """Start to write an accumulator, over ``ranks`` for a mean, to ``out``."""
-        self._divide(acc, ranks)
         queue, wide = self.lane.queue, self.dtype.accumulator
+        divide(queue, acc, wide, ranks)
         if out.ptr % self.dtype.component_bytes == 0:
             convert(queue, acc, wide, out, self.dtype, acc.size)
         else:
             narrow = queue.array(acc.size, self.dtype.storage)
             convert(queue, acc, wide, narrow, self.dtype, acc.size)
             queue.copy(out, narrow)
-
-    def _divide(self, acc: DeviceArray, ranks: int) -> None:
-        if ranks == 1:
-            return
-        queue, wide = self.lane.queue, self.dtype.accumulator
-        bits = np.array([ranks], wide.storage).view(np.uint64 if wide is DType.FLOAT64 else np.uint32)
-        blocks = queue.blocks(acc.size, _THREADS * 4)
-        queue.launch("sums", f"divide_{suffix(wide)}", blocks, _THREADS, acc, acc.size, int(bits[0]))
 
     def _aligned(self, data: DeviceArray) -> DeviceArray:
         if data.ptr % self.dtype.component_bytes == 0:

@@ -13,7 +13,7 @@ from typing import Self
 from hybridcomp import wire
 from hybridcomp.arrays import ByteArray, DType
 from hybridcomp.codecs import Codec
-from hybridcomp.codecs.device.driver import driver_of, modules_of
+from hybridcomp.codecs.device.driver import MODULES, driver_of, has_driver, modules_of
 from hybridcomp.codecs.device.messages import open_message
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.device_mailbox import Arriving, DeviceMailbox
@@ -22,20 +22,10 @@ from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport import Transport
 from hybridcomp.cuda import prepare_in_turn
 from hybridcomp.device import DeviceArray, Queue
-from hybridcomp.errors import CudaUnavailableError, WireError
+from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES, Header
 
-_MODULES = ("message", "convert", "sums")
 Opened = tuple[Header, bytes, DeviceArray]
-
-
-def has_driver(codec: Codec | type[Codec]) -> bool:
-    """Whether a codec runs on devices; one that does not is carried through host memory."""
-    try:
-        driver_of(codec.wire_id)
-    except CudaUnavailableError:
-        return False
-    return True
 
 
 class DeviceReader(Carrier):
@@ -70,7 +60,7 @@ class DeviceReader(Carrier):
             self._prepare(each)
 
     def _prepare(self, codec: Codec) -> None:
-        prepare_in_turn((*_MODULES, *modules_of(codec)), self._runtime)
+        prepare_in_turn((*MODULES, *modules_of(codec)), self._runtime)
 
     def alike(self, *, codec: Codec | None = None, dtype: DType | None = None) -> Self:
         """A carrier of the same operation, mailbox and lane for another codec or dtype."""

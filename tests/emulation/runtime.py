@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hybridcomp import cuda
 from hybridcomp.arrays import DType, as_dtype
 from hybridcomp.device import Event, Runtime
 from tests.emulation.emulator import Emulator
@@ -81,7 +82,7 @@ class EmulatedRuntime(Runtime):
         self._put(stream, lambda: self.emulator.launch(module, kernel, blocks, threads, args, shared))
 
     def prepare(self, module: str) -> None:
-        pass
+        cuda.modules()[module]  # there is one; it is built when it is first launched
 
     def allocate(self, nbytes: int, stream: int) -> tuple[int, object]:
         memory = _Memory(self, nbytes, stream)

@@ -40,6 +40,9 @@ _DRIVERS = {
     18: ("sparse", "SIDCoDriver"),
 }
 
+# The modules of kernels that messages and sums need, whatever the codec is.
+MODULES = ("message", "convert", "sums")
+
 # Codecs whose payload holds another message at a place that it says itself (inner_at of message.cu).
 HOLDERS = frozenset({16, 17, 18})
 
@@ -163,6 +166,15 @@ def driver_of(wire_id: int) -> Driver:
     module, name = _DRIVERS[wire_id]
     driver: Driver = getattr(importlib.import_module(f"hybridcomp.codecs.device.{module}"), name)()
     return driver
+
+
+def has_driver(codec: Codec | type[Codec]) -> bool:
+    """Whether a codec runs on devices; one that does not is carried through host memory."""
+    try:
+        driver_of(codec.wire_id)
+    except CudaUnavailableError:
+        return False
+    return True
 
 
 def modules_of(codec: Codec | type[Codec]) -> tuple[str, ...]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hybridcomp.codecs.feedback import ErrorFeedback, Key
 
 _STATE = block.Form(8, memories.STATE_CODEC.block)  # of loco's state
+# What memories launch beside the codec's own.
+MODULES = (MODULE, _STATE.module)
 
 
 class PlainMemory(DeviceMemory):

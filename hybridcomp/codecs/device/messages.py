@@ -287,6 +287,15 @@ def convert(
     queue.launch("convert", name, queue.blocks(n, _THREADS * 4), _THREADS, src, out, n, queue.status)
 
 
+def divide(queue: Queue, values: DeviceArray, dtype: DType, ranks: int) -> None:
+    """Divide float32 or float64 in place: a sum over ``ranks`` becomes their mean."""
+    if ranks == 1:
+        return
+    bits = np.array([ranks], dtype.storage).view(np.uint64 if dtype is DType.FLOAT64 else np.uint32)
+    blocks = queue.blocks(values.size, _THREADS * 4)
+    queue.launch("sums", f"divide_{suffix(dtype)}", blocks, _THREADS, values, values.size, int(bits[0]))
+
+
 def aligned(queue: Queue, data: DeviceArray, alignment: int) -> DeviceArray:
     """``data``, or a copy of it at an address that kernels take."""
     if data.ptr % alignment == 0:
