@@ -3,7 +3,7 @@
 Each operation has a lane of its own, so that one which waits for gradients that are still being computed holds up no
 other. What the device is still using is used again only after an event says that it is done.
 
-All of this is for steps of operations, which run one at a time.
+All of a depot is for one thread at a time: steps of operations run so, and a hook has a depot of its own.
 """
 
 from __future__ import annotations
@@ -62,8 +62,12 @@ class Depot:
 
     def lane(self, buffers: Iterable[DeviceArray]) -> Lane:
         """A lane whose work begins after what the callers' streams have now. In the thread of the caller."""
+        return self.lane_after(callers_events(buffers))
+
+    def lane_after(self, events: Iterable[Event]) -> Lane:
+        """A lane whose work begins after these events."""
         lane = self._lanes.pop() if self._lanes else Lane(self)
-        lane.begin(buffers)
+        lane.begin(events)
         return lane
 
     def give(self, lane: Lane) -> None:
@@ -86,10 +90,10 @@ class Lane:
         self._down, self._down_owner = depot.runtime.new_stream()
         self.queue = Queue(depot.runtime, self._main)
 
-    def begin(self, buffers: Iterable[DeviceArray]) -> None:
-        """Follow the streams that the owners of ``buffers`` are using."""
+    def begin(self, events: Iterable[Event]) -> None:
+        """Let all that is put here from now on come after ``events``."""
         self.queue = Queue(self._runtime, self._main)
-        for event in callers_events(buffers):
+        for event in events:
             self._runtime.follow(self._main, event)
 
     def record(self) -> Event:
@@ -112,6 +116,10 @@ class Lane:
             if to.size:
                 self._runtime.copy(to.ctypes.data, source.ptr, to.size, self._down)
         return self._runtime.record(self._down)
+
+    def drain(self) -> None:
+        """Wait until all is done that was put here."""
+        self.download([]).wait()
 
 
 def callers_events(buffers: Iterable[DeviceArray]) -> list[Event]:

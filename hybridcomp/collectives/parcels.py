@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import ByteArray
 from hybridcomp.collectives.base import Base
-from hybridcomp.collectives.engine import Pending, Request, Steps, engine
+from hybridcomp.collectives.engine import Pending, Ready, Request, Steps, engine
 
 _TAGS = 30_000  # below MPI's guaranteed 32767; so many exchanges may be in flight
 
@@ -64,6 +64,15 @@ class Parcels(Base):
             notices=self._notices,
             number=number,
         )
+
+    def after(self, events: Sequence[Ready]) -> Request:
+        """An operation of this rank alone that ends when a device has come to ``events``."""
+
+        def steps() -> Steps:
+            yield Pending([], [], events=events)
+
+        what = f"an exchange's data on axis {self.axis!r}, rank {self.rank} of {self.size}"
+        return engine().start(steps(), what, self.timeout)
 
     @staticmethod
     def attend(until: Callable[[], bool]) -> None:

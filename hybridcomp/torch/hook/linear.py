@@ -6,7 +6,9 @@ orthonormalised once it is summed, and then Q. Error feedback keeps what the res
 
 from __future__ import annotations
 
+import abc
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,19 +17,72 @@ import numpy.typing as npt
 from hybridcomp import native
 from hybridcomp.arrays import DType, Flat, as_dtype
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.codecs.linear import FOLDS, Reduced
+from hybridcomp.codecs.linear import FOLDS, Reduced, Reduction
+from hybridcomp.device import Event
 from hybridcomp.torch.hook.plan import Piece
 from hybridcomp.torch.hook.things import NONE, Encoded, Folded, Shards, Thing
 
 Array = npt.NDArray[Any]
 
 
-class Linear:
-    """One parameter's gradient on its way.
+class Rounds(abc.ABC):
+    """A reduction by a linear codec, as things that are summed one after another.
 
     Attributes:
         things: what was exchanged for it.
     """
+
+    def __init__(
+        self, reduction: Reduction, rank: int, size: int, wait_for: Callable[[Event], None] | None = None
+    ) -> None:
+        """Prepare.
+
+        Args:
+            reduction: whose rounds are arrays in host memory.
+            rank, size: of the link.
+            wait_for: is called with the event after which a round's array, which a device fills, may be read.
+        """
+        self.things: list[Thing] = []
+        self._reduction, self._rank, self._size, self._wait_for = reduction, rank, size, wait_for
+        self._result: Reduced | None = None
+
+    def next(self) -> list[Thing]:
+        """What is to be summed next; nothing when the result is here."""
+        if self._result is not None:
+            return []
+        began = time.perf_counter()
+        try:
+            following = next(self._reduction)
+        except StopIteration as end:
+            self._result = end.value
+            return []
+        if following.ready is not None:
+            assert self._wait_for is not None
+            self._wait_for(following.ready)
+        array = following.array.reshape(-1)
+        dtype, shards = as_dtype(array.dtype), Shards.equal(array.size, self._rank, self._size)
+        thing: Thing
+        if dtype.is_float:
+            thing = Encoded(NONE, array, dtype, shards, mean=False)
+        else:
+            thing = Folded(array, FOLDS[following.op], shards)
+        thing.seconds[0] += time.perf_counter() - began
+        self.things.append(thing)
+        return [thing]
+
+    def end(self) -> None:
+        """Write the result; keep what it lacks, for error feedback."""
+        began = time.perf_counter()
+        assert self._result is not None
+        self._end(self._result)
+        self.things[-1].seconds[1] += time.perf_counter() - began
+
+    @abc.abstractmethod
+    def _end(self, result: Reduced) -> None: ...
+
+
+class Linear(Rounds):
+    """One parameter's gradient on its way, in host memory."""
 
     def __init__(
         self,
@@ -53,10 +108,7 @@ class Linear:
         """
         codec = piece.choice.codec
         assert isinstance(codec, LinearCodec)
-        self.things: list[Thing] = []
         self._values, self._dtype, self._residual = values, dtype, residual
-        self._rank, self._size = rank, size
-        self._result: Reduced | None = None
         wide = dtype.accumulator
         given = values
         if residual is not None:
@@ -64,7 +116,7 @@ class Linear:
             native.kernels().feedback_add(values, dtype, residual, given, False)
         self._given = given
         kind = dtype if residual is None else wide
-        self._rounds = codec.reduction(
+        reduction = codec.reduction(
             Flat(given, kind, piece.shape, True, False),
             ranks=size,
             rank=rank,
@@ -75,33 +127,10 @@ class Linear:
             name=piece.name,
             residual=residual,
         )
+        super().__init__(reduction, rank, size)
 
-    def next(self) -> list[Thing]:
-        """What is to be summed next; nothing when the result is here."""
-        if self._result is not None:
-            return []
-        began = time.perf_counter()
-        try:
-            following = next(self._rounds)
-        except StopIteration as end:
-            self._result = end.value
-            return []
-        array = following.array.reshape(-1)
-        dtype, shards = as_dtype(array.dtype), Shards.equal(array.size, self._rank, self._size)
-        thing: Thing
-        if dtype.is_float:
-            thing = Encoded(NONE, array, dtype, shards, mean=False)
-        else:
-            thing = Folded(array, FOLDS[following.op], shards)
-        thing.seconds[0] += time.perf_counter() - began
-        self.things.append(thing)
-        return [thing]
-
-    def end(self) -> None:
-        """Write the result; keep the residual unless the step is not finite."""
-        began = time.perf_counter()
-        result = self._result
-        assert result is not None
+    def _end(self, result: Reduced) -> None:
+        """The residual is kept unless the step is not finite."""
         if self._residual is not None and result.own is not None:
             with np.errstate(invalid="ignore"):
                 lost = self._given - result.own
@@ -109,4 +138,3 @@ class Linear:
                 self._residual[:] = lost
         if result.total is not self._values:
             native.kernels().convert(result.total, self._dtype.accumulator, self._values, self._dtype, False)
-        self.things[-1].seconds[1] += time.perf_counter() - began

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hybridcomp.arrays import ByteArray
+from hybridcomp.device import Event
 from hybridcomp.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class Link(Protocol):
             rooms: the most bytes that each rank sends, this one too.
         """
 
+    def after(self, events: Sequence[Event]) -> Transfer:
+        """What has ended when a device has come to ``events``; brings nothing. Only of links that are not
+        :attr:`ordered`."""
+
     def attend(self, until: Callable[[], bool]) -> None:
         """Make exchanges progress in this thread until a condition holds."""
 
@@ -123,6 +128,10 @@ class CommLink:
         places = _cut(recv, rooms)
         received = [0] * self.size
         return _Arrival(self._parcels.exchange(number, send, places, received), places, received)
+
+    def after(self, events: Sequence[Event]) -> Transfer:
+        """See :class:`Link`."""
+        return _Arrival(self._parcels.after(events), [], [])
 
     def attend(self, until: Callable[[], bool]) -> None:
         """See :class:`Link`."""
@@ -186,6 +195,10 @@ class TorchLink:
         source, target = self._on_device(send[:most]), self._room(recv[: self.size * most])
         work = self._all_gather(target, source, group=self._group, async_op=True)
         return _Work(work, source, target, recv, [most] * self.size, sizes)
+
+    def after(self, events: Sequence[Event]) -> Transfer:
+        """See :class:`Link`."""
+        raise NotImplementedError("whoever has an ordered link waits for a device where it is")
 
     def attend(self, until: Callable[[], bool]) -> None:
         """See :class:`Link`: the backend has threads of its own."""

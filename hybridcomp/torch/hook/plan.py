@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hybridcomp.arrays import DType
+from hybridcomp.codecs import Codec
 from hybridcomp.policy import Choice, Message, Policy
 
 # Of the bucket's elements. What travels together is encoded before it starts: little of it leaves the wire idle for
@@ -71,6 +72,11 @@ class Batch:
     rest: list[Piece] = field(default_factory=list)
     linear: list[Piece] = field(default_factory=list)
     encoded: list[Chunk] = field(default_factory=list)
+
+    def codecs(self) -> set[Codec]:
+        """What its pieces travel by."""
+        pieces = [*self.rest, *self.linear, *(chunk.piece for chunk in self.encoded)]
+        return {piece.choice.codec for piece in pieces}
 
 
 def make_plan(

@@ -18,19 +18,23 @@ class Rest:
     arrays these are, nor does the result.
 
     Attributes:
-        values: of all arrays, shard by shard.
+        values: of all arrays, shard by shard, once they are gathered.
         shards: of ``values``.
     """
 
     def __init__(self, arrays: list[Array], rank: int, size: int) -> None:
-        """Copy the arrays' values: 1-D, of one dtype, at least one."""
+        """Take arrays: 1-D, of one dtype, at least one."""
         cuts = [Shards.equal(array.size, rank, size) for array in arrays]
         self._parts = [
             array[cut.span(shard)] for shard in range(size) for array, cut in zip(arrays, cuts, strict=True)
         ]
-        self.values: Array = np.concatenate(self._parts)
+        self.values: Array = np.empty(sum(part.size for part in self._parts), arrays[0].dtype)
         sizes = [sum(cut.count(shard) for cut in cuts) for shard in range(size)]
         self.shards = Shards([0, *accumulate(sizes)], rank)
+
+    def gather(self) -> None:
+        """Copy the arrays' values."""
+        np.concatenate(self._parts, out=self.values)
 
     def write_back(self) -> None:
         """Give the arrays their values."""

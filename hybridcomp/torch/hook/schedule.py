@@ -70,7 +70,12 @@ class Schedule:
     def _advance(self, flight: _Flight) -> bool:
         """Take what a transfer brought, and start the next one, if there is one; say whether."""
         try:
-            flight.transfer = flight.run.send(flight.transfer.wait())
+            try:
+                arrived = flight.transfer.wait()
+            except Exception as error:
+                flight.transfer = flight.run.throw(error)  # it may have others to tell
+            else:
+                flight.transfer = flight.run.send(arrived)
         except StopIteration:
             self._end(flight, None)
             return False

@@ -1,7 +1,8 @@
 """``register_comm_hook(HookState(...), comm_hook)``: what DDP calls for each bucket, and what stays between steps.
 
 A bucket is cut into batches, which one thread encodes, sends and decodes while the backward pass goes on, on a group
-that nobody else uses. On one rank there is nothing to do.
+that nobody else uses; a bucket on a CUDA device is encoded and decoded there, where the kernels run. On one rank there
+is nothing to do.
 """
 
 # torch reads the hook's annotations as objects: no `from __future__ import annotations` here.
@@ -15,13 +16,17 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
-from hybridcomp.arrays import as_dtype, flatten
+from hybridcomp.arrays import Flat, as_dtype, flatten
 from hybridcomp.codecs import ErrorFeedback
+from hybridcomp.codecs.device.driver import has_driver
 from hybridcomp.collectives import StatRow
+from hybridcomp.device import Event, Runtime
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import load_policy
-from hybridcomp.torch.hook.bucket import Bucket, Kept
+from hybridcomp.torch import staging
+from hybridcomp.torch.hook.bucket import Bucket
 from hybridcomp.torch.hook.counts import Counts
+from hybridcomp.torch.hook.kept import Kept
 from hybridcomp.torch.hook.links import open_link
 from hybridcomp.torch.hook.plan import Batch, make_plan
 from hybridcomp.torch.hook.schedule import Schedule
@@ -151,22 +156,31 @@ class _Average:
     ) -> None:
         self._buffer, self._plan, self._step = buffer, plan, step
         self._kept, self._schedule = kept, schedule
-        self._ready: torch.cuda.Event | None = None
-        if buffer.is_cuda:
-            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._ready.record(torch.cuda.current_stream(buffer.device))
         self.promise = Promise([buffer.device] if buffer.is_cuda else [])
         self._host = buffer
+        self._device = _on_device(buffer, plan)
+        # All that the caller's stream has now comes before.
+        self._ready: Event | None = None
+        self._computed: torch.cuda.Event | None = None
+        if self._device is not None:
+            runtime: Runtime = self._device.data.runtime
+            self._ready = runtime.record(runtime.current_stream(buffer))
+        elif buffer.is_cuda:
+            self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._computed.record(torch.cuda.current_stream(buffer.device))
         self._left = len(plan)
         self._error: Exception | None = None
 
     def start(self) -> None:
         """Start all batches. In the worker's thread."""
         try:
-            if self._ready is not None:
-                self._ready.synchronize()
-            self._host = self._buffer.detach().cpu()
-            bucket = Bucket(flatten(self._host), self._plan, self._step, self._kept)
+            if self._computed is not None:
+                self._computed.synchronize()
+            values = self._device
+            if values is None:
+                self._host = self._buffer.detach().cpu()
+                values = flatten(self._host)
+            bucket = Bucket(values, self._plan, self._step, self._kept, self._ready)
         except Exception as error:
             self.promise.fail(error)
             return
@@ -185,11 +199,20 @@ class _Average:
         try:
             if self._error is not None:
                 raise self._error
-            if self._host.device != self._buffer.device:
+            if self._device is None and self._host.device != self._buffer.device:
                 self._buffer.copy_(self._host)
+            # Nothing of ours is under way on a device any more: whatever comes next there may read the buffer.
             self.promise.succeed(self._buffer)
         except Exception as error:
             self.promise.fail(error)
+
+
+def _on_device(buffer: torch.Tensor, plan: list[Batch]) -> Flat | None:
+    """A bucket that is encoded on its device; None where kernels do not run, or not all codecs have any."""
+    drivers = buffer.is_cuda and all(has_driver(codec) for batch in plan for codec in batch.codecs())
+    if not drivers or not staging.usable(buffer):
+        return None
+    return flatten(buffer.detach(), device=True)
 
 
 def _end(worker: Worker, counts: Counts) -> None:

@@ -19,7 +19,7 @@ from hybridcomp.errors import WireError
 from hybridcomp.torch.hook.links import Link, Transfer
 from hybridcomp.torch.hook.things import Thing
 
-_ALIGN = 64  # bytes
+ALIGN = 64  # bytes
 _GRAIN = 1 << 16  # bytes: buffers of sizes near each other are the same
 _SPARE = 16  # buffers of one size that are kept
 
@@ -27,17 +27,26 @@ Summing = Generator[Transfer, list[ByteArray], None]
 Seconds = list[float]
 
 
-class Buffers:
-    """Buffers that are used again: fresh pages cost more than encoding. For one thread."""
+def _pages(nbytes: int) -> ByteArray:
+    return np.zeros(nbytes, np.uint8)
 
-    def __init__(self) -> None:
+
+class Buffers:
+    """Buffers that are used again: fresh pages cost more than encoding. For one thread.
+
+    Args:
+        make: allocates so many bytes.
+    """
+
+    def __init__(self, make: Callable[[int], ByteArray] = _pages) -> None:
+        self._make = make
         self._free: dict[int, list[ByteArray]] = {}
 
     def take(self, nbytes: int) -> ByteArray:
         """A buffer of at least ``nbytes``, with anything in it."""
         size = -(-nbytes // _GRAIN) * _GRAIN
         free = self._free.get(size)
-        return free.pop() if free else np.zeros(size, np.uint8)
+        return free.pop() if free else self._make(size)
 
     def give(self, *buffers: ByteArray) -> None:
         """Take back buffers that nobody uses any more."""
@@ -47,40 +56,74 @@ class Buffers:
                 free.append(buffer)
 
 
+class Shore:
+    """What is done for a batch's things before and after their messages are packed, and may have to be waited for:
+    nothing for those in host memory."""
+
+    def start_encode(self, things: Sequence[Thing], ranks: Sequence[int], nbytes: int) -> Summing:
+        """Before the messages to other ranks are packed, of ``nbytes`` at most."""
+        yield from ()
+
+    def start_reduce(
+        self, things: Sequence[Thing], messages: Sequence[list[ByteArray]], ranks: Sequence[int], nbytes: int
+    ) -> Summing:
+        """Before those of the sums are packed. ``messages`` came, of all things from each of ``ranks``."""
+        yield from ()
+
+    def start_decode(self, things: Sequence[Thing], messages: Sequence[list[ByteArray]]) -> None:
+        """Before the results' messages are decoded."""
+
+    def settle(self) -> Summing:
+        """After that: what was packed can be sent, what was decoded be read.
+
+        Raises:
+            WireError: a message was damaged.
+        """
+        yield from ()
+
+    def drain(self) -> None:
+        """After a failure: buffers can be written."""
+
+
+_SHORE = Shore()
+
+
 def summed(
     things: Sequence[Thing],
     link: Link,
     buffers: Buffers,
     numbers: Iterator[int],
     parts_of: list[trace.Part] | None = None,
+    shore: Shore = _SHORE,
 ) -> Summing:
     """Sum all of ``things`` in place, in two transfers.
 
     Args:
-        things: the same on all ranks.
+        things: the same on all ranks, in memory of hosts or devices; those of a device come first.
         link: to the other ranks.
         buffers: for messages.
         numbers: of the transfers; the same on all ranks.
         parts_of: gets what was done when, for a trace.
+        shore: for things that are in a device's memory.
 
     Raises:
         WireError, MismatchError: what another rank sent is damaged, or not what this one expects.
     """
     others = [q for q in range(link.size) if q != link.rank]
     exact = all(thing.exact for thing in things)
-    incoming = sum(_aligned(thing.room(link.rank)) for thing in things)
+    incoming = sum(aligned(thing.room(link.rank)) for thing in things)
     rooms = [0 if q == link.rank else incoming for q in range(link.size)]
-    most = [sum(_aligned(thing.room(q)) for thing in things) for q in range(link.size)]
+    most = [sum(aligned(thing.room(q)) for thing in things) for q in range(link.size)]
     send, recv = buffers.take(sum(most) - most[link.rank]), buffers.take(sum(rooms))
     failed: Exception | None = None
     began = time.perf_counter()
-    counts, at = [0] * link.size, 0
     try:
-        for q in others:
-            counts[q] = _pack(things, send[at:], functools.partial(_encode, q))
-            at += counts[q]
+        yield from shore.start_encode(things, others, send.size)
+        counts = _pack_parts(things, send, others, link.size)
+        yield from shore.settle()
     except Exception as error:
         failed = error
+        shore.drain()
         counts = [most[q] if exact and q != link.rank else 0 for q in range(link.size)]
         send[: sum(counts)] = 0
     _note(parts_of, "encode", began)
@@ -93,12 +136,15 @@ def summed(
     if failed is None:
         try:
             messages = [_unpack(things, parts[q], q, link.rank) for q in others]
+            yield from shore.start_reduce(things, messages, others, widest)
             columns = iter(zip(*messages, strict=True))
             count = _pack(
                 things, result, lambda thing, out: thing.reduce(list(next(columns)), others, out), len(others)
             )
+            yield from shore.settle()
         except Exception as error:
             failed = error
+            shore.drain()
     if failed is not None:
         count = most[link.rank] if exact else 0
         result[:count] = 0
@@ -108,10 +154,12 @@ def summed(
         raise failed
     began = time.perf_counter()
     messages = [_unpack(things, parts[q], q, q) for q in others]
+    shore.start_decode(things, messages)
     for thing, column in zip(things, zip(*messages, strict=True), strict=True):
         since = time.perf_counter()
         thing.decode(list(column), others)
         thing.seconds[1] += time.perf_counter() - since
+    yield from shore.settle()
     _note(parts_of, "decode", began)
     buffers.give(send, recv, result, results)
 
@@ -119,6 +167,15 @@ def summed(
 def _note(parts: list[trace.Part] | None, name: str, began: float) -> None:
     if parts is not None:
         parts.append((name, began, time.perf_counter()))
+
+
+def _pack_parts(things: Sequence[Thing], out: ByteArray, ranks: Sequence[int], size: int) -> list[int]:
+    """Write the messages to each of ``ranks``; return the bytes that go to each of all."""
+    counts, at = [0] * size, 0
+    for q in ranks:
+        counts[q] = _pack(things, out[at:], functools.partial(_encode, q))
+        at += counts[q]
+    return counts
 
 
 def _encode(shard: int, thing: Thing, out: ByteArray) -> int:
@@ -135,7 +192,7 @@ def _pack(
         nbytes = write(thing, out[at:])
         thing.seconds[0] += time.perf_counter() - began
         thing.sent += nbytes * receivers
-        end = at + _aligned(nbytes)
+        end = at + aligned(nbytes)
         out[at + nbytes : end] = 0
         at = end
     return at
@@ -159,9 +216,10 @@ def _unpack(things: Sequence[Thing], data: ByteArray, rank: int, shard: int) -> 
                 f"rank {rank} sent a message of {nbytes} bytes where at most {thing.room(shard)} fit"
             )
         found.append(data[at : at + nbytes])
-        at += _aligned(nbytes)
+        at += aligned(nbytes)
     return found
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
+def aligned(nbytes: int) -> int:
+    """The bytes that a message takes."""
+    return -(-nbytes // ALIGN) * ALIGN

@@ -10,6 +10,7 @@ rebuild its buckets, or a run resume with other ones.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -50,6 +51,18 @@ class Thing(Protocol):
 
     def decode(self, messages: Sequence[ByteArray], ranks: Sequence[int]) -> None:
         """Take the other ranks' shards of the result from their owners' messages."""
+
+
+class Ahead(abc.ABC):
+    """A :class:`Thing` whose work a device does: it is started before messages are asked for."""
+
+    @abc.abstractmethod
+    def start_encode(self, shard: int) -> None:
+        """Start what :meth:`Thing.encode` of a shard hands out."""
+
+    @abc.abstractmethod
+    def start_reduce(self, messages: Sequence[ByteArray], ranks: Sequence[int]) -> None:
+        """Start what :meth:`Thing.reduce` hands out."""
 
 
 class Shards:

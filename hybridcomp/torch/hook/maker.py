@@ -1,0 +1,120 @@
+"""Makes the things of a batch, of a bucket in host memory; :mod:`.device_maker` does of one in a device's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs import Codec, Memory
+from hybridcomp.policy import check_feedback
+from hybridcomp.torch.hook.kept import Kept
+from hybridcomp.torch.hook.linear import Linear, Rounds
+from hybridcomp.torch.hook.plan import Batch, Chunk, Piece
+from hybridcomp.torch.hook.rest import Rest
+from hybridcomp.torch.hook.summing import Buffers, Shore, Summing
+from hybridcomp.torch.hook.things import Encoded, Shards, Thing
+
+Array = npt.NDArray[Any]
+Memories = dict[str, tuple[Any, Codec]]
+_STREAM_BYTES = 1 << 23  # of a bucket: it is not in the caches when it is read
+
+
+class Maker(Protocol):
+    """Makes the things of one batch.
+
+    Attributes:
+        buffers: for their messages.
+    """
+
+    buffers: Buffers
+
+    @property
+    def shore(self) -> Shore:
+        """For them."""
+
+    def begin(self, batch: Batch) -> None:
+        """Before anything is made."""
+
+    def encoded(self, chunk: Chunk) -> Thing:
+        """Of what is encoded."""
+
+    def linear(self, piece: Piece) -> Rounds:
+        """Of what a linear codec reduces."""
+
+    def rest(self, pieces: Sequence[Piece]) -> Rest:
+        """Of what is small."""
+
+    def end(self) -> Summing:
+        """When all is written, and the rest back: the bucket can be read."""
+
+
+class HostMaker:
+    """See :class:`Maker`."""
+
+    def __init__(self, values: Flat, step: int, kept: Kept, memories: Memories) -> None:
+        """Prepare.
+
+        Args:
+            values: of the bucket.
+            step: of training, for codecs that draw random numbers.
+            kept: of the hook.
+            memories: of the bucket: by parameter, the feedback's memory, its step begun, and the codec of that step.
+        """
+        self.shore, self.buffers = Shore(), kept.buffers
+        self._values: Array = values.data
+        self._dtype = values.dtype
+        self._step, self._kept, self._memories = step, kept, memories
+        self._stream = values.nbytes >= _STREAM_BYTES
+
+    def begin(self, batch: Batch) -> None:
+        """See :class:`Maker`."""
+
+    def encoded(self, chunk: Chunk) -> Thing:
+        """See :class:`Maker`."""
+        piece = chunk.piece
+        memory, codec = self._memory(piece)
+        values = self._values[piece.start + chunk.start : piece.start + chunk.stop]
+        link = self._kept.link
+        shards = Shards.equal(values.size, link.rank, link.size)
+        return Encoded(codec, values, self._dtype, shards, memory=memory, at=chunk.start, stream=self._stream)
+
+    def _memory(self, piece: Piece) -> tuple[Memory | None, Codec]:
+        found = self._memories.get(piece.name)
+        if found is None:
+            codec, form = piece.choice.codec, piece.choice.feedback
+            memory = None
+            if form is None:
+                codec = codec.at_step(self._step)
+            else:
+                memory = self._kept.feedback.memory(
+                    (self._kept.axis, piece.name), piece.size, self._dtype, form
+                )
+                codec = codec.at_step(memory.begin())
+            found = self._memories[piece.name] = memory, codec
+        return found
+
+    def linear(self, piece: Piece) -> Rounds:
+        """See :class:`Maker`."""
+        kept, form = self._kept, piece.choice.feedback
+        residual = None
+        if form is not None:
+            check_feedback("all_reduce", piece.choice.codec, form)
+            kind: DType = self._dtype.accumulator
+            residual = kept.feedback.residual((kept.axis, piece.name), piece.size, kind)
+        values = self._values[piece.start : piece.stop]
+        link = kept.link
+        return Linear(piece, values, self._dtype, residual, kept.factors, self._step, link.rank, link.size)
+
+    def rest(self, pieces: Sequence[Piece]) -> Rest:
+        """See :class:`Maker`."""
+        link = self._kept.link
+        rest = Rest([self._values[p.start : p.stop] for p in pieces], link.rank, link.size)
+        rest.gather()
+        return rest
+
+    def end(self) -> Summing:
+        """See :class:`Maker`."""
+        yield from ()
