@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+_DEVICE = "HYBRIDCOMP_TEST_DEVICE"  # the ranks', too
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 _LAUNCH_SECONDS = 280.0  # for all cases of a module; less than a test may take
@@ -22,7 +23,7 @@ def mpiexec(ranks: int, *argv: str, timeout: float = 100, **env: str) -> subproc
     launcher = str(beside) if beside.exists() else "mpiexec"
     # Unbuffered ranks write a line and its end apart, and those of two ranks would mix.
     unlike = ("PMI", "HYBRIDCOMP", "MASTER_", "PYTHONUNBUFFERED")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(unlike)}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(unlike) or k == _DEVICE}
     return subprocess.run(
         [launcher, "-n", str(ranks), sys.executable, *argv],
         env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **env},
