@@ -30,6 +30,7 @@ from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.forms import Form
 from hybridcomp.codecs.memory import Array, Memory, Scratch
 from hybridcomp.codecs.quantize import Int8Codec
+from hybridcomp.codecs.sparse import SparseCodec
 from hybridcomp.errors import WireError
 
 _LONGEST = 8192  # block of a codec, for the kernels that encode with feedback in one pass
@@ -91,22 +92,26 @@ class PlainMemory(Memory):
     def _encode_at_once(
         self, codec: Codec, data: Flat, out: ByteArray, span: slice, ranks: int = 1
     ) -> int | None:
-        blocks = _blocks(codec)
-        if blocks is None:
+        blocks, kernels = _blocks(codec), self._kernels
+        encoder = codec.encoder if isinstance(codec, SparseCodec) else None
+        if blocks is None and encoder is None:
             return None
-        lost = self._take(data.size)
-        nbytes, finite = self._kernels.feedback_encode(
-            data.data,
-            data.dtype,
-            self.error[span],
-            lost,
-            *blocks,
-            codec.wire_id,
-            codec.params_hash,
-            out,
-            ranks,
+        error = self.error[span]
+        # What stays finite for sure is done where the state lies; a whole array, which no cache may hold, is read
+        # once, and the quantizers' goes to one that takes the state's place.
+        modest = (blocks is None or error.size < self.n) and kernels.feedback_modest(
+            data.data, data.dtype, error
         )
-        self._take_over(lost, span, finite)
+        if blocks is None:
+            if not modest:
+                return None
+            return int(kernels.feedback_encode_sparse(encoder, data.data, data.dtype, error, ranks, out))
+        lost = error if modest else self._take(data.size)
+        nbytes, finite = kernels.feedback_encode(
+            data.data, data.dtype, error, lost, *blocks, codec.wire_id, codec.params_hash, out, ranks
+        )
+        if not modest:
+            self._take_over(lost, span, finite)
         return int(nbytes)
 
     def encode_sum(self, codec: Codec, total: Array, out: ByteArray, span: slice, ranks: int = 1) -> int:

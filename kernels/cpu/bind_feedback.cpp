@@ -1,6 +1,7 @@
 #include <atomic>
 
 #include "bind.hpp"
+#include "encoder.hpp"
 #include "feedback.hpp"
 #include "message.hpp"
 
@@ -128,6 +129,35 @@ nb::tuple feedback_encode(nb::handle x, int dtype, nb::handle e, nb::handle lost
   return nb::make_tuple(bytes, finite);
 }
 
+bool feedback_modest(nb::handle x, int dtype, nb::handle e) {
+  const DTypeCode type = float_dtype(dtype);
+  const bool wide = type == kFloat64;
+  const Buffer from(x, false), state(e, false);
+  const std::size_t n = from.elements(size_of(type), "x");
+  const std::uint8_t* const add = state_of(state, n, wide, "e");
+  nb::gil_scoped_release release;
+  std::atomic<bool> all{true};
+  over_threads(n, [&](std::size_t at, std::size_t m) {
+    if (!kernels().feedback->modest(from.data() + at * size_of(type), type, add + at * (wide ? 8 : 4), m))
+      all = false;
+  });
+  return all;
+}
+
+// `e` must have been found modest.
+std::size_t feedback_encode_sparse(const Encoder& encoder, nb::handle x, int dtype, nb::handle e,
+                                   double ranks, nb::handle out) {
+  const DTypeCode type = float_dtype(dtype);
+  const bool wide = type == kFloat64;
+  const Buffer from(x, false), state(e, true), to(out, true);
+  const std::size_t n = from.elements(size_of(type), "x");
+  std::uint8_t* const pe = state_of(state, n, wide, "e");
+  if (to.bytes() < encoder.bound(n, wide ? kFloat64 : kFloat32)) Buffer::fail("out is too small");
+  nb::gil_scoped_release release;
+  return encode_sparse_residual(kernels(), encoder, from.data(), type, n, pe, ranks, thread_count(),
+                                to.data());
+}
+
 // The sections of an int8 message of `count` elements, made by the caller: its payload after the prefix.
 State8 state8(const Buffer& sections, std::size_t count, bool wide, std::size_t start, std::size_t n) {
   if (count > sections.bytes() || sections.bytes() != state_scales(count, wide) + count)
@@ -203,6 +233,9 @@ void bind_feedback(nb::module_& m) {
   m.def("feedback_mask", &feedback_mask, "corrected"_a, "decoded"_a, "moved"_a, "wide"_a);
   m.def("feedback_encode", &feedback_encode, "x"_a, "dtype"_a, "e"_a, "lost"_a, "bits"_a, "block"_a,
         "codec"_a, "params"_a, "out"_a, "ranks"_a);
+  m.def("feedback_modest", &feedback_modest, "x"_a, "dtype"_a, "e"_a);
+  m.def("feedback_encode_sparse", &feedback_encode_sparse, "encoder"_a, "x"_a, "dtype"_a, "e"_a, "ranks"_a,
+        "out"_a);
   m.def("average_fresh_bytes", &average_fresh_bytes, "start"_a, "n"_a, "wide"_a);
   m.def("average_encode", &average_encode, "x"_a, "dtype"_a, "state"_a, "count"_a, "start"_a, "fresh"_a,
         "beta"_a, "bits"_a, "block"_a, "codec"_a, "params"_a, "out"_a);

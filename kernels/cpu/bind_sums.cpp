@@ -1,6 +1,7 @@
 // Several messages in one call from Python: opened, decoded, encoded, or summed.
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <deque>
 #include <vector>
 
@@ -45,6 +46,21 @@ nb::object open_messages(const nb::list& messages, std::uint8_t codec, std::uint
   return i < from.size() ? nb::cast(i) : nb::none();
 }
 
+// Decode a message of n elements; false if it is malformed, or decoded elsewhere.
+bool decode_one(const Kernels& k, const std::uint8_t* message, std::size_t bytes, std::size_t n,
+                std::uint8_t* out, DTypeCode type, bool stream) {
+  Header h;
+  if (!read_header(message, bytes, &h) || h.dtype > kBFloat16 || h.count != n) return false;
+  const DTypeCode dtype = static_cast<DTypeCode>(h.dtype);
+  const std::uint8_t* const payload = message + sizeof(h);
+  Parts parts;
+  if (stream && open_parts(h.codec, payload, h.payload, dtype, n, &parts)) {
+    decode_streaming(k, parts, n, thread_count(), out, type);
+    return true;
+  }
+  return decode_payload(k, h.codec, payload, h.payload, dtype, n, thread_count(), out, type, false) == kOk;
+}
+
 // Decode each message, as many elements as its output has; returns how many of them, from the first, could
 // be. `stream`: past the caches where that is possible.
 std::size_t decode_many(const nb::list& messages, const nb::list& outs, int out_dtype, bool stream) {
@@ -54,17 +70,9 @@ std::size_t decode_many(const nb::list& messages, const nb::list& outs, int out_
   nb::gil_scoped_release release;
   const Kernels& k = kernels();
   for (std::size_t i = 0; i < from.size(); ++i) {
-    Header h;
-    if (!read_header(from[i].data(), from[i].bytes(), &h) || h.dtype > kBFloat16) return i;
-    if (to[i].bytes() % size_of(type) || h.count != to[i].bytes() / size_of(type)) return i;
-    const DTypeCode dtype = static_cast<DTypeCode>(h.dtype);
-    const std::uint8_t* const payload = from[i].data() + sizeof(h);
-    Parts parts;
-    if (stream && open_parts(h.codec, payload, h.payload, dtype, h.count, &parts))
-      decode_streaming(k, parts, h.count, thread_count(), to[i].data(), type);
-    else if (decode_payload(k, h.codec, payload, h.payload, dtype, h.count, thread_count(), to[i].data(),
-                            type, false) != kOk)
-      return i;
+    const std::size_t n = to[i].bytes() / size_of(type);
+    if (to[i].bytes() % size_of(type)) return i;
+    if (!decode_one(k, from[i].data(), from[i].bytes(), n, to[i].data(), type, stream)) return i;
   }
   return from.size();
 }
@@ -88,18 +96,38 @@ std::vector<std::size_t> encode_many(const Encoder& encoder, const nb::list& sou
   return sizes;
 }
 
-// Check the payloads of messages of n elements that can be added to elements of `dtype`; false if one cannot.
-bool open_all(const Buffers& messages, DTypeCode dtype, std::size_t n, std::vector<Parts>* parts) {
-  parts->resize(messages.size());
+// Check payloads of n elements that are read in stretches; false if one cannot.
+bool open_all(const std::vector<Payload>& payloads, std::size_t n, std::vector<Parts>* parts) {
+  parts->resize(payloads.size());
+  for (std::size_t i = 0; i < payloads.size(); ++i) {
+    const Payload& m = payloads[i];
+    if (!open_parts(m.codec, m.data, m.bytes, m.dtype, n, &(*parts)[i])) return false;
+  }
+  return true;
+}
+
+// The payloads of messages of n elements that can be added to elements of `dtype`; false if one cannot.
+bool payloads_of(const Buffers& messages, DTypeCode dtype, std::size_t n, std::vector<Payload>* payloads) {
   for (std::size_t i = 0; i < messages.size(); ++i) {
     Header h;
     if (!read_header(messages[i].data(), messages[i].bytes(), &h) || h.dtype > kBFloat16) return false;
     if (h.count != n || (h.dtype == kFloat64) != (dtype == kFloat64)) return false;
-    if (!open_parts(h.codec, messages[i].data() + sizeof(h), h.payload, static_cast<DTypeCode>(h.dtype), n,
-                    &(*parts)[i]))
-      return false;
+    payloads->push_back(
+        {h.codec, messages[i].data() + sizeof(h), h.payload, static_cast<DTypeCode>(h.dtype)});
   }
   return true;
+}
+
+// Sum whole arrays, and encode that; as sum_encode below.
+std::size_t encode_whole(const Encoder& encoder, const Sum& sum, const std::vector<Payload>& payloads,
+                         std::uint8_t* out) {
+  const Kernels& k = kernels();
+  Scratch memory;
+  const std::uint8_t* const values = sum_whole(k, sum, payloads, thread_count(), &memory);
+  if (!values && sum.n) return 0;
+  const std::size_t bytes = encoder.write(k, values, sum.dtype, sum.n, thread_count(), out);
+  const bool done = !sum.result || decode_one(k, out, bytes, sum.n, sum.result, sum.result_dtype, sum.stream);
+  return done ? bytes : 0;
 }
 
 int divisor(int ranks) {
@@ -107,7 +135,7 @@ int divisor(int ranks) {
   return ranks;
 }
 
-// Encode a sum; its bytes, or 0 if it must be done in separate steps. Nothing has been written then.
+// Encode a sum; its bytes, or 0 if it must be done in separate steps. `own` is as it was then.
 std::size_t sum_encode(const Encoder& encoder, nb::handle own, int own_dtype, const nb::list& messages,
                        int ranks, int dtype, nb::handle out, nb::handle result, int result_dtype,
                        bool stream) {
@@ -124,12 +152,14 @@ std::size_t sum_encode(const Encoder& encoder, nb::handle own, int own_dtype, co
   if (!need) Buffer::fail("the codec does not take this dtype");
   if (to.bytes() < need) Buffer::fail("out is too small");
   divisor(ranks);
-  std::vector<Parts> parts;
-  if (!encoder.write_sum || !open_all(others, own_type, n, &parts)) return 0;
+  std::vector<Payload> payloads;
+  if (!payloads_of(others, own_type, n, &payloads)) return 0;
   nb::gil_scoped_release release;
+  std::vector<Parts> parts;
+  const bool stretches = encoder.write_sum && open_all(payloads, n, &parts);
   const Sum sum{from.data(), own_type, parts, n, ranks, type, wanted ? decoded.data() : nullptr,
                 result_type, stream};
-  if (!sum.unit()) return 0;
+  if (!stretches || !sum.unit()) return encode_whole(encoder, sum, payloads, to.data());
   return encoder.write_sum(kernels(), sum, thread_count(), to.data());
 }
 
@@ -143,13 +173,20 @@ bool sum_into(nb::handle own, int own_dtype, const nb::list& messages, int ranks
   const std::size_t n = from.elements(size_of(own_type), "own");
   if (to.elements(size_of(type), "out") != n) Buffer::fail("out must have as many elements as own");
   divisor(ranks);
-  std::vector<Parts> parts;
-  if (!open_all(others, own_type, n, &parts)) return false;
+  std::vector<Payload> payloads;
+  if (!payloads_of(others, own_type, n, &payloads)) return false;
   nb::gil_scoped_release release;
+  std::vector<Parts> parts;
+  const bool stretches = open_all(payloads, n, &parts);
   const Sum sum{from.data(), own_type, parts, n, ranks, type, to.data(), type, stream};
-  if (!sum.unit()) return false;
-  write_sum(kernels(), sum, thread_count());
-  return true;
+  if (stretches && sum.unit()) {
+    write_sum(kernels(), sum, thread_count());
+    return true;
+  }
+  Scratch memory;
+  const std::uint8_t* const values = sum_whole(kernels(), sum, payloads, thread_count(), &memory);
+  if (values) std::memcpy(to.data(), values, n * size_of(type));
+  return values || !n;
 }
 
 }  // namespace

@@ -10,6 +10,8 @@
 
 namespace hybridcomp {
 
+struct Encoder;
+
 // Arrays of states are aligned and of the computing type: double if `wide`, else float. What returns bool
 // says whether all values written are finite. An output may be the same memory as an input of its own type.
 constexpr std::uint32_t kLongestTile = 1024;
@@ -17,6 +19,9 @@ constexpr std::uint32_t kLongestTile = 1024;
 struct FeedbackKernels {
   // out = x + e, or x - e with `subtract`. x is of `dtype`, of any alignment.
   bool (*add)(const void* x, DTypeCode dtype, const void* e, void* out, std::size_t n, bool subtract);
+
+  // Whether all |x + e| are below 2^125 (2^1021): then what a message loses of them is finite, too.
+  bool (*modest)(const void* x, DTypeCode dtype, const void* e, std::size_t n);
 
   // x /= by
   void (*divide)(void* x, bool wide, std::size_t n, double by);
@@ -68,14 +73,21 @@ constexpr BlockFormat format_of(const BlockCodec& codec) { return {codec.block, 
 constexpr std::uint32_t kLongestFused = 8192;
 
 // Write the message of x + e, over `ranks` for a mean, to `out` and what it lost, times `ranks`, to `lost`,
-// all in one pass; `n` elements. Returns the message's bytes; `finite` tells whether all of `lost` is.
+// all in one pass; `n` elements. `lost` may be `e`. Returns the message's bytes; `finite` tells whether all
+// of `lost` is.
 std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std::uint8_t* x, DTypeCode dtype,
                             std::size_t n, const std::uint8_t* e, std::uint8_t* lost, double ranks,
                             int threads, std::uint8_t* out, bool* finite);
 
-// The same with the moving average of elements start .. start + n of `state`, which must be whole blocks of
-// it, and a codec whose tile (see fused_tile) is whole blocks too. What becomes of the state is written to
-// `fresh` (state_bytes of the span) and from there to the state if all is finite.
+// The same of a sparse codec whose values go as they are: `e` becomes what was lost. The caller has found x +
+// e to be modest.
+std::size_t encode_sparse_residual(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
+                                   DTypeCode dtype, std::size_t n, std::uint8_t* e, double ranks, int threads,
+                                   std::uint8_t* out);
+
+// The same as encode_residual with the moving average of elements start .. start + n of `state`, which must
+// be whole blocks of it, and a codec whose tile (see fused_tile) is whole blocks too. What becomes of the
+// state is written to `fresh` (state_bytes of the span) and from there to the state if all is finite.
 std::size_t encode_average(const Kernels& k, const BlockCodec& codec, const std::uint8_t* x, DTypeCode dtype,
                            std::size_t start, std::size_t n, const State8& state, std::uint8_t* fresh,
                            double beta, int threads, std::uint8_t* out, bool* finite);

@@ -54,6 +54,30 @@ bool add(const void* x, DTypeCode dtype, const void* e, void* out, std::size_t n
 }
 
 template <typename T>
+bool modest_tile(const T* x, const T* e, std::size_t n) {
+  typename Real<T>::Signed peak = 0;
+  HC_INDEPENDENT
+  for (std::size_t i = 0; i < n; ++i) peak = larger<T>(peak, x[i] + e[i]);
+  constexpr T kMost = sizeof(T) == 8 ? T(0x1p1021) : T(0x1p125);
+  return static_cast<typename Real<T>::Bits>(peak) < magnitude(kMost);
+}
+
+bool modest(const void* x, DTypeCode dtype, const void* e, std::size_t n) {
+  bool all = true;
+  with_dtype(dtype, [&]<DTypeCode D>() {
+    using T = ComputeOf<D>;
+    alignas(64) T buffer[kTile];
+    const auto* from = static_cast<const std::uint8_t*>(x);
+    for (std::size_t at = 0; at < n && all; at += kTile) {
+      const std::size_t m = smaller(kTile, n - at);
+      const T* values = view<D>(from + at * sizeof(StorageOf<D>), m, buffer);
+      all = modest_tile<T>(values, static_cast<const T*>(e) + at, m);
+    }
+  });
+  return all;
+}
+
+template <typename T>
 void divide_all(T* x, std::size_t n, T by) {
   for (std::size_t i = 0; i < n; ++i) x[i] /= by;
 }
@@ -252,6 +276,6 @@ bool quantize8(const void* x, DTypeCode dtype, const void* e, void* lost, std::s
 }  // namespace
 
 extern const FeedbackKernels feedback_kernels;
-const FeedbackKernels feedback_kernels = {add, divide, lose, average, move, mask, quantize8, stream};
+const FeedbackKernels feedback_kernels = {add, modest, divide, lose, average, move, mask, quantize8, stream};
 
 }  // namespace hybridcomp::HC_ISA

@@ -180,6 +180,21 @@ int scatter(const Kernels& kernels, const SparsePart& part, std::size_t n, DType
   return found;
 }
 
+void clear(const SparsePart& part, std::size_t n, std::size_t size, std::uint8_t* out) {
+  const std::uint8_t* section = part.indices + 4 * blocks_of(n, kIndexBlock);
+  for (std::size_t at = 0; at < n; at += kIndexBlock, out += kIndexBlock * size) {
+    const std::size_t m = std::min(kIndexBlock, n - at), count = load32(part.indices + at / kIndexBlock * 4);
+    if (is_bitmap(count, m)) {
+      for (std::size_t i = 0; i < bitmap_bytes(m); ++i)
+        for (std::uint32_t bits = section[i]; bits; bits &= bits - 1)
+          std::memset(out + (8 * i + static_cast<std::size_t>(std::countr_zero(bits))) * size, 0, size);
+    } else {
+      for (std::size_t i = 0; i < count; ++i) std::memset(out + load16(section + 2 * i) * size, 0, size);
+    }
+    section += section_bytes(count, m);
+  }
+}
+
 int scatter_sum(const Kernels& kernels, const std::vector<SparsePart>& parts, std::size_t n, DTypeCode dtype,
                 std::uint8_t* out, int threads) {
   std::vector<Cursor> first;

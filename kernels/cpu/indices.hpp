@@ -44,6 +44,9 @@ struct SparsePart {
 int scatter(const Kernels& kernels, const SparsePart& part, std::size_t n, DTypeCode dtype, std::uint8_t* out,
             bool add, int threads);
 
+// Set the elements that a part of our own holds to zero; they have `size` bytes.
+void clear(const SparsePart& part, std::size_t n, std::size_t size, std::uint8_t* out);
+
 // Check parts and write their sum, added to zero in this order, to `out` (n elements of kFloat32 or
 // kFloat64). A block of `out` stays in the cache until all are added. Returns a Status; `out` may be partly
 // written when it is not kOk.

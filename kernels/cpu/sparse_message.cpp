@@ -75,6 +75,13 @@ int read_sparse_payload(const Kernels& kernels, const std::uint8_t* payload, std
   return status == kOk ? scatter(kernels, part, n, dtype, out, add, threads) : status;
 }
 
+void clear_sparse_message(const std::uint8_t* message, std::size_t bytes, std::size_t n, DTypeCode dtype,
+                          std::uint8_t* out) {
+  SparsePart part;
+  if (part_of(message + sizeof(Header), bytes - sizeof(Header), dtype, &part) == kOk)
+    clear(part, n, size_of(dtype), out);
+}
+
 int sum_sparse_payloads(const Kernels& kernels, const std::vector<SparsePayload>& payloads, std::size_t n,
                         DTypeCode dtype, std::uint8_t* out, int threads) {
   std::vector<SparsePart> parts(payloads.size());

@@ -32,6 +32,10 @@ std::size_t write_sparse_message(const Kernels& kernels, const Selected& selecte
 int read_sparse_payload(const Kernels& kernels, const std::uint8_t* payload, std::size_t bytes, std::size_t n,
                         DTypeCode dtype, std::uint8_t* out, bool add, int threads);
 
+// Set the elements that a message of write_sparse_message holds to zero in `out`, n elements of `dtype`.
+void clear_sparse_message(const std::uint8_t* message, std::size_t bytes, std::size_t n, DTypeCode dtype,
+                          std::uint8_t* out);
+
 // Check the payloads of such messages, each of n elements of `dtype` (kFloat32 or kFloat64), and write the
 // sum of their values, added to zero in this order, to `out`. A Status, as of read_sparse_payload.
 struct SparsePayload {

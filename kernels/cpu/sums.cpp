@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "decoders.hpp"
 #include "parallel.hpp"
+#include "status.hpp"
 
 namespace hybridcomp {
 
@@ -31,6 +33,25 @@ std::size_t Sum::unit() const {
   std::size_t most = 1;
   for (const Parts& message : messages) most = std::max(most, message.unit);
   return fits(most) ? most : 0;
+}
+
+const std::uint8_t* sum_whole(const Kernels& k, const Sum& sum, std::span<const Payload> messages,
+                              int threads, Scratch* memory) {
+  const DTypeCode wide = sum.accumulator();
+  const std::size_t bytes = sum.n * size_of(wide);
+  std::uint8_t* const total = memory->reserve(bytes + (sum.dtype == wide ? 0 : sum.n * size_of(sum.dtype)));
+  convert_all(k, sum.own, sum.own_dtype, sum.n, threads, total, wide, false);
+  for (const Payload& m : messages)
+    if (decode_payload(k, m.codec, m.data, m.bytes, m.dtype, sum.n, threads, total, wide, true) != kOk)
+      return nullptr;
+  if (sum.ranks != 1)
+    split(sum.n, kPartTile, ranges_of(sum.n, kPartTile, threads),
+          [&](int, std::size_t begin, std::size_t end) {
+            k.convert->divide(total + begin * size_of(wide), wide == kFloat64, end - begin, sum.ranks);
+          });
+  if (sum.dtype == wide) return total;
+  convert_all(k, total, wide, sum.n, threads, total + bytes, sum.dtype, false);
+  return total + bytes;
 }
 
 void write_sum(const Kernels& k, const Sum& sum, int threads) {

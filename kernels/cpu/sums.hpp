@@ -9,6 +9,7 @@
 
 #include "convert.hpp"
 #include "parts.hpp"
+#include "select.hpp"
 
 namespace hybridcomp {
 
@@ -57,5 +58,18 @@ struct Sum {
 
 // Write the sum itself, as `dtype`, to `result`, whose type that is.
 void write_sum(const Kernels& k, const Sum& sum, int threads);
+
+// The payload of a message by any codec.
+struct Payload {
+  std::uint8_t codec;
+  const std::uint8_t* data;
+  std::size_t bytes;
+  DTypeCode dtype;
+};
+
+// The same steps over whole arrays, for messages whose payloads cannot be read in stretches: the finished
+// sum, in `memory`, whatever `sum.messages` holds; null if a message cannot be added.
+const std::uint8_t* sum_whole(const Kernels& k, const Sum& sum, std::span<const Payload> messages,
+                              int threads, Scratch* memory);
 
 }  // namespace hybridcomp

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridcomp import wire
-from hybridcomp.arrays import DType, Flat
+from hybridcomp import native, wire
+from hybridcomp.arrays import DType, Flat, as_dtype
 from hybridcomp.codecs import ErrorFeedback, PowerSGDCodec, get_codec
 from hybridcomp.codecs.memory import Memory
 from tests.codecs import common
@@ -18,6 +18,11 @@ SPECS = [
     "int2:block=64",
     "int4:block=8192",
     "topk:ratio=0.1",
+    "topk:ratio=0.003",
+    "topk:ratio=0.1:values=int8",
+    "threshold:rel=1.5",
+    "threshold:abs=0.001",
+    "sidco:ratio=0.02",
     "fp8:e4m3",
 ]
 
@@ -60,15 +65,49 @@ def test_sums_of_an_owner(spec, form, dtype, ranks):
         assert_same(array, plain.arrays()[name])
 
 
-def test_a_sum_that_is_not_finite_changes_no_state():
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("largest", [1.0, 3e38, np.inf, np.nan])
+def test_spans_of_a_sender(spec, dtype, largest):
+    """Done where the state lies, or by its separate steps: the same message, the same state."""
+    codec, rng, n, kind = get_codec(spec), np.random.default_rng(4), 140_000, as_dtype(dtype)
+    ours, plain = (ErrorFeedback(form="ef").memory(("k",), n, kind) for _ in range(2))
+    for step in range(3):
+        for span in (slice(0, 70_001), slice(70_001, 70_001), slice(70_001, n)):
+            x = rng.standard_normal(span.stop - span.start).astype(np.float32)
+            if step == 1:
+                x[5:6] = largest
+            with np.errstate(over="ignore"):
+                data = host_flat(x, kind)
+            room = codec.bound(x.size, ours.kind)
+            a, b = np.zeros(room, np.uint8), np.zeros(room, np.uint8)
+            size = ours.encode(codec, data, a, span)
+            corrected = plain.correct(data, span)
+            assert size == plain._write(codec, corrected, data.shape, b)
+            plain.keep(corrected, plain._decoded(codec, b[:size], x.size), span)
+            assert_same(a[:size], b[:size])
+            assert_same(ours.arrays()[""], plain.arrays()[""])
+    assert np.isfinite(ours.arrays()[""]).all()
+
+
+def host_flat(x: np.ndarray, kind: DType) -> Flat:
+    """The values in any type's storage."""
+    stored = np.empty(x.size, kind.storage)
+    native.kernels().convert(x, DType.FLOAT32, stored, kind, False)
+    return Flat(stored, kind, stored.shape, True, False)
+
+
+@pytest.mark.parametrize("spec", ["int4", "topk:ratio=0.1", "threshold:rel=1"])
+@pytest.mark.parametrize("span", [slice(0, 512), slice(0, 256)])
+def test_a_sum_that_is_not_finite_changes_no_state(spec, span):
     memory = ErrorFeedback(form="ef").memory(("k",), 512, np.float32)
-    codec, out = get_codec("int4"), np.zeros(4096, np.uint8)
-    x = np.random.default_rng(1).standard_normal(512).astype(np.float32)
-    memory.encode_sum(codec, x.copy(), out, slice(0, 512), 3)
+    codec, out = get_codec(spec), np.zeros(4096, np.uint8)
+    x = np.random.default_rng(1).standard_normal(span.stop).astype(np.float32)
+    memory.encode_sum(codec, x.copy(), out, span, 3)
     before = memory.arrays()[""]
     assert before.any()
     x[7] = np.inf
-    memory.encode_sum(codec, x, out, slice(0, 512), 3)
+    memory.encode_sum(codec, x, out, span, 3)
     assert np.array_equal(memory.arrays()[""], before)
 
 
