@@ -15,11 +15,15 @@ demo: $(VENV)/.installed
 
 test: test-unit test-mpi
 
-# Those of codecs and kernels start no ranks: they share the cores. The others have the machine for themselves.
+# Those of codecs and kernels start no ranks: they share the cores. Those that start ranks of PyTorch spend a third of
+# their time waiting: two at a time, file by file. The others, which measure time or use the lab, have the machine for
+# themselves.
 TOGETHER := tests/codecs tests/cuda
+IN_PAIRS := tests/torch tests/train tests/examples tests/peer
 test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TOGETHER) -n auto
-	$(BIN)/python -m pytest tests --ignore=tests/mpi $(TOGETHER:%=--ignore=%)
+	$(BIN)/python -m pytest $(IN_PAIRS) -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests --ignore=tests/mpi $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%)
 
 # Once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks, run unchecked.
 test-mpi: $(VENV)/.installed

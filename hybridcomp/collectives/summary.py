@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from typing import IO
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import IO, TYPE_CHECKING
 
 from hybridcomp.collectives.stats import StatRow
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 TITLE = "hybridcomp: what this rank sent"
 _MOST_ROWS = 20
@@ -92,6 +91,8 @@ def size(nbytes: float) -> str:
 
 
 def _console(file: IO[str]) -> Console:
+    from rich.console import Console  # noqa: PLC0415  (a tenth of the import, for one table at exit)
+
     console = Console(file=file, highlight=False, markup=False, emoji=False)
     console.width = max(console.width, _LEAST_WIDTH) if console.is_terminal else _NO_TERMINAL_WIDTH
     return console
@@ -103,6 +104,10 @@ def _print(console: Console, title: str, table: Table) -> None:
 
 
 def _table(rows: Sequence[StatRow]) -> Table:
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("axis", "operation"):
         table.add_column(heading, no_wrap=True)
