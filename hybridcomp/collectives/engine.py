@@ -37,7 +37,7 @@ _SLEEP_MAX = 4e-3
 # Who has waited long looks less often even where much happens: the next messages are on their way meanwhile.
 _AGE_SHARE = 1 / 400
 # A thread that waits beside others which compute.
-_ASIDE_MIN = 200e-6
+_ASIDE_MIN = 500e-6
 # The background's are longer: others compute meanwhile.
 _BACKGROUND_SHARE = 1 / 4
 _BACKGROUND_MIN = 300e-6
