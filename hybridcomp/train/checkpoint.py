@@ -7,11 +7,13 @@ that each tensor is written once; what every rank has for itself begins with ``r
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -19,17 +21,30 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import hybridcomp.torch as hct
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.parallel import Stage
 from hybridcomp.train.resume import RECORD, Checkpoint
 from hybridcomp.train.topology import Topology
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What training changes.
+
+    Attributes:
+        parameters: by name.
+        optimizer: their AdamW.
+        extra: what the schedule needs beside, by name.
+    """
+
+    parameters: Mapping[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    extra: Mapping[str, Tensor]
+
+
 def save_checkpoint(
     checkpoint: Checkpoint,
-    stage: Stage,
-    optimizer: torch.optim.Optimizer,
+    trained: Trained,
     traffic: Tensor,
     topology: Topology,
     *,
@@ -40,8 +55,7 @@ def save_checkpoint(
 
     Args:
         checkpoint: the record; its path is where the checkpoint will be.
-        stage: whose parameters are saved.
-        optimizer: its AdamW.
+        trained: is saved.
         traffic: int64, this rank's byte counters.
         topology: the mesh.
         keep: newest checkpoints of the folder that stay.
@@ -52,7 +66,7 @@ def save_checkpoint(
         beside.mkdir(parents=True)
     dist.barrier()
     mine = _rank_prefix(topology)
-    state = _model_state(stage, optimizer, topology)
+    state = _model_state(trained, topology)
     state[f"{mine}traffic"] = traffic
     state[f"{mine}rng"] = torch.get_rng_state()
     state |= {f"{mine}comm.{key}": value for key, value in hct.state_dict().items()}
@@ -66,8 +80,7 @@ def save_checkpoint(
 
 def load_checkpoint(
     checkpoint: Checkpoint,
-    stage: Stage,
-    optimizer: torch.optim.Optimizer,
+    trained: Trained,
     topology: Topology,
     *,
     same_policy: bool,
@@ -76,8 +89,7 @@ def load_checkpoint(
 
     Args:
         checkpoint: what to load.
-        stage: receives the parameters.
-        optimizer: receives its moments.
+        trained: receives what it was.
         topology: the mesh.
         same_policy: whether to load the error-feedback memory, which belongs to the policy that made it.
 
@@ -89,7 +101,7 @@ def load_checkpoint(
     """
     stored = FileSystemReader(str(checkpoint.path)).read_metadata().state_dict_metadata
     mine = _rank_prefix(topology)
-    state = _model_state(stage, optimizer, topology)
+    state = _model_state(trained, topology)
     state |= {
         key: torch.empty(meta.size, dtype=meta.properties.dtype)
         for key, meta in stored.items()
@@ -110,12 +122,12 @@ def _rank_prefix(topology: Topology) -> str:
     return f"rank{topology.rank}."
 
 
-def _model_state(stage: Stage, optimizer: torch.optim.Optimizer, topology: Topology) -> dict[str, Tensor]:
-    """The stage's tensors themselves, by key; makes the optimizer's moments if there are none yet."""
+def _model_state(trained: Trained, topology: Topology) -> dict[str, Tensor]:
+    """The tensors themselves, by key; makes the optimizer's moments if there are none yet."""
     prefix = f"pp{topology.pp}.tp{topology.tp}."
-    state: dict[str, Tensor] = {}
-    for name, parameter in stage.parameters.items():
-        moments = optimizer.state[parameter]
+    state = {f"{prefix}schedule.{name}": tensor for name, tensor in trained.extra.items()}
+    for name, parameter in trained.parameters.items():
+        moments = trained.optimizer.state[parameter]
         if not moments:
             moments["step"] = torch.zeros((), dtype=torch.float32)
             moments["exp_avg"] = torch.zeros_like(parameter)

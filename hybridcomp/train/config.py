@@ -30,9 +30,14 @@ class TrainConfig:
     dp: int = 1
     """Data-parallel size: replicas of the model, each on its own part of the batch."""
     pp: int = 1
-    """Pipeline-parallel size: stages of consecutive layers (1F1B schedule). Divides layers."""
+    """Pipeline-parallel size: ranks that share the layers, consecutive ones each. Divides layers."""
     tp: int = 1
     """Tensor-parallel size: parts that each layer is split into. Divides heads. Fastest in rank order."""
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    """Order of forward and backward passes: of a pipeline gpipe, 1f1b or interleaved. Without a pipeline
+    1f1b is the plain loop. See docs/schedules.md."""
+    virtual_stages: int = 1
+    """Stages of each pipeline rank, for schedule interleaved. pp * virtual_stages divides layers."""
     backend: Literal["hybridcomp", "gloo"] = "hybridcomp"
     """What carries the traffic. gloo is for comparison: only data-parallel gradients are compressed on it."""
     policy: str = "hybrid"
@@ -108,6 +113,11 @@ class TrainConfig:
         return self.dp * self.pp * self.tp
 
     @property
+    def stages(self) -> int:
+        """Parts that the layers are cut into."""
+        return self.pp * self.virtual_stages
+
+    @property
     def replica_batch(self) -> int:
         """Sequences of a step on one replica."""
         return self.micro_batches * self.micro_batch_size
@@ -129,8 +139,8 @@ class TrainConfig:
             ConfigError: says which value is wrong and what is allowed.
         """
         positive = (
-            "dp pp tp layers d_model heads seq_len steps micro_batches micro_batch_size keep log_every "
-            "threads lr timeout bucket_mb"
+            "dp pp tp virtual_stages layers d_model heads seq_len steps micro_batches micro_batch_size keep "
+            "log_every threads lr timeout bucket_mb"
         )
         for name in positive.split():
             if not getattr(self, name) > 0:
@@ -150,10 +160,35 @@ class TrainConfig:
             value, by = getattr(self, name), getattr(self, divisor)
             if value % by:
                 raise ConfigError(f"{name} ({value}) must be divisible by {divisor} ({by})")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        if self.schedule != "1f1b" and self.pp == 1:
+            raise ConfigError(f"schedule {self.schedule} is of a pipeline: pp must be at least 2, not 1")
+        if self.schedule == "interleaved":
+            if self.virtual_stages < 2:
+                raise ConfigError(
+                    f"virtual_stages ({self.virtual_stages}) must be at least 2 with schedule interleaved"
+                )
+            if self.layers % self.stages:
+                raise ConfigError(
+                    f"layers ({self.layers}) must be divisible by pp * virtual_stages ({self.stages})"
+                )
+            rounds = max(1, self.micro_batches // self.pp)
+            if self.micro_batches % rounds:
+                raise ConfigError(
+                    f"micro_batches ({self.micro_batches}) must be divisible by micro_batches // pp "
+                    f"({rounds}) with schedule interleaved, which runs them in as many rounds"
+                )
+        elif self.virtual_stages != 1:
+            raise ConfigError(
+                f"virtual_stages ({self.virtual_stages}) must be 1 with schedule {self.schedule}: "
+                "only interleaved has several stages on a rank"
+            )
         if self.micro_batches < self.pp:
             raise ConfigError(
                 f"micro_batches ({self.micro_batches}) must be at least pp ({self.pp}): "
-                "the 1F1B schedule fills every stage"
+                "fewer leave stages of the pipeline without work"
             )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,26 @@ def per_axis(counters: Tensor) -> dict[str, dict[str, int]]:
         "wire_bytes": {axis: int(n) for axis, n in zip(AXES, wire, strict=True)},
         "plain_bytes": {axis: int(n) for axis, n in zip(AXES, plain, strict=True)},
     }
+
+
+class Traffic:
+    """This rank's bytes in training: what others caused (rehearsal, evaluation, checkpoints) is left out.
+
+    Attributes:
+        earlier: int64 [2, axes], of the run that this one goes on from.
+    """
+
+    def __init__(self) -> None:
+        self.earlier = torch.zeros(2, len(AXES), dtype=torch.int64)
+        self._aside = local_traffic()
+
+    def total(self) -> Tensor:
+        """Bytes up to now, int64 [2, axes]."""
+        return self.earlier + local_traffic() - self._aside
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave out what is sent inside."""
+        before = local_traffic()
+        yield
+        self._aside += local_traffic() - before

@@ -120,12 +120,17 @@ class GPT(nn.Module):
         Returns:
             Logits [batch, time, vocab_size] from the last stage, else activations.
         """
+        x = self.hidden(x)
+        if self.final_norm is not None and self.head is not None:
+            return self.head(self.final_norm(x))  # type: ignore[no-any-return]
+        return x
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The same without norm and head: activations, whatever the stage."""
         if self.embed is not None:
             x = self.embed(x)
         for block in self.blocks.values():
             x = block(x)
-        if self.final_norm is not None and self.head is not None:
-            return self.head(self.final_norm(x))  # type: ignore[no-any-return]
         return x
 
 
@@ -143,14 +148,21 @@ def build_gpt(shape: ModelShape, seed: int) -> GPT:
     return model
 
 
-def keep_stage(model: GPT, index: int, count: int) -> GPT:
-    """Drop from ``model`` what pipeline stage ``index`` of ``count`` does not hold, and return it."""
+def keep_stage(model: GPT, index: int, count: int, *, own_head: bool = False) -> GPT:
+    """Drop from ``model`` what stage ``index`` of ``count`` does not hold, and return it.
+
+    Args:
+        model: whole.
+        index: of the stage, from 0.
+        count: of all stages; divides the layers.
+        own_head: the stage keeps norm and head although it is not the last, for a loss of its own.
+    """
     per_stage = model.shape.layers // count
     mine = range(index * per_stage, (index + 1) * per_stage)
     model.blocks = nn.ModuleDict({str(i): model.blocks[str(i)] for i in mine})
     if index != 0:
         model.embed = None
-    if index != count - 1:
+    if index != count - 1 and not own_head:
         model.final_norm = None
         model.head = None
     return model

@@ -1,4 +1,4 @@
-"""One stage of the model on one rank: split over tp, replicated over dp."""
+"""The stages of the model that a rank has: split over tp, replicated over dp."""
 
 from __future__ import annotations
 
@@ -43,30 +43,70 @@ class GradientHook:
 
 @dataclass(frozen=True)
 class Stage:
+    """One of the consecutive parts that the model is cut into.
+
+    Attributes:
+        index: its place, from 0.
+        count: of all stages.
+        module: the stage, in DDP where it is replicated.
+        plain: the same without DDP, for evaluation.
+        hook: of DDP; None without it.
+    """
+
+    index: int
+    count: int
+    module: nn.Module
+    plain: GPT
+    hook: GradientHook | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether tokens enter here."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the model's loss is computed here."""
+        return self.index == self.count - 1
+
+
+@dataclass(frozen=True)
+class RankModel:
     """What a rank trains.
 
     Attributes:
-        module: the stage's part of the model; tp and dp inside.
-        plain: the same without DDP, for evaluation.
-        parameters: by name, as plain local tensors (a split one is this rank's part).
+        stages: in order.
+        parameters: of all of them by name, as plain local tensors (a split one is this rank's part).
         split: names of the parameters that are split over tp.
-        hook: of DDP; None without data parallelism.
     """
 
-    module: nn.Module
-    plain: GPT
+    stages: tuple[Stage, ...]
     parameters: dict[str, nn.Parameter]
     split: frozenset[str]
-    hook: GradientHook | None
 
 
-def build_stage(shape: ModelShape, config: TrainConfig, policy: Policy, topology: Topology) -> Stage:
-    """Build this rank's stage; collective. All build the whole model from the seed and keep their part."""
-    model = keep_stage(build_gpt(shape, config.seed), topology.pp, config.pp)
-    split = split_over_tp(model, topology.mesh["tp"]) if config.tp > 1 else frozenset()
-    parameters = dict(model.named_parameters())
+def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology: Topology) -> RankModel:
+    """Build this rank's stages; collective. All build the whole model from the seed and keep their part."""
+    count = config.stages
+    indices = range(topology.pp, count, config.pp)
+    split: set[str] = set()
+    stages = []
+    for index in indices:
+        model = keep_stage(build_gpt(shape, config.seed), index, count)
+        if config.tp > 1:
+            split |= split_over_tp(model, topology.mesh["tp"])
+        module, hook = _replicate(model, config, policy, topology)
+        stages.append(Stage(index, count, module, model, hook))
+    parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}
+    return RankModel(tuple(stages), parameters, frozenset(split))
+
+
+def _replicate(
+    model: GPT, config: TrainConfig, policy: Policy, topology: Topology
+) -> tuple[nn.Module, GradientHook | None]:
+    """Put a stage into DDP where there are replicas."""
     if config.dp == 1:
-        return Stage(model, model, parameters, split, None)
+        return model, None
     group = topology.group("dp")
     ddp = DistributedDataParallel(
         model,
@@ -76,12 +116,11 @@ def build_stage(shape: ModelShape, config: TrainConfig, policy: Policy, topology
         init_sync=False,  # all replicas are built from one seed
     )
     if policy.codecs("dp", "all_reduce"):
-        state = hct.HookState(policy, module=model, process_group=group)
-        hook = GradientHook(state, hct.comm_hook)
+        hook = GradientHook(hct.HookState(policy, module=model, process_group=group), hct.comm_hook)
     else:
         hook = GradientHook(group, allreduce_hook)
     ddp.register_comm_hook(None, _as_function(hook))
-    return Stage(ddp, model, parameters, split, hook)
+    return ddp, hook
 
 
 def _as_function(hook: GradientHook) -> Any:
@@ -94,22 +133,23 @@ def _as_function(hook: GradientHook) -> Any:
     return comm_hook
 
 
-def rehearse(stage: Stage, shape: ModelShape, config: TrainConfig, topology: Topology) -> None:
-    """Run one forward and backward on made-up input and forget the gradients; collective.
+def rehearse(model: RankModel, shape: ModelShape, config: TrainConfig) -> None:
+    """Run one forward and backward of each stage on made-up input and forget the gradients; collective.
 
     DDP lays its buckets out anew in the order in which the first backward produced the gradients.
     Compression and the order of floating-point sums depend on that layout, so without a rehearsal the first
     step of a resumed run would differ from the same step of an uninterrupted one.
     """
     size = (config.micro_batch_size, config.seq_len)
-    if topology.is_first_stage:
-        x = torch.zeros(size, dtype=torch.int64)
-    else:
-        x = torch.zeros(*size, shape.d_model, requires_grad=True)
-    if stage.hook is not None:
-        stage.hook.rehearsing = True
-    stage.module(x).sum().backward()
-    if stage.hook is not None:
-        stage.hook.rehearsing = False
-    for parameter in stage.parameters.values():
+    for stage in model.stages:
+        if stage.is_first:
+            x = torch.zeros(size, dtype=torch.int64)
+        else:
+            x = torch.zeros(*size, shape.d_model, requires_grad=True)
+        if stage.hook is not None:
+            stage.hook.rehearsing = True
+        stage.module(x).sum().backward()
+        if stage.hook is not None:
+            stage.hook.rehearsing = False
+    for parameter in model.parameters.values():
         parameter.grad = None

@@ -11,7 +11,7 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.train.config import TrainConfig
 
 RECORD = "checkpoint.json"
-_SAME_TOPOLOGY = ("dp", "pp", "tp")
+_SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages")
 _SAME_MODEL = ("layers", "d_model", "heads", "seq_len")
 _SAME_BATCHES = ("micro_batches", "micro_batch_size", "seed")
 
@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 def run_identity(config: TrainConfig, vocab_size: int, data: str) -> dict[str, Any]:
-    """What a checkpoint and the run that resumes it share: topology, model, batches, text."""
+    """What a checkpoint and the run that resumes it share: topology, schedule, model, batches, text."""
     names = _SAME_TOPOLOGY + _SAME_MODEL + _SAME_BATCHES
     return {name: getattr(config, name) for name in names} | {"vocab_size": vocab_size, "data": data}
 

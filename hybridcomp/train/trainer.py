@@ -17,24 +17,18 @@ from torch import Tensor
 
 import hybridcomp.torch as hct
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.checkpoint import load_checkpoint, save_checkpoint
+from hybridcomp.train.checkpoint import Trained, load_checkpoint, save_checkpoint
 from hybridcomp.train.config import to_toml
-from hybridcomp.train.metrics import MetricsFile, local_traffic, per_axis
+from hybridcomp.train.exchange import Exchange
+from hybridcomp.train.metrics import MetricsFile, Traffic, per_axis
 from hybridcomp.train.model import ModelShape
-from hybridcomp.train.optim import (
-    clip_gradients,
-    global_norm,
-    learning_rate,
-    local_square_sums,
-    make_optimizer,
-    set_learning_rate,
-)
-from hybridcomp.train.parallel import build_stage, rehearse
-from hybridcomp.train.pipeline import make_runner
+from hybridcomp.train.parallel import build_model, rehearse
 from hybridcomp.train.progress import Progress
 from hybridcomp.train.resume import Checkpoint
+from hybridcomp.train.schedules import Run, make_schedule
 from hybridcomp.train.start import Job
 from hybridcomp.train.topology import Topology, make_topology
+from hybridcomp.train.update import Result, mean_loss
 
 _SETTLING_STEPS = 3  # not counted in the summary's speed: allocations, caches, first connections
 
@@ -77,30 +71,26 @@ class Trainer:
         self._out = Path(config.out or ".")
         shape = ModelShape(job.corpus.vocab_size, config.layers, config.d_model, config.heads, config.seq_len)
         torch.manual_seed(config.seed)  # the default seed differs from process to process
-        self._stage = build_stage(shape, config, job.policy, topology)
-        self._split = [p for name, p in self._stage.parameters.items() if name in self._stage.split]
-        self._shared = [p for name, p in self._stage.parameters.items() if name not in self._stage.split]
-        self._optimizer = make_optimizer(self._stage.parameters, config)
-        self._runner = make_runner(self._stage, shape, config, topology)
-        rehearse(self._stage, shape, config, topology)
+        self._model = build_model(shape, config, job.policy, topology)
+        rehearse(self._model, shape, config)
+        self._traffic = Traffic()
+        run = Run(self._model, shape, config, topology, self._batch, self._traffic.total)
+        self._schedule = make_schedule(run)
         self._step = 0
-        self._elapsed = 0.0
-        self._timed: list[float] = []
+        self._elapsed = [0.0]  # seconds of training after each step since the first of this process
         self._val_loss = math.nan
-        self._earlier = torch.zeros(2, 3, dtype=torch.int64)
         if job.checkpoint is not None:
-            self._step, self._elapsed = job.checkpoint.step, job.checkpoint.elapsed
+            self._step, self._elapsed = job.checkpoint.step, [job.checkpoint.elapsed]
             for _ in range(self._step):
                 hct.advance_step()  # process groups count steps for the policy's warm-up, but do not save the count
-            self._earlier = load_checkpoint(
-                job.checkpoint,
-                self._stage,
-                self._optimizer,
-                topology,
-                same_policy=job.checkpoint.policy == job.policy.digest,
-            )
-        # Traffic that is not training's (rehearsal, evaluation, checkpoints) is taken off the counters.
-        self._aside = local_traffic()
+            with self._traffic.aside():
+                self._traffic.earlier = load_checkpoint(
+                    job.checkpoint,
+                    self._trained(),
+                    topology,
+                    same_policy=job.checkpoint.policy == job.policy.digest,
+                )
+        self._began = self._step
         self._progress: Progress | None = None
         self._metrics: MetricsFile | None = None
 
@@ -128,88 +118,67 @@ class Trainer:
         config = self._config
         self._announce()
         while self._step < config.steps:
-            self._train_step()
-            done = self._step == config.steps
-            if config.eval_batches and (done or (config.eval_every and self._step % config.eval_every == 0)):
+            done = self._step + 1 == config.steps
+            evaluates = bool(config.eval_batches) and (done or self._due(config.eval_every))
+            saves = bool(config.checkpoint_every) and (done or self._due(config.checkpoint_every))
+            self._train_step(last=done or evaluates or saves)
+            if evaluates:
                 self._evaluate()
-            if config.checkpoint_every and (done or self._step % config.checkpoint_every == 0):
+            if saves:
                 self._checkpoint()
         self._summarize()
 
-    def _train_step(self) -> None:
+    def _due(self, every: int) -> bool:
+        """Whether something that happens after so many steps (0: never) follows the next one."""
+        return every > 0 and (self._step + 1) % every == 0
+
+    def _train_step(self, *, last: bool) -> None:
         start = time.perf_counter()
-        rate = learning_rate(self._config, self._step)
-        set_learning_rate(self._optimizer, rate)
-        loss = self._runner.train(self._batch())
-        report = self._gather(
-            [*local_square_sums(self._split, self._shared), loss], local_traffic() - self._aside
-        )
-        norm = global_norm(self._topology, report[:, :2])
-        parameters = [*self._split, *self._shared]
-        if math.isfinite(norm):
-            clip_gradients(parameters, norm, self._config.clip)
-            self._optimizer.step()
-        for parameter in parameters:
-            parameter.grad = None
+        results = self._schedule.train(self._step, last=last)
         hct.advance_step()
         self._step += 1
-        seconds = time.perf_counter() - start
-        self._elapsed += seconds
-        self._timed.append(seconds)
-        self._show_step(self._mean_loss(report[:, 2]), rate, norm, seconds, report[:, 3:].sum(0).view(2, -1))
+        self._elapsed.append(self._elapsed[-1] + time.perf_counter() - start)
+        for result in results:
+            self._show_step(result)
 
-    def _batch(self) -> Tensor:
-        if self._topology.is_first_stage or self._topology.is_last_stage:
-            return torch.from_numpy(self._job.batches.train(self._step, self._topology.dp))
-        return torch.empty(0, dtype=torch.int64)
-
-    def _gather(self, values: list[float], counters: Tensor) -> Tensor:
-        """Every rank's values and byte counters, fp64 [ranks, values + counters], in one exact message."""
-        total = (self._earlier + counters).flatten().double()
-        mine = torch.cat([torch.tensor(values, dtype=torch.float64), total])
-        everyone = torch.empty(dist.get_world_size(), mine.numel(), dtype=torch.float64)
-        # As integers: no policy compresses those.
-        dist.all_gather(list(everyone.view(torch.int64)), mine.view(torch.int64))
-        return everyone
-
-    def _mean_loss(self, losses: Tensor) -> float:
-        """Mean over the replicas of the losses [ranks] that their last stages hold."""
-        sizes = self._topology.sizes
-        last = [self._topology.rank_of(sizes["pp"] - 1, dp, 0) for dp in range(sizes["dp"])]
-        return float(losses[last].mean())
+    def _batch(self, step: int) -> Tensor:
+        return torch.from_numpy(self._job.batches.train(step, self._topology.dp))
 
     def _evaluate(self) -> None:
-        before = local_traffic()
-        micro = [torch.from_numpy(batch) for batch in self._job.batches.evaluate(self._topology.dp)]
-        loss = self._runner.evaluate(micro)
-        self._val_loss = self._mean_loss(self._gather([loss], before)[:, 0])
-        self._aside += local_traffic() - before
+        with self._traffic.aside():
+            micro = [torch.from_numpy(batch) for batch in self._job.batches.evaluate(self._topology.dp)]
+            losses = Exchange([self._schedule.evaluate(micro)]).wait()[:, 0]
+        self._val_loss = mean_loss(self._topology, losses)
         if self._metrics is not None and self._progress is not None:
             self._metrics.write(
-                "eval", {"step": self._step, "loss": self._val_loss, "elapsed": round(self._elapsed, 6)}
+                "eval",
+                {"step": self._step, "loss": self._val_loss, "elapsed": round(self._elapsed[-1], 6)},
             )
             self._progress.evaluated(self._step, self._val_loss)
 
     def _checkpoint(self) -> None:
-        before = local_traffic()
         checkpoint = Checkpoint(
             self._out / "checkpoints" / f"step-{self._step:08d}",
             self._step,
-            self._elapsed,
+            self._elapsed[-1],
             self._job.policy.digest,
             self._job.identity,
         )
-        traffic = self._earlier + before - self._aside
-        save_checkpoint(
-            checkpoint, self._stage, self._optimizer, traffic, self._topology, keep=self._config.keep
-        )
-        self._aside += local_traffic() - before
+        traffic = self._traffic.total()
+        with self._traffic.aside():
+            save_checkpoint(checkpoint, self._trained(), traffic, self._topology, keep=self._config.keep)
+
+    def _trained(self) -> Trained:
+        """What there is to save or load now."""
+        updater = self._schedule.updater
+        return Trained(updater.parameters, updater.optimizer, self._schedule.state())
 
     def _announce(self) -> None:
-        count = sum(p.numel() for p in self._split) + (
-            sum(p.numel() for p in self._shared) if self._topology.tp == 0 else 0
-        )
-        counts = self._gather([float(count if self._topology.dp == 0 else 0)], local_traffic())[:, 0]
+        names = self._schedule.updater.parameters
+        mine = [p.numel() for name, p in names.items() if self._topology.tp == 0 or name in self._model.split]
+        count = float(sum(mine)) if self._topology.dp == 0 else 0.0
+        with self._traffic.aside():
+            counts = Exchange([count]).wait()[:, 0]
         if self._metrics is None or self._progress is None:
             return
         config = self._config
@@ -230,44 +199,52 @@ class Trainer:
             if self._job.checkpoint.policy != self._job.policy.digest:
                 self._progress.say("it was made under another policy: its error-feedback memory is not used")
 
-    def _show_step(self, loss: float, rate: float, norm: float, seconds: float, counters: Tensor) -> None:
+    def _show_step(self, result: Result) -> None:
         if self._metrics is None or self._progress is None:
             return
+        step = result.step + 1
+        after = self._elapsed[step - self._began]
+        seconds = after - self._elapsed[result.step - self._began]
         speed = self._config.tokens_per_step / seconds
-        axes = per_axis(counters)
+        axes = per_axis(result.traffic)
         values: dict[str, Any] = {
-            "step": self._step,
-            "loss": loss,
-            "lr": rate,
-            "grad_norm": norm,
-            "tokens": self._step * self._config.tokens_per_step,
+            "step": step,
+            "loss": result.loss,
+            "lr": result.rate,
+            "grad_norm": result.norm,
+            "tokens": step * self._config.tokens_per_step,
             "step_seconds": round(seconds, 6),
-            "elapsed": round(self._elapsed, 6),
+            "elapsed": round(after, 6),
             "tokens_per_s": round(speed, 3),
         }
         self._metrics.write("train", values | axes)
-        if not math.isfinite(norm):
-            self._progress.say(f"step {self._step}: the gradient's norm is {norm}; weights left as they were")
-        self._progress.stepped(self._step, loss, speed, axes["wire_bytes"])
+        if not math.isfinite(result.norm):
+            self._progress.say(
+                f"step {step}: the gradient's norm is {result.norm}; weights left as they were"
+            )
+        self._progress.stepped(step, result.loss, speed, axes["wire_bytes"])
 
     def _summarize(self) -> None:
-        counters = self._gather([], local_traffic() - self._aside).sum(0).view(2, -1)
+        peaks = self._schedule.peaks()
+        gathered = Exchange([float(n) for n in peaks.values()], self._traffic.total()).wait()
+        held, counters = gathered[:, : len(peaks)].long().T.tolist(), gathered[:, len(peaks) :].sum(0)
         if self._metrics is None or self._progress is None:
             return
-        timed = self._timed[_SETTLING_STEPS:] or self._timed
-        speed = len(timed) * self._config.tokens_per_step / sum(timed)
-        axes = per_axis(counters)
+        timed = self._elapsed[_SETTLING_STEPS:] if len(self._elapsed) > _SETTLING_STEPS + 1 else self._elapsed
+        speed = (len(timed) - 1) * self._config.tokens_per_step / (timed[-1] - timed[0])
+        axes = per_axis(counters.view(2, -1).long())
         values = {
             "steps": self._step,
-            "seconds": round(self._elapsed, 6),
+            "seconds": round(self._elapsed[-1], 6),
             "tokens_per_s": round(speed, 3),
             "val_loss": self._val_loss,
             **axes,
             "policy": self._job.policy.name,
+            "schedule": {"name": self._config.schedule, **dict(zip(peaks, held, strict=True))},
             "comm": [dataclasses.asdict(row) for row in hct.stats()],
         }
         self._metrics.write("summary", values)
         self._progress.say(
-            f"{self._step} steps in {self._elapsed:.1f} s, {speed:,.0f} tokens/s"
+            f"{self._step} steps in {self._elapsed[-1]:.1f} s, {speed:,.0f} tokens/s"
             + (f", validation loss {self._val_loss:.4f}" if self._config.eval_batches else "")
         )

@@ -1,0 +1,33 @@
+"""What all ranks tell each other: a few numbers each, in one exact message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Exchange:
+    """Numbers of every rank on their way to every rank. Collective; ranks make their exchanges in one order.
+
+    Args:
+        values: this rank's numbers.
+        counters: byte counters to send with them, int64 of any shape; exact up to 2**53.
+    """
+
+    def __init__(self, values: Sequence[float], counters: Tensor | None = None) -> None:
+        numbers = torch.tensor(values, dtype=torch.float64)
+        self._mine = numbers if counters is None else torch.cat([numbers, counters.flatten().double()])
+        self._everyone = torch.empty(dist.get_world_size(), self._mine.numel(), dtype=torch.float64)
+        # As integers: no policy compresses those.
+        parts = list(self._everyone.view(torch.int64))
+        self._work = dist.all_gather(parts, self._mine.view(torch.int64), async_op=True)
+
+    def wait(self) -> Tensor:
+        """Every rank's numbers, then its counters: fp64 [ranks, values + counters]."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._everyone

@@ -1,0 +1,19 @@
+"""Schedules of a training step, behind one interface: :class:`Schedule`.
+
+Which there are, what they do to the weights and what they cost says docs/schedules.md.
+"""
+
+from __future__ import annotations
+
+from hybridcomp.train.schedules.base import Run, Schedule
+from hybridcomp.train.schedules.flushed import FlushedPipeline
+from hybridcomp.train.schedules.loop import Loop
+
+__all__ = ["Run", "Schedule", "make_schedule"]
+
+
+def make_schedule(run: Run) -> Schedule:
+    """The schedule that the configuration asks for."""
+    if run.config.pp == 1:
+        return Loop(run)
+    return FlushedPipeline(run)

@@ -1,0 +1,98 @@
+"""What a schedule is: the order of a step's forward and backward passes, and when the weights change."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.model import ModelShape
+from hybridcomp.train.parallel import RankModel
+from hybridcomp.train.schedules.evaluation import evaluate
+from hybridcomp.train.topology import Topology
+from hybridcomp.train.update import Result, Updater
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a schedule is made of.
+
+    Attributes:
+        model: this rank's stages.
+        shape: sizes of the whole model.
+        config: the configuration.
+        topology: the mesh.
+        batch: gives this replica's batch of a step (from 0): int64
+            [micro_batches * micro_batch_size, seq_len + 1]. Only first and last stages ask.
+        traffic: gives this rank's byte counters, int64 [2, axes].
+    """
+
+    model: RankModel
+    shape: ModelShape
+    config: TrainConfig
+    topology: Topology
+    batch: Callable[[int], Tensor]
+    traffic: Callable[[], Tensor]
+
+    def updater(self) -> Updater:
+        """AdamW on the model's own parameters."""
+        return Updater(self.model.parameters, self.model.split, self.config, self.topology, self.traffic)
+
+
+class Schedule(abc.ABC):
+    """Runs training steps. Collective: every rank calls the same methods in the same order.
+
+    Args:
+        run: what there is to train.
+        updater: changes the weights.
+
+    Attributes:
+        run: as given.
+        updater: as given; its parameters are the newest weights.
+    """
+
+    def __init__(self, run: Run, updater: Updater) -> None:
+        self.run = run
+        self.updater = updater
+
+    @abc.abstractmethod
+    def train(self, step: int, *, last: bool) -> list[Result]:
+        """Run the passes of a step.
+
+        Args:
+            step: from 0; one more than in the call before.
+            last: an evaluation, a checkpoint or the end follows: nothing of later steps is begun, and
+                every update is done on return.
+
+        Returns:
+            The steps whose updates were done, in order. A schedule may be some steps behind unless
+            ``last``.
+
+        Raises:
+            CollectiveTimeoutError: a message did not come within the configuration's timeout.
+        """
+
+    def evaluate(self, micro_batches: Sequence[Tensor]) -> float:
+        """Run the newest weights forward. Follows a step with ``last``, or precedes all.
+
+        Args:
+            micro_batches: each int64 [micro_batch_size, seq_len + 1].
+
+        Returns:
+            Their mean loss on the last stage, 0 elsewhere.
+        """
+        with torch.no_grad():
+            return evaluate(self.run.model.stages, self.run.shape, self.run.topology, micro_batches)
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that a checkpoint needs beyond weights and moments; loaded in place."""
+        return {}
+
+    @abc.abstractmethod
+    def peaks(self) -> dict[str, int]:
+        """What this rank held at most: ``weight_versions``, and ``stashes``, forward passes whose backward
+        was to come, each of one stage and micro-batch."""

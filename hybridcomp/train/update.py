@@ -1,0 +1,132 @@
+"""From gradients to the next weights: what a step's ranks tell each other, clipping, AdamW."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.exchange import Exchange
+from hybridcomp.train.optim import (
+    clip_gradients,
+    global_norm,
+    learning_rate,
+    local_square_sums,
+    make_optimizer,
+    set_learning_rate,
+)
+from hybridcomp.train.topology import Topology
+
+
+@dataclass(frozen=True)
+class Result:
+    """A step whose update is done; the same on all ranks.
+
+    Attributes:
+        step: from 0.
+        loss: mean over the replicas.
+        rate: learning rate of the update.
+        norm: of the whole gradient, before clipping.
+        traffic: int64 [2, axes], bytes of all ranks up to the step: on the wire, and uncompressed.
+    """
+
+    step: int
+    loss: float
+    rate: float
+    norm: float
+    traffic: Tensor
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the ranks say of a step's gradients, on its way to all of them."""
+
+    step: int
+    exchange: Exchange
+
+
+class Updater:
+    """AdamW on this rank's parameters, with the gradient clipped to a global norm.
+
+    Args:
+        parameters: what the optimizer updates, by name; their ``.grad`` is taken, and dropped afterwards.
+        split: names of those that are split over tp.
+        config: rates, decays, the limit of the norm.
+        topology: the mesh.
+        traffic: gives this rank's byte counters, int64 [2, axes].
+
+    Attributes:
+        optimizer: the AdamW.
+        parameters: as given.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        split: frozenset[str],
+        config: TrainConfig,
+        topology: Topology,
+        traffic: Callable[[], Tensor],
+    ) -> None:
+        self.parameters = parameters
+        self.optimizer = make_optimizer(parameters, config)
+        self._config = config
+        self._topology = topology
+        self._traffic = traffic
+        self._split = [p for name, p in parameters.items() if name in split]
+        self._shared = [p for name, p in parameters.items() if name not in split]
+
+    def square_sums(self) -> tuple[float, float]:
+        """Sums of squares of this rank's gradients: of split parameters, and of the others."""
+        return local_square_sums(self._split, self._shared)
+
+    def report(self, step: int, loss: float, sums: tuple[float, float]) -> Report:
+        """Start to tell all ranks about a step; collective.
+
+        Args:
+            step: from 0.
+            loss: mean of this replica's batch, on its last stage; ignored elsewhere.
+            sums: :meth:`square_sums` of the step's gradients.
+        """
+        return Report(step, Exchange([*sums, loss], self._traffic()))
+
+    def result(self, report: Report) -> Result:
+        """Wait for all ranks' reports of the step."""
+        everyone = report.exchange.wait()
+        return Result(
+            report.step,
+            mean_loss(self._topology, everyone[:, 2]),
+            learning_rate(self._config, report.step),
+            global_norm(self._topology, everyone[:, :2]),
+            everyone[:, 3:].sum(0).view(2, -1).long(),
+        )
+
+    def apply(self, step: int, norm: float) -> None:
+        """Update every parameter that has a gradient, with the rate of ``step``; drop the gradients.
+
+        The gradients are scaled to the configured limit where ``norm`` exceeds it. Where it is not finite the
+        weights stay as they are.
+        """
+        parameters = [*self._split, *self._shared]
+        if math.isfinite(norm):
+            set_learning_rate(self.optimizer, learning_rate(self._config, step))
+            clip_gradients(parameters, norm, self._config.clip)
+            self.optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+
+    def update(self, step: int, loss: float) -> Result:
+        """Report, wait for all ranks, and apply: the whole update of a step at once; collective."""
+        result = self.result(self.report(step, loss, self.square_sums()))
+        self.apply(step, result.norm)
+        return result
+
+
+def mean_loss(topology: Topology, losses: Tensor) -> float:
+    """Mean over the replicas of the losses [ranks] that their last stages hold."""
+    sizes = topology.sizes
+    last = [topology.rank_of(sizes["pp"] - 1, dp, 0) for dp in range(sizes["dp"])]
+    return float(losses[last].mean())
