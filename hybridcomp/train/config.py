@@ -33,9 +33,9 @@ class TrainConfig:
     """Pipeline-parallel size: ranks that share the layers, consecutive ones each. Divides layers."""
     tp: int = 1
     """Tensor-parallel size: parts that each layer is split into. Divides heads. Fastest in rank order."""
-    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
-    """Order of forward and backward passes: of a pipeline gpipe, 1f1b or interleaved. Without a pipeline
-    1f1b is the plain loop. See docs/schedules.md."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "2bw", "local"] = "1f1b"
+    """Order of forward and backward passes: of a pipeline gpipe, 1f1b, interleaved, 2bw or local. Without a
+    pipeline 1f1b is the plain loop. See docs/schedules.md."""
     virtual_stages: int = 1
     """Stages of each pipeline rank, for schedule interleaved. pp * virtual_stages divides layers."""
     backend: Literal["hybridcomp", "gloo"] = "hybridcomp"

@@ -121,9 +121,7 @@ class GPT(nn.Module):
             Logits [batch, time, vocab_size] from the last stage, else activations.
         """
         x = self.hidden(x)
-        if self.final_norm is not None and self.head is not None:
-            return self.head(self.final_norm(x))  # type: ignore[no-any-return]
-        return x
+        return x if self.final_norm is None else self.logits(x)
 
     def hidden(self, x: Tensor) -> Tensor:
         """The same without norm and head: activations, whatever the stage."""
@@ -132,6 +130,29 @@ class GPT(nn.Module):
         for block in self.blocks.values():
             x = block(x)
         return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Norm and head of activations [batch, time, d_model], in a stage that has them."""
+        assert self.final_norm is not None
+        assert self.head is not None
+        return self.head(self.final_norm(hidden))  # type: ignore[no-any-return]
+
+
+class OwnLoss(nn.Module):
+    """A stage that has a head although others follow.
+
+    Args:
+        stage: with norm and head.
+    """
+
+    def __init__(self, stage: GPT) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the stage: its activations, cut off from autograd, for the next one; and its own logits."""
+        hidden = self.stage.hidden(x)
+        return hidden.detach(), self.stage.logits(hidden)
 
 
 def build_gpt(shape: ModelShape, seed: int) -> GPT:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hybridcomp.torch as hct
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.model import GPT, ModelShape, build_gpt, keep_stage
+from hybridcomp.train.model import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
 from hybridcomp.train.tensor_parallel import split_over_tp
 from hybridcomp.train.topology import Topology
 
@@ -48,8 +48,8 @@ class Stage:
     Attributes:
         index: its place, from 0.
         count: of all stages.
-        module: the stage, in DDP where it is replicated.
-        plain: the same without DDP, for evaluation.
+        module: what training calls: the stage, or :class:`OwnLoss` of it; in DDP where it is replicated.
+        plain: the stage itself.
         hook: of DDP; None without it.
     """
 
@@ -92,7 +92,7 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
     split: set[str] = set()
     stages = []
     for index in indices:
-        model = keep_stage(build_gpt(shape, config.seed), index, count)
+        model = keep_stage(build_gpt(shape, config.seed), index, count, own_head=config.schedule == "local")
         if config.tp > 1:
             split |= split_over_tp(model, topology.mesh["tp"])
         module, hook = _replicate(model, config, policy, topology)
@@ -104,12 +104,13 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
 def _replicate(
     model: GPT, config: TrainConfig, policy: Policy, topology: Topology
 ) -> tuple[nn.Module, GradientHook | None]:
-    """Put a stage into DDP where there are replicas."""
+    """What training calls of a stage: in DDP where there are replicas."""
+    module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
     if config.dp == 1:
-        return model, None
+        return module, None
     group = topology.group("dp")
     ddp = DistributedDataParallel(
-        model,
+        module,
         process_group=group,
         bucket_cap_mb=config.bucket_mb,
         gradient_as_bucket_view=True,
@@ -148,7 +149,8 @@ def rehearse(model: RankModel, shape: ModelShape, config: TrainConfig) -> None:
             x = torch.zeros(*size, shape.d_model, requires_grad=True)
         if stage.hook is not None:
             stage.hook.rehearsing = True
-        stage.module(x).sum().backward()
+        output = stage.module(x)
+        (output[1] if isinstance(output, tuple) else output).sum().backward()
         if stage.hook is not None:
             stage.hook.rehearsing = False
     for parameter in model.parameters.values():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.exchange import Exchange
+from hybridcomp.train.exchange import Exchange, gather_exactly
 from hybridcomp.train.optim import (
     clip_gradients,
     global_norm,
@@ -117,6 +117,13 @@ class Updater:
             self.optimizer.step()
         for parameter in parameters:
             parameter.grad = None
+
+    def own_norm(self) -> float:
+        """Norm of the gradient of this rank's stages alone; collective over tp, equal on its ranks."""
+        split, shared = self.square_sums()
+        if self._topology.sizes["tp"] > 1:
+            split = sum(gather_exactly(split, self._topology.group("tp")))
+        return math.sqrt(split + shared)
 
     def update(self, step: int, loss: float) -> Result:
         """Report, wait for all ranks, and apply: the whole update of a step at once; collective."""

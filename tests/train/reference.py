@@ -7,7 +7,7 @@ import math
 import torch
 from torch.func import functional_call
 
-from hybridcomp.train.model import build_gpt, loss_of
+from hybridcomp.train.model import OwnLoss, build_gpt, keep_stage, loss_of
 from hybridcomp.train.optim import learning_rate, make_optimizer, set_learning_rate
 
 Weights = dict[str, torch.Tensor]
@@ -60,6 +60,18 @@ class Reference:
         self.optimizer.zero_grad()
         self.versions.append(self._copy())
 
+    def weights(self, version: int, pp: int) -> Weights:
+        """All weights of a version, whatever the stage."""
+        return self.versions[version]
+
+    def moment(self, name: str, pp: int) -> torch.Tensor:
+        """AdamW's mean of a parameter's gradients."""
+        return self.optimizer.state[self.parameters[name]]["exp_avg"]
+
+    def logits(self, version: int, x: torch.Tensor) -> torch.Tensor:
+        """What the model with a version of the weights gives."""
+        return functional_call(self.model, self.versions[version], (x,))
+
     def seen(self, t: int, worker: int) -> Weights:
         """The weights that a worker (from 1) computes the gradient of step t with."""
         older, newest = self.versions[max(t - 1, 0)], self.versions[t]
@@ -74,6 +86,62 @@ class Reference:
         return chosen
 
 
+class LocalReference:
+    """The same for local updates: stages with heads and losses of their own.
+
+    Attributes:
+        versions: of each stage, its weights.
+        losses: of the last stage, at each step.
+        norms: over all stages.
+    """
+
+    def __init__(self, shape, config) -> None:
+        self.config = config
+        stages = range(config.pp)
+        self.stages = [keep_stage(build_gpt(shape, config.seed), i, config.pp, own_head=True) for i in stages]
+        self.optimizers = [make_optimizer(dict(s.named_parameters()), config) for s in self.stages]
+        self.versions = [self._copy()]
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def _copy(self) -> list[Weights]:
+        return [{n: p.detach().clone() for n, p in stage.named_parameters()} for stage in self.stages]
+
+    def step(self, batches: list[torch.Tensor]) -> None:
+        """Train on the replicas' batches."""
+        t, batch, squares = len(self.versions) - 1, torch.cat(batches), []
+        x = batch[:, :-1]
+        for stage, optimizer in zip(self.stages, self.optimizers, strict=True):
+            hidden = stage.hidden(x)
+            loss = loss_of(stage.logits(hidden), batch[:, 1:])
+            loss.backward()
+            squares.append(sum(p.grad.square().sum().item() for p in stage.parameters()))
+            if math.sqrt(squares[-1]) > self.config.clip:
+                for p in stage.parameters():
+                    p.grad *= self.config.clip / math.sqrt(squares[-1])
+            set_learning_rate(optimizer, learning_rate(self.config, t))
+            optimizer.step()
+            optimizer.zero_grad()
+            x = hidden.detach()
+        self.losses.append(loss.item())
+        self.norms.append(math.sqrt(sum(squares)))
+        self.versions.append(self._copy())
+
+    def weights(self, version: int, pp: int) -> Weights:
+        """A stage's weights of a version."""
+        return self.versions[version][pp]
+
+    def moment(self, name: str, pp: int) -> torch.Tensor:
+        """As of :class:`Reference`, in a stage."""
+        return self.optimizers[pp].state[self.stages[pp].get_parameter(name)]["exp_avg"]
+
+    def logits(self, version: int, x: torch.Tensor) -> torch.Tensor:
+        """As of :class:`Reference`: of the last stage."""
+        for stage, weights in zip(self.stages, self.versions[version], strict=True):
+            x, logits = functional_call(OwnLoss(stage), {f"stage.{n}": w for n, w in weights.items()}, (x,))
+        return logits
+
+
 def stage_of(name: str, layers: int, stages: int) -> int:
     """The stage, from 1, of ``stages`` that a parameter of the whole model is in."""
     if name.startswith("embed"):
@@ -83,6 +151,6 @@ def stage_of(name: str, layers: int, stages: int) -> int:
     return stages
 
 
-def difference(a: Weights, b: Weights) -> float:
-    """The largest difference of two versions."""
-    return max((a[name] - b[name]).abs().max().item() for name in a)
+def difference(a: Reference, b: Reference) -> float:
+    """The largest difference of two references' newest weights."""
+    return max((a.versions[-1][name] - b.versions[-1][name]).abs().max().item() for name in a.parameters)

@@ -61,6 +61,18 @@ def test_a_missing_file_is_named(tmp_path):
         ("--heads 4 --tp 3", r"heads \(4\) must be divisible by tp \(3\)"),
         ("--heads 3", r"d_model \(256\) must be divisible by heads \(3\)"),
         ("--pp 4 --micro-batches 2", r"micro_batches \(2\) must be at least pp \(4\)"),
+        ("--schedule gpipe", "schedule gpipe is of a pipeline: pp must be at least 2, not 1"),
+        ("--schedule 2bw", "schedule 2bw is of a pipeline: pp must be at least 2, not 1"),
+        ("--pp 2 --schedule interleaved", r"virtual_stages \(1\) must be at least 2"),
+        ("--pp 2 --virtual-stages 2", r"virtual_stages \(2\) must be 1 with schedule 1f1b"),
+        (
+            "--pp 2 --schedule interleaved --virtual-stages 3",
+            r"layers \(8\) must be divisible by pp \* virtual_stages \(6\)",
+        ),
+        (
+            "--pp 2 --schedule interleaved --virtual-stages 2 --micro-batches 5",
+            r"micro_batches \(5\) must be divisible by micro_batches // pp \(2\)",
+        ),
         ("--dp 0", "dp must be positive, not 0"),
         ("--lr nan", "lr must be positive, not nan"),
         ("--clip -1", "clip must not be negative"),

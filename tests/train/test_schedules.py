@@ -11,12 +11,8 @@ from tests.train.harness import run_ranks
 
 SCRIPT = Path(__file__).with_name("check_schedules.py")
 
-FLUSHED = {
-    "gpipe": "--schedule gpipe",
-    "1f1b": "",
-    "interleaved": "--schedule interleaved --virtual-stages 2",
-}
 TWO = "--pp 2 --layers 4 --heads 2 --micro-batches 4"
+INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 CASES = {
     (3, "hybridcomp"): [
         "--dp 3 --layers 1 --heads 2 --micro-batches 3",
@@ -24,11 +20,22 @@ CASES = {
         "--pp 3 --layers 3 --heads 2 --micro-batches 4",
     ],
     (4, "hybridcomp"): [
-        f"{TWO} --dp 2 {FLUSHED['gpipe']}",
-        f"{TWO} --tp 2 {FLUSHED['1f1b']}",
-        f"{TWO} --dp 2 {FLUSHED['interleaved']}",
+        f"{TWO} --dp 2 --schedule gpipe",
+        f"{TWO} --tp 2",
+        f"{TWO} --dp 2 {INTERLEAVED}",
+        f"{TWO} --dp 2 --schedule 2bw",
+        f"{TWO} --tp 2 --schedule 2bw",
+        "--pp 4 --layers 4 --heads 2 --micro-batches 4 --schedule 2bw",
+        "--pp 4 --layers 4 --heads 2 --micro-batches 8 --schedule 2bw",
+        f"{TWO} --dp 2 --schedule local",
+        f"{TWO} --tp 2 --schedule local",
     ],
-    (4, "gloo"): [f"{TWO} --dp 2 {schedule}" for schedule in FLUSHED.values()],
+    (4, "gloo"): [
+        f"{TWO} --dp 2",
+        f"{TWO} --dp 2 {INTERLEAVED}",
+        f"{TWO} --dp 2 --schedule 2bw",
+        f"{TWO} --dp 2 --schedule local",
+    ],
     (8, "hybridcomp"): ["--pp 2 --dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2"],
 }
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from hybridcomp.train.schedules.base import Run, Schedule
 from hybridcomp.train.schedules.flushed import FlushedPipeline
+from hybridcomp.train.schedules.local import Local
 from hybridcomp.train.schedules.loop import Loop
+from hybridcomp.train.schedules.two_bw import TwoBW
 
 __all__ = ["Run", "Schedule", "make_schedule"]
 
@@ -16,4 +18,8 @@ def make_schedule(run: Run) -> Schedule:
     """The schedule that the configuration asks for."""
     if run.config.pp == 1:
         return Loop(run)
+    if run.config.schedule == "2bw":
+        return TwoBW(run)
+    if run.config.schedule == "local":
+        return Local(run)
     return FlushedPipeline(run)

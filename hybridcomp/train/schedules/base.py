@@ -27,7 +27,7 @@ class Run:
         config: the configuration.
         topology: the mesh.
         batch: gives this replica's batch of a step (from 0): int64
-            [micro_batches * micro_batch_size, seq_len + 1]. Only first and last stages ask.
+            [micro_batches * micro_batch_size, seq_len + 1].
         traffic: gives this rank's byte counters, int64 [2, axes].
     """
 
