@@ -16,6 +16,9 @@ from hybridcomp.errors import ConfigError
 AXES = ("pp", "dp", "tp")
 """The mesh's axes, slowest first in rank order."""
 
+CYCLIC = ("cdp-v1", "cdp-v2")
+"""Schedules of cyclic data parallelism."""
+
 TERMINAL = "HYBRIDCOMP_TERMINAL"
 """Environment variable: columns of the terminal that mpiexec's output ends up on, which a rank cannot see."""
 
@@ -33,9 +36,9 @@ class TrainConfig:
     """Pipeline-parallel size: ranks that share the layers, consecutive ones each. Divides layers."""
     tp: int = 1
     """Tensor-parallel size: parts that each layer is split into. Divides heads. Fastest in rank order."""
-    schedule: Literal["gpipe", "1f1b", "interleaved", "2bw", "local"] = "1f1b"
-    """Order of forward and backward passes: of a pipeline gpipe, 1f1b, interleaved, 2bw or local. Without a
-    pipeline 1f1b is the plain loop. See docs/schedules.md."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "2bw", "local", "cdp-v1", "cdp-v2"] = "1f1b"
+    """Order of forward and backward passes: of a pipeline gpipe, 1f1b, interleaved, 2bw or local, of replicas
+    alone cdp-v1 or cdp-v2. Without a pipeline 1f1b is the plain loop. See docs/schedules.md."""
     virtual_stages: int = 1
     """Stages of each pipeline rank, for schedule interleaved. pp * virtual_stages divides layers."""
     backend: Literal["hybridcomp", "gloo"] = "hybridcomp"
@@ -115,7 +118,7 @@ class TrainConfig:
     @property
     def stages(self) -> int:
         """Parts that the layers are cut into."""
-        return self.pp * self.virtual_stages
+        return self.dp if self.schedule in CYCLIC else self.pp * self.virtual_stages
 
     @property
     def replica_batch(self) -> int:
@@ -163,7 +166,9 @@ class TrainConfig:
         self._check_schedule()
 
     def _check_schedule(self) -> None:
-        if self.schedule != "1f1b" and self.pp == 1:
+        if self.schedule in CYCLIC:
+            self._check_cyclic()
+        elif self.schedule != "1f1b" and self.pp == 1:
             raise ConfigError(f"schedule {self.schedule} is of a pipeline: pp must be at least 2, not 1")
         if self.schedule == "interleaved":
             if self.virtual_stages < 2:
@@ -189,6 +194,28 @@ class TrainConfig:
             raise ConfigError(
                 f"micro_batches ({self.micro_batches}) must be at least pp ({self.pp}): "
                 "fewer leave stages of the pipeline without work"
+            )
+
+    def _check_cyclic(self) -> None:
+        if self.dp < 2:
+            raise ConfigError(
+                f"schedule {self.schedule} is of replicas: dp must be at least 2, not {self.dp}"
+            )
+        for name in ("pp", "tp", "micro_batches"):
+            if getattr(self, name) != 1:
+                raise ConfigError(
+                    f"{name} ({getattr(self, name)}) must be 1 with schedule {self.schedule}: "
+                    "every replica has all layers, and one micro-batch of a step"
+                )
+        if self.layers % self.dp:
+            raise ConfigError(
+                f"layers ({self.layers}) must be divisible by dp ({self.dp}) with schedule {self.schedule}, "
+                "which cuts the model into as many stages as there are replicas"
+            )
+        if self.schedule == "cdp-v2" and self.clip:
+            raise ConfigError(
+                f"clip ({self.clip}) must be 0 with schedule cdp-v2, which updates a stage before the "
+                "gradients of the others, and so their norm, are known"
             )
 
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hybridcomp.torch as hct
 from hybridcomp.policy import Policy
-from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.model import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
 from hybridcomp.train.tensor_parallel import split_over_tp
 from hybridcomp.train.topology import Topology
@@ -104,9 +104,9 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
 def _replicate(
     model: GPT, config: TrainConfig, policy: Policy, topology: Topology
 ) -> tuple[nn.Module, GradientHook | None]:
-    """What training calls of a stage: in DDP where there are replicas."""
+    """What training calls of a stage: in DDP where there are replicas, unless the schedule sums gradients."""
     module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
-    if config.dp == 1:
+    if config.dp == 1 or config.schedule in CYCLIC:
         return module, None
     group = topology.group("dp")
     ddp = DistributedDataParallel(

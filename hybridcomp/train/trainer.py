@@ -74,7 +74,7 @@ class Trainer:
         self._model = build_model(shape, config, job.policy, topology)
         rehearse(self._model, shape, config)
         self._traffic = Traffic()
-        run = Run(self._model, shape, config, topology, self._batch, self._traffic.total)
+        run = Run(self._model, shape, config, job.policy, topology, self._batch, self._traffic.total)
         self._schedule = make_schedule(run)
         self._step = 0
         self._elapsed = [0.0]  # seconds of training after each step since the first of this process

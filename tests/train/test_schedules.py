@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.harness import run_ranks
+from tests.train.harness import TINY, metrics, run_ranks, train
 
 SCRIPT = Path(__file__).with_name("check_schedules.py")
 
 TWO = "--pp 2 --layers 4 --heads 2 --micro-batches 4"
+CYCLIC = "--heads 2 --micro-batches 1 --schedule"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 CASES = {
     (3, "hybridcomp"): [
         "--dp 3 --layers 1 --heads 2 --micro-batches 3",
         "--tp 3 --layers 2 --heads 12 --micro-batches 2",
         "--pp 3 --layers 3 --heads 2 --micro-batches 4",
+        f"--dp 3 --layers 3 {CYCLIC} cdp-v1",
+        f"--dp 3 --layers 3 {CYCLIC} cdp-v2 --clip 0",
     ],
     (4, "hybridcomp"): [
         f"{TWO} --dp 2 --schedule gpipe",
@@ -29,12 +32,15 @@ CASES = {
         "--pp 4 --layers 4 --heads 2 --micro-batches 8 --schedule 2bw",
         f"{TWO} --dp 2 --schedule local",
         f"{TWO} --tp 2 --schedule local",
+        f"--dp 4 --layers 4 {CYCLIC} cdp-v1",
+        f"--dp 4 --layers 4 {CYCLIC} cdp-v2 --clip 0",
     ],
     (4, "gloo"): [
         f"{TWO} --dp 2",
         f"{TWO} --dp 2 {INTERLEAVED}",
         f"{TWO} --dp 2 --schedule 2bw",
         f"{TWO} --dp 2 --schedule local",
+        f"--dp 4 --layers 4 {CYCLIC} cdp-v2 --clip 0",
     ],
     (8, "hybridcomp"): ["--pp 2 --dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2"],
 }
@@ -47,3 +53,28 @@ def test_weights_are_those_of_one_process_after_every_step(ranks, backend):
     done = run_ranks(ranks, SCRIPT, json.dumps(cases), timeout=90)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{len(cases)} cases, 0 problems" in done.stdout
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("arguments", "peaks"),
+    [
+        ("--pp 2 --schedule 2bw", {"name": "2bw", "weight_versions": [2, 2], "stashes": [2, 1]}),
+        (
+            "--dp 2 --micro-batches 1 --schedule cdp-v2 --clip 0",
+            {"name": "cdp-v2", "weight_versions": [2, 1], "stashes": [2, 2]},
+        ),
+    ],
+    ids=["2bw", "cdp-v2"],
+)
+def test_a_run_tells_every_step_once_and_what_it_held(arguments, peaks, tmp_path):
+    done = train(f"{TINY} {arguments} --policy none --steps 5 --eval-every 3 --out run", tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    entries = metrics(run, "train")
+    assert [entry["step"] for entry in entries] == [1, 2, 3, 4, 5]
+    assert all(entry["step_seconds"] > 0 for entry in entries)
+    assert [entry["step"] for entry in metrics(run, "eval")] == [3, 5]
+    (summary,) = metrics(run, "summary")
+    assert summary["schedule"] == peaks
+    assert entries[-1]["elapsed"] == summary["seconds"]

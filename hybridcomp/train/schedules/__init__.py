@@ -5,7 +5,9 @@ Which there are, what they do to the weights and what they cost says docs/schedu
 
 from __future__ import annotations
 
+from hybridcomp.train.config import CYCLIC
 from hybridcomp.train.schedules.base import Run, Schedule
+from hybridcomp.train.schedules.cdp import Cyclic
 from hybridcomp.train.schedules.flushed import FlushedPipeline
 from hybridcomp.train.schedules.local import Local
 from hybridcomp.train.schedules.loop import Loop
@@ -16,6 +18,8 @@ __all__ = ["Run", "Schedule", "make_schedule"]
 
 def make_schedule(run: Run) -> Schedule:
     """The schedule that the configuration asks for."""
+    if run.config.schedule in CYCLIC:
+        return Cyclic(run)
     if run.config.pp == 1:
         return Loop(run)
     if run.config.schedule == "2bw":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model import ModelShape
 from hybridcomp.train.parallel import RankModel
@@ -25,6 +26,7 @@ class Run:
         model: this rank's stages.
         shape: sizes of the whole model.
         config: the configuration.
+        policy: what to compress.
         topology: the mesh.
         batch: gives this replica's batch of a step (from 0): int64
             [micro_batches * micro_batch_size, seq_len + 1].
@@ -34,6 +36,7 @@ class Run:
     model: RankModel
     shape: ModelShape
     config: TrainConfig
+    policy: Policy
     topology: Topology
     batch: Callable[[int], Tensor]
     traffic: Callable[[], Tensor]

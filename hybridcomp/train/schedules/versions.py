@@ -29,7 +29,7 @@ class Versions:
         self._parameters = parameters
         flat = torch.cat([p.detach().flatten() for p in parameters.values()])
         self._flat = [flat, *(flat.clone() for _ in range(kept - 1))]
-        self._views = [_views(buffer, parameters.values()) for buffer in self._flat]
+        self._views = [views(buffer, parameters.values()) for buffer in self._flat]
         self._numbers = [0, -1][:kept]  # which version each buffer holds; -1 is before training: equal to 0
         self._used = 0
         self.newest = 0
@@ -90,8 +90,8 @@ class Versions:
         self._used = place
 
 
-def _views(flat: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
-    """Parts of ``flat`` in the shapes of the tensors, one after the other."""
+def views(flat: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
+    """Parts of ``flat``, 1-D, in the shapes of the tensors, one after the other."""
     tensors = list(like)
     parts = torch.split(flat, [t.numel() for t in tensors])
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]

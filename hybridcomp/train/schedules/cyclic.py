@@ -1,0 +1,77 @@
+"""Cyclic data parallelism in time-steps: who does what when, and what that keeps alive.
+
+After Fournier and Oyallon 2024, "Cyclic Data Parallelism for Efficient Parallelism of Deep Neural Networks" (arXiv
+2403.08837). N workers train N stages on N micro-batches. A step takes each worker 2N time-steps, a stage in each:
+forward through stages 1 to N, then backward through N to 1. In data parallelism all workers do the same at the same
+time; in cyclic data parallelism each is two time-steps behind the one before. Workers and stages count from 1 here, as
+in the paper.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+LAG = 2
+"""Time-steps between a worker and the next."""
+
+
+class Pass(NamedTuple):
+    """What a worker does in a time-step."""
+
+    direction: Literal["forward", "backward"]
+    stage: int
+
+
+def passes(stages: int) -> list[Pass]:
+    """A worker's step: 2 * stages passes, in order."""
+    there: list[Pass] = [Pass("forward", stage) for stage in range(1, stages + 1)]
+    return [*there, *(Pass("backward", stage) for stage in range(stages, 0, -1))]
+
+
+def is_fresh(worker: int, stage: int, stages: int) -> bool:
+    """Whether the update of the step before is done when ``worker`` comes to ``stage``: the rule of CDP-v2.
+
+    Worker i reaches forward stage j at T + 2(i - 1) + (j - 1), where T begins the step; worker N of the step
+    before ends backward of stage j at T + 2N - 1 - j. So i + j > N.
+    """
+    return worker + stage > stages
+
+
+def totals_due(worker: int, stages: int) -> list[list[int]]:
+    """Which stages' total gradients of the step before get to a worker, before each pass of its step.
+
+    By the times of :func:`is_fresh`, the total of stage j is made 2N - 1 - j time-steps after worker 1 begins
+    the next step, and worker i is 2(i - 1) time-steps behind worker 1. What is made before a worker begins is
+    due at once.
+
+    Args:
+        worker: not the last one, which makes the totals.
+        stages: of the model.
+    """
+    due: list[list[int]] = [[] for _ in passes(stages)]
+    for stage in range(stages, 0, -1):
+        due[max(0, 2 * stages - 1 - stage - LAG * (worker - 1))].append(stage)
+    return due
+
+
+def alive(workers: int, *, cyclic: bool) -> list[int]:
+    """Stage-activations that all workers together hold, in each time-step of a step.
+
+    An activation of one stage and micro-batch is held from its forward pass to its backward pass, both included.
+
+    Args:
+        workers: N, as many as stages.
+        cyclic: or all at the same time.
+
+    Returns:
+        2N counts, of time-steps in which every worker is at work. Data parallelism: at most N * N. Cyclic:
+        N * (N + 1) / 2, always.
+    """
+    held = []
+    count = 0
+    for done in passes(workers):
+        count += done.direction == "forward"
+        held.append(count)
+        count -= done.direction == "backward"
+    lag = LAG if cyclic else 0
+    return [sum(held[(t - lag * i) % len(held)] for i in range(workers)) for t in range(len(held))]

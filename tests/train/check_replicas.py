@@ -1,0 +1,114 @@
+"""Run on several ranks: do replicas agree, and does a resumed run go on, bit for bit, where traffic is compressed?
+
+Arguments: a folder for checkpoints; cases as JSON, each the arguments of a run. All have the same policy and number of
+ranks.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import hybridcomp.torch as hct
+from hybridcomp.train.checkpoint import Trained, load_checkpoint, save_checkpoint
+from hybridcomp.train.data import Batches
+from hybridcomp.train.model import ModelShape
+from hybridcomp.train.parallel import build_model, rehearse
+from hybridcomp.train.resume import Checkpoint
+from hybridcomp.train.schedules import Run, make_schedule
+from hybridcomp.train.start import prepare
+from hybridcomp.train.topology import Topology, make_topology
+from hybridcomp.train.trainer import process_group
+
+COMMON = (
+    "--d-model 32 --heads 2 --seq-len 16 --micro-batch-size 1 --eval-batches 0 --warmup-steps 2 --lr 1e-2 "
+    f"--timeout 40 --data {Path(__file__)}"
+)
+PAUSE, STEPS = 3, 6
+TRAFFIC = torch.zeros(2, 3, dtype=torch.int64)
+
+
+def main(folder: Path, cases: list[str]) -> list[str]:
+    jobs = [prepare([*COMMON.split(), *case.split()]) for case in cases]
+    problems: list[str] = []
+    with process_group(jobs[0]):
+        rank = dist.get_rank()
+        for number, (case, job) in enumerate(zip(cases, jobs, strict=True)):
+            topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
+            problems += [f"rank {rank}: {case}: {p}" for p in check(job, topology, folder / str(number))]
+        bad = torch.tensor([len(problems)])
+        dist.all_reduce(bad)
+        if rank == 0:
+            print(f"{len(cases)} cases, {int(bad)} problems", flush=True)
+    return problems
+
+
+def check(job, topology: Topology, folder: Path) -> list[str]:
+    problems: list[str] = []
+    hct.reset_stats()
+    checkpoint = Checkpoint(folder / f"step-{PAUSE:08d}", PAUSE, 0.0, job.policy.digest, {})
+    schedule = build(job, topology)
+    results = []
+    for step in range(STEPS):
+        results += schedule.train(step, last=step in (PAUSE - 1, STEPS - 1))
+        hct.advance_step()
+        if step == PAUSE - 1:
+            save_checkpoint(checkpoint, trained(schedule), TRAFFIC, topology, keep=1)
+    whole = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
+    for name, mine in whole.items():
+        everyone = [torch.empty_like(mine, dtype=torch.int32) for _ in range(topology.sizes["dp"])]
+        dist.all_gather(everyone, mine.view(torch.int32), group=topology.group("dp"))
+        if not all(torch.equal(other, everyone[0]) for other in everyone):
+            problems.append(f"replicas differ in {name}")
+    compressed = {(row.axis, row.op) for row in hct.stats() if row.codec != "none"}
+    wanted = (
+        {("dp", "send")} if job.config.schedule.startswith("cdp") else {("dp", "all_reduce"), ("pp", "send")}
+    )
+    if topology.rank == 0 and not wanted <= compressed:
+        problems.append(f"compressed were only {compressed}")
+
+    del schedule
+    gc.collect()  # its hook's memory belongs to the next one, as in a new process
+    again = build(job, topology)
+    load_checkpoint(checkpoint, trained(again), topology, same_policy=True)
+    resumed = []
+    for step in range(PAUSE, STEPS):
+        resumed += again.train(step, last=step == STEPS - 1)
+        hct.advance_step()
+    for name, parameter in again.updater.parameters.items():
+        if not torch.equal(parameter, whole[name]):
+            problems.append(f"{name} differs after the run was resumed")
+    for a, b in zip(results[PAUSE:], resumed, strict=True):
+        if (a.step, a.loss, a.norm) != (b.step, b.loss, b.norm):
+            problems.append(f"resumed: {b} instead of {a}")
+    return problems
+
+
+def build(job, topology: Topology):
+    config = job.config
+    shape = ModelShape(256, config.layers, config.d_model, config.heads, config.seq_len)
+    model = build_model(shape, config, job.policy, topology)
+    rehearse(model, shape, config)
+    batches = Batches(job.corpus, config)
+
+    def batch(step: int) -> torch.Tensor:
+        return torch.from_numpy(batches.train(step, topology.dp))
+
+    return make_schedule(Run(model, shape, config, job.policy, topology, batch, lambda: TRAFFIC))
+
+
+def trained(schedule) -> Trained:
+    return Trained(schedule.updater.parameters, schedule.updater.optimizer, schedule.state())
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    found = main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    print("\n".join(found), file=sys.stderr)
+    sys.exit(1 if found else 0)

@@ -1,0 +1,74 @@
+"""Cyclic data parallelism in time-steps: what is alive, which weights are fresh, when totals come."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+
+from hybridcomp.train.model import ModelShape, build_gpt, keep_stage
+from hybridcomp.train.schedules.cyclic import LAG, alive, is_fresh, passes, totals_due
+from hybridcomp.train.schedules.micro import MicroBatch
+
+SIZES = [2, 4, 8]
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_activations_are_half_as_many_and_constant(n):
+    together, cyclic = alive(n, cyclic=False), alive(n, cyclic=True)
+    assert max(together) == n * n
+    assert cyclic == [n * (n + 1) // 2] * (2 * n)
+    assert max(cyclic) / max(together) == (n + 1) / (2 * n)
+
+
+@pytest.mark.parametrize("cyclic", [False, True])
+@pytest.mark.parametrize("n", SIZES)
+def test_autograd_keeps_as_many_stages_alive(n, cyclic):
+    shape = ModelShape(vocab_size=11, layers=n, d_model=4, heads=1, seq_len=3)
+    stages = [keep_stage(build_gpt(shape, 1), i, n) for i in range(n)]
+    tokens = torch.arange(4).view(1, 4)
+    workers = [MicroBatch(stages, 1 / n) for _ in range(n)]
+    outputs: list[weakref.ref[torch.Tensor]] = []  # of all stages that ever ran
+    order, lag, steps = passes(n), LAG if cyclic else 0, 3
+    counts = []
+    for time in range(lag * (n - 1) + 2 * n * steps):
+        now = []
+        for number, worker in enumerate(workers):
+            local = time - lag * number
+            if 0 <= local < 2 * n * steps:
+                now.append((worker, order[local % (2 * n)]))
+        for worker, which in now:
+            if which.direction == "forward":
+                worker.run(which, tokens)
+                outputs.append(weakref.ref(worker.saved[which.stage][1]))
+        counts.append(sum(output() is not None for output in outputs))
+        assert counts[-1] == sum(len(worker.saved) for worker in workers)
+        for worker, which in now:
+            if which.direction == "backward":
+                worker.run(which, tokens)
+    assert not any(output() is not None for output in outputs)
+    assert [worker.peak for worker in workers] == [n] * n
+    full = counts[lag * (n - 1) : lag * (n - 1) + 2 * n]  # every worker is at work
+    assert full == alive(n, cyclic=cyclic)
+
+
+@pytest.mark.parametrize(("n", "share"), [(2, 0.75), (4, 0.625), (8, 0.5625)])
+def test_share_of_fresh_weights(n, share):
+    pairs = [is_fresh(worker, stage, n) for worker in range(1, n + 1) for stage in range(1, n + 1)]
+    assert sum(pairs) / len(pairs) == share
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_totals_come_once_and_before_fresh_weights_are_needed(n):
+    for worker in range(1, n):
+        due = totals_due(worker, n)
+        assert [stage for stages in due for stage in stages] == list(range(n, 0, -1))
+        for stage in range(1, n + 1):
+            arrives = next(i for i, stages in enumerate(due) if stage in stages)
+            made = 2 * n - 1 - stage - LAG * (worker - 1)  # in time-steps of this worker
+            assert arrives >= made
+            if is_fresh(worker, stage, n):
+                assert arrives <= stage - 1  # its forward pass
+            else:
+                assert arrives >= stage - 1
