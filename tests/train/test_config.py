@@ -6,6 +6,7 @@ import dataclasses
 import re
 import tomllib
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -116,6 +117,19 @@ def test_a_written_configuration_reads_back_equal(tmp_path):
 def test_the_examples_are_valid(path):
     config = parse(["--config", str(path)])
     assert config.ranks >= 1
+
+
+GUIDE = (EXAMPLES.parent / "docs" / "schedules.md").read_text()
+
+
+@pytest.mark.parametrize("arguments", re.findall(r"^hybridcomp train ([^#\n]*)", GUIDE, re.M))
+def test_the_guide_to_schedules_has_valid_commands(arguments):
+    parse(arguments.split())
+
+
+def test_the_guide_names_every_schedule():
+    offered = get_args(get_type_hints(TrainConfig)["schedule"])
+    assert set(re.findall(r"--schedule (\S+)", GUIDE)) | {"1f1b"} == set(offered)
 
 
 def test_there_are_examples():
