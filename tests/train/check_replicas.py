@@ -66,12 +66,19 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
         dist.all_gather(everyone, mine.view(torch.int32), group=topology.group("dp"))
         if not all(torch.equal(other, everyone[0]) for other in everyone):
             problems.append(f"replicas differ in {name}")
-    compressed = {(row.axis, row.op) for row in hct.stats() if row.codec != "none"}
-    wanted = (
-        {("dp", "send")} if job.config.schedule.startswith("cdp") else {("dp", "all_reduce"), ("pp", "send")}
-    )
-    if topology.rank == 0 and not wanted <= compressed:
-        problems.append(f"compressed were only {compressed}")
+    # The policy compresses sends of replicas, their reductions, and what a pipeline sends backward.
+    config, compressed = job.config, {"all_reduce": 0, "send": 0}
+    for row in hct.stats():
+        compressed[row.op] = compressed.get(row.op, 0) + row.calls * (row.codec != "none")
+    sends = config.micro_batches * STEPS * sum(not s.is_first for s in schedule.run.model.stages)
+    if config.schedule == "local" and compressed["send"]:
+        problems.append(f"local updates sent {compressed['send']} messages backward")
+    elif config.pp > 1 and config.schedule != "local" and compressed["send"] != sends:
+        problems.append(f"compressed were {compressed['send']} sends, not the {sends} backward")
+    elif config.pp > 1 and not compressed["all_reduce"]:
+        problems.append("no gradient was compressed")
+    elif config.pp == 1 and topology.dp < config.dp - 1 and not compressed["send"]:
+        problems.append("no partial sum was compressed")
 
     del schedule
     gc.collect()  # its hook's memory belongs to the next one, as in a new process

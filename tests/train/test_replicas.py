@@ -17,7 +17,7 @@ min_bytes = 64
 all_reduce = { codec = "int4:block=32", feedback = "ef" }
 send = "CODEC"
 [pp]
-codec = "int8:block=32"
+backward = "int8:block=32"
 """
 CYCLIC = "--micro-batches 1 --schedule"
 CASES = {

@@ -74,10 +74,8 @@ class Cyclic(Schedule):
         self._expect_totals()
         batch = self.run.batch(step)
         for i, which in enumerate(self._passes):
-            if i < count:
-                ring.open_partial(
-                    count - i
-                )  # its buffer has been sent for some time, and is needed in as long
+            if i < count:  # by now its buffer has been sent on; its backward pass is as far ahead
+                ring.open_partial(count - i)
             if self._open is not None:
                 for stage in self._due[i]:
                     self._take(stage, ring.await_total(stage))
