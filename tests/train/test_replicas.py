@@ -15,7 +15,7 @@ POLICY = """
 min_bytes = 64
 [dp]
 all_reduce = { codec = "int4:block=32", feedback = "ef" }
-send = "CODEC"
+send = { codec = "CODEC", warmup_steps = 2 }
 [pp]
 backward = "int8:block=32"
 """

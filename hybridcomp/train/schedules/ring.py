@@ -79,7 +79,8 @@ class Ring:
         total = self.sums[stage - 1]
         codec = self._codec(total, step)
         if codec is None:
-            self._send(total, _PARTIAL, stage, _TOTAL)  # it leaves before the next partial sum comes
+            # In the slot of the partial sums, whose buffer it is. As bytes: no policy compresses those again.
+            self._send(total.view(torch.uint8), _PARTIAL, stage, _TOTAL)
             return total
         message = codec.encode(total)
         if not codec.fixed_size:
@@ -94,7 +95,7 @@ class Ring:
         total = self._totals[stage - 1]
         codec = self._codecs[stage] = self._codec(total, step)
         if codec is None:
-            self._receive(total, _TOTAL, stage)
+            self._receive(total.view(torch.uint8), _TOTAL, stage)
             return
         message = torch.empty(codec.bound(total.numel(), as_dtype(total.dtype)), dtype=torch.uint8)
         self._messages[stage] = message
@@ -106,7 +107,7 @@ class Ring:
         codec, total = self._codecs.pop(stage), self._totals[stage - 1]
         if codec is None:
             self._arrived(_TOTAL, stage)
-            self._pass_on(total, _TOTAL, stage)
+            self._pass_on(total.view(torch.uint8), _TOTAL, stage)
             return total
         message = self._messages.pop(stage)
         if not codec.fixed_size:
