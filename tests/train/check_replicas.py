@@ -1,7 +1,6 @@
 """Run on several ranks: do replicas agree, and does a resumed run go on, bit for bit, where traffic is compressed?
 
-Arguments: a folder for checkpoints; cases as JSON, each the arguments of a run. All have the same policy and number of
-ranks.
+Arguments: a folder for checkpoints; cases as JSON, each the arguments of a run. All have the same number of ranks.
 """
 
 from __future__ import annotations

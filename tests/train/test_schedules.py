@@ -35,12 +35,12 @@ CASES = {
         f"--dp 4 --layers 4 {CYCLIC} cdp-v1",
         f"--dp 4 --layers 4 {CYCLIC} cdp-v2 --clip 0",
     ],
-    (4, "gloo"): [
-        f"{TWO} --dp 2",
-        f"{TWO} --dp 2 {INTERLEAVED}",
-        f"{TWO} --dp 2 --schedule 2bw",
-        f"{TWO} --dp 2 --schedule local",
-        f"--dp 4 --layers 4 {CYCLIC} cdp-v2 --clip 0",
+    (2, "gloo"): [
+        TWO,
+        f"{TWO} {INTERLEAVED}",
+        f"{TWO} --schedule 2bw",
+        f"{TWO} --schedule local",
+        f"--dp 2 --layers 2 {CYCLIC} cdp-v2 --clip 0",
     ],
     (8, "hybridcomp"): ["--pp 2 --dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2"],
 }
