@@ -125,6 +125,16 @@ def test_hybrid_is_aggressive_on_dp_and_mild_elsewhere():
     assert not policy.choose(message("dp", name="tok_embed.weight")).compresses
 
 
+def test_those_of_the_paper_take_gradients_and_activations_apart():
+    gradients = message("dp", shape=(1 << 10, 1 << 8))
+    activations = [message("tp", "all_reduce", phase="forward"), message("pp", "send", phase="backward")]
+    for name, mild in (("mzhybrid", "mpc:lag=6"), ("zhybrid", "zfp:rate=16")):
+        policy = load_policy(name)
+        chosen = policy.choose(gradients)
+        assert (chosen.codec.spec, chosen.feedback) == ("zfp:rate=8", None)
+        assert [policy.choose(m).codec.spec for m in activations] == [mild, mild]
+
+
 def test_the_digest_is_of_what_is_decided():
     a = parse_policy('[dp]\ncodec = "int8"\nmin_bytes = 5\n', "a")
     b = parse_policy('# other layout\n[dp]\nmin_bytes = 5\ncodec = "int8:block=128"\n', "b")
