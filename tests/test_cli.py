@@ -26,7 +26,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert stop.value.code == 0
     out = capsys.readouterr().out
     for name, text in COMMANDS.items():
-        assert f"{name:<8}{text}" in out
+        assert f"{name:<9}{text}" in out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from hybridcomp import HybridcompError, __version__
 COMMANDS = {
     "demo": "train one model with and without compression on a slow cluster, and compare",
     "doctor": "say what is installed and works here, and how fast; measure links and codecs",
+    "generate": "write text by a trained model",
     "lab": "run a command on a cluster with slow links, made on this machine",
     "report": "say what a run sent and what was compressed, and merge the traces of its ranks",
     "train": "train a GPT over data, pipeline and tensor parallelism",
@@ -21,7 +22,7 @@ EXIT_INTERRUPTED = 130
 
 
 def _parser() -> argparse.ArgumentParser:
-    listing = "\n".join(f"  {name:<8}{text}" for name, text in COMMANDS.items())
+    listing = "\n".join(f"  {name:<9}{text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="hybridcomp",
         description="Compressed collectives for distributed training.",

@@ -14,14 +14,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 import hybridcomp.torch as hct
 from hybridcomp.errors import ConfigError
 from hybridcomp.train.resume import RECORD, Checkpoint
+from hybridcomp.train.stored import described, read, write
 from hybridcomp.train.topology import Topology
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -70,7 +67,7 @@ def save_checkpoint(
     state[f"{mine}traffic"] = traffic
     state[f"{mine}rng"] = torch.get_rng_state()
     state |= {f"{mine}comm.{key}": value for key, value in hct.state_dict().items()}
-    save(state, checkpoint_id=str(beside))
+    write(state, beside)
     if topology.rank == 0:
         checkpoint.write(beside)
         shutil.rmtree(checkpoint.path, ignore_errors=True)
@@ -97,20 +94,18 @@ def load_checkpoint(
         This rank's byte counters, as they were given to :func:`save_checkpoint`.
 
     Raises:
-        ConfigError: a tensor that this run needs is not in the checkpoint.
+        ConfigError: the checkpoint cannot be read, or lacks a tensor that this run needs.
     """
-    stored = FileSystemReader(str(checkpoint.path)).read_metadata().state_dict_metadata
+    stored = described(checkpoint.path)
     mine = _rank_prefix(topology)
     state = _model_state(trained, topology)
     state |= {
-        key: torch.empty(meta.size, dtype=meta.properties.dtype)
-        for key, meta in stored.items()
-        if key.startswith(mine) and isinstance(meta, TensorStorageMetadata)
+        key: torch.empty_like(tensor, device="cpu") for key, tensor in stored.items() if key.startswith(mine)
     }
     missing = sorted(key for key in [*state, f"{mine}traffic", f"{mine}rng"] if key not in stored)
     if missing:
         raise ConfigError(f"{checkpoint.path} lacks {missing[0]} and {len(missing) - 1} other tensors")
-    load(state, checkpoint_id=str(checkpoint.path))
+    read(state, checkpoint.path)
     torch.set_rng_state(state[f"{mine}rng"])
     if same_policy:
         prefix = f"{mine}comm."

@@ -9,6 +9,7 @@ tensors also suit DistributedDataParallel and the optimizer as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -99,3 +100,11 @@ def split_over_tp(model: GPT, mesh: DeviceMesh) -> frozenset[str]:
     for block in model.blocks.values():
         parallelize_module(block, mesh, _BLOCK_PLAN)
     return frozenset(f"blocks.{index}.{path}.weight" for index in model.blocks for path in _BLOCK_PLAN)
+
+
+def joined(name: str, parts: Sequence[Tensor]) -> Tensor:
+    """The whole parameter ``name`` of what the ranks of a tp axis hold of it, in their order."""
+    style = next((style for path, style in _BLOCK_PLAN.items() if name.endswith(f".{path}.weight")), None)
+    if style is None:
+        return parts[0]
+    return torch.cat(list(parts), dim=0 if isinstance(style, ColumnParallel) else 1)

@@ -168,15 +168,24 @@ def _read_utf8(files: Iterable[Path]) -> list[bytes]:
     return texts
 
 
-def _tokenize(texts: list[bytes], path: str) -> tuple[Tokens, int]:
+def read_tokenizer(path: str) -> Any:
+    """A Hugging Face tokenizer.
+
+    Raises:
+        ConfigError: it does not exist, or is none.
+    """
     if not Path(path).is_file():
         raise ConfigError(f"tokenizer {path} does not exist")
     from tokenizers import Tokenizer  # noqa: PLC0415  (an extra, only for those who use it)
 
     try:
-        tokenizer = Tokenizer.from_file(path)
+        return Tokenizer.from_file(path)
     except Exception as error:  # its Rust core raises a bare Exception
         raise ConfigError(f"{path} is no Hugging Face tokenizer.json: {error}") from error
+
+
+def _tokenize(texts: list[bytes], path: str) -> tuple[Tokens, int]:
+    tokenizer = read_tokenizer(path)
     size = int(tokenizer.get_vocab_size())
     dtype = np.uint16 if size <= 1 << 16 else np.uint32
     parts = [

@@ -1,0 +1,124 @@
+"""Text from a trained model: its checkpoint put together on one process, and sampled."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.train.model import GPT, ModelShape
+from hybridcomp.train.resume import Checkpoint
+from hybridcomp.train.stored import described, read
+from hybridcomp.train.tensor_parallel import joined
+
+_KEY = re.compile(r"pp(\d+)\.tp(\d+)\.model\.(.+)")
+
+
+def load_model(checkpoint: Checkpoint) -> GPT:
+    """The whole model of a checkpoint, whatever axes it was trained over.
+
+    Raises:
+        ConfigError: the checkpoint lacks a parameter, or cannot be read.
+    """
+    sizes = checkpoint.run
+    shape = ModelShape(*(int(sizes[k]) for k in ("vocab_size", "layers", "d_model", "heads", "seq_len")))
+    state = {
+        key: torch.empty_like(tensor, device="cpu")
+        for key, tensor in described(checkpoint.path).items()
+        if _KEY.fullmatch(key)
+    }
+    read(state, checkpoint.path, alone=True)
+    parts: dict[str, dict[tuple[int, int], Tensor]] = {}
+    for key, tensor in state.items():
+        match = _KEY.fullmatch(key)
+        assert match is not None
+        parts.setdefault(match[3], {})[int(match[1]), int(match[2])] = tensor
+    model = GPT(shape)
+    missing = sorted(set(dict(model.named_parameters())) - set(parts))
+    if missing:
+        raise ConfigError(f"{checkpoint.path} lacks {missing[0]} and {len(missing) - 1} other parameters")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            last = max(stage for stage, _ in parts[name])  # with schedule local every stage has a head
+            pieces = [piece for (stage, _), piece in sorted(parts[name].items()) if stage == last]
+            parameter.copy_(joined(name, pieces))
+    return model.eval()
+
+
+@torch.no_grad()
+def sample(
+    model: GPT, context: Tensor, *, temperature: float, top_k: int, generator: torch.Generator
+) -> Iterator[int]:
+    """Draw tokens one after another, without end.
+
+    Args:
+        model: whole.
+        context: int64 [tokens], at least one; of a longer one the model sees the end.
+        temperature: what logits are divided by; 0 takes the likeliest token.
+        top_k: only the likeliest so many are drawn from; 0: from all.
+        generator: of the draws.
+    """
+    window = context[-model.shape.seq_len :]
+    while True:
+        logits = model(window[None])[0, -1]
+        if temperature == 0:
+            token = logits.argmax()
+        else:
+            logits = logits / temperature
+            if 0 < top_k < logits.numel():
+                logits[logits < logits.topk(top_k).values[-1]] = -torch.inf
+            token = torch.multinomial(logits.softmax(0), 1, generator=generator)[0]
+        yield int(token)
+        window = torch.cat([window, token[None]])[-model.shape.seq_len :]
+
+
+class Vocabulary:
+    """Text to tokens and back: bytes, or a Hugging Face tokenizer."""
+
+    def __init__(self, tokenizer: str | None) -> None:
+        """Load the tokenizer.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        self._tokenizer: Any = None
+        if tokenizer is not None:
+            from hybridcomp.train.text import read_tokenizer  # noqa: PLC0415  (an extra)
+
+            self._tokenizer = read_tokenizer(tokenizer)
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        if self._tokenizer is None:
+            return list(text.encode())
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def texts(self, tokens: Iterator[int]) -> Iterator[str]:
+        """The text of tokens, as far as each next one completes characters."""
+        if self._tokenizer is None:
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            for token in tokens:
+                yield decoder.decode(bytes([token]) if token < 256 else b"")
+            return
+        seen: list[int] = []
+        told = ""
+        for token in tokens:
+            seen.append(token)
+            text = self._tokenizer.decode(seen)
+            if not text.endswith("�"):  # of a character whose other bytes are in the next token
+                yield text[len(told) :]
+                told = text
+
+
+def wants_tokenizer(config_data: str | None, tokenizer: str | None) -> bool:
+    """Whether a run's tokens mean nothing without a tokenizer that must be given."""
+    if tokenizer is not None or config_data is None:
+        return False
+    root = Path(config_data)
+    return root.suffix == ".bin" or (root / "train.bin").is_file()
