@@ -48,6 +48,10 @@ class RemoteError(HybridcompError, RuntimeError):
     """An operation that failed on another rank. Names the operation and the rank, and repeats its error."""
 
 
+class DivergedError(HybridcompError, ArithmeticError):
+    """A training loss that is no number any more. Names the step, the replica and its rank."""
+
+
 class NativeUnavailableError(HybridcompError, ImportError):
     """The compiled CPU kernels are missing or do not fit this Python."""
 

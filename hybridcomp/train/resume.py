@@ -35,8 +35,15 @@ class Checkpoint:
     run: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write the record into ``folder``."""
-        record = {"step": self.step, "elapsed": self.elapsed, "policy": self.policy, "run": self.run}
+        """Write the record into ``folder``, with the sizes of the files that are there."""
+        files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+        record = {
+            "step": self.step,
+            "elapsed": self.elapsed,
+            "policy": self.policy,
+            "run": self.run,
+            "files": files,
+        }
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
@@ -75,18 +82,32 @@ def find_checkpoint(config: TrainConfig) -> Checkpoint | None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read the record of the checkpoint in folder ``path``.
+    """Read the record of the checkpoint in folder ``path``; the files that it names are there, and whole.
 
     Raises:
-        ConfigError: it is damaged.
+        ConfigError: it is damaged; names the checkpoint before it, if there is one.
     """
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-        return Checkpoint(
+        files = {str(name): int(size) for name, size in record["files"].items()}
+        checkpoint = Checkpoint(
             path, int(record["step"]), float(record["elapsed"]), str(record["policy"]), dict(record["run"])
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path / RECORD} is no record of a checkpoint: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"{path / RECORD} is no record of a checkpoint: {error}"
+        raise ConfigError(what + _one_before(path)) from error
+    for name, size in files.items():
+        found = (path / name).stat().st_size if (path / name).is_file() else None
+        if found != size:
+            has = "is missing" if found is None else f"has {found} of {size} bytes"
+            raise ConfigError(f"the checkpoint {path} is damaged: {name} {has}" + _one_before(path))
+    return checkpoint
+
+
+def _one_before(path: Path) -> str:
+    """What to do about a damaged checkpoint, where there is an older one."""
+    older = [p.parent for p in path.parent.glob(f"step-*/{RECORD}") if p.parent.name < path.name]
+    return f"; the one before it: --resume {max(older)}" if older else ""
 
 
 def check_fits(checkpoint: Checkpoint, identity: dict[str, Any], config: TrainConfig) -> None:

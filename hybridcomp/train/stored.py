@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 
@@ -60,7 +61,14 @@ def write(state: dict[str, Tensor], path: Path) -> None:
     try:
         save(state, checkpoint_id=str(path))
     except (CheckpointException, Exception) as error:
-        raise ConfigError(f"cannot write the checkpoint {path}: {_cause(error)}") from error
+        # torch's writer fails once more at closing a file that it could not write, and says no more than that.
+        free, need = shutil.disk_usage(path).free, sum(tensor.nbytes for tensor in state.values())
+        full = (
+            f"the disk is full, {free} bytes are free and this rank's part has {need}: "
+            if free < need
+            else ""
+        )
+        raise ConfigError(f"cannot write the checkpoint {path}: {full}{_cause(error)}") from error
 
 
 def _cause(error: BaseException) -> str:

@@ -21,6 +21,7 @@ _BYTE_VOCABULARY = 256
 _BIN_VOCABULARY = 50304  # GPT-2's 50257, rounded up as nanoGPT does
 _NOT_SOURCES = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _PIECE = 1 << 20  # characters handed to a tokenizer at once
+_PIECES_CHECKED = 1024  # at most twice as many, of a MiB or two each: a second or two
 _CHECKED_AT_ONCE = 1 << 26  # tokens, 128 MiB
 
 
@@ -42,12 +43,20 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Tells another text or tokenizer apart: lengths and a checksum of the first and last MiB."""
+        """Tells another text or tokenizer apart: lengths and a checksum, of pieces where it is very long."""
         digest = 0
         for part in (self.train, self.held_out):
-            for piece in (part[:_PIECE], part[-_PIECE:]):
-                digest = zlib.crc32(np.ascontiguousarray(piece).tobytes(), digest)
+            for piece in _sampled(part):
+                digest = zlib.crc32(np.ascontiguousarray(piece).data, digest)
         return f"{self.train.size}+{self.held_out.size}:{digest:08x}"
+
+
+def _sampled(tokens: Tokens) -> Iterator[Tokens]:
+    """All of an array, in pieces; of a very long one some that lie evenly, the first and the last among them."""
+    count = -(-tokens.size // _PIECE)
+    step = max(1, count // _PIECES_CHECKED)
+    for number in sorted({*range(0, count, step), *range(max(0, count - 1), count)}):
+        yield tokens[number * _PIECE : (number + 1) * _PIECE]
 
 
 def load_corpus(

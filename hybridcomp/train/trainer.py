@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hybridcomp.torch as hct
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, DivergedError
 from hybridcomp.train.checkpoint import Trained, load_checkpoint, save_checkpoint
 from hybridcomp.train.config import to_toml
 from hybridcomp.train.exchange import Exchange
@@ -24,7 +24,7 @@ from hybridcomp.train.metrics import MetricsFile, Traffic, per_axis
 from hybridcomp.train.model import ModelShape
 from hybridcomp.train.parallel import build_model, rehearse
 from hybridcomp.train.progress import Progress
-from hybridcomp.train.resume import Checkpoint
+from hybridcomp.train.resume import Checkpoint, newest
 from hybridcomp.train.schedules import Run, make_schedule
 from hybridcomp.train.start import Job
 from hybridcomp.train.topology import Topology, make_topology
@@ -134,7 +134,12 @@ class Trainer:
 
     def _train_step(self, *, last: bool) -> None:
         start = time.perf_counter()
-        results = self._schedule.train(self._step, last=last)
+        try:
+            results = self._schedule.train(self._step, last=last)
+        except DivergedError as error:
+            kept = newest(self._out)
+            whence = "there is no checkpoint" if kept is None else f"the newest checkpoint is {kept}"
+            raise DivergedError(f"{error}; {whence}. A smaller lr or clip may help") from error
         hct.advance_step()
         self._step += 1
         self._elapsed.append(self._elapsed[-1] + time.perf_counter() - start)

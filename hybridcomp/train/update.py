@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from hybridcomp.errors import DivergedError
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.exchange import Exchange, gather_exactly
 from hybridcomp.train.optim import (
@@ -94,8 +95,13 @@ class Updater:
         return Report(step, Exchange([*sums, loss], self._traffic()))
 
     def result(self, report: Report) -> Result:
-        """Wait for all ranks' reports of the step."""
+        """Wait for all ranks' reports of the step.
+
+        Raises:
+            DivergedError: on all ranks; the loss of one is not finite.
+        """
         everyone = report.exchange.wait()
+        _check_losses(self._topology, everyone[:, 2], report.step)
         return Result(
             report.step,
             mean_loss(self._topology, everyone[:, 2]),
@@ -134,6 +140,20 @@ class Updater:
 
 def mean_loss(topology: Topology, losses: Tensor) -> float:
     """Mean over the replicas of the losses [ranks] that their last stages hold."""
+    return float(losses[_holders(topology)].mean())
+
+
+def _holders(topology: Topology) -> list[int]:
+    """The ranks that hold the replicas' losses."""
     sizes = topology.sizes
-    last = [topology.rank_of(sizes["pp"] - 1, dp, 0) for dp in range(sizes["dp"])]
-    return float(losses[last].mean())
+    return [topology.rank_of(sizes["pp"] - 1, dp, 0) for dp in range(sizes["dp"])]
+
+
+def _check_losses(topology: Topology, losses: Tensor, step: int) -> None:
+    # A gradient that is not finite is skipped; weights that give such a loss will give no other one.
+    for replica, rank in enumerate(_holders(topology)):
+        if not math.isfinite(losses[rank]):
+            raise DivergedError(
+                f"step {step + 1}: the loss is {float(losses[rank])} on replica {replica} of "
+                f"{topology.sizes['dp']}, computed by rank {rank}"
+            )

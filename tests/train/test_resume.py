@@ -55,6 +55,25 @@ def test_a_damaged_record_is_named(tmp_path):
         find_checkpoint(dataclasses.replace(CONFIG, resume=str(made.path)))
 
 
+def test_a_truncated_file_is_named_and_the_checkpoint_before_offered(tmp_path):
+    older, newer = tmp_path / "checkpoints/step-00000004", tmp_path / "checkpoints/step-00000008"
+    for path, step in ((older, 4), (newer, 8)):
+        path.mkdir(parents=True)
+        (path / "__0_0.distcp").write_bytes(bytes(1000))
+        Checkpoint(path, step, 1.5, "digest", IDENTITY).write(path)
+    with (newer / "__0_0.distcp").open("r+b") as file:
+        file.truncate(400)
+    offer = f"--resume {older}"
+    with pytest.raises(ConfigError, match=rf"__0_0.distcp has 400 of 1000 bytes; .*{offer}$"):
+        find_checkpoint(dataclasses.replace(CONFIG, resume="auto", out=str(tmp_path)))
+    (newer / "__0_0.distcp").unlink()
+    with pytest.raises(ConfigError, match=rf"__0_0.distcp is missing; .*{offer}$"):
+        find_checkpoint(dataclasses.replace(CONFIG, resume=str(newer)))
+    (older / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"has 0 of 1000 bytes$"):  # none before it
+        find_checkpoint(dataclasses.replace(CONFIG, resume=str(older)))
+
+
 def test_another_topology_model_or_text_is_refused(tmp_path):
     made = checkpoint(tmp_path, 4)
     check_fits(made, IDENTITY, CONFIG)
