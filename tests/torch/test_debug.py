@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.torch.harness import PATH, mpiexec
-from tests.torch.test_start_and_end import HEAD, program
+from tests.torch.programs import HEAD, program
 
 
 def test_detail_tells_every_rank_what_differs() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.torch.harness import mpiexec
-from tests.torch.test_start_and_end import program
+from tests.torch.programs import program
 
 
 @pytest.mark.parametrize(("wish", "told"), [("", 1), ("1", 1), ("0", 0)])
