@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from hybridcomp.errors import ConfigError, HybridcompError, PolicyError
 from hybridcomp.launcher import LAST_WORDS_SECONDS, abort
 from hybridcomp.train import launch, start
+from hybridcomp.train.interrupt import StopRequest
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,7 +25,7 @@ _PREFIX = "hybridcomp train: error: "
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit code: 0, or 2 for wrong input.
+    """Run the command; returns the exit code: 0, 2 for wrong input, or 75 for a run that was asked to stop.
 
     Outside MPI everything that can be checked is checked, then the process becomes ``mpiexec``; inside MPI
     the ranks check again, agree, and train.
@@ -45,6 +46,7 @@ def _complain(what: str) -> int:
 
 
 def _run_as_rank(arguments: Sequence[str]) -> int:
+    request = StopRequest()
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 
     comm = MPI.COMM_WORLD
@@ -78,7 +80,7 @@ def _run_as_rank(arguments: Sequence[str]) -> int:
     try:
         from hybridcomp.train import trainer  # noqa: PLC0415  (loads torch)
 
-        trainer.run(job)
+        finished = trainer.run(job, request.asked)
     except (ConfigError, PolicyError) as error:
         _abort(comm, f"{_PREFIX}rank {comm.rank}: {error}", _WRONG_INPUT)
     except HybridcompError as error:
@@ -87,7 +89,7 @@ def _run_as_rank(arguments: Sequence[str]) -> int:
         _abort(comm, "", 130)
     except Exception:
         _abort(comm, f"{_PREFIX}rank {comm.rank} failed\n{traceback.format_exc()}", 1)
-    return 0
+    return 0 if finished else request.exit_code(comm.rank)
 
 
 def _abort(comm: MPI.Comm, what: str, code: int) -> NoReturn:

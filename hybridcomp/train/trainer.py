@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,19 @@ def process_group(job: Job) -> Iterator[Topology]:
     dist.destroy_process_group()
 
 
-def run(job: Job) -> None:
-    """Train; collective over all ranks."""
+def run(job: Job, asked: Callable[[], bool]) -> bool:
+    """Train; collective over all ranks.
+
+    Args:
+        job: what to train.
+        asked: tells whether this rank has been asked to stop, which all ranks then do together.
+
+    Returns:
+        Whether the last step is done; else there is a checkpoint to go on from. The same on all ranks.
+    """
     with process_group(job) as topology:
-        trainer = Trainer(job, topology)
-        if topology.rank == 0:
-            trainer.run_visibly()
-        else:
-            trainer.run()
+        trainer = Trainer(job, topology, asked)
+        return trainer.run_visibly() if topology.rank == 0 else trainer.run()
 
 
 class Trainer:
@@ -61,9 +66,10 @@ class Trainer:
     Args:
         job: what to train.
         topology: where this rank stands.
+        asked: tells whether this rank has been asked to stop.
     """
 
-    def __init__(self, job: Job, topology: Topology) -> None:
+    def __init__(self, job: Job, topology: Topology, asked: Callable[[], bool]) -> None:
         config = job.config
         self._job = job
         self._config = config
@@ -74,7 +80,7 @@ class Trainer:
         self._model = build_model(shape, config, job.policy, topology)
         rehearse(self._model, shape, config)
         self._traffic = Traffic()
-        run = Run(self._model, shape, config, job.policy, topology, self._batch, self._traffic.total)
+        run = Run(self._model, shape, config, job.policy, topology, self._batch, self._traffic.total, asked)
         self._schedule = make_schedule(run)
         self._step = 0
         self._elapsed = [0.0]  # seconds of training after each step since the first of this process
@@ -94,8 +100,8 @@ class Trainer:
         self._progress: Progress | None = None
         self._metrics: MetricsFile | None = None
 
-    def run_visibly(self) -> None:
-        """Run, and write and show what happens: rank 0."""
+    def run_visibly(self) -> bool:
+        """:meth:`run`, and write and show what happens: rank 0."""
         values = {k: v for k, v in dataclasses.asdict(self._config).items() if k not in ("config", "resume")}
         resumed = self._job.checkpoint
         try:
@@ -111,28 +117,39 @@ class Trainer:
             Progress(self._config.steps, self._config.log_every) as progress,
         ):
             self._progress = progress
-            self.run()
+            return self.run()
 
-    def run(self) -> None:
-        """Train until the last step, with evaluations and checkpoints; collective."""
+    def run(self) -> bool:
+        """Train until the last step, or until a rank is asked to stop; returns whether it was the last.
+
+        With evaluations and checkpoints, of which one follows the step that it stops at. Collective.
+        """
         config = self._config
         self._announce()
+        asked = False
         while self._step < config.steps:
             done = self._step + 1 == config.steps
             evaluates = bool(config.eval_batches) and (done or self._due(config.eval_every))
             saves = bool(config.checkpoint_every) and (done or self._due(config.checkpoint_every))
-            self._train_step(last=done or evaluates or saves)
+            results = self._train_step(last=done or evaluates or saves or asked)
+            asked = asked or any(result.stop for result in results)
+            # A schedule that is behind has begun the next step when it learns of it: that one is the last.
+            stops = asked and not done and results[-1].step + 1 == self._step
             if evaluates:
                 self._evaluate()
-            if saves:
+            if saves or stops:
                 self._checkpoint()
+            if stops:
+                self._say_stopped()
+                return False
         self._summarize()
+        return True
 
     def _due(self, every: int) -> bool:
         """Whether something that happens after so many steps (0: never) follows the next one."""
         return every > 0 and (self._step + 1) % every == 0
 
-    def _train_step(self, *, last: bool) -> None:
+    def _train_step(self, *, last: bool) -> list[Result]:
         start = time.perf_counter()
         try:
             results = self._schedule.train(self._step, last=last)
@@ -145,6 +162,7 @@ class Trainer:
         self._elapsed.append(self._elapsed[-1] + time.perf_counter() - start)
         for result in results:
             self._show_step(result)
+        return results
 
     def _batch(self, step: int) -> Tensor:
         return torch.from_numpy(self._job.batches.train(step, self._topology.dp))
@@ -163,7 +181,7 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         checkpoint = Checkpoint(
-            self._out / "checkpoints" / f"step-{self._step:08d}",
+            self._checkpoint_path(),
             self._step,
             self._elapsed[-1],
             self._job.policy.digest,
@@ -172,6 +190,17 @@ class Trainer:
         traffic = self._traffic.total()
         with self._traffic.aside():
             save_checkpoint(checkpoint, self._trained(), traffic, self._topology, keep=self._config.keep)
+
+    def _checkpoint_path(self) -> Path:
+        return self._out / "checkpoints" / f"step-{self._step:08d}"
+
+    def _say_stopped(self) -> None:
+        dist.barrier()  # no rank leaves before rank 0 has given the checkpoint its name
+        if self._progress is not None:
+            self._progress.say(
+                f"asked to stop (SIGUSR1) after step {self._step} of {self._config.steps}: "
+                f"to go on, --resume {self._checkpoint_path()}"
+            )
 
     def _trained(self) -> Trained:
         """What there is to save or load now."""

@@ -32,6 +32,7 @@ class Result:
         rate: learning rate of the update.
         norm: of the whole gradient, before clipping.
         traffic: int64 [2, axes], bytes of all ranks up to the step: on the wire, and uncompressed.
+        stop: whether a rank had been asked to stop when it reported the step.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Result:
     rate: float
     norm: float
     traffic: Tensor
+    stop: bool
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Updater:
         config: rates, decays, the limit of the norm.
         topology: the mesh.
         traffic: gives this rank's byte counters, int64 [2, axes].
+        asked: tells whether this rank has been asked to stop.
 
     Attributes:
         optimizer: the AdamW.
@@ -71,12 +74,14 @@ class Updater:
         config: TrainConfig,
         topology: Topology,
         traffic: Callable[[], Tensor],
+        asked: Callable[[], bool],
     ) -> None:
         self.parameters = parameters
         self.optimizer = make_optimizer(parameters, config)
         self._config = config
         self._topology = topology
         self._traffic = traffic
+        self._asked = asked
         self._split = [p for name, p in parameters.items() if name in split]
         self._shared = [p for name, p in parameters.items() if name not in split]
 
@@ -92,7 +97,7 @@ class Updater:
             loss: mean of this replica's batch, on its last stage; ignored elsewhere.
             sums: :meth:`square_sums` of the step's gradients.
         """
-        return Report(step, Exchange([*sums, loss], self._traffic()))
+        return Report(step, Exchange([*sums, loss, float(self._asked())], self._traffic()))
 
     def result(self, report: Report) -> Result:
         """Wait for all ranks' reports of the step.
@@ -107,7 +112,8 @@ class Updater:
             mean_loss(self._topology, everyone[:, 2]),
             learning_rate(self._config, report.step),
             global_norm(self._topology, everyone[:, :2]),
-            everyone[:, 3:].sum(0).view(2, -1).long(),
+            everyone[:, 4:].sum(0).view(2, -1).long(),
+            bool(everyone[:, 3].any()),
         )
 
     def apply(self, step: int, norm: float) -> None:

@@ -106,7 +106,9 @@ def build(job, topology: Topology):
     def batch(step: int) -> torch.Tensor:
         return torch.from_numpy(batches.train(step, topology.dp))
 
-    return make_schedule(Run(model, shape, config, job.policy, topology, batch, lambda: TRAFFIC))
+    return make_schedule(
+        Run(model, shape, config, job.policy, topology, batch, lambda: TRAFFIC, lambda: False)
+    )
 
 
 def trained(schedule) -> Trained:

@@ -60,7 +60,9 @@ def check(job, topology: Topology) -> list[str]:
     def batch(step: int, replica: int = topology.dp) -> torch.Tensor:
         return torch.from_numpy(batches.train(step, replica))
 
-    schedule = make_schedule(Run(model, shape, config, job.policy, topology, batch, lambda: traffic))
+    schedule = make_schedule(
+        Run(model, shape, config, job.policy, topology, batch, lambda: traffic, lambda: False)
+    )
     problems: list[str] = []
     reference = make_reference(problems, shape, config, batch)
     held_out = [torch.from_numpy(m) for m in batches.evaluate(topology.dp)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
@@ -31,6 +31,7 @@ class Run:
         batch: gives this replica's batch of a step (from 0): int64
             [micro_batches * micro_batch_size, seq_len + 1].
         traffic: gives this rank's byte counters, int64 [2, axes].
+        asked: tells whether this rank has been asked to stop.
     """
 
     model: RankModel
@@ -40,10 +41,12 @@ class Run:
     topology: Topology
     batch: Callable[[int], Tensor]
     traffic: Callable[[], Tensor]
+    asked: Callable[[], bool]
 
-    def updater(self) -> Updater:
-        """AdamW on the model's own parameters."""
-        return Updater(self.model.parameters, self.model.split, self.config, self.topology, self.traffic)
+    def updater(self, parameters: Mapping[str, nn.Parameter] | None = None) -> Updater:
+        """AdamW on the model's own parameters, or on those that are given."""
+        mine = self.model.parameters if parameters is None else parameters
+        return Updater(mine, self.model.split, self.config, self.topology, self.traffic, self.asked)
 
 
 class Schedule(abc.ABC):

@@ -26,7 +26,7 @@ from hybridcomp.train.schedules.cyclic import LAG, Pass, is_fresh, passes, total
 from hybridcomp.train.schedules.micro import MicroBatch
 from hybridcomp.train.schedules.ring import Ring
 from hybridcomp.train.schedules.versions import Versions, views
-from hybridcomp.train.update import Report, Result, Updater
+from hybridcomp.train.update import Report, Result
 
 
 class Cyclic(Schedule):
@@ -52,7 +52,7 @@ class Cyclic(Schedule):
         leaves: dict[str, nn.Parameter] = {}
         for versions in self.versions:
             leaves |= versions.leaves
-        super().__init__(run, Updater(leaves, run.model.split, run.config, run.topology, run.traffic))
+        super().__init__(run, run.updater(leaves))
         self._micro = MicroBatch(modules, 1 / count)
         self._passes = passes(count)
         self._due = totals_due(self._ring.worker, count)

@@ -30,7 +30,7 @@ from hybridcomp.train.model import loss_of
 from hybridcomp.train.schedules.base import Run, Schedule
 from hybridcomp.train.schedules.links import Inbox, Outbox
 from hybridcomp.train.schedules.versions import Versions
-from hybridcomp.train.update import Report, Result, Updater
+from hybridcomp.train.update import Report, Result
 
 
 class TwoBW(Schedule):
@@ -39,7 +39,7 @@ class TwoBW(Schedule):
     def __init__(self, run: Run) -> None:
         model, topology = run.model, run.topology
         self._versions = Versions(model.parameters, kept=2)
-        super().__init__(run, Updater(self._versions.leaves, model.split, run.config, topology, run.traffic))
+        super().__init__(run, run.updater(self._versions.leaves))
         self._stage = model.stages[0]
         self._count = run.config.micro_batches
         self._lead = self._stage.count - 1 - self._stage.index  # forward passes ahead of the backward pass

@@ -1,0 +1,55 @@
+"""Being asked to stop, by SIGUSR1: a batch system's warning before a time limit or a preemption."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import time
+
+SIGNAL = signal.SIGUSR1
+INTERRUPTED = 75
+"""Exit code of a run that stopped because it was asked to, with a checkpoint: EX_TEMPFAIL of sysexits.h."""
+
+_OTHERS_LEAVE_SECONDS = 2.0
+
+
+class StopRequest:
+    """Hears the signal, from when it is made to the end of the process. One a process, in its main thread.
+
+    Made before MPI and torch are loaded, which takes seconds: until then the signal ends the process.
+    """
+
+    def __init__(self) -> None:
+        self._heard = False
+        self._finalizes = False
+        self._waits = 0.0
+        atexit.register(self._end)
+        signal.signal(SIGNAL, self._hear)
+
+    def asked(self) -> bool:
+        """Whether the signal has come to this rank; others may have got it earlier, or not yet."""
+        return self._heard
+
+    def exit_code(self, rank: int) -> int:
+        """What this rank exits with, of a run that has stopped: :data:`INTERRUPTED` on rank 0, which ends last.
+
+        A launcher ends the ranks that are left when one fails, and would report that instead: the others exit with 0.
+        """
+        self._finalizes = True
+        if rank:
+            return 0
+        self._waits = _OTHERS_LEAVE_SECONDS
+        return INTERRUPTED
+
+    def _hear(self, *_: object) -> None:
+        self._heard = True
+
+    def _end(self) -> None:
+        """Runs after what others have registered for the exit later, which may use MPI."""
+        # Python takes its handlers back at its end, and the signal would kill; what is ignored stays so.
+        signal.signal(SIGNAL, signal.SIG_IGN)
+        if self._finalizes:
+            from mpi4py import MPI  # noqa: PLC0415  (loaded by now)
+
+            MPI.Finalize()  # waits for all ranks
+            time.sleep(self._waits)

@@ -1,0 +1,34 @@
+"""Whether two runs of the trainer are the same, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader, load
+
+from tests.train.harness import metrics
+
+
+def stored(path: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, in one process."""
+    keys = FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    tensors = {key: torch.empty(meta.size, dtype=meta.properties.dtype) for key, meta in keys.items()}
+    load(tensors, checkpoint_id=str(path), no_dist=True)
+    return tensors
+
+
+def unequal(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+    """Keys of two checkpoints that one lacks, or whose tensors differ."""
+    counters = {key for key in a if key.endswith(".traffic")}  # setting up sends a few bytes in each process
+    return [
+        key
+        for key in sorted((a.keys() | b.keys()) - counters)
+        if key not in a or key not in b or not torch.equal(a[key], b[key])
+    ]
+
+
+def losses(run: Path) -> list[tuple[int, float, float]]:
+    """Every step of a run with its loss and its gradient's norm, exactly."""
+    return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in metrics(run, "train")]

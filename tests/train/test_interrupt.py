@@ -1,0 +1,101 @@
+"""SIGUSR1: all ranks stop after one step, with a checkpoint, and a resumed run has the bits of an uninterrupted one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hybridcomp.train.interrupt import INTERRUPTED
+from tests.train.harness import TINY, environment, metrics, train
+from tests.train.same import losses, stored, unequal
+
+STEPS = 30
+COMMON = f"{TINY} --policy policy.toml --steps {STEPS} --warmup-steps 2 --lr 1e-2 --checkpoint-every {STEPS}"
+POLICY = """
+exclude = ["*norm*", "*embed*"]
+min_bytes = 512
+[dp]
+all_reduce = { codec = "int4:block=32", feedback = "ef" }
+send = "int8:block=32"
+[pp]
+codec = "int8:block=32"
+"""
+RUNS = {
+    "1f1b": "--pp 2",
+    "2bw": "--pp 2 --schedule 2bw",
+    "cdp-v1": "--dp 2 --micro-batches 1 --schedule cdp-v1",
+    "one process": "--dp 1",
+}
+
+
+def start(arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "hybridcomp", "train", *arguments.split()],
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists() or len(metrics(run, "train")) < count:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, f"{count} steps were not done within 60 s"
+        time.sleep(0.002)
+
+
+def one_rank(launcher: int, rank: int) -> int:
+    """The process of a rank under mpiexec, whose children are proxies, whose children are ranks."""
+
+    def children(process: int) -> list[int]:
+        return [int(p) for p in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+    for process in (p for proxy in children(launcher) for p in children(proxy)):
+        if f"PMI_RANK={rank}".encode() in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+            return process
+    raise AssertionError(f"no process of {launcher} is rank {rank}")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("schedule", RUNS)
+def test_a_run_that_is_asked_to_stop_goes_on_bit_for_bit(schedule, tmp_path):
+    (tmp_path / "policy.toml").write_text(POLICY)
+    arguments = f"{COMMON} {RUNS[schedule]}"
+    whole = train(f"{arguments} --out whole", tmp_path)
+    assert whole.returncode == 0, whole.stderr
+
+    process = start(f"{arguments} --out cut", tmp_path)
+    with process:
+        try:
+            wait_for_steps(process, tmp_path / "cut", 3)
+            if schedule == "1f1b":
+                os.kill(one_rank(process.pid, 1), signal.SIGUSR1)  # and nobody else
+            else:
+                process.send_signal(signal.SIGUSR1)  # mpiexec hands it on to all, one after the other
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == INTERRUPTED, err
+    assert "Traceback" not in err
+    steps = len(metrics(tmp_path / "cut", "train"))
+    assert 3 <= steps < STEPS
+    assert metrics(tmp_path / "cut", "summary") == []
+    path = f"cut/checkpoints/step-{steps:08d}"
+    assert f"asked to stop (SIGUSR1) after step {steps} of {STEPS}: to go on, --resume {path}" in out
+
+    resumed = train(f"{arguments} --out cut --resume auto", tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resumed from {path}" in resumed.stdout
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    a, b = (stored(tmp_path / run / f"checkpoints/step-{STEPS:08d}") for run in ("whole", "cut"))
+    assert unequal(a, b) == []
