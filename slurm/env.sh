@@ -19,7 +19,10 @@ venv="${HYBRIDCOMP_VENV:-$PWD/.venv}"
 # Empty: MPICH and gloo choose, which on nodes with several networks may be the slow one.
 interface="${HYBRIDCOMP_INTERFACE:-}"
 
-# How srun starts MPI ranks: pmi2 suits MPICH and its relatives; `srun --mpi=list` shows what the site has.
+# GPUs: 1 where MPI takes pointers to their memory, 0 where it does not, whatever it says of itself. Empty: MPI is asked.
+cuda_aware="${HYBRIDCOMP_CUDA_AWARE:-}"
+
+# How srun starts MPI ranks: pmi2 suits MPICH and its relatives, pmix Open MPI; `srun --mpi=list` shows what there is.
 export SLURM_MPI_TYPE="${SLURM_MPI_TYPE:-pmi2}"
 
 # ---- nothing to edit below ----
@@ -41,6 +44,11 @@ if [ -n "${SLURM_JOB_ID:-}" ]; then
   source "$venv/bin/activate"
   if [ -n "$interface" ]; then
     export FI_TCP_IFACE="$interface" GLOO_SOCKET_IFNAME="$interface"
+  fi
+  if [ -n "$cuda_aware" ]; then
+    # The first is ours; the others switch it on or off in MPICH and its relatives.
+    export HYBRIDCOMP_CUDA_AWARE="$cuda_aware" MPIR_CVAR_ENABLE_GPU="$cuda_aware"
+    export MPICH_GPU_SUPPORT_ENABLED="$cuda_aware" MV2_USE_CUDA="$cuda_aware"
   fi
   # srun does not hand on sbatch's --cpus-per-task by itself (Slurm 22.05 and newer).
   export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
