@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke bench bench-lab bench-ddp bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke slurm-test bench bench-lab bench-ddp bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -23,7 +23,7 @@ IN_PAIRS := tests/torch tests/train tests/examples tests/peer
 test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TOGETHER) -n auto
 	$(BIN)/python -m pytest $(IN_PAIRS) -n 2 --dist loadfile
-	$(BIN)/python -m pytest tests --ignore=tests/mpi $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%)
+	$(BIN)/python -m pytest tests --ignore=tests/mpi --ignore=tests/slurm $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%)
 
 # Once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks, run unchecked.
 test-mpi: $(VENV)/.installed
@@ -51,6 +51,11 @@ $(OPENMPI)/.installed: $(VENV)/.installed
 	site() { $$1/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
 	  echo "import site; site.addsitedir('$$(site $(abspath $(VENV)))')" > "$$(site $(OPENMPI))/hybridcomp.pth"
 	touch $@
+
+# The batch scripts on a Slurm cluster of four nodes that it brings up on this machine: two minutes. Takes root, and
+# installs Slurm where apt-get can.
+slurm-test: $(VENV)/.installed
+	tests/slurm/run.sh $(BIN)/python
 
 # Mutated messages through every decoder, on kernels with AddressSanitizer and UndefinedBehaviorSanitizer.
 fuzz-smoke: $(VENV)/.installed
