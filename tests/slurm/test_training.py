@@ -1,4 +1,4 @@
-"""A training job that is asked to stop, or loses a node, is queued again and ends with the bits of an undisturbed one."""
+"""A training job that is asked to stop, or loses a node, is queued again; it ends with the bits of a run left alone."""
 
 from __future__ import annotations
 
