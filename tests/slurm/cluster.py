@@ -20,7 +20,7 @@ from tests.train.harness import ROOT, environment
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "munged", "ip", "nsenter", "unshare")
 _UP_SECONDS = 60.0
-_ANSWER_SECONDS = 30.0
+_ANSWER_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 
 
@@ -47,13 +47,14 @@ class Cluster:
     def __init__(self) -> None:
         self._lab = Lab(HEAD, None, kind="namespaces")
         self._stack = contextlib.ExitStack()
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._folder = Path()
         self.work = Path()
 
     def __enter__(self) -> Cluster:
         # Short, as a socket's path is; beneath /tmp, which munged trusts.
         self._folder = Path(tempfile.mkdtemp(prefix="hybridcomp-slurm-", dir="/tmp"))
+        self._folder.chmod(0o755)  # as munge wants its socket's
         self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
         try:
             write_configuration(self._folder)
@@ -119,6 +120,7 @@ class Cluster:
             with contextlib.suppress(OSError):
                 if entry.name.isdecimal() and os.readlink(entry / "ns/net") == here:
                     os.kill(int(entry.name), signal.SIGKILL)
+        self._daemons.pop(f"n{node}").wait(_ANSWER_SECONDS)
 
     def recover(self, node: int) -> None:
         """The node is back, and Slurm uses it again."""
@@ -154,18 +156,18 @@ class Cluster:
     def _daemon(self, host: int, *argv: str, name: str) -> None:
         with (self._folder / "log" / f"{name}.out").open("a") as log:
             process = subprocess.Popen(
-                self._lab.host_command(host, argv),
+                self._lab.host_command(host, argv),  # which becomes the daemon
                 env=self._environment({}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._daemons.append(process)
+        self._daemons[name] = process
 
     def _reap(self) -> None:
-        for process in self._daemons:
-            process.wait(10)
+        for process in self._daemons.values():
+            process.wait(_ANSWER_SECONDS)
 
     def _start_daemons(self) -> None:
         f = self._folder
@@ -203,8 +205,10 @@ class Cluster:
     def _wait_until(self, what: str, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _UP_SECONDS
         while not holds():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {_UP_SECONDS:g} s: {what}{self.logs()}")
+            ended = [name for name, process in self._daemons.items() if process.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                why = f"ended: {', '.join(ended)}" if ended else f"not within {_UP_SECONDS:g} s"
+                raise AssertionError(f"waited until {what}; {why}{self.logs()}")
             time.sleep(_POLL_SECONDS)
 
     def logs(self) -> str:

@@ -23,7 +23,11 @@ TaskPlugin=task/none
 SwitchType=switch/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=sched_interval=2
+SchedulerParameters=sched_interval=2,batch_sched_delay=0
+# Jobs of the partition urgent take nodes from others, which get their own signal, and then a grace time.
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 MailProg=/bin/true
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
@@ -38,7 +42,8 @@ SlurmdParameters=config_overrides
 KillWait=5
 GresTypes=gpu
 NodeName=n[1-{nodes}] NodeAddr=10.9.0.[1-{nodes}] CPUs=4 RealMemory=1000 Gres=gpu:2
-PartitionName=all Nodes=n[1-{nodes}] Default=YES State=UP MaxTime=INFINITE
+PartitionName=all Nodes=n[1-{nodes}] Default=YES State=UP MaxTime=INFINITE PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=n[1-{nodes}] State=UP MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF
 """
 
 _CGROUP = """

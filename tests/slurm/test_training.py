@@ -11,11 +11,8 @@ from tests.slurm.cluster import Cluster
 from tests.train.harness import TINY, metrics
 from tests.train.same import losses, stored, unequal
 
-pytestmark = [
-    pytest.mark.timeout(200),
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-]
-STEPS = 150
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+STEPS = 300
 POLICY = """
 min_bytes = 512
 [dp]
@@ -87,6 +84,17 @@ def test_asked_to_stop_it_is_queued_again_and_goes_on(cluster: Cluster, whole: T
     text = cut.log.read_text()
     assert "0: asked to stop (SIGUSR1) after step" in text
     assert "asked to stop (code 75): back in the queue" in text
+    check_same(cut, whole)
+
+
+def test_preempted_it_stops_in_its_grace_time_and_goes_on(cluster: Cluster, whole: Training) -> None:
+    cut = Training(cluster)
+    cut.wait_for_a_checkpoint()
+    # Needs all nodes at once, and waits until the training has left two of them.
+    urgent = cluster.command("srun", "--partition=urgent", "--nodes=4", "--exclusive", "hostname")
+    assert sorted(urgent.split()) == ["n1", "n2", "n3", "n4"]
+    cut.complete(restarts=1)
+    assert "asked to stop (code 75): back in the queue" in cut.log.read_text()
     check_same(cut, whole)
 
 
