@@ -1,6 +1,7 @@
 """Codecs of device arrays: the same messages, byte for byte, by the kernels of :file:`kernels/cuda`.
 
-One :class:`~.driver.Driver` for each codec, which says what to launch; :mod:`.messages` is what they share.
+One :class:`~.driver.Driver` for each codec, which says what to launch; :mod:`.messages` is what they share. What has the
+name of a module here is imported from where it is: loading the module would replace it.
 """
 
 from hybridcomp.codecs.device.driver import Driver, driver_of, suffix
@@ -9,7 +10,6 @@ from hybridcomp.codecs.device.memory import DeviceMemory
 from hybridcomp.codecs.device.messages import (
     Encoded,
     add_array,
-    convert,
     decode_array,
     decode_opened,
     encode_array,
@@ -27,7 +27,6 @@ __all__ = [
     "Slots",
     "accumulate",
     "add_array",
-    "convert",
     "decode_array",
     "decode_opened",
     "driver_of",

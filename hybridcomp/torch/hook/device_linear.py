@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.codecs.device import DeviceMemory, convert
+from hybridcomp.codecs.device import DeviceMemory
+from hybridcomp.codecs.device.messages import convert
 from hybridcomp.codecs.linear import Array, Reduced
 from hybridcomp.device import DeviceArray
 from hybridcomp.torch.hook.ferry import Ferry

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from hybridcomp import wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import Codec
-from hybridcomp.codecs.device import DeviceMemory, convert, decode_opened, driver_of, encode_into
+from hybridcomp.codecs.device import DeviceMemory, decode_opened, driver_of, encode_into
 from hybridcomp.codecs.device import Encoded as Message
-from hybridcomp.codecs.device.messages import divide, head_of
+from hybridcomp.codecs.device.messages import convert, divide, head_of
 from hybridcomp.device import DeviceArray
 from hybridcomp.errors import WireError
 from hybridcomp.torch.hook.ferry import Ferry
