@@ -124,7 +124,7 @@ std::size_t encode_whole(const Encoder& encoder, const Sum& sum, const std::vect
   const Kernels& k = kernels();
   Scratch memory;
   const std::uint8_t* const values = sum_whole(k, sum, payloads, thread_count(), &memory);
-  if (!values && sum.n) return 0;
+  if (!values) return 0;
   const std::size_t bytes = encoder.write(k, values, sum.dtype, sum.n, thread_count(), out);
   const bool done = !sum.result || decode_one(k, out, bytes, sum.n, sum.result, sum.result_dtype, sum.stream);
   return done ? bytes : 0;
@@ -186,7 +186,7 @@ bool sum_into(nb::handle own, int own_dtype, const nb::list& messages, int ranks
   Scratch memory;
   const std::uint8_t* const values = sum_whole(kernels(), sum, payloads, thread_count(), &memory);
   if (values) std::memcpy(to.data(), values, n * size_of(type));
-  return values || !n;
+  return values != nullptr;
 }
 
 }  // namespace

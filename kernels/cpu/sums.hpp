@@ -68,7 +68,8 @@ struct Payload {
 };
 
 // The same steps over whole arrays, for messages whose payloads cannot be read in stretches: the finished
-// sum, in `memory`, whatever `sum.messages` holds; null if a message cannot be added.
+// sum, in `memory`, whatever `sum.messages` holds; null if a message cannot be added, or there are no
+// elements.
 const std::uint8_t* sum_whole(const Kernels& k, const Sum& sum, std::span<const Payload> messages,
                               int threads, Scratch* memory);
 

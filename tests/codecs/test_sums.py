@@ -273,3 +273,16 @@ def test_integers_are_encoded_and_decoded_by_none():
     codec.decode_many(buffers, outs, DType.INT32)
     for source, out in zip(sources, outs, strict=True):
         np.testing.assert_array_equal(out, source)
+
+
+@pytest.mark.parametrize("spec", ["int8", "topk:ratio=0.3"])
+def test_a_malformed_message_of_no_elements_is_refused(spec):
+    codec = hc.get_codec(spec)
+    payload = np.zeros(3, np.uint8)  # too short for any prefix
+    message = np.zeros(wire.HEADER_BYTES + payload.size, np.uint8)
+    wire.seal(message, codec.wire_id, codec.params_hash, dtype=DType.FLOAT32, count=0, payload=payload.size)
+    x = Flat(np.empty(0, np.float32), DType.FLOAT32, (0,), True, False)
+    with pytest.raises(hc.WireError, match="malformed"):
+        codec.sum_encode(x, [message], 1, DType.FLOAT32, empty(codec, 0, DType.FLOAT32))
+    with pytest.raises(hc.WireError, match="malformed"):
+        codec.sum_into(x, [message], 1, x.data)
