@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridcomp.errors import ConfigError
 from hybridcomp.train.config import read_toml
-from hybridcomp.train.resume import RECORD, Checkpoint, newest, read_checkpoint
+from hybridcomp.train.resume import checkpoint_in
 
 EXAMPLES = """examples:
   hybridcomp train --data shakespeare.txt --steps 2000 --checkpoint-every 500 --out runs/shakespeare
@@ -56,7 +56,11 @@ def main(argv: list[str]) -> int:
     """
     args = parser().parse_args(argv)
     _check(args)
-    checkpoint = _checkpoint(args.run)
+    checkpoint = checkpoint_in(args.run)
+    if checkpoint is None:
+        raise ConfigError(
+            f"no checkpoint in {args.run}: `hybridcomp train` writes them with --checkpoint-every"
+        )
     config = _config(checkpoint.path)
     import torch  # noqa: PLC0415  (seconds, that wrong input should not take)
 
@@ -91,15 +95,6 @@ def _check(args: argparse.Namespace) -> None:
     for name, least in (("tokens", 1), ("samples", 1), ("temperature", 0), ("top_k", 0)):
         if not getattr(args, name) >= least:
             raise ConfigError(f"{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
-
-
-def _checkpoint(run: Path) -> Checkpoint:
-    if (run / RECORD).is_file():
-        return read_checkpoint(run)
-    found = newest(run)
-    if found is None:
-        raise ConfigError(f"no checkpoint in {run}: `hybridcomp train` writes them with --checkpoint-every")
-    return read_checkpoint(found)
 
 
 def _config(checkpoint: Path) -> dict[str, Any]:

@@ -72,13 +72,20 @@ def find_checkpoint(config: TrainConfig) -> Checkpoint | None:
             raise ConfigError("--resume auto looks in the run directory: give it with --out")
         path = newest(Path(config.out))
         return None if path is None else read_checkpoint(path)
-    given = Path(config.resume)
-    if (given / RECORD).is_file():
-        return read_checkpoint(given)
-    path = newest(given)
-    if path is None:
+    found = checkpoint_in(Path(config.resume))
+    if found is None:
         raise ConfigError(f"no checkpoint in {config.resume} (a checkpoint holds {RECORD})")
-    return read_checkpoint(path)
+    return found
+
+
+def checkpoint_in(folder: Path) -> Checkpoint | None:
+    """The checkpoint that ``folder`` is, or the newest one of the run that it is; None if it is neither.
+
+    Raises:
+        ConfigError: the checkpoint is damaged.
+    """
+    path = folder if (folder / RECORD).is_file() else newest(folder)
+    return None if path is None else read_checkpoint(path)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
