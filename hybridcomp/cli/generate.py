@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.config import read_toml
+from hybridcomp.train.reading import read_toml
 from hybridcomp.train.resume import checkpoint_in
 
 EXAMPLES = """examples:

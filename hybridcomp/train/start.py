@@ -13,8 +13,9 @@ from typing import Any
 
 from hybridcomp.errors import ConfigError, MismatchError
 from hybridcomp.policy import Policy, load_policy
-from hybridcomp.train.config import AXES, TrainConfig, parse
+from hybridcomp.train.config import AXES, TrainConfig
 from hybridcomp.train.data import Batches
+from hybridcomp.train.reading import parse
 from hybridcomp.train.resume import Checkpoint, check_fits, find_checkpoint, run_identity
 from hybridcomp.train.text import Corpus, load_corpus
 

@@ -18,12 +18,12 @@ from torch import Tensor
 import hybridcomp.torch as hct
 from hybridcomp.errors import ConfigError, DivergedError
 from hybridcomp.train.checkpoint import Trained, load_checkpoint, save_checkpoint
-from hybridcomp.train.config import to_toml
 from hybridcomp.train.exchange import Exchange
 from hybridcomp.train.metrics import MetricsFile, Traffic, per_axis
 from hybridcomp.train.model import ModelShape
 from hybridcomp.train.parallel import build_model, rehearse
 from hybridcomp.train.progress import Progress
+from hybridcomp.train.reading import to_toml
 from hybridcomp.train.resume import Checkpoint, newest
 from hybridcomp.train.schedules import Run, make_schedule
 from hybridcomp.train.start import Job

@@ -11,7 +11,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.config import TrainConfig, parse, read_toml, to_toml
+from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.reading import parse, read_toml, to_toml
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

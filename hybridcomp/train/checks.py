@@ -1,0 +1,92 @@
+"""What a configuration must be, beyond its types."""
+
+from __future__ import annotations
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.train.config import CYCLIC, TrainConfig
+
+
+def check_config(config: TrainConfig) -> None:
+    """Check what can be checked without data, ranks or files.
+
+    Raises:
+        ConfigError: says which value is wrong and what is allowed.
+    """
+    positive = (
+        "dp pp tp virtual_stages layers d_model heads seq_len steps micro_batches micro_batch_size keep "
+        "log_every threads lr timeout bucket_mb"
+    )
+    for name in positive.split():
+        if not getattr(config, name) > 0:
+            raise ConfigError(f"{name} must be positive, not {getattr(config, name)}")
+    natural = "warmup_steps weight_decay clip seed eval_every eval_batches checkpoint_every min_lr"
+    for name in natural.split():
+        if not getattr(config, name) >= 0:
+            raise ConfigError(f"{name} must not be negative, as {getattr(config, name)} is")
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(config, name) < 1:
+            raise ConfigError(f"{name} must be at least 0 and below 1, not {getattr(config, name)}")
+    if not 0 < config.val_fraction < 1:
+        raise ConfigError(f"val_fraction must be above 0 and below 1, not {config.val_fraction}")
+    if config.vocab_size is not None and not 1 < config.vocab_size <= 2**31:
+        raise ConfigError(f"vocab_size must be from 2 to 2**31, not {config.vocab_size}")
+    for name, divisor in (("layers", "pp"), ("heads", "tp"), ("d_model", "heads")):
+        value, by = getattr(config, name), getattr(config, divisor)
+        if value % by:
+            raise ConfigError(f"{name} ({value}) must be divisible by {divisor} ({by})")
+    _check_schedule(config)
+
+
+def _check_schedule(config: TrainConfig) -> None:
+    if config.schedule in CYCLIC:
+        _check_cyclic(config)
+    elif config.schedule != "1f1b" and config.pp == 1:
+        raise ConfigError(f"schedule {config.schedule} is of a pipeline: pp must be at least 2, not 1")
+    if config.schedule == "interleaved":
+        if config.virtual_stages < 2:
+            raise ConfigError(
+                f"virtual_stages ({config.virtual_stages}) must be at least 2 with schedule interleaved"
+            )
+        if config.layers % config.stages:
+            raise ConfigError(
+                f"layers ({config.layers}) must be divisible by pp * virtual_stages ({config.stages})"
+            )
+        rounds = max(1, config.micro_batches // config.pp)
+        if config.micro_batches % rounds:
+            raise ConfigError(
+                f"micro_batches ({config.micro_batches}) must be divisible by micro_batches // pp "
+                f"({rounds}) with schedule interleaved, which runs them in as many rounds"
+            )
+    elif config.virtual_stages != 1:
+        raise ConfigError(
+            f"virtual_stages ({config.virtual_stages}) must be 1 with schedule {config.schedule}: "
+            "only interleaved has several stages on a rank"
+        )
+    if config.micro_batches < config.pp:
+        raise ConfigError(
+            f"micro_batches ({config.micro_batches}) must be at least pp ({config.pp}): "
+            "fewer leave stages of the pipeline without work"
+        )
+
+
+def _check_cyclic(config: TrainConfig) -> None:
+    if config.dp < 2:
+        raise ConfigError(
+            f"schedule {config.schedule} is of replicas: dp must be at least 2, not {config.dp}"
+        )
+    for name in ("pp", "tp", "micro_batches"):
+        if getattr(config, name) != 1:
+            raise ConfigError(
+                f"{name} ({getattr(config, name)}) must be 1 with schedule {config.schedule}: "
+                "every replica has all layers, and one micro-batch of a step"
+            )
+    if config.layers % config.dp:
+        raise ConfigError(
+            f"layers ({config.layers}) must be divisible by dp ({config.dp}) with schedule {config.schedule}, "
+            "which cuts the model into as many stages as there are replicas"
+        )
+    if config.schedule == "cdp-v2" and config.clip:
+        raise ConfigError(
+            f"clip ({config.clip}) must be 0 with schedule cdp-v2, which updates a stage before the "
+            "gradients of the others, and so their norm, are known"
+        )

@@ -1,0 +1,126 @@
+"""Read the trainer's configuration from TOML and from the command line, and write it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_type_hints
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.train.config import TrainConfig
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """Read fields from a TOML file.
+
+    Raises:
+        ConfigError: the file is missing, no TOML, or a key is unknown or of a wrong type; names file, line
+        and key.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {_with_line(str(error), text)}") from error
+    types = _field_types()
+    values: dict[str, Any] = {}
+    for key, value in document.items():
+        if key not in types or key == "config":
+            near = difflib.get_close_matches(key, types, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; allowed: {', '.join(types)}"
+            _fail(path, text, key, f"unknown key {key!r}{hint}")
+        values[key] = _convert(value, types[key], lambda what, key=key: _fail(path, text, key, what))
+    return values
+
+
+def _field_types() -> dict[str, Any]:
+    hints = get_type_hints(TrainConfig)
+    return {field.name: hints[field.name] for field in dataclasses.fields(TrainConfig)}
+
+
+def _convert(value: Any, kind: Any, fail: Any) -> Any:
+    options = get_args(kind)
+    if options and all(isinstance(o, str) for o in options):
+        if value not in options:
+            fail(f"must be one of {', '.join(options)}, not {value!r}")
+        return value
+    allowed = [o for o in (options or (kind,)) if o is not type(None)]
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) not in allowed:
+        words = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+        names = " or ".join(words[k] for k in allowed)
+        fail(f"must be {names}, not {value!r}")
+    return value
+
+
+def _with_line(message: str, text: str) -> str:
+    found = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
+    if not found:
+        return message
+    number = int(found[2] or max(1, len(text.splitlines())))
+    line = text.splitlines()[number - 1] if text else ""
+    key = re.match(r"\s*([\w.\"'-]+)\s*(=|$)", line)
+    where = f", key {key[1]}" if key else ""
+    return f"line {number}{where}: {found[1]}"
+
+
+def _fail(path: str, text: str, key: str, what: str) -> NoReturn:
+    pattern = re.compile(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[.=\]]")
+    line = next((n for n, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
+    raise ConfigError(f"{path}: line {line}, key {key}: {what}")
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Write fields as TOML; None (unset) fields are left out."""
+    lines = []
+    for key, value in values.items():
+        if isinstance(value, bool):
+            lines.append(f"{key} = {str(value).lower()}")
+        elif isinstance(value, str):
+            lines.append(f"{key} = {_quote(value)}")
+        elif value is not None:
+            lines.append(f"{key} = {value!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped) + '"'
+
+
+def parse(arguments: Sequence[str], *, prog: str = "hybridcomp train") -> TrainConfig:
+    """Make the configuration from command-line arguments: defaults, then ``--config``'s file, then the flags.
+
+    Raises:
+        ConfigError: a wrong value, on the command line or in the file.
+        SystemExit: a flag that does not exist or does not parse (2, with a message), or ``--help`` (0).
+    """
+    import tyro  # noqa: PLC0415  (an extra; and --help of the other commands should not wait for it)
+
+    default = TrainConfig()
+    path = _config_path(arguments)
+    if path is not None:
+        default = dataclasses.replace(default, **read_toml(path), config=path)
+    config = tyro.cli(TrainConfig, prog=prog, args=list(arguments), default=default)
+    config.check()
+    return config
+
+
+def _config_path(arguments: Sequence[str]) -> str | None:
+    path = None
+    for i, argument in enumerate(arguments):
+        if argument == "--config" and i + 1 < len(arguments):
+            path = arguments[i + 1]
+        elif argument.startswith("--config="):
+            path = argument.removeprefix("--config=")
+    return path
