@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
     Raises:
         ConfigError: wrong arguments.
         LabError: this machine cannot bring up a lab of that kind.
-        DemoError: a run failed.
+        RunFailedError: a run failed.
     """
     arguments = parser().parse_args(argv)
     for needed in ("matplotlib", "torch"):  # known now, not after minutes of training

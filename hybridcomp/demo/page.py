@@ -55,7 +55,7 @@ def page(outcome: Outcome, report: Report, picture: bytes, machine: Mapping[str,
 <h1>hybridcomp: training over slow links</h1>
 <p class="when">{when}, {outcome.seconds / 60:.1f} minutes in all</p>
 <ul>{words}</ul>
-{_table(HEADINGS, [cells(row) for row in report.rows])}
+{table(HEADINGS, [cells(row) for row in report.rows])}
 <p>val loss: nats per token on held-out text, at the end. dp, pp, tp MB: 10<sup>6</sup> bytes that all
 ranks sent for data, pipeline and tensor parallelism while training; tensor parallelism stays inside a host,
 where it uses shared memory. Seconds are those of training, without start and evaluations.</p>
@@ -65,7 +65,7 @@ bytes sent per axis of parallelism for each policy. The table above holds the sa
 <p>As rank 0 counted it; bytes are those of that rank.</p>
 {details}
 <h2>Machine</h2>
-{_table(("what", "which"), list(machine.items()), kind="words")}
+{table(("what", "which"), list(machine.items()), kind="words")}
 <h2>Commands</h2>
 {commands}
 </body>
@@ -73,7 +73,8 @@ bytes sent per axis of parallelism for each policy. The table above holds the sa
 """
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str = "figures") -> str:
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str = "figures") -> str:
+    """A table whose first column is names; ``kind`` is its class in :data:`STYLE`."""
     head = "".join(f"<th>{html.escape(text)}</th>" for text in headings)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
@@ -87,4 +88,4 @@ def _traffic(rows: Sequence[Mapping[str, Any]]) -> str:
         [f"{row[key]:,}" if isinstance(row[key], int) else str(row[key] or "") for key in TRAFFIC]
         for row in rows
     ]
-    return _table(TRAFFIC_HEADINGS, shown)
+    return table(TRAFFIC_HEADINGS, shown)

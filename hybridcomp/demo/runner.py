@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,17 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from hybridcomp.demo.plan import DemoPlan, Run
-from hybridcomp.demo.record import Follower, RunRecord
-from hybridcomp.errors import HybridcompError
+from hybridcomp.demo.record import RunRecord
+from hybridcomp.demo.training import train_in
 from hybridcomp.lab import Lab
-
-POLL_SECONDS = 0.2
-SILENCE_SECONDS = 300.0  # a run that writes nothing for that long hangs
-LOG_TAIL_LINES = 25
-
-
-class DemoError(HybridcompError, RuntimeError):
-    """A run of the demonstration that failed, with the end of its log."""
 
 
 @dataclass
@@ -66,7 +57,7 @@ def run_all(plan: DemoPlan, out: Path, watcher: Watcher, *, kind: str = "auto") 
     Raises:
         ConfigError: the plan cannot be run.
         LabError: this machine cannot bring up a lab of that kind.
-        DemoError: a run failed.
+        RunFailedError: a run failed.
     """
     plan.check()
     start = time.monotonic()
@@ -109,42 +100,8 @@ def _forget(folder: Path) -> None:
 def _run(plan: DemoPlan, run: Run, lab: Lab, folder: Path, watcher: Watcher) -> RunRecord:
     folder.mkdir(parents=True, exist_ok=True)
     record = RunRecord(run.name)
-    follower = Follower(folder / "metrics.jsonl", record)
-    log = folder / "log.txt"
     watcher.begin(run, lab)
-    with log.open("wb") as file:
-        process = lab.popen(
-            plan.command(run, folder),
-            plan.ppn,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            _follow(process, follower, lambda: watcher.update(run, record), run)
-        except BaseException:
-            lab.end(process)
-            raise
-    follower.poll()
-    if process.returncode != 0 or not record.summary:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
-        raise DemoError(f"the run {run.name!r} ended with code {process.returncode}; {log} ends with\n{tail}")
+    train_in(lab, plan.command(run, folder), plan.ppn, folder, record, lambda: watcher.update(run, record))
     watcher.update(run, record)
     watcher.finish(run, record)
     return record
-
-
-class _Tick(Protocol):
-    def __call__(self) -> None: ...
-
-
-def _follow(process: subprocess.Popen[bytes], follower: Follower, tick: _Tick, run: Run) -> None:
-    """Follow the run's metrics until it ends."""
-    last = time.monotonic()
-    while process.poll() is None:
-        if follower.poll():
-            last = time.monotonic()
-        elif time.monotonic() - last > SILENCE_SECONDS:
-            raise DemoError(f"the run {run.name!r} has written nothing for {SILENCE_SECONDS:g} seconds")
-        tick()
-        time.sleep(POLL_SECONDS)

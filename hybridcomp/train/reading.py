@@ -21,24 +21,58 @@ def read_toml(path: str) -> dict[str, Any]:
         ConfigError: the file is missing, no TOML, or a key is unknown or of a wrong type; names file, line
         and key.
     """
+    text = read_text(path)
+    return fields_of(parse_toml(text, path), path, text)
+
+
+def read_text(path: str) -> str:
+    """Read a configuration file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8.
+    """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from error
+
+
+def parse_toml(text: str, path: str) -> dict[str, Any]:
+    """Parse a file's text.
+
+    Raises:
+        ConfigError: it is no TOML; names the file and the line.
+    """
     try:
-        document = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {_with_line(str(error), text)}") from error
+
+
+def fields_of(document: Mapping[str, Any], path: str, text: str) -> dict[str, Any]:
+    """Check the names and types of a table's fields.
+
+    Args:
+        document: the table.
+        path: of the file, for messages.
+        text: of the file, to name the line.
+
+    Returns:
+        The fields, integers turned to floats where those are due.
+
+    Raises:
+        ConfigError: a key is unknown or of a wrong type; names file, line and key.
+    """
     types = _field_types()
     values: dict[str, Any] = {}
     for key, value in document.items():
         if key not in types or key == "config":
             near = difflib.get_close_matches(key, types, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; allowed: {', '.join(types)}"
-            _fail(path, text, key, f"unknown key {key!r}{hint}")
-        values[key] = _convert(value, types[key], lambda what, key=key: _fail(path, text, key, what))
+            fail(path, text, key, f"unknown key {key!r}{hint}")
+        values[key] = _convert(value, types[key], lambda what, key=key: fail(path, text, key, what))
     return values
 
 
@@ -74,7 +108,8 @@ def _with_line(message: str, text: str) -> str:
     return f"line {number}{where}: {found[1]}"
 
 
-def _fail(path: str, text: str, key: str, what: str) -> NoReturn:
+def fail(path: str, text: str, key: str, what: str) -> NoReturn:
+    """Raise ConfigError that names the file, the line of ``key`` in its text, and the key."""
     pattern = re.compile(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[.=\]]")
     line = next((n for n, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
     raise ConfigError(f"{path}: line {line}, key {key}: {what}")

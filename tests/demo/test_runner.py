@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from hybridcomp.cli.demo import Show
-from hybridcomp.demo import DemoError, DemoPlan, Run, run_all, runner
+from hybridcomp.demo import DemoPlan, Run, RunFailedError, run_all, training
 from hybridcomp.errors import ConfigError, PolicyError
 from tests.demo.fake import lines
 
@@ -81,15 +81,15 @@ def test_a_run_that_fails_says_so_with_its_log(
 ) -> None:
     monkeypatch.setattr(FakePlan, "command", lambda self, run, out: ["python", "-c", program])
     show, _ = shown()
-    with show, pytest.raises(DemoError, match=said):
+    with show, pytest.raises(RunFailedError, match=said):
         run_all(fake_plan(), tmp_path, show, kind="shared-memory")
 
 
 def test_a_run_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakePlan, "command", lambda self, run, out: ["sleep", "100"])
-    monkeypatch.setattr(runner, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(training, "SILENCE_SECONDS", 0.5)
     show, _ = shown()
-    with show, pytest.raises(DemoError, match="has written nothing"):
+    with show, pytest.raises(RunFailedError, match="has written nothing"):
         run_all(fake_plan(), tmp_path, show, kind="shared-memory")
 
 

@@ -1,0 +1,198 @@
+"""What a study runs: variants, each for its loss over seeds and for its speed over links."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hybridcomp.train.config import TrainConfig
+
+Fields = Mapping[str, Any]
+"""Fields of :class:`~hybridcomp.train.config.TrainConfig`."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the configurations that are compared.
+
+    Attributes:
+        name: in tables and pictures.
+        fields: of the trainer, beyond those that all variants share; ``policy`` may name one of the study's.
+        series: of a sweep, the place that is compressed; None outside a sweep.
+        codec: of a sweep, its spec.
+        parts: what is measured of it.
+    """
+
+    name: str
+    fields: Fields
+    series: str | None = None
+    codec: str | None = None
+    parts: tuple[str, ...] = ("loss", "speed")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Runs for the loss: links unshaped, for the loss does not depend on them.
+
+    Attributes:
+        seeds: each variant runs once with each.
+        fields: of the trainer.
+    """
+
+    seeds: tuple[int, ...]
+    fields: Fields
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Runs for the speed: short, all variants in turn, several rounds of that, at every rate.
+
+    Attributes:
+        rates: of the links, as :class:`~hybridcomp.lab.Rate` has them.
+        rounds: runs of each variant at each rate.
+        fields: of the trainer.
+    """
+
+    rates: tuple[str, ...]
+    rounds: int
+    fields: Fields
+
+
+Kind = Literal["faster", "lower_loss", "same_loss", "fewer_bytes"]
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the study is to show: of two variants, the first is better, or as good.
+
+    Attributes:
+        kind: ``faster``: more tokens per second at ``rate``; ``lower_loss``: the mean over the seeds;
+            ``same_loss``: its mean is above the other's by no more than the standard deviation of the other's over
+            the seeds; ``fewer_bytes``: sent per step on ``axis``, or on all axes.
+        variants: names.
+        rate: of the links, for ``faster``.
+        axis: for ``fewer_bytes``.
+        by: for ``faster`` and ``fewer_bytes``, the smallest ratio that will do.
+    """
+
+    kind: Kind
+    variants: tuple[str, str]
+    rate: str | None = None
+    axis: str | None = None
+    by: float = 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        variant: which.
+        part: ``loss`` or ``speed``.
+        rate: of the links.
+        number: the seed of a run for the loss, the round from 1 of one for the speed.
+        fields: of the trainer, all that are not at their defaults.
+    """
+
+    variant: Variant
+    part: Literal["loss", "speed"]
+    rate: str
+    number: int
+    fields: Fields
+
+    @property
+    def name(self) -> str:
+        """For people, and, made safe, of its folder."""
+        what = f"seed {self.number}" if self.part == "loss" else f"{self.rate} round {self.number}"
+        return f"{self.part} {self.variant.name} {what}"
+
+    @property
+    def folder(self) -> str:
+        """Of this run alone: readable, and different where the names are."""
+        safe = re.sub(r"[^A-Za-z0-9.=-]+", "_", self.name)
+        return f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        return int(self.fields.get("steps", TrainConfig.steps))
+
+    def command(self, out: Path, policies: Mapping[str, Path]) -> list[str]:
+        """The command line of one rank, which writes into ``out``; ``policies`` are the files of the study's own."""
+        values = dict(self.fields)
+        policy = str(values.get("policy"))
+        if policy in policies:
+            values["policy"] = str(policies[policy])
+        if values.get("checkpoint_every"):
+            values["resume"] = "auto"
+        values["out"] = str(out)
+        return ["hybridcomp", "train", *(text for key, value in values.items() for text in _flag(key, value))]
+
+
+def _flag(key: str, value: object) -> list[str]:
+    name = key.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study that can run.
+
+    Attributes:
+        name: of its file, without the suffix.
+        title: of the report.
+        about: a paragraph for the report.
+        hosts: of the lab.
+        ppn: ranks on each host.
+        baseline: name of the variant that the others are compared with.
+        fields: of the trainer, of all runs.
+        variants: in the order of the tables.
+        policies: TOML texts of the study's own policies, by name.
+        loss: or None, if no loss is asked for.
+        speed: or None, if no speed is asked for.
+        expectations: what it is to show.
+
+    """
+
+    name: str
+    title: str
+    about: str
+    hosts: int
+    ppn: int
+    baseline: str
+    fields: Fields
+    variants: tuple[Variant, ...]
+    policies: Mapping[str, str] = field(default_factory=dict)
+    loss: Loss | None = None
+    speed: Speed | None = None
+    expectations: tuple[Expectation, ...] = ()
+
+    def runs(self, part: str | None = None) -> list[Run]:
+        """All runs in order, or those of one part: seed by seed, then rate by rate and round by round.
+
+        A round goes through the variants in the opposite order of the one before, so that a machine which grows
+        slower is slower for all alike.
+        """
+        runs: list[Run] = []
+        if self.loss is not None and part in (None, "loss"):
+            for seed in self.loss.seeds:
+                for variant in self.of("loss"):
+                    given = {**self.fields, **variant.fields, **self.loss.fields, "seed": seed}
+                    runs.append(Run(variant, "loss", "none", seed, given))
+        if self.speed is not None and part in (None, "speed"):
+            for rate in self.speed.rates:
+                for number in range(1, self.speed.rounds + 1):
+                    for variant in self.of("speed")[:: 1 if number % 2 else -1]:
+                        given = {**self.fields, **variant.fields, "eval_batches": 0, **self.speed.fields}
+                        runs.append(Run(variant, "speed", rate, number, given))
+        return runs
+
+    def of(self, part: str) -> tuple[Variant, ...]:
+        """The variants of which that part is measured."""
+        return tuple(variant for variant in self.variants if part in variant.parts)

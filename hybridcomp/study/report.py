@@ -1,0 +1,160 @@
+"""A study's report: results.json, tables in Markdown, pictures, and one HTML page that needs no other file."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime
+import html
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hybridcomp.demo.machine import facts
+from hybridcomp.demo.page import STYLE, table
+from hybridcomp.study.pictures import bits_per_value, pictures
+from hybridcomp.study.results import Results
+from hybridcomp.study.tables import tables
+
+_ALTERNATIVES = {
+    "loss": "Validation loss over the steps, by variant.",
+    "bits": "Validation loss above the baseline's against bits per value, by what is compressed.",
+    "speed": "Samples per second over the baseline's, by variant and link.",
+    "tradeoff": "Validation loss above the baseline's against speed, by link.",
+}
+
+
+def write_report(results: Results, folder: Path) -> Path:
+    """Write the report's files.
+
+    Args:
+        results: what the runs say.
+        folder: is made if it does not exist.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = facts(results.kind)
+    values = as_json(results) | {"machine": machine}
+    (folder / "results.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    (folder / "report.md").write_text(markdown(results), encoding="utf-8")
+    drawn = pictures(results)
+    for name, picture in drawn.items():
+        (folder / f"{name}.png").write_bytes(picture)
+    page = folder / "report.html"
+    page.write_text(_page(results, drawn, machine), encoding="utf-8")
+    return page
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """The results as JSON has them; what is no finite number is null."""
+    study = results.study
+    plain = {
+        "study": {
+            "name": study.name,
+            "title": study.title,
+            "hosts": study.hosts,
+            "ppn": study.ppn,
+            "baseline": study.baseline,
+            "train": dict(study.fields),
+            "loss": None if study.loss is None else dataclasses.asdict(study.loss),
+            "speed": None if study.speed is None else dataclasses.asdict(study.speed),
+            "variants": [dataclasses.asdict(variant) for variant in study.variants],
+            "policies": dict(study.policies),
+        },
+        "lab": results.kind,
+        "parameters": results.parameters,
+        "loss": {
+            name: {
+                "mean": losses.mean,
+                "spread": losses.spread,
+                "gap": losses.gap,
+                "by_seed": dict(losses.by_seed),
+                "gaps": dict(losses.gaps),
+                "curve": dict(losses.curve),
+            }
+            for name, losses in results.losses.items()
+        },
+        "bits_per_value": {v.codec: bits_per_value(v.codec) for v in study.variants if v.codec is not None},
+        "speed": {
+            rate: {name: dataclasses.asdict(speeds) for name, speeds in rows.items()}
+            for rate, rows in results.speeds.items()
+        },
+        "shown": [{"held": verdict.held, "sentence": verdict.sentence} for verdict in results.verdicts],
+        "commands": dict(results.commands),
+    }
+    return _finite(plain)  # type: ignore[no-any-return]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def markdown(results: Results) -> str:
+    """Verdicts and tables in Markdown, for documentation to take in."""
+    parts = [one.markdown() for one in tables(results)]
+    if results.verdicts:
+        parts.append(
+            "\n".join(f"- {_word(verdict.held)} {verdict.sentence}" for verdict in results.verdicts) + "\n"
+        )
+    return "\n".join(parts)
+
+
+def _word(held: bool) -> str:
+    return "Shown:" if held else "**Not shown:**"
+
+
+def _page(results: Results, drawn: Mapping[str, bytes], machine: Mapping[str, str]) -> str:
+    study = results.study
+    when = datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    words = "".join(
+        f"<li>{'shown' if verdict.held else '<strong>not shown</strong>'}: {html.escape(verdict.sentence)}</li>"
+        for verdict in results.verdicts
+    )
+    images = "".join(
+        f'<p><img src="data:image/png;base64,{base64.b64encode(picture).decode()}" '
+        f'alt="{html.escape(_ALTERNATIVES[name])} The tables hold the same figures."></p>'
+        for name, picture in drawn.items()
+    )
+    figures = "".join(
+        f"<h2>{html.escape(one.title)}</h2>{table(one.headings, one.rows)}<p>{html.escape(one.note)}</p>"
+        for one in tables(results)
+    )
+    policies = "".join(
+        f"<h3>{html.escape(name)}</h3><pre>{html.escape(text)}</pre>" for name, text in study.policies.items()
+    )
+    commands = "\n".join(results.commands.values())
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(study.title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>{html.escape(study.title)}</h1>
+<p class="when">{when}; {results.parameters:,} parameters on {study.hosts} hosts of {study.ppn} ranks</p>
+<p>{html.escape(study.about.strip())}</p>
+<ul>{words}</ul>
+{images}
+{figures}
+<h2>Machine</h2>
+{table(("what", "which"), list(machine.items()), kind="words")}
+<details><summary>The study's own policies</summary>{policies or "<p>none</p>"}</details>
+<details><summary>The command of each run</summary><pre>{html.escape(commands)}</pre></details>
+</body>
+</html>
+"""

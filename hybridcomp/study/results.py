@@ -1,0 +1,232 @@
+"""What a study's runs say: losses over seeds, speeds over links, and whether it showed what it is to show."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hybridcomp.demo.record import SETTLING_STEPS
+from hybridcomp.study.plan import Expectation, Study
+from hybridcomp.study.runner import Done
+
+
+@dataclass(frozen=True)
+class Losses:
+    """A variant's validation losses at the end of its runs.
+
+    Attributes:
+        by_seed: nats per token; NaN of a run that diverged.
+        gap: mean over the seeds of the loss above the baseline's with the same seed; NaN if one diverged.
+        gaps: the same, seed by seed.
+        curve: mean over the seeds at each evaluation, by step.
+    """
+
+    by_seed: Mapping[int, float]
+    gap: float
+    gaps: Mapping[int, float]
+    curve: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.by_seed.values())
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over the seeds; 0 for one seed, NaN if one diverged."""
+        values = list(self.by_seed.values())
+        if not all(math.isfinite(value) for value in values):
+            return math.nan
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """A variant at one rate.
+
+    Attributes:
+        samples_per_s: sequences per second, the median of the rounds.
+        ratio: that over the baseline's of the same round, the median; 1 for the baseline.
+        ratios: the same, round by round.
+        step_seconds: median of all settled steps.
+        wire_bytes: of all ranks, per step and axis.
+        plain_bytes: the same uncompressed.
+    """
+
+    samples_per_s: float
+    ratio: float
+    ratios: Sequence[float]
+    step_seconds: float
+    wire_bytes: Mapping[str, float]
+    plain_bytes: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an expectation held.
+
+    Attributes:
+        expectation: which.
+        held: whether it did.
+        sentence: with the figures.
+    """
+
+    expectation: Expectation
+    held: bool
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that the runs say, as far as they have ended.
+
+    Attributes:
+        study: whose.
+        kind: of the lab.
+        losses: by variant.
+        speeds: by rate, then by variant.
+        verdicts: on the expectations of which all runs have ended.
+        parameters: of the model.
+        commands: by the name of the run: what to type to repeat it.
+    """
+
+    study: Study
+    kind: str
+    losses: Mapping[str, Losses]
+    speeds: Mapping[str, Mapping[str, Speeds]]
+    verdicts: Sequence[Verdict] = ()
+    parameters: int = 0
+    commands: Mapping[str, str] = field(default_factory=dict)
+
+
+def results_of(study: Study, runs: Sequence[Done]) -> Results:
+    """Put the runs together; variants or rates of which runs are missing are left out."""
+    losses = _losses(study, runs)
+    speeds = {rate: _speeds(study, runs, rate) for rate in (study.speed.rates if study.speed else ())}
+    found = [_verdict(expectation, losses, speeds) for expectation in study.expectations]
+    return Results(
+        study,
+        runs[0].kind if runs else "",
+        losses,
+        {rate: rows for rate, rows in speeds.items() if rows},
+        [verdict for verdict in found if verdict is not None],
+        max((int(done.record.start.get("parameters", 0)) for done in runs), default=0),
+        {done.run.name: done.command for done in runs},
+    )
+
+
+def _losses(study: Study, runs: Sequence[Done]) -> dict[str, Losses]:
+    seeds = study.loss.seeds if study.loss else ()
+    found = {(d.run.variant.name, d.run.number): d for d in runs if d.run.part == "loss"}
+    result = {}
+    for variant in study.of("loss"):
+        mine = {seed: found.get((variant.name, seed)) for seed in seeds}
+        base = {seed: found.get((study.baseline, seed)) for seed in seeds}
+        ended = {seed: done for seed, done in mine.items() if done is not None}
+        if not ended or len(ended) < len(seeds):
+            continue
+        by_seed = {seed: _loss(done) for seed, done in ended.items()}
+        gaps = {
+            seed: value - _loss(done) for seed, value in by_seed.items() if (done := base[seed]) is not None
+        }
+        gap = statistics.fmean(gaps.values()) if gaps else math.nan
+        result[variant.name] = Losses(by_seed, gap, gaps, _curve(list(ended.values())))
+    return result
+
+
+def _loss(done: Done) -> float:
+    return math.nan if done.diverged else done.record.val_loss
+
+
+def _curve(runs: Sequence[Done]) -> dict[int, float]:
+    curves = [{row["step"]: row["loss"] for row in done.record.evaluations} for done in runs]
+    common = [step for step in curves[0] if all(step in curve for curve in curves)]
+    return {step: statistics.fmean(curve[step] for curve in curves) for step in common}
+
+
+def _speeds(study: Study, runs: Sequence[Done], rate: str) -> dict[str, Speeds]:
+    by_variant: dict[str, dict[int, Done]] = {}
+    for done in runs:
+        if done.run.part == "speed" and done.run.rate == rate and not done.diverged:
+            by_variant.setdefault(done.run.variant.name, {})[done.run.number] = done
+    base = {number: _samples_per_s(done) for number, done in by_variant.get(study.baseline, {}).items()}
+    result = {}
+    for variant in study.of("speed"):
+        mine = by_variant.get(variant.name, {})
+        each = {number: _samples_per_s(done) for number, done in mine.items()}
+        ratios = [value / base[number] for number, value in each.items() if number in base]
+        if not ratios:
+            continue
+        last = max(mine.items())[1].record
+        steps = int(last.summary["steps"])
+        result[variant.name] = Speeds(
+            statistics.median(each.values()),
+            statistics.median(ratios),
+            ratios,
+            statistics.median(seconds for done in mine.values() for seconds in _settled(done)),
+            {axis: count / steps for axis, count in last.summary["wire_bytes"].items()},
+            {axis: count / steps for axis, count in last.summary["plain_bytes"].items()},
+        )
+    return result
+
+
+def _settled(done: Done) -> list[float]:
+    seconds = [float(row["step_seconds"]) for row in done.record.train]
+    return seconds[SETTLING_STEPS:] or seconds
+
+
+def _samples_per_s(done: Done) -> float:
+    config = done.record.start["config"]
+    # The median step, not the mean: another process of this machine that takes the cores for a moment should
+    # not be charged to a variant.
+    return float(
+        done.record.train[-1]["tokens"]
+        / done.record.train[-1]["step"]
+        / config["seq_len"]
+        / statistics.median(_settled(done))
+    )
+
+
+def _verdict(
+    expectation: Expectation, losses: Mapping[str, Losses], speeds: Mapping[str, Mapping[str, Speeds]]
+) -> Verdict | None:
+    first, second = expectation.variants
+    if expectation.kind.endswith("loss"):
+        if first not in losses or second not in losses:
+            return None
+        return _loss_verdict(expectation, losses[first], losses[second])
+    rows = speeds.get(expectation.rate or next(iter(speeds), ""), {})
+    if first not in rows or second not in rows:
+        return None
+    return _speed_verdict(expectation, rows[first], rows[second])
+
+
+def _loss_verdict(expectation: Expectation, mine: Losses, other: Losses) -> Verdict:
+    first, second = expectation.variants
+    what = f"{first} {mine.mean:.4f}, {second} {other.mean:.4f}"
+    if expectation.kind == "lower_loss":
+        # A loss that diverged is above every other.
+        held = math.isfinite(mine.mean) and not other.mean <= mine.mean
+        return Verdict(expectation, held, f"{first} ends at a lower loss than {second}: {what}")
+    held = mine.mean - other.mean <= other.spread
+    return Verdict(
+        expectation,
+        held,
+        f"{first} ends at the loss of {second} within its spread over the seeds ({other.spread:.4f}): {what}",
+    )
+
+
+def _speed_verdict(expectation: Expectation, mine: Speeds, other: Speeds) -> Verdict:
+    first, second = expectation.variants
+    if expectation.kind == "faster":
+        ratio = statistics.median(a / b for a, b in zip(mine.ratios, other.ratios, strict=False))
+        what = f"{first} is faster than {second} at {expectation.rate}: {ratio:.2f} times"
+    else:
+        axes = [expectation.axis] if expectation.axis else list(mine.wire_bytes)
+        ratio = sum(other.wire_bytes[a] for a in axes) / max(1.0, sum(mine.wire_bytes[a] for a in axes))
+        where = f" on {expectation.axis}" if expectation.axis else ""
+        what = f"{first} sends fewer bytes than {second}{where}: {ratio:.2f} times"
+    asked = f" (asked: {expectation.by:g})" if expectation.by != 1 else ""
+    return Verdict(expectation, ratio >= expectation.by, what + asked)

@@ -1,0 +1,198 @@
+"""Runs a study in labs, one run after the other; runs that an earlier call has finished stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+from hybridcomp import __version__
+from hybridcomp.demo.record import Follower, RunRecord
+from hybridcomp.demo.training import train_in
+from hybridcomp.errors import ConfigError
+from hybridcomp.lab import Lab
+from hybridcomp.study.plan import Run, Study
+
+RECORD = "run.json"
+BEGUN = "begun.json"
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run that has ended.
+
+    Attributes:
+        run: what ran.
+        record: its metrics; without a summary if it diverged.
+        command: what to type to repeat it.
+        kind: of the lab that it ran in.
+    """
+
+    run: Run
+    record: RunRecord
+    command: str
+    kind: str
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss became infinite or no number, which ends a run."""
+        return not self.record.summary
+
+
+class Watcher(Protocol):
+    """Who is told how a study goes."""
+
+    def begin(self, run: Run) -> None:
+        """A run starts."""
+
+    def update(self, run: Run, record: RunRecord) -> None:
+        """A run has written something, or time has passed."""
+
+    def finish(self, run: Run, done: Done, *, kept: bool) -> None:
+        """A run has ended, or, if kept, had ended in an earlier call."""
+
+
+def run_study(
+    study: Study, out: Path, watcher: Watcher, *, part: str | None = None, kind: str = "auto"
+) -> list[Done]:
+    """Run what is not done yet.
+
+    Args:
+        study: what to run.
+        out: folder of the study's files; runs lie in ``out/runs``.
+        watcher: is told how it goes.
+        part: ``loss`` or ``speed`` alone; None runs both.
+        kind: of lab.
+
+    Returns:
+        All runs, in order, those of earlier calls among them.
+
+    Raises:
+        LabError: this machine cannot bring up a lab of that kind.
+        RunFailedError: a run failed, other than by a loss that diverged.
+        ConfigError: the folder cannot be written to.
+    """
+    try:
+        policies = _write_policies(study, out / "policies")
+        (out / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {out}: {error.strerror}") from error
+    ended: dict[str, Done] = {}
+    runs = study.runs(part)
+    for run in runs:
+        done = _find(study, run, out)
+        if done is not None:
+            ended[run.folder] = done
+            watcher.finish(run, done, kept=True)
+    for rate, group in groupby((run for run in runs if run.folder not in ended), lambda run: run.rate):
+        with Lab(study.hosts, rate, kind=kind) as lab:
+            for run in group:
+                watcher.begin(run)
+                ended[run.folder] = _run(study, run, lab, out, policies, watcher)
+                watcher.finish(run, ended[run.folder], kept=False)
+    return [ended[run.folder] for run in runs]
+
+
+def find_runs(study: Study, out: Path) -> list[Done]:
+    """The runs that have ended, in order; starts nothing."""
+    found = (_find(study, run, out) for run in study.runs())
+    return [done for done in found if done is not None]
+
+
+def _write_policies(study: Study, folder: Path) -> dict[str, Path]:
+    """Write the study's own policies to files, for the trainer to read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for number, (name, text) in enumerate(study.policies.items()):
+        safe = "".join(c if c.isalnum() or c in ".=-" else "_" for c in name)
+        files[name] = folder / f"{number:02}-{safe}.toml"
+        files[name].write_text(f"# {name}\n{text.rstrip()}\n", encoding="utf-8")
+    return files
+
+
+def _identity(study: Study, run: Run) -> dict[str, Any]:
+    """What makes an earlier run this one."""
+    policy = run.fields.get("policy")
+    return {
+        "fields": dict(run.fields),
+        "policy": study.policies.get(str(policy)),
+        "rate": run.rate,
+        "hosts": study.hosts,
+        "ppn": study.ppn,
+        "version": __version__,
+    }
+
+
+def _find(study: Study, run: Run, out: Path) -> Done | None:
+    """The run, if an earlier call has finished it."""
+    folder = out / "runs" / run.folder
+    try:
+        kept = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(kept, dict) or kept.get("identity") != _identity(study, run):
+        return None
+    record = RunRecord(run.name)
+    Follower(folder / METRICS, record).poll()
+    if not record.summary and not kept["diverged"]:
+        return None
+    return Done(run, record, kept["command"], kept["kind"])
+
+
+def _run(study: Study, run: Run, lab: Lab, out: Path, policies: Mapping[str, Path], watcher: Watcher) -> Done:
+    folder = out / "runs" / run.folder
+    identity = _identity(study, run)
+    _forget(folder, identity)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / BEGUN).write_text(json.dumps(identity) + "\n", encoding="utf-8")
+    command = run.command(folder, policies)
+    record = RunRecord(run.name)
+    train_in(
+        lab,
+        command,
+        study.ppn,
+        folder,
+        record,
+        lambda: watcher.update(run, record),
+        may_fail=lambda tail: "DivergedError" in tail,
+    )
+    shown = shlex.join(
+        [
+            "hybridcomp",
+            "lab",
+            "-n",
+            str(study.hosts),
+            "--ppn",
+            str(study.ppn),
+            "--rate",
+            run.rate,
+            "--",
+            *command,
+        ]
+    )
+    done = Done(run, record, shown, lab.kind)
+    kept = {"identity": identity, "command": shown, "kind": lab.kind, "diverged": done.diverged}
+    beside = folder / (RECORD + ".partial")
+    beside.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    os.replace(beside, folder / RECORD)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # of a run that is whole
+    return done
+
+
+def _forget(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Remove what an earlier call left of the run, but for checkpoints of the very same to go on from."""
+    try:
+        same = json.loads((folder / BEGUN).read_text(encoding="utf-8")) == identity
+    except (OSError, ValueError):
+        same = False
+    if not (same and any((folder / "checkpoints").glob("step-*"))):
+        (folder / METRICS).unlink(missing_ok=True)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    (folder / RECORD).unlink(missing_ok=True)

@@ -1,0 +1,125 @@
+"""A study's tables, for the terminal, for Markdown and for the report's page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridcomp.study.results import Losses, Results, Speeds
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text; the first column is names.
+
+    Attributes:
+        title: what it shows.
+        headings: of the columns.
+        rows: as many cells each.
+        note: what the columns mean.
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
+
+    def markdown(self) -> str:
+        """The table in Markdown, with its note."""
+        lines = [
+            "| " + " | ".join(self.headings) + " |",
+            "|---" + "|---:" * (len(self.headings) - 1) + "|",
+            *("| " + " | ".join(row) + " |" for row in self.rows),
+        ]
+        return f"**{self.title}**\n\n" + "\n".join(lines) + f"\n\n{self.note}\n"
+
+
+def tables(results: Results) -> list[Table]:
+    """Those that the runs have figures for."""
+    made = [_speed(results, rate) for rate in results.speeds]
+    if results.losses:
+        made.insert(0, _loss(results))
+    return made
+
+
+def _loss(results: Results) -> Table:
+    seeds = results.study.loss.seeds if results.study.loss else ()
+    rows = []
+    for name, losses in results.losses.items():
+        rows.append(
+            [
+                name,
+                _nats(losses.mean),
+                f"{losses.spread:.4f}" if math.isfinite(losses.spread) else "",
+                "" if name == results.study.baseline else _gap(losses),
+                *(_nats(losses.by_seed[seed]) for seed in seeds),
+            ]
+        )
+    steps = (
+        results.study.loss.fields.get("steps", results.study.fields.get("steps")) if results.study.loss else 0
+    )
+    return Table(
+        f"Validation loss after {steps} steps",
+        ("variant", "mean", "spread", f"above {results.study.baseline}", *(f"seed {seed}" for seed in seeds)),
+        rows,
+        "Nats per token on held-out text. Spread: standard deviation over the seeds. Above: mean of the differences "
+        "to the baseline's run of the same seed, and their smallest and largest.",
+    )
+
+
+def _gap(losses: Losses) -> str:
+    if not math.isfinite(losses.gap):
+        return "diverged"
+    low, high = min(losses.gaps.values()), max(losses.gaps.values())
+    return f"{losses.gap:+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+def _nats(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else "diverged"
+
+
+def _speed(results: Results, rate: str) -> Table:
+    rows = []
+    axes = next(iter(results.speeds[rate].values())).wire_bytes
+    for name, speeds in results.speeds[rate].items():
+        rows.append(
+            [
+                name,
+                f"{speeds.samples_per_s:,.1f}",
+                _ratio(speeds),
+                f"{speeds.step_seconds * 1e3:,.0f}",
+                *(_megabytes(speeds.wire_bytes[axis]) for axis in axes),
+                _times(speeds),
+            ]
+        )
+    where = "links unshaped" if rate == "none" else f"links at {rate}"
+    return Table(
+        f"Speed, {where}",
+        (
+            "variant",
+            "samples/s",
+            f"x {results.study.baseline}",
+            "step ms",
+            *(f"{axis} MB" for axis in axes),
+            "ratio",
+        ),
+        rows,
+        "Samples are sequences. x: the ratio to the baseline's run of the same round, the median and, in brackets, the "
+        "smallest and the largest. MB: 10^6 bytes that all ranks send in a step. Ratio: uncompressed bytes over those.",
+    )
+
+
+def _ratio(speeds: Speeds) -> str:
+    if all(ratio == 1 for ratio in speeds.ratios):
+        return "1"
+    return f"{speeds.ratio:.3f} ({min(speeds.ratios):.3f} to {max(speeds.ratios):.3f})"
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:,.3g}"
+
+
+def _times(speeds: Speeds) -> str:
+    sent = sum(speeds.wire_bytes.values())
+    return f"{sum(speeds.plain_bytes.values()) / sent:.2f}" if sent else ""

@@ -1,0 +1,147 @@
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hybridcomp.cli.main import main
+from hybridcomp.cli.study import Show
+from hybridcomp.demo import RunFailedError
+from hybridcomp.study.plan import Run
+from hybridcomp.study.reading import read_study
+from hybridcomp.study.results import Results, results_of
+from hybridcomp.study.runner import find_runs, run_study
+from tests.study import fake
+
+EXPECT = """
+[[expect]]
+faster = ["mine", "none"]
+rate = "20mbit"
+[[expect]]
+faster = ["mine", "naive"]
+rate = "20mbit"
+[[expect]]
+same_loss = ["mine", "none"]
+[[expect]]
+lower_loss = ["none", "naive"]
+[[expect]]
+fewer_bytes = ["mine", "none"]
+axis = "dp"
+by = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _fake_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "command", fake.command)
+
+
+def run(folder: Path, text: str = fake.STUDY) -> tuple[Results, str]:
+    study = read_study(fake.write(folder, text))
+    said = io.StringIO()
+    with Show(Console(file=said, width=200), len(study.runs())) as show:
+        runs = run_study(study, folder / "out", show, kind="shared-memory")
+    return results_of(study, runs), said.getvalue()
+
+
+def test_losses_and_speeds_are_compared_pair_by_pair(tmp_path: Path) -> None:
+    results, said = run(tmp_path, fake.STUDY + EXPECT)
+    assert results.losses["none"].by_seed == {1: 2.0, 2: 2.01}
+    assert results.losses["mine"].gap == pytest.approx(0.004)
+    assert results.losses["mine"].spread == pytest.approx(0.01 / math.sqrt(2))
+    assert math.isnan(results.losses["naive"].gap)
+    assert results.losses["mine"].curve == {10: pytest.approx(2.009), 20: pytest.approx(2.009)}
+    slow, fast = results.speeds["20mbit"], results.speeds["1gbit"]
+    assert slow["mine"].ratios == [2.0, 2.0, 2.0]
+    assert slow["none"].samples_per_s == pytest.approx(1024 / 128)
+    assert fast["none"].samples_per_s == pytest.approx(2 * 1024 / 128)
+    assert slow["mine"].wire_bytes["dp"] == pytest.approx(5e5)
+    assert "loss naive seed 1: diverged" in said
+    held = {verdict.sentence.split(":")[0]: verdict.held for verdict in results.verdicts}
+    assert held == {
+        "mine is faster than none at 20mbit": True,
+        "mine is faster than naive at 20mbit": False,
+        "mine ends at the loss of none within its spread over the seeds (0.0071)": True,
+        "none ends at a lower loss than naive": True,
+        "mine sends fewer bytes than none on dp": False,
+    }
+
+
+def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = run(tmp_path)
+    again, said = run(tmp_path)
+    assert said == ""
+    assert again.losses["mine"] == first.losses["mine"]
+    # Another seed is new, and so is all that another number of steps changes.
+    _, said = run(tmp_path, fake.STUDY.replace("[1, 2]", "[1, 2, 3]"))
+    assert said.count("loss ") == 2 * 3 - 1  # "validation loss" twice, and one that diverged
+    _, said = run(tmp_path, fake.STUDY.replace("steps = 10\n", "steps = 11\n"))
+    assert said.count("tokens/s") == 3 * 2 * 3
+    assert "seed" not in said
+
+
+def test_it_goes_on_after_a_run_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: Run, out: Path, policies: dict[str, Path]) -> list[str]:
+        if self.name == "loss mine seed 1":
+            return ["python", "-c", "import sys; sys.exit('out of luck')"]
+        return fake.command(self, out, policies)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "command", failing)
+        with pytest.raises(RunFailedError, match="out of luck"):
+            run(tmp_path)
+    study = read_study(tmp_path / "small.toml")
+    assert [done.run.name for done in find_runs(study, tmp_path / "out")] == [
+        "loss none seed 1",
+        "loss naive seed 1",
+    ]
+    _, said = run(tmp_path)
+    assert said.startswith("[3/24] loss mine seed 1: validation loss 2.004")
+
+
+def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = fake.write(tmp_path, fake.STUDY + EXPECT)
+    out = tmp_path / "out"
+    asked = [
+        "study",
+        str(path),
+        "--out",
+        str(out),
+        "--kind",
+        "shared-memory",
+        "--results",
+        str(tmp_path / "kept"),
+    ]
+    assert main([*asked, "--list"]) == 0
+    assert capsys.readouterr().out.count("to run ") == 24
+    assert main(asked) == 1  # one expectation does not hold
+    said = capsys.readouterr().out
+    assert "NO  mine is faster than naive at 20mbit: 0.80 times" in said
+    page = (tmp_path / "kept/report.html").read_text()
+    assert "<title>A &amp; B</title>" in page
+    assert page.count("<img src=") == 3
+    assert {file.name for file in (tmp_path / "kept").iterdir()} == {
+        "results.json", "report.md", "report.html", "loss.png", "speed.png", "tradeoff.png",
+    }  # fmt: skip
+    values = json.loads((tmp_path / "kept/results.json").read_text())
+    assert values["loss"]["naive"]["mean"] is None
+    assert "| mine | 2.0090 | 0.0071 | +0.0040 (+0.0040 to +0.0040) |" in (out / "report.md").read_text()
+    assert main([*asked, "--list"]) == 0
+    assert capsys.readouterr().out.count("done ") == 24
+
+
+def test_a_sweep_has_a_picture_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = """[sweep]
+codecs = ["int8", "int4"]
+places = { dp = 'dp.all_reduce = "CODEC"' }
+"""
+    for number, name in enumerate(("dp int8", "dp int4")):
+        monkeypatch.setitem(fake.LOSSES, name, 2.1 + number)
+        monkeypatch.setitem(fake.SECONDS, name, 1.0)
+    path = fake.write(tmp_path, fake.STUDY.replace('"naive", "mine"', "").split("[speed]")[0] + sweep)
+    assert main(["study", str(path), "--out", str(tmp_path / "out"), "--kind", "shared-memory"]) == 0
+    assert (tmp_path / "out/bits.png").stat().st_size > 10_000
+    bits = json.loads((tmp_path / "out/results.json").read_text())["bits_per_value"]
+    assert bits == {"int8": pytest.approx(8.25, abs=0.01), "int4": pytest.approx(4.25, abs=0.01)}
