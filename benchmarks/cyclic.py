@@ -1,0 +1,161 @@
+"""What cyclic data parallelism balances: activations alive at once, and the rate of the links, beside data parallelism.
+
+hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/cyclic.py --json benchmarks/results/cyclic_4hosts.json
+
+One replica a host, one block a stage, as many stages as replicas; blocks sleep for a time-step in each pass, so that
+all replicas "compute" at once on any machine; weights, messages and updates are those of `hybridcomp train`. Data
+parallelism is DistributedDataParallel. Activations are counted from the begins and ends of all ranks' passes, links by
+the kernel's counters. Fournier and Oyallon (arXiv 2403.08837) give (N + 1) / (2N) of the activations, and the same
+traffic in every time-step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+from mpi4py import MPI
+from schedulebench.sleeping import job_of, sleeping_schedule
+from schedulebench.timeline import Sampler, alive, gather, rates
+
+from hybridcomp.demo.machine import facts
+from hybridcomp.train.schedules.cyclic import alive as by_the_book
+from hybridcomp.train.trainer import process_group
+
+NAMES = {"1f1b": "data parallel", "cdp-v1": "cdp-v1", "cdp-v2": "cdp-v2"}
+FIRST = 2  # steps that are not counted: connections, and workers that begin one after the other
+
+
+@dataclass(frozen=True)
+class Row:
+    """One schedule.
+
+    Attributes:
+        schedule: its name.
+        step_seconds: mean of the counted steps.
+        activations: of a stage and micro-batch, alive at once on all replicas: the peak that lasts half a time-step.
+        activations_mean: over time.
+        activations_rule: the peak by the schedule's time-steps.
+        link_peak_over_mean: of one link, the largest: bytes of its busiest time-step over the mean.
+        total_peak_over_mean: the same of all links together.
+        bytes_per_step: that all links sent.
+    """
+
+    schedule: str
+    step_seconds: float
+    activations: int
+    activations_mean: float
+    activations_rule: int
+    link_peak_over_mean: float
+    total_peak_over_mean: float
+    bytes_per_step: float
+
+
+def measure(schedule: str, seconds: float, steps: int, width: int) -> Row:
+    """Run one schedule; collective."""
+    size = dist.get_world_size()
+    job = job_of(
+        f"--dp {size} --layers {size} --d-model {width} --heads 4 --seq-len 8 --micro-batch-size 1 --micro-batches 1 "
+        f"--schedule {schedule} --steps {steps} --bucket-mb 1000"
+    )
+    begun: list[float] = []
+    spans: list[tuple[float, ...]] = []
+
+    def told(direction: str, began: float, ended: float) -> None:
+        if direction == "forward":
+            begun.append(began)
+        else:
+            spans.append((begun.pop(), ended))  # backward goes through the stages the other way round
+
+    running = sleeping_schedule(job, (seconds, seconds), told)
+    spans.clear()
+    begun.clear()
+    begins = []
+    with Sampler(seconds / 8) as sampler:
+        for step in range(steps):
+            begins.append(time.monotonic())
+            running.train(step, last=step == steps - 1)
+    everyone = gather(MPI.COMM_WORLD, spans, 2)
+    links = gather(MPI.COMM_WORLD, sampler.rows, 2)
+    # From the time at which all have counted steps behind them, to that at which the first begins its last but one.
+    starts = MPI.COMM_WORLD.allgather(begins)
+    start, end = max(row[FIRST] for row in starts), min(row[-2] for row in starts)
+    # Whole steps, so that a mean is of whole steps.
+    step_seconds = (begins[-2] - begins[FIRST]) / (steps - FIRST - 2)
+    count = max(1, int((end - start) / step_seconds))
+    end = start + count * step_seconds
+    peak, mean = alive(everyone, start, end, seconds / 20, seconds / 2)
+    window = step_seconds / (2 * size)
+    sent = [rates(samples, start, end + window / 2, window) for samples in links]
+    total = sum(sent)
+    return Row(
+        NAMES[schedule],
+        step_seconds,
+        peak,
+        mean,
+        max(by_the_book(size, cyclic=schedule != "1f1b")),
+        max(float(one.max() / one.mean()) for one in sent),
+        float(total.max() / total.mean()),
+        float(total.sum() / count),
+    )
+
+
+def main() -> None:
+    """Measure, print, and write JSON on rank 0."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=10, help="of each schedule (default 10)")
+    parser.add_argument("--milliseconds", type=float, default=100, help="of a time-step (default 100)")
+    parser.add_argument(
+        "--d-model", type=int, default=128, help="of the model: 48 d^2 bytes a stage (default 128)"
+    )
+    parser.add_argument("--json", type=Path, help="file to write to")
+    arguments = parser.parse_args()
+    if arguments.steps < FIRST + 4:
+        parser.error(
+            f"--steps must be at least {FIRST + 4}: the first {FIRST} and the last two are not counted"
+        )
+    size = MPI.COMM_WORLD.size
+    if size < 2:
+        parser.error("at least two ranks, each on a host of its own: hybridcomp lab -n 4 --rate 1gbit -- ...")
+    with process_group(job_of(f"--dp {size} --micro-batches 1 --seq-len 8 --micro-batch-size 1")):
+        rows = [
+            measure(schedule, arguments.milliseconds / 1e3, arguments.steps, arguments.d_model)
+            for schedule in NAMES
+        ]
+        rank = dist.get_rank()
+    if rank != 0:
+        return
+    base = rows[0]
+    print(f"{size} replicas and stages, time-steps of {arguments.milliseconds:g} ms")
+    print(f"{'schedule':>14} {'step ms':>8} {'activations':>12} {'rule':>5} {'x dp':>6} {'(N+1)/2N':>9} "
+          f"{'link peak/mean':>15} {'all links':>10} {'MB a step':>10}")  # fmt: skip
+    for row in rows:
+        print(f"{row.schedule:>14} {row.step_seconds * 1e3:>8.0f} {row.activations:>12} {row.activations_rule:>5} "
+              f"{row.activations / base.activations:>6.3f} {(size + 1) / (2 * size):>9.3f} "
+              f"{row.link_peak_over_mean:>15.2f} {row.total_peak_over_mean:>10.2f} {row.bytes_per_step / 1e6:>10.2f}"
+              )  # fmt: skip
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        values = {
+            "replicas": size,
+            "time_step_seconds": arguments.milliseconds / 1e3,
+            "rows": [asdict(row) for row in rows],
+            "machine": facts("namespaces"),
+        }
+        arguments.json.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    wrong = [row.schedule for row in rows if row.activations != row.activations_rule]
+    if wrong:
+        sys.exit(
+            f"other numbers of activations than the rule's: {', '.join(wrong)} (a loaded machine blurs them)"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Schedules of the trainer with passes that sleep: what a schedule does, where the cores are too few to show it."""
