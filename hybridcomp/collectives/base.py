@@ -33,7 +33,7 @@ from hybridcomp.collectives.transport import Transport
 from hybridcomp.collectives.turns import Turn
 from hybridcomp.device import DeviceArray
 from hybridcomp.errors import CodecMismatchError, CollectiveTimeoutError, RemoteError
-from hybridcomp.policy import Choice, Message, Policy, check_feedback, load_policy
+from hybridcomp.policy import Choice, Message, Policy, check_feedback, load_policy, place
 
 Op = MPI.Op | str
 CodecLike = Codec | str | Choice | None
@@ -136,13 +136,15 @@ class Base:
                 raise CodecMismatchError(f"{op}: codec {fixed.spec!r} cannot carry this buffer: {reason}")
             return Choice(fixed, None, "asked for in the call")
         shape = data.shape if elements is None else (elements,)
-        key = (op, data.dtype, shape, name, phase, self.axis, self.step)
+        there = place()
+        key = (op, data.dtype, shape, name, phase, self.axis, self.step, there)
         choice = self._choices.get(key)
         if choice is None:
             if len(self._choices) > 4096:
                 self._choices.clear()
             nbytes = math.prod(shape) * data.dtype.itemsize
-            message = Message(self.axis, op, phase, data.dtype, nbytes, name, self.step, shape)
+            where = (there.stage, there.layer, there.part)
+            message = Message(self.axis, op, phase, data.dtype, nbytes, name, self.step, shape, *where)
             choice = self._choices[key] = self.policy.choose(message)
         return choice
 

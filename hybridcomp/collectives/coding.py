@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from hybridcomp.collectives.transport import Incoming, Mailbox, Sealed, Transpor
 from hybridcomp.collectives.widths import narrow
 from hybridcomp.device import Queue
 from hybridcomp.errors import MismatchError
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.links import Link
 
 Array = npt.NDArray[Any]
 
@@ -88,11 +91,18 @@ class Coder:
             nbytes = self.codec.encode_flat(Flat(data, kind, data.shape, True, False), buffer)
         return Sealed(buffer, nbytes)
 
-    def encode_odd(self, data: Array) -> Sealed:
-        """The same, made one byte longer where its length would be even: see :mod:`~hybridcomp.collectives.p2p`."""
+    def encode_odd(self, data: Flat, link: Link | None) -> Sealed:
+        """Encode an array, with what its link remembers if it has one.
+
+        The message is one byte longer where its length would be even: see :mod:`~hybridcomp.collectives.p2p`.
+        """
         buffer = self.transport.take(self.codec.bound(data.size, self.dtype) + 1)
         with self.call.encoding():
-            nbytes = self.codec.encode_flat(self._flat(data), buffer)
+            nbytes = (
+                self.codec.encode_flat(data, buffer)
+                if link is None
+                else link.encode(self.codec, data, buffer)
+            )
         buffer[nbytes] = 0
         return Sealed(buffer, nbytes | 1)
 

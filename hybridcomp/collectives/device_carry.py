@@ -25,6 +25,7 @@ from hybridcomp.codecs.registry import codec_for
 from hybridcomp.collectives.coding import NONE
 from hybridcomp.collectives.device_mailbox import Arriving, Outgoing, Own, Passing
 from hybridcomp.collectives.device_reader import DeviceReader
+from hybridcomp.collectives.links import Link
 from hybridcomp.cuda import prepare_in_turn
 from hybridcomp.device import DeviceArray
 from hybridcomp.wire import HEADER_BYTES, Header
@@ -52,12 +53,13 @@ class DeviceCarrier(DeviceReader):
             encoded = encode_into(self.codec, Flat(data, kind, data.shape, True, False), buffer, queue)
             return self._outgoing(encoded)
 
-    def encode_odd(self, data: Any) -> Any:
-        """Start to encode a slice, to a message of an odd number of bytes."""
+    def encode_odd(self, data: Flat, link: Link | None) -> Any:
+        """Start to encode an array, to a message of an odd number of bytes. One with a link is encoded on the host."""
+        assert link is None
         queue = self.lane.queue
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(data.size, self.dtype) + 1)
-            message = self._outgoing(encode_into(self.codec, self._flat(data), buffer, queue))
+            message = self._outgoing(encode_into(self.codec, self._flat(data.data), buffer, queue))
         message.odd = True
         return message
 

@@ -21,6 +21,7 @@ from hybridcomp.codecs.registry import codec_for
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.coding import Array
 from hybridcomp.collectives.engine import Pending, Steps
+from hybridcomp.collectives.links import Link, as_rows
 from hybridcomp.collectives.turns import Turn
 from hybridcomp.errors import MismatchError
 
@@ -28,11 +29,16 @@ from hybridcomp.errors import MismatchError
 Keep = Callable[[DType, int], Array]
 
 
-def send_message(carrier: Carrier, data: Flat, dest: int, tag: int, mode: str, turn: Turn) -> Steps:
-    """Send ``data`` as one message of the carrier's codec, by MPI's ``mode`` (``"Isend"``, ``"Issend"``)."""
+def send_message(
+    carrier: Carrier, data: Flat, dest: int, tag: int, mode: str, turn: Turn, link: Link | None = None
+) -> Steps:
+    """Send ``data`` as one message of the carrier's codec, by MPI's ``mode`` (``"Isend"``, ``"Issend"``).
+
+    With a ``link``, which is of host memory, the message makes up for what those before it lost.
+    """
     t = carrier.transport
     mailbox = carrier.mailbox()
-    message = carrier.encode_odd(data.data)
+    message = carrier.encode_odd(as_rows(data), link)
     with t.keeping((mailbox, message)):
         request = yield from turn.post(
             lambda: getattr(t.comm, mode)([message.wire(), MPI.BYTE], dest, tag), message.events

@@ -81,9 +81,11 @@ class Quick(Core):
         super().__init__(comm, policy, axis, timeout, detail)
         self._operations: dict[Key, Any] = {}
         self._step_asked = self.step  # at which the policy was asked about all of them
-        # Operations that are compared in detail all take the usual way, as if one were always in line.
-        self._line = self._transport.turns.line if self._comparison is None else deque([None])
-        self._message_line = self._p2p_transport.turns.line
+        # As if one were always in line, the usual way is taken by operations that are compared in detail, and by all
+        # of a policy that asks where in a model they belong: what is learnt of an array here does not know.
+        detail, places = self._comparison is not None, self.policy.places
+        self._line = deque([None]) if detail or places else self._transport.turns.line
+        self._message_line = deque([None]) if places else self._p2p_transport.turns.line
         self._compressed_from = self.policy.least_bytes(axis, "send")
 
     def Free(self) -> None:

@@ -17,7 +17,8 @@ from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.device_carry import DeviceCarrier
 from hybridcomp.collectives.engine import Request
 from hybridcomp.collectives.exact import native
-from hybridcomp.policy import Choice
+from hybridcomp.collectives.links import Link
+from hybridcomp.policy import Choice, check_feedback, place
 
 # An encoded message is a buffered one, and who receives is as ready for it as for any.
 _FRAMED_MODES = {"Ibsend": "Isend", "Irsend": "Isend"}
@@ -65,12 +66,13 @@ class Sends(Base):
                 transport=t,
             )
         carrier = Carrier(t, choice.codec, data.dtype, call)
-        encodes = bool(device) and has_driver(choice.codec)
+        link = self._link(choice)
+        encodes = bool(device) and has_driver(choice.codec) and link is None
         if encodes:
             carrier = DeviceCarrier(t, choice.codec, data.dtype, call, device)
         mode = _FRAMED_MODES.get(mode, mode)
         return self._native(
-            lambda s, _, turn, _events: p2p.send_message(carrier, s, dest, tag, mode, turn),
+            lambda s, _, turn, _events: p2p.send_message(carrier, s, dest, tag, mode, turn, link),
             call,
             data,
             None,
@@ -146,6 +148,14 @@ class Sends(Base):
         if choice.compresses and not data.dtype.is_float:
             return Choice(NONE, None, f"sends of {data.dtype.label} are not compressed")
         return choice
+
+    def _link(self, choice: Choice) -> Link | None:
+        """The memory of the link that the program names around a send which the policy compresses."""
+        name = place().link
+        if name is None or (choice.feedback is None and choice.codec.name != "powersgd"):
+            return None
+        check_feedback("send", choice.codec, choice.feedback)
+        return Link((self.axis, name), choice.feedback, self.feedback, self.warm)
 
     def _codecs(self, codec: CodecLike) -> tuple[Any, ...]:
         """What may carry a message here."""

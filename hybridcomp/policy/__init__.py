@@ -6,16 +6,22 @@ live beside this file in ``presets/``.
 
 from hybridcomp.policy.load import PRESETS, load_policy
 from hybridcomp.policy.message import OPS, PHASES, Choice, Message
+from hybridcomp.policy.place import PARTS, Place, in_place, place, put
 from hybridcomp.policy.rules import Policy, Rule, check_feedback
 
 __all__ = [
     "OPS",
+    "PARTS",
     "PHASES",
     "PRESETS",
     "Choice",
     "Message",
+    "Place",
     "Policy",
     "Rule",
     "check_feedback",
+    "in_place",
     "load_policy",
+    "place",
+    "put",
 ]

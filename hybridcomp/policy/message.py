@@ -40,6 +40,8 @@ class Message:
         name: of the parameter or bucket, None for an activation or an anonymous buffer.
         step: training step, for warm-up; None if nobody counts.
         shape: the tensor's shape, None or 1-D for a flat buffer.
+        stage, layer, part: where it belongs, as :class:`~hybridcomp.policy.place.Place` has it; None where nobody
+            says so.
     """
 
     axis: str
@@ -50,6 +52,9 @@ class Message:
     name: str | None = None
     step: int | None = None
     shape: tuple[int, ...] | None = None
+    stage: int | None = None
+    layer: int | None = None
+    part: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,16 @@ _SAYS_NONE = "the policy says none"
 class Rule:
     """What a level of a policy says. None: ask the level around it.
 
-    ``codecs``, ``feedback`` and ``warmup_steps`` belong together: a level that names a codec does not take the
-    feedback of the level around it.
+    ``min_bytes`` and ``exclude`` stand by themselves, and all others belong to ``codecs``: a level that names a codec
+    does not take the feedback of the level around it.
 
     Attributes:
         codecs: tried in order; the first that can carry the message is used.
-        feedback: spec of the form of error feedback for messages that have a name.
+        feedback: spec of the form of error feedback for messages that have a name, and sends that have a link.
         warmup_steps: steps sent uncompressed at first.
+        only: the part of a pipeline's step that is compressed; None is all of it.
+        stages: so many stages of the pipeline, the first ones, are compressed; None is all.
+        from_layer: what belongs to earlier layers is sent uncompressed.
         min_bytes: smaller messages are sent uncompressed.
         exclude: ``fnmatch`` patterns of message names that are sent uncompressed.
     """
@@ -36,6 +39,9 @@ class Rule:
     warmup_steps: int = 0
     min_bytes: int | None = None
     exclude: tuple[str, ...] | None = None
+    only: str | None = None
+    stages: int | None = None
+    from_layer: int = 0
 
     def inside(self, outer: Rule) -> Rule:
         """This rule with what it leaves open taken from ``outer``."""
@@ -46,7 +52,25 @@ class Rule:
             source.warmup_steps,
             outer.min_bytes if self.min_bytes is None else self.min_bytes,
             outer.exclude if self.exclude is None else self.exclude,
+            source.only,
+            source.stages,
+            source.from_layer,
         )
+
+    @property
+    def places(self) -> bool:
+        """Whether it asks where in the model a message belongs."""
+        return self.only is not None or self.stages is not None or self.from_layer > 0
+
+    def spares(self, message: Message) -> str | None:
+        """Why a message goes uncompressed for where it belongs; None if it does not. Unknown places are compressed."""
+        if self.only is not None and message.part not in (None, self.only):
+            return f"not in the {self.only}"
+        if self.stages is not None and message.stage is not None and message.stage >= self.stages:
+            return f"stage {message.stage} is not among the first {self.stages}"
+        if message.layer is not None and message.layer < self.from_layer:
+            return f"layer {message.layer} is before from_layer {self.from_layer}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -87,6 +111,9 @@ class Policy:
                     return Choice(_NONE, None, f"excluded by {pattern!r}")
         if message.step is not None and message.step < rule.warmup_steps:
             return Choice(_NONE, None, f"warm-up ({rule.warmup_steps} steps)")
+        spared = rule.spares(message)
+        if spared is not None:
+            return Choice(_NONE, None, spared)
         shape = message.shape or (message.nbytes // message.dtype.itemsize,)
         reason = ""
         for codec in rule.codecs:
@@ -129,14 +156,21 @@ class Policy:
     @property
     def compresses(self) -> bool:
         """Whether any rule names a codec other than ``none``."""
-        rules = [self.base, *self.axes.values(), *(r for e in self.entries.values() for r in e.values())]
-        return any(c.name != "none" for r in rules for c in r.codecs or ())
+        return any(c.name != "none" for r in self._rules for c in r.codecs or ())
+
+    @property
+    def places(self) -> bool:
+        """Whether any rule asks where in the model a message belongs."""
+        return any(rule.places for rule in self._rules)
 
     @property
     def last_warmup_step(self) -> int:
         """The step from which on answers no longer change."""
-        rules = [self.base, *self.axes.values(), *(r for e in self.entries.values() for r in e.values())]
-        return max(rule.warmup_steps for rule in rules)
+        return max(rule.warmup_steps for rule in self._rules)
+
+    @property
+    def _rules(self) -> list[Rule]:
+        return [self.base, *self.axes.values(), *(r for e in self.entries.values() for r in e.values())]
 
     def require_axes(self, axes: Iterable[str]) -> None:
         """Check that a policy read from a file speaks only of axes that exist.
@@ -175,7 +209,8 @@ class Policy:
 def check_feedback(op: str, codec: Codec, feedback: str | None) -> None:
     """Check that an operation (or phase) can give a codec this form of error feedback.
 
-    ``ef21`` needs every rank to see the result; a linear codec's own algorithm keeps plain residuals.
+    ``ef21`` needs every rank to see the result, and ``dgc`` sends what it sums up, not what it is given; a linear
+    codec's own algorithm keeps plain residuals.
 
     Raises:
         PolicyError: names the operation or the codec, and what is allowed.
@@ -191,8 +226,15 @@ def check_feedback(op: str, codec: Codec, feedback: str | None) -> None:
             f"feedback of reduce_scatter must be one of {allowed}, not {feedback!r}: a rank does not see the result "
             "of what it sends, so senders and receivers could not tell together that a step overflowed"
         )
+    if op == "send" and name in ("ef21", "dgc"):
+        allowed = ", ".join(form for form in FORMS if form not in ("ef21", "dgc"))
+        raise PolicyError(
+            f"feedback of send must be one of {allowed}, not {feedback!r}: a receiver takes every message for what "
+            "it was made of"
+        )
 
 
 def _canonical(key: str, rule: Rule) -> str:
     codecs = "-" if rule.codecs is None else ",".join(c.spec for c in rule.codecs)
-    return f"{key}: {codecs} {rule.feedback} {rule.warmup_steps} {rule.min_bytes} {rule.exclude}"
+    text = f"{key}: {codecs} {rule.feedback} {rule.warmup_steps} {rule.min_bytes} {rule.exclude}"
+    return f"{text} {rule.only} {rule.stages} {rule.from_layer}" if rule.places else text

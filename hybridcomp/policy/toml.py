@@ -10,8 +10,14 @@
     all_reduce = { codec = ["powersgd:rank=4", "int8"], feedback = "ef", warmup_steps = 100 }
     [pp]
     forward = "int8:block=128"             # an operation or a phase; a bare string is its codec
+    backward = { codec = "powersgd:rank=16", feedback = "ef", only = "cool-down" }    # after the last forward pass
+    [tp]
+    forward = { codec = "int8", from_layer = 2 }                       # layers 0 and 1 go uncompressed
     [fsdp]
     reduce_scatter = { codec = "int4", feedback = "loco:beta=0.9" }    # or ef, dgc (momentum=), ef21 (all_reduce)
+
+An ``all_reduce`` may have ``stages = 2``: only the first two stages of a pipeline compress theirs. What such rules mean
+for training says docs/techniques.md; where no program says to which place a message belongs, they leave it compressed.
 """
 
 from __future__ import annotations
@@ -25,7 +31,10 @@ from hybridcomp.errors import PolicyError
 from hybridcomp.policy.message import OPS, PHASES
 from hybridcomp.policy.rules import Policy, Rule, check_feedback
 
-_RULE_KEYS = ("codec", "feedback", "warmup_steps", "min_bytes", "exclude")
+_OF_CODEC = ("feedback", "warmup_steps", "only", "stages", "from_layer")
+_RULE_KEYS = ("codec", "feedback", "warmup_steps", "min_bytes", "exclude", "only", "stages", "from_layer")
+_ENTRY_OF = {"only": "backward", "stages": "all_reduce"}
+_ONLY = ("cool-down",)
 
 
 def parse_policy(text: str, name: str, *, preset: bool = False) -> Policy:
@@ -94,7 +103,13 @@ class _Reader:
         for key in table:
             if key not in _RULE_KEYS:
                 self._fail(section, entry or key, f"unknown key {key!r}; allowed: {', '.join(_RULE_KEYS)}")
-        for key in ("warmup_steps", "min_bytes"):
+        for key, where in _ENTRY_OF.items():
+            if key in table and entry != where:
+                self._fail(section, entry or key, f"{key} stands in an entry {where} of an axis only")
+        if table.get("only", _ONLY[0]) not in _ONLY:
+            what = f"only must be {' or '.join(map(repr, _ONLY))}, not {table['only']!r}"
+            self._fail(section, entry or "only", what)
+        for key in ("warmup_steps", "min_bytes", "stages", "from_layer"):
             value = table.get(key, 0)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 self._fail(section, entry or key, f"{key} must be an integer from 0 up, not {value!r}")
@@ -110,7 +125,7 @@ class _Reader:
                 check_feedback(entry or "", codec, feedback)
             except PolicyError as error:
                 self._fail(section, entry or "feedback", str(error), error)
-        for key in ("feedback", "warmup_steps"):
+        for key in _OF_CODEC:
             if key in table and codecs is None:
                 self._fail(section, entry or key, f"{key} stands beside a codec, and here is none")
         return Rule(
@@ -119,6 +134,9 @@ class _Reader:
             table.get("warmup_steps", 0),
             table.get("min_bytes"),
             None if exclude is None else tuple(exclude),
+            table.get("only"),
+            table.get("stages"),
+            table.get("from_layer", 0),
         )
 
     def _feedback(self, value: Any, section: str | None, entry: str | None) -> str | None:

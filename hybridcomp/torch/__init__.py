@@ -22,6 +22,7 @@ import torch
 
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.summary import summary as summarize
+from hybridcomp.policy import in_place
 from hybridcomp.torch import backend, gloo_only, mesh, phases, rendezvous, zero
 from hybridcomp.torch.environment import export_environment
 from hybridcomp.torch.hook import HookState, comm_hook
@@ -43,6 +44,7 @@ __all__ = [
     "comm_hook",
     "compress_fsdp",
     "in_phase",
+    "in_place",
     "reshard_state",
     "set_policy",
     "export_environment",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from mpi4py import MPI
 
-from hybridcomp.torch.phases import phase, phase_of_send
+from hybridcomp.policy import put
+from hybridcomp.torch.phases import about_send, phase
 from hybridcomp.torch.reduce_ops import Reduction, reduction
 from hybridcomp.torch.sparse import all_reduce_sparse
 from hybridcomp.torch.staging import Target, source, usable
@@ -182,8 +183,12 @@ class Starter:
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int) -> CommWork:
         """Send ``tensor``."""
-        way = phase_of_send(tensor, up=dest > self.comm.rank)
-        return CommWork([self.comm.Isend(source(tensor), dest, tag, phase=way)], [tensor])
+        way, there = about_send(tensor, up=dest > self.comm.rank)
+        before = put(there)
+        try:
+            return CommWork([self.comm.Isend(source(tensor), dest, tag, phase=way)], [tensor])
+        finally:
+            put(before)
 
     def receive(self, tensor: torch.Tensor, source_rank: int, tag: int) -> CommWork:
         """Receive into ``tensor``; ``MPI.ANY_SOURCE`` takes what comes."""

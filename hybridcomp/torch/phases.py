@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hybridcomp.policy.message import PHASES
+from hybridcomp.policy import PHASES, Place, place
 from hybridcomp.torch.on_import import when_imported
 
 _METHODS = {"get_fwd_send_ops": "forward", "get_bwd_send_ops": "backward"}
 
 _said = threading.local()
-_sent: Any = WeakIdKeyDictionary()  # phases of tensors that are about to be sent
+_sent: Any = WeakIdKeyDictionary()  # phases and places of tensors that are about to be sent
 
 
 @contextmanager
@@ -66,19 +66,19 @@ def _recomputes() -> bool:
     return hooks is not None and hooks(True) is not None
 
 
-def phase_of_send(tensor: torch.Tensor, *, up: bool) -> str:
-    """The phase of a point-to-point message.
+def about_send(tensor: torch.Tensor, *, up: bool) -> tuple[str, Place]:
+    """The phase of a point-to-point message, and what was said of its place when it was made or else is said now.
 
     Args:
         tensor: as the program sends it.
         up: whether it goes to a higher rank: what nobody says anything about is taken for a pipeline of one stage to
             a rank, where activations go up and gradients down.
     """
-    found: str | None = _sent.pop(tensor, None)
-    found = found or getattr(_said, "phase", None)
-    if found is None:
-        found = "forward" if up and not in_backward() else "backward"
-    return found
+    found: tuple[str, Place] | None = _sent.pop(tensor, None)
+    if found is not None:
+        return found
+    said: str | None = getattr(_said, "phase", None)
+    return said or ("forward" if up and not in_backward() else "backward"), place()
 
 
 def install() -> None:
@@ -87,7 +87,7 @@ def install() -> None:
 
 
 def _wrap_stages(module: Any) -> None:
-    """Note the phase of the tensors in the sends that stages make.
+    """Note the phase of the tensors in the sends that stages make, and the place that is said meanwhile.
 
     The class is torch's own business; where a version has none of that name, sends are told apart by rank.
     """
@@ -103,7 +103,7 @@ def _noting(method: Callable[..., list[Any]], meant: str) -> Callable[..., list[
     def wrapped(*args: Any, **kwargs: Any) -> list[Any]:
         ops = method(*args, **kwargs)
         for op in ops:
-            _sent[op.tensor] = meant
+            _sent[op.tensor] = meant, place()
         return ops
 
     wrapped.hybridcomp = True  # type: ignore[attr-defined]

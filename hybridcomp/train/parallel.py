@@ -15,6 +15,7 @@ import hybridcomp.torch as hct
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.model import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
+from hybridcomp.train.places import say_layers
 from hybridcomp.train.tensor_parallel import split_over_tp
 from hybridcomp.train.topology import Topology
 
@@ -95,14 +96,16 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
         model = keep_stage(build_gpt(shape, config.seed), index, count, own_head=config.schedule == "local")
         if config.tp > 1:
             split |= split_over_tp(model, topology.mesh["tp"])
-        module, hook = _replicate(model, config, policy, topology)
+            if policy.places:
+                say_layers(model)
+        module, hook = _replicate(model, index, config, policy, topology)
         stages.append(Stage(index, count, module, model, hook))
     parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}
     return RankModel(tuple(stages), parameters, frozenset(split))
 
 
 def _replicate(
-    model: GPT, config: TrainConfig, policy: Policy, topology: Topology
+    model: GPT, index: int, config: TrainConfig, policy: Policy, topology: Topology
 ) -> tuple[nn.Module, GradientHook | None]:
     """What training calls of a stage: in DDP where there are replicas, unless the schedule sums gradients."""
     module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
@@ -117,7 +120,9 @@ def _replicate(
         init_sync=False,  # all replicas are built from one seed
     )
     if policy.codecs("dp", "all_reduce"):
-        hook = GradientHook(hct.HookState(policy, module=model, process_group=group), hct.comm_hook)
+        hook = GradientHook(
+            hct.HookState(policy, module=model, process_group=group, stage=index), hct.comm_hook
+        )
     else:
         hook = GradientHook(group, allreduce_hook)
     ddp.register_comm_hook(None, _as_function(hook))

@@ -17,6 +17,7 @@ from hybridcomp.train.config import AXES, TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.reading import parse
 from hybridcomp.train.resume import Checkpoint, check_fits, find_checkpoint, run_identity
+from hybridcomp.train.techniques import check_techniques
 from hybridcomp.train.text import Corpus, load_corpus
 
 _EXTRAS = ("torch", "tyro", "rich")
@@ -44,13 +45,15 @@ class Job:
 
 
 def read_policy(config: TrainConfig) -> Policy:
-    """Load the policy and check that it speaks of axes that the mesh has.
+    """Load the policy and check that it speaks of axes that the mesh has, and of what the schedule does.
 
     Raises:
         PolicyError: names the file, line and key.
+        ConfigError: the schedule has nothing of the kind.
     """
     policy = load_policy(config.policy)
     policy.require_axes(AXES)
+    check_techniques(policy, config)
     return policy
 
 

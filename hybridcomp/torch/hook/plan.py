@@ -85,6 +85,7 @@ def make_plan(
     dtype: DType,
     parameters: Sequence[tuple[str, tuple[int, ...]]],
     step: int,
+    stage: int | None = None,
 ) -> list[Batch]:
     """Ask the policy about each parameter of a bucket; return its batches in the order in which they start.
 
@@ -93,8 +94,9 @@ def make_plan(
         dtype: of the bucket.
         parameters: names and shapes, in the bucket's order.
         step: for warm-up.
+        stage: of the pipeline, whose parameters they are; None if it has none.
     """
-    pieces = list(_pieces(policy, axis, dtype, parameters, step))
+    pieces = list(_pieces(policy, axis, dtype, parameters, step, stage))
     linear = [p for p in pieces if p.choice.codec.linear]
     rest = [p for p in pieces if not p.choice.compresses and p.size < _SMALL]
     others = [p for p in pieces if not p.choice.codec.linear and (p.choice.compresses or p.size >= _SMALL)]
@@ -108,12 +110,17 @@ def make_plan(
 
 
 def _pieces(
-    policy: Policy, axis: str, dtype: DType, parameters: Iterable[tuple[str, tuple[int, ...]]], step: int
+    policy: Policy,
+    axis: str,
+    dtype: DType,
+    parameters: Iterable[tuple[str, tuple[int, ...]]],
+    step: int,
+    stage: int | None,
 ) -> Iterator[Piece]:
     start = 0
     for name, shape in parameters:
         n = math.prod(shape)
-        message = Message(axis, "all_reduce", "backward", dtype, n * dtype.itemsize, name, step, shape)
+        message = Message(axis, "all_reduce", "backward", dtype, n * dtype.itemsize, name, step, shape, stage)
         yield Piece(name, shape, start, start + n, policy.choose(message))
         start += n
 

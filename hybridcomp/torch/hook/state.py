@@ -53,6 +53,7 @@ class HookState:
         module: torch.nn.Module | None = None,
         process_group: Any = None,
         axis: str = "dp",
+        stage: int | None = None,
     ) -> None:
         """Load the policy; the group is made by the first bucket.
 
@@ -63,12 +64,14 @@ class HookState:
                 process group. Without it a parameter is named by its place: ``parameter.0``.
             process_group: that DDP reduces over; None is the module's, or else the default group.
             axis: the policy's section.
+            stage: of a pipeline, that the module is; for a policy's ``stages``.
 
         Raises:
             PolicyError: the policy cannot be read.
         """
         self.policy = default_policy() if policy is None else load_policy(policy)
         self.axis = axis
+        self._stage = stage
         self.step = 0
         self.feedback = ErrorFeedback(form=None)
         self._factors: dict[str, Array] = {}
@@ -120,7 +123,7 @@ class HookState:
             if not dtype.is_float:
                 raise CodecMismatchError(f"the hook averages floating-point gradients, not {buffer.dtype}")
             named = [(self._name(p), tuple(p.shape)) for p in parameters]
-            plan = self._plans[key] = make_plan(self.policy, self.axis, dtype, named, step)
+            plan = self._plans[key] = make_plan(self.policy, self.axis, dtype, named, step, self._stage)
         return plan
 
     def _name(self, parameter: torch.Tensor) -> str:

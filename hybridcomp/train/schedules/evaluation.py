@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hybridcomp.train.model import ModelShape, loss_of
 from hybridcomp.train.parallel import Stage
+from hybridcomp.train.places import activations_of
 from hybridcomp.train.schedules.links import Inbox, Outbox
 from hybridcomp.train.topology import Topology
 
@@ -45,7 +46,9 @@ def evaluate(
             if stage.is_last:
                 losses.append(loss_of(stage.plain(x), micro[:, 1:]).item())
             elif ranks > 1:
-                outbox.send(stage.plain.hidden(x))
+                hidden = stage.plain.hidden(x)
+                with activations_of(stage, train=False):
+                    outbox.send(hidden)
             else:
                 here.append(stage.plain.hidden(x))
     outbox.flush()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -20,6 +21,7 @@ from torch.distributed.pipelining import (
 
 from hybridcomp.train.model import loss_of
 from hybridcomp.train.parallel import Stage
+from hybridcomp.train.places import activations_of, gradients_of
 from hybridcomp.train.schedules.base import Run, Schedule
 from hybridcomp.train.update import Result
 
@@ -36,12 +38,26 @@ class _Stashes:
 
 
 class _CountedStage(PipelineStage):
-    """Counts what PyTorch's stage keeps for backward."""
+    """Counts what PyTorch's stage keeps for backward, and says where its sends belong.
 
-    def __init__(self, stashes: _Stashes, *args: Any, **kwargs: Any) -> None:
+    Attributes:
+        cools: its micro-batches whose backward pass comes after the rank's last forward pass.
+    """
+
+    def __init__(self, stage: Stage, stashes: _Stashes, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._mine = stage
         self._stashes = stashes
+        self.cools: frozenset[int] = frozenset()
         stashes.stages.append(self)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        with activations_of(self._mine):
+            return super().get_fwd_send_ops(fwd_chunk_id)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        with gradients_of(self._mine, cools=bwd_chunk_id in self.cools):
+            return super().get_bwd_send_ops(bwd_chunk_id)
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward_one_chunk(*args, **kwargs)
@@ -68,14 +84,35 @@ class FlushedPipeline(Schedule):
             self._order = ScheduleGPipe(stages[0], self._count, **given)
         else:
             self._order = Schedule1F1B(stages[0], self._count, **given)
+        for stage in stages:
+            stage.cools = self._cools(stage.stage_index)
 
-    def _stage(self, stage: Stage) -> PipelineStage:
+    def _cools(self, index: int) -> frozenset[int]:
+        """Micro-batches whose backward pass, on stage ``index``, follows the last forward pass of this rank."""
+        if isinstance(self._order, ScheduleGPipe):
+            return frozenset(range(self._count))
+        if isinstance(self._order, Schedule1F1B):  # runs so many forward passes ahead
+            return frozenset(
+                range(self._count - min(self._count, self.run.config.stages - index), self._count)
+            )
+        order = [action for action in self._order.pipeline_order[self.run.topology.pp] if action is not None]
+        last = max(i for i, action in enumerate(order) if action.computation_type == "F")
+        return frozenset(
+            action.microbatch_index
+            for action in order[last:]
+            if action.stage_index == index
+            and action.computation_type == "B"
+            and action.microbatch_index is not None
+        )
+
+    def _stage(self, stage: Stage) -> _CountedStage:
         """The stage for PyTorch. Shapes given here need not be inferred, which would send pickled objects."""
         size = (self.run.config.micro_batch_size, self.run.config.seq_len)
         tokens = torch.empty(size, dtype=torch.int64)
         hidden = torch.empty(*size, self.run.shape.d_model, requires_grad=True)
         logits = torch.empty(*size, self.run.shape.vocab_size, device="meta").requires_grad_()
         return _CountedStage(
+            stage,
             self._stashes,
             stage.module,
             stage.index,

@@ -14,6 +14,7 @@ from collections import deque
 from torch.nn.parallel import DistributedDataParallel
 
 from hybridcomp.train.model import loss_of
+from hybridcomp.train.places import activations_of
 from hybridcomp.train.schedules.base import Run, Schedule
 from hybridcomp.train.schedules.links import Inbox, Outbox
 from hybridcomp.train.update import Report, Result
@@ -44,7 +45,8 @@ class Local(Schedule):
             with contextlib.nullcontext() if i == count - 1 or ddp is None else ddp.no_sync():
                 activations, logits = module(x)
                 if not self._stage.is_last:
-                    self._onward.send(activations)
+                    with activations_of(self._stage):
+                        self._onward.send(activations)
                 loss = loss_of(logits, micro[:, 1:]) / count
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()

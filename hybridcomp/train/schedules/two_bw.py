@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hybridcomp.train.model import loss_of
+from hybridcomp.train.places import activations_of, gradients_of
 from hybridcomp.train.schedules.base import Run, Schedule
 from hybridcomp.train.schedules.links import Inbox, Outbox
 from hybridcomp.train.schedules.versions import Versions
@@ -103,7 +104,8 @@ class TwoBW(Schedule):
         if self._stage.is_last:
             y = loss_of(y, self._micro(step, i)[:, 1:]) / self._count
         else:
-            self._onward.send(y.detach())
+            with activations_of(self._stage):
+                self._onward.send(y.detach())
         self._stashed.append((version, x, y))
         self._peak = max(self._peak, len(self._stashed))
 
@@ -123,7 +125,8 @@ class TwoBW(Schedule):
             ddp.reducer.prepare_for_backward([y])
         torch.autograd.backward(y, gradient)
         if not self._stage.is_first and x.grad is not None:
-            self._back.send(x.grad)
+            with gradients_of(self._stage):
+                self._back.send(x.grad)
         return y.item() if self._stage.is_last else 0.0
 
     def _micro(self, step: int, i: int) -> Tensor:
