@@ -84,6 +84,7 @@ class Policy:
         entries: per axis, rules by operation (``all_reduce``) or phase (``backward``).
         everything: also compress operations from or to one rank, which otherwise need an entry of their own (they
             carry parameters, state and results that must arrive exactly).
+        fused: the gradient of an embedding that two stages share is summed over replicas and stages at once.
         lines: line of each axis's section in the file, for messages; empty for presets.
     """
 
@@ -92,6 +93,7 @@ class Policy:
     axes: Mapping[str, Rule] = field(default_factory=dict)
     entries: Mapping[str, Mapping[str, Rule]] = field(default_factory=dict)
     everything: bool = False
+    fused: bool = False
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def choose(self, message: Message) -> Choice:
@@ -193,7 +195,7 @@ class Policy:
 
     def canonical(self) -> str:
         """The rules as text, in a fixed order; the name and the file's layout do not matter."""
-        lines = [_canonical("*", self.base), f"everything={self.everything}"]
+        lines = [_canonical("*", self.base), f"everything={self.everything}", *["fused"] * self.fused]
         lines += [_canonical(a, r) for a, r in sorted(self.axes.items())]
         lines += [
             _canonical(f"{axis}.{key}", rule)

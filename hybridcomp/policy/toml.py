@@ -13,6 +13,8 @@
     backward = { codec = "powersgd:rank=16", feedback = "ef", only = "cool-down" }    # after the last forward pass
     [tp]
     forward = { codec = "int8", from_layer = 2 }                       # layers 0 and 1 go uncompressed
+    [embedding]                            # tied embeddings of a pipeline: one all-reduce over replicas and stages
+    fused = true
     [fsdp]
     reduce_scatter = { codec = "int4", feedback = "loco:beta=0.9" }    # or ef, dgc (momentum=), ef21 (all_reduce)
 
@@ -33,6 +35,7 @@ from hybridcomp.policy.rules import Policy, Rule, check_feedback
 
 _OF_CODEC = ("feedback", "warmup_steps", "only", "stages", "from_layer")
 _RULE_KEYS = ("codec", "feedback", "warmup_steps", "min_bytes", "exclude", "only", "stages", "from_layer")
+_EMBEDDING = "embedding"  # the section that may say `fused`
 _ENTRY_OF = {"only": "backward", "stages": "all_reduce"}
 _ONLY = ("cool-down",)
 
@@ -77,14 +80,23 @@ class _Reader:
         axes: dict[str, Rule] = {}
         entries: dict[str, dict[str, Rule]] = {}
         lines: dict[str, int] = {}
+        fused = False
         for key, value in document.items():
             if isinstance(value, dict):
+                if key == _EMBEDDING:
+                    fused = self._fused(value)
                 axes[key], entries[key] = self._axis(key, value)
                 lines[key] = self._line(key, None)
             else:
                 base[key] = value
         rule = self._rule(base, section=None)
-        return Policy(self._name, rule, axes, entries, lines={} if preset else lines)
+        return Policy(self._name, rule, axes, entries, fused=fused, lines={} if preset else lines)
+
+    def _fused(self, table: dict[str, Any]) -> bool:
+        fused = table.pop("fused", False)
+        if not isinstance(fused, bool):
+            self._fail(_EMBEDDING, "fused", f"fused must be true or false, not {fused!r}")
+        return fused
 
     def _axis(self, axis: str, table: dict[str, Any]) -> tuple[Rule, dict[str, Rule]]:
         own = {k: v for k, v in table.items() if k in _RULE_KEYS}
@@ -93,7 +105,7 @@ class _Reader:
             if key in _RULE_KEYS:
                 continue
             if key not in OPS + PHASES:
-                allowed = ", ".join(OPS + PHASES + _RULE_KEYS)
+                allowed = ", ".join(OPS + PHASES + _RULE_KEYS + ("fused",) * (axis == _EMBEDDING))
                 self._fail(axis, key, f"unknown key {key!r}; allowed: {allowed}")
             entry = value if isinstance(value, dict) else {"codec": value}
             entries[key] = self._rule(entry, section=axis, entry=key)

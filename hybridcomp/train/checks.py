@@ -34,6 +34,11 @@ def check_config(config: TrainConfig) -> None:
         value, by = getattr(config, name), getattr(config, divisor)
         if value % by:
             raise ConfigError(f"{name} ({value}) must be divisible by {divisor} ({by})")
+    if config.tie_embeddings and config.schedule in (*CYCLIC, "local"):
+        raise ConfigError(
+            f"tie_embeddings must be false with schedule {config.schedule}, in which the stages' weights change at "
+            "different times"
+        )
     _check_schedule(config)
 
 

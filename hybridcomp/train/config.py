@@ -8,6 +8,9 @@ from typing import Literal
 AXES = ("pp", "dp", "tp")
 """The mesh's axes, slowest first in rank order."""
 
+EMBEDDING = "embedding"
+"""What is no axis, and has a policy's section and traffic of its own: see :mod:`hybridcomp.train.embedding`."""
+
 CYCLIC = ("cdp-v1", "cdp-v2")
 """Schedules of cyclic data parallelism."""
 
@@ -51,6 +54,9 @@ class TrainConfig:
     """Tokens of context."""
     vocab_size: int | None = None
     """Size of the vocabulary; by default 256 for bytes, the tokenizer's own, or 50304 for a .bin file."""
+
+    tie_embeddings: bool = False
+    """The head's weight is the embedding of the tokens; a pipeline's first and last stage hold a copy each."""
 
     data: str | None = None
     """UTF-8 text file, a folder of them, a .bin file of uint16 tokens, or a folder with train.bin and

@@ -27,7 +27,8 @@ def load_model(checkpoint: Checkpoint) -> GPT:
         ConfigError: the checkpoint lacks a parameter, or cannot be read.
     """
     sizes = checkpoint.run
-    shape = ModelShape(*(int(sizes[k]) for k in ("vocab_size", "layers", "d_model", "heads", "seq_len")))
+    names = ("vocab_size", "layers", "d_model", "heads", "seq_len", "tie_embeddings")
+    shape = ModelShape(*(sizes[name] for name in names))
     state = {
         key: torch.empty_like(tensor, device="cpu")
         for key, tensor in described(checkpoint.path).items()

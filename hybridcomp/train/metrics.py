@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 import hybridcomp.torch as hct
-from hybridcomp.train.config import AXES
+from hybridcomp.train.config import AXES, EMBEDDING
+
+COUNTED = (*AXES, EMBEDDING)
+"""Whose traffic is counted."""
 
 
 class MetricsFile:
@@ -55,22 +58,21 @@ def _until(path: Path, step: int) -> str:
 
 def local_traffic() -> Tensor:
     """This rank's bytes so far, int64 [2, axes]: sent on the wire, and what that would be uncompressed."""
-    counters = torch.zeros(2, len(AXES), dtype=torch.int64)
+    counters = torch.zeros(2, len(COUNTED), dtype=torch.int64)
     for row in hct.stats():
-        if row.axis in AXES:
-            column = AXES.index(row.axis)
+        if row.axis in COUNTED:
+            column = COUNTED.index(row.axis)
             counters[0, column] += row.wire_bytes
             counters[1, column] += row.plain_bytes
     return counters
 
 
 def per_axis(counters: Tensor) -> dict[str, dict[str, int]]:
-    """Counters [2, axes] as the fields that the metrics have."""
-    wire, plain = counters.tolist()
-    return {
-        "wire_bytes": {axis: int(n) for axis, n in zip(AXES, wire, strict=True)},
-        "plain_bytes": {axis: int(n) for axis, n in zip(AXES, plain, strict=True)},
-    }
+    """Counters [2, axes] as the fields that the metrics have; an embedding's only where it is shared."""
+    wire, plain = ({axis: int(n) for axis, n in zip(COUNTED, row, strict=True)} for row in counters.tolist())
+    if not plain[EMBEDDING]:
+        del wire[EMBEDDING], plain[EMBEDDING]
+    return {"wire_bytes": wire, "plain_bytes": plain}
 
 
 class Traffic:
@@ -81,7 +83,7 @@ class Traffic:
     """
 
     def __init__(self) -> None:
-        self.earlier = torch.zeros(2, len(AXES), dtype=torch.int64)
+        self.earlier = torch.zeros(2, len(COUNTED), dtype=torch.int64)
         self._aside = local_traffic()
 
     def total(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""A decoder-only GPT: pre-norm blocks, causal attention, learned positions, GELU MLP, untied head.
+"""A decoder-only GPT: pre-norm blocks, causal attention, learned positions, GELU MLP, a head, tied or not.
 
 After Radford et al. 2019 (GPT-2), without biases in the linear layers and without dropout.
 """
@@ -24,6 +24,7 @@ class ModelShape:
     d_model: int
     heads: int
     seq_len: int
+    tied: bool = False
 
 
 class Attention(nn.Module):
@@ -110,6 +111,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleDict({str(i): Block(shape.d_model, shape.heads) for i in range(shape.layers)})
         self.final_norm = nn.LayerNorm(shape.d_model)
         self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
+        if shape.tied:
+            self.head.weight = self.embed.tokens.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the stage.

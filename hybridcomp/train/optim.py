@@ -14,11 +14,12 @@ from hybridcomp.train.topology import Topology
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW that decays matrices, but neither embeddings nor norms."""
+    """AdamW that decays matrices, but neither embeddings, a head that is one, nor norms."""
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for name, parameter in parameters.items():
-        matrix = parameter.dim() >= 2 and "embed" not in name
+        embeds = "embed" in name or (config.tie_embeddings and name == "head.weight")
+        matrix = parameter.dim() >= 2 and not embeds
         (decayed if matrix else plain).append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": config.weight_decay},

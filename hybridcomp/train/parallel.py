@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hybridcomp.torch as hct
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
+from hybridcomp.train.embedding import COPIES, SharedEmbedding, is_shared
 from hybridcomp.train.model import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
 from hybridcomp.train.places import say_layers
 from hybridcomp.train.tensor_parallel import split_over_tp
@@ -79,11 +80,19 @@ class RankModel:
         stages: in order.
         parameters: of all of them by name, as plain local tensors (a split one is this rank's part).
         split: names of the parameters that are split over tp.
+        embedding: where a pipeline's first and last stage share one.
     """
 
     stages: tuple[Stage, ...]
     parameters: dict[str, nn.Parameter]
     split: frozenset[str]
+    embedding: SharedEmbedding | None = None
+
+    @property
+    def counted(self) -> frozenset[str]:
+        """Names of the parameters that are no copies of one in an earlier stage."""
+        copies = COPIES[1:] if self.embedding is not None else ()
+        return frozenset(self.parameters).difference(copies)
 
 
 def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology: Topology) -> RankModel:
@@ -101,7 +110,8 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
         module, hook = _replicate(model, index, config, policy, topology)
         stages.append(Stage(index, count, module, model, hook))
     parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}
-    return RankModel(tuple(stages), parameters, frozenset(split))
+    embedding = SharedEmbedding(parameters, topology, fused=policy.fused) if is_shared(config) else None
+    return RankModel(tuple(stages), parameters, frozenset(split), embedding)
 
 
 def _replicate(
@@ -111,6 +121,10 @@ def _replicate(
     module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
     if config.dp == 1 or config.schedule in CYCLIC:
         return module, None
+    if is_shared(config):  # its gradient is summed over the stages, too
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+            module, COPIES
+        )
     group = topology.group("dp")
     ddp = DistributedDataParallel(
         module,

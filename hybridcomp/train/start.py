@@ -13,7 +13,7 @@ from typing import Any
 
 from hybridcomp.errors import ConfigError, MismatchError
 from hybridcomp.policy import Policy, load_policy
-from hybridcomp.train.config import AXES, TrainConfig
+from hybridcomp.train.config import AXES, EMBEDDING, TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.reading import parse
 from hybridcomp.train.resume import Checkpoint, check_fits, find_checkpoint, run_identity
@@ -52,7 +52,8 @@ def read_policy(config: TrainConfig) -> Policy:
         ConfigError: the schedule has nothing of the kind.
     """
     policy = load_policy(config.policy)
-    policy.require_axes(AXES)
+    shares = config.tie_embeddings and config.pp > 1
+    policy.require_axes((*AXES, EMBEDDING) if shares else AXES)
     check_techniques(policy, config)
     return policy
 

@@ -75,7 +75,8 @@ class Trainer:
         self._config = config
         self._topology = topology
         self._out = Path(config.out or ".")
-        shape = ModelShape(job.corpus.vocab_size, config.layers, config.d_model, config.heads, config.seq_len)
+        sizes = (job.corpus.vocab_size, config.layers, config.d_model, config.heads, config.seq_len)
+        shape = ModelShape(*sizes, tied=config.tie_embeddings)
         torch.manual_seed(config.seed)  # the default seed differs from process to process
         self._model = build_model(shape, config, job.policy, topology)
         rehearse(self._model, shape, config)
@@ -209,7 +210,8 @@ class Trainer:
 
     def _announce(self) -> None:
         names = self._schedule.updater.parameters
-        mine = [p.numel() for name, p in names.items() if self._topology.tp == 0 or name in self._model.split]
+        whole = self._model.counted if self._topology.tp == 0 else self._model.split
+        mine = [p.numel() for name, p in names.items() if name in whole]
         count = float(sum(mine)) if self._topology.dp == 0 else 0.0
         with self._traffic.aside():
             counts = Exchange([count]).wait()[:, 0]

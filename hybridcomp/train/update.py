@@ -61,6 +61,7 @@ class Updater:
         topology: the mesh.
         traffic: gives this rank's byte counters, int64 [2, axes].
         asked: tells whether this rank has been asked to stop.
+        counted: names of those whose gradients are part of the norm: all but copies.
 
     Attributes:
         optimizer: the AdamW.
@@ -75,6 +76,7 @@ class Updater:
         topology: Topology,
         traffic: Callable[[], Tensor],
         asked: Callable[[], bool],
+        counted: frozenset[str],
     ) -> None:
         self.parameters = parameters
         self.optimizer = make_optimizer(parameters, config)
@@ -84,10 +86,11 @@ class Updater:
         self._asked = asked
         self._split = [p for name, p in parameters.items() if name in split]
         self._shared = [p for name, p in parameters.items() if name not in split]
+        self._counted = [p for name, p in parameters.items() if name in counted - split]
 
     def square_sums(self) -> tuple[float, float]:
         """Sums of squares of this rank's gradients: of split parameters, and of the others."""
-        return local_square_sums(self._split, self._shared)
+        return local_square_sums(self._split, self._counted)
 
     def report(self, step: int, loss: float, sums: tuple[float, float]) -> Report:
         """Start to tell all ranks about a step; collective.

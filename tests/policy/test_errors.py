@@ -28,6 +28,18 @@ WRONG = {
     'exclude = "*.bias"': r"exclude must be a list of patterns",
     "[tp]\ncodec = 8": r"line 2, key tp\.codec: codec must be a spec string or a list of them, not 8",
     '[tp]\nfeedback = "ef"': r"line 2, key tp\.feedback: feedback stands beside a codec",
+    '[pp]\nbackward = { codec = "int4", only = "warm-up" }': r"line 2, key pp\.backward: only must be 'cool-down', "
+    r"not 'warm-up'",
+    '[pp]\nforward = { codec = "int4", only = "cool-down" }': r"line 2, key pp\.forward: only stands in an entry "
+    r"backward of an axis only",
+    '[pp]\nbackward = { only = "cool-down" }': r"line 2, key pp\.backward: only stands beside a codec, and "
+    r"here is none",
+    '[pp]\nsend = { codec = "int4", feedback = "ef21" }': r"line 2, key pp\.send: feedback of send must be one of ef, "
+    r"loco, not 'ef21'",
+    '[dp]\nall_reduce = { codec = "int8", stages = -1 }': r"line 2, .*stages must be an integer from 0 up, not -1",
+    '[dp]\ncodec = "int8"\nstages = 1': r"line 3, key dp\.stages: stages stands in an entry all_reduce of an axis only",
+    '[tp]\ncodec = "int8"\nfrom_layer = "2"': r"line 3, key tp\.from_layer: from_layer must be an integer from 0 up, "
+    r"not '2'",
     '[dp.all_reduce]\ncodec = "int8"\nx = 1': r"line 1, key dp\.all_reduce: unknown key 'x'",
 }
 

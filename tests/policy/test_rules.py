@@ -167,3 +167,54 @@ def test_hybrid_compresses_the_sums_of_a_program_without_a_mesh():
     for op in ("all_gather", "broadcast", "all_to_all", "send"):
         assert not policy.choose(message("default", op)).compresses
     assert not policy.choose(message("default", nbytes=1000)).compresses
+
+
+PLACES = """
+codec = "int8"
+[pp]
+forward = { codec = "int8", from_layer = 2 }
+backward = { codec = "int4", feedback = "ef", only = "cool-down", from_layer = 1 }
+[dp]
+all_reduce = { codec = "int4", stages = 2 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (message("pp", "send", "forward", layer=1), "layer 1 is before from_layer 2"),
+        (message("pp", "send", "backward", part="steady", layer=4), "not in the cool-down"),
+        (message("pp", "send", "backward", part="cool-down", layer=0), "layer 0 is before from_layer 1"),
+        (message("dp", stage=2), "stage 2 is not among the first 2"),
+    ],
+)
+def test_what_belongs_to_other_places_goes_uncompressed(asked, reason):
+    choice = parse_policy(PLACES, "places.toml").choose(asked)
+    assert (choice.codec.name, choice.reason) == ("none", reason)
+
+
+@pytest.mark.parametrize(
+    ("asked", "codec"),
+    [
+        (message("pp", "send", "forward", layer=2, part="steady"), "int8"),
+        (message("pp", "send", "forward"), "int8"),
+        (message("pp", "send", "backward", part="cool-down", layer=1), "int4"),
+        (message("pp", "send", "backward"), "int4"),  # who says nothing is not left out
+        (message("dp", stage=1), "int4"),
+        (message("dp"), "int4"),
+        (message("dp", "all_gather", stage=5), "int8"),
+    ],
+)
+def test_what_belongs_there_or_nowhere_is_compressed(asked, codec):
+    assert parse_policy(PLACES, "places.toml").choose(asked).codec.name == codec
+
+
+def test_places_are_part_of_the_rules():
+    texts = [
+        PLACES,
+        *(PLACES.replace(f", {key}", "") for key in ('only = "cool-down"', "stages = 2", "from_layer = 2")),
+    ]
+    policies = [parse_policy(text, "f.toml") for text in texts]
+    assert len({policy.digest for policy in policies}) == len(texts)
+    assert policies[0].places
+    assert not load_policy("hybrid").places

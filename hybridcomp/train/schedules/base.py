@@ -46,7 +46,8 @@ class Run:
     def updater(self, parameters: Mapping[str, nn.Parameter] | None = None) -> Updater:
         """AdamW on the model's own parameters, or on those that are given."""
         mine = self.model.parameters if parameters is None else parameters
-        return Updater(mine, self.model.split, self.config, self.topology, self.traffic, self.asked)
+        model = self.model
+        return Updater(mine, model.split, self.config, self.topology, self.traffic, self.asked, model.counted)
 
 
 class Schedule(abc.ABC):

@@ -138,6 +138,8 @@ class FlushedPipeline(Schedule):
             else:
                 outcome = {"target": batch[:, 1:].contiguous(), "losses": losses}
         self._order.step(*inputs, **outcome, return_outputs=False)
+        if self.run.model.embedding is not None:
+            self.run.model.embedding.sum_gradient()
         return [self.updater.update(step, sum(loss.item() for loss in losses))]
 
     def peaks(self) -> dict[str, int]:

@@ -81,6 +81,8 @@ class TwoBW(Schedule):
                 self._settle()  # its gradients are in DDP's buckets, which this step's take
             loss += self._backward(last=i == self._count - 1)
         self._batches.pop(step, None)
+        if self.run.model.embedding is not None:
+            self.run.model.embedding.sum_gradient()
         self._versions.take_gradients()
         self._report = self.updater.report(step, loss, self.updater.square_sums())
         if last:

@@ -1,0 +1,73 @@
+"""A token embedding that is the head's weight, too, where a pipeline's first and last stage hold a copy each.
+
+Both copies get the same gradient, that of the whole model, and so stay the same, bit for bit. It is summed
+
+1.  over the D replicas of each stage, and then between the two stages: 2 (D - 1) / D and 1 times its size are sent by
+    each rank; or
+2.  where the policy says ``fused``, over the 2 D ranks at once: (2 D - 1) / D times its size (Song et al.,
+    "Optimus-CC", arXiv:2301.09830).
+
+Its messages are of an axis of their own, for policies and statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+from torch import nn
+
+import hybridcomp.torch as hct
+from hybridcomp.train.config import EMBEDDING, TrainConfig
+from hybridcomp.train.topology import Topology
+
+COPIES = ("embed.tokens.weight", "head.weight")
+"""What the copies of the first and of the last stage are called there."""
+
+
+def is_shared(config: TrainConfig) -> bool:
+    """Whether two stages hold a copy each."""
+    return config.tie_embeddings and config.pp > 1
+
+
+class SharedEmbedding:
+    """This rank's copy of the embedding, if it has one. Collective over all ranks, as its method.
+
+    Args:
+        parameters: of the rank's stages, by name.
+        topology: the mesh, of two or more ranks along pp.
+        fused: sum over replicas and stages at once.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], topology: Topology, *, fused: bool) -> None:
+        names = [name for name in COPIES if name in parameters]
+        self._copy = parameters[names[0]] if names else None
+        self._replicas = topology.sizes["dp"]
+        self._groups = [_group(ranks, topology.rank) for ranks in _sums(topology, fused=fused)]
+
+    def sum_gradient(self) -> None:
+        """Make the gradient of a step's last backward pass that of the whole model, averaged over the replicas."""
+        if self._copy is None or self._copy.grad is None:
+            return
+        with hct.in_phase("backward"):
+            for group in self._groups:
+                if group is not None:
+                    dist.all_reduce(self._copy.grad, group=group)
+        self._copy.grad /= self._replicas
+
+
+def _sums(topology: Topology, *, fused: bool) -> list[list[list[int]]]:
+    """For each sum of a step, one after another, the ranks of each of its groups."""
+    sizes, rank_of = topology.sizes, topology.rank_of
+    ends, replicas, parts = (0, sizes["pp"] - 1), range(sizes["dp"]), range(sizes["tp"])
+    if fused:
+        return [[[rank_of(pp, dp, tp) for pp in ends for dp in replicas] for tp in parts]]
+    within = [[rank_of(pp, dp, tp) for dp in replicas] for pp in ends for tp in parts]
+    between = [[rank_of(pp, dp, tp) for pp in ends] for dp in replicas for tp in parts]
+    return [within, between] if len(replicas) > 1 else [between]
+
+
+def _group(groups: Sequence[Sequence[int]], rank: int) -> dist.ProcessGroup | None:
+    """Make all groups; return the one that ``rank`` is in."""
+    made = [dist.new_group(list(ranks), group_desc=EMBEDDING) for ranks in groups]
+    return next((group for group, ranks in zip(made, groups, strict=True) if rank in ranks), None)
