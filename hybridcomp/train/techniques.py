@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from hybridcomp.arrays import DType
+from hybridcomp.codecs import Codec
 from hybridcomp.errors import ConfigError
-from hybridcomp.policy import Policy, Rule
+from hybridcomp.policy import PHASES, Message, Policy, Rule
 from hybridcomp.train.config import TrainConfig
+
+_OPS = {
+    "pp": "send",
+    "tp": "all_reduce",
+}  # by axis, what carries activations forward and their gradients backward
 
 
 def check_techniques(policy: Policy, config: TrainConfig) -> None:
@@ -19,3 +28,36 @@ def check_techniques(policy: Policy, config: TrainConfig) -> None:
             f"policy {policy.name}: pp.backward has only = {only!r}, and schedule 2bw has none, as it goes on into "
             "the next step: take 1f1b, gpipe or interleaved, or leave it out"
         )
+
+
+def concerns(policy: Policy, config: TrainConfig) -> list[str]:
+    """What a run should be told of its policy: where gradients of activations are coarser than the activations.
+
+    They need the finer codec of the two (arXiv:2401.07788), unless error feedback makes up for it: which sends of a
+    pipeline have, and sums over tp, whose messages have no names, have not.
+    """
+    if config.backend != "hybridcomp":
+        return []
+    shape = (config.micro_batch_size * config.seq_len, config.d_model)
+    nbytes = 4 * shape[0] * shape[1]
+    found = []
+    for axis, op in _OPS.items():
+        if getattr(config, axis) == 1:
+            continue
+        messages = [Message(axis, op, phase, DType.FLOAT32, nbytes, shape=shape) for phase in PHASES]
+        forward, backward = map(policy.choose, messages)
+        if axis == "pp" and backward.feedback is not None:
+            continue
+        there, back = (_bits(choice.codec, shape) for choice in (forward, backward))
+        if back < there:
+            found.append(
+                f"policy {policy.name}: {axis} sends {back:.3g} bits a value backward and {there:.3g} forward, without "
+                "error feedback; gradients of activations need more bits than activations (arXiv:2401.07788)"
+            )
+    return found
+
+
+def _bits(codec: Codec, shape: tuple[int, int]) -> float:
+    """What a codec makes of a value, in noise of that shape."""
+    noise = np.random.default_rng(0).standard_normal(shape, np.float32)
+    return float(8 * codec.encode(noise).size / noise.size)

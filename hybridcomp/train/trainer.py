@@ -27,6 +27,7 @@ from hybridcomp.train.reading import to_toml
 from hybridcomp.train.resume import Checkpoint, newest
 from hybridcomp.train.schedules import Run, make_schedule
 from hybridcomp.train.start import Job
+from hybridcomp.train.techniques import concerns
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.update import Result, mean_loss
 
@@ -230,6 +231,8 @@ class Trainer:
             f"policy {self._job.policy.name}, text: {self._job.corpus.source} "
             f"({self._job.corpus.train.size:,} tokens), writing {self._out}"
         )
+        for concern in concerns(self._job.policy, config):
+            self._progress.say(concern)
         if self._job.checkpoint is not None:
             self._progress.say(f"resumed from {self._job.checkpoint.path}")
             if self._job.checkpoint.policy != self._job.policy.digest:

@@ -98,7 +98,8 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
 
 def build(job, topology: Topology):
     config = job.config
-    shape = ModelShape(256, config.layers, config.d_model, config.heads, config.seq_len)
+    sizes = (256, config.layers, config.d_model, config.heads, config.seq_len)
+    shape = ModelShape(*sizes, tied=config.tie_embeddings)
     model = build_model(shape, config, job.policy, topology)
     rehearse(model, shape, config)
     batches = Batches(job.corpus, config)

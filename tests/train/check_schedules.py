@@ -51,7 +51,8 @@ def main(cases: list[str]) -> list[str]:
 
 def check(job, topology: Topology) -> list[str]:
     config = job.config
-    shape = ModelShape(256, config.layers, config.d_model, config.heads, config.seq_len)
+    sizes = (256, config.layers, config.d_model, config.heads, config.seq_len)
+    shape = ModelShape(*sizes, tied=config.tie_embeddings)
     model = build_model(shape, config, job.policy, topology)
     rehearse(model, shape, config)
     batches = Batches(job.corpus, config)
@@ -82,9 +83,11 @@ def check(job, topology: Topology) -> list[str]:
     if config.clip and max(reference.norms) < config.clip:
         problems.append("no gradient was clipped: this check says nothing of it")
     for name, parameter in schedule.updater.parameters.items():
-        wanted = part(reference.moment(name, topology.pp), name, schedule, topology)
+        wanted = part(reference.moment(original(name, config), topology.pp), name, schedule, topology)
         if not close(schedule.updater.optimizer.state[parameter]["exp_avg"], wanted):
             problems.append(f"{name}: other moments")
+    if config.tie_embeddings:
+        compare_copies(problems, schedule)
     peaks = schedule.peaks()
     wanted_peaks = {"weight_versions": versions(config, topology), "stashes": stashes(config, topology)}
     if peaks != wanted_peaks:
@@ -140,12 +143,30 @@ def part(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.
     return whole.chunk(topology.sizes["tp"], SPLIT_DIM[name.split(".")[-2]])[topology.tp]
 
 
+def original(name: str, config) -> str:
+    """What a parameter is called in the whole model."""
+    return "embed.tokens.weight" if config.tie_embeddings and name == "head.weight" else name
+
+
+def compare_copies(problems, schedule) -> None:
+    """Where an embedding is in several stages, its bits are the same."""
+    mine = schedule.updater.parameters
+    copy = next(
+        (mine[name].detach() for name in ("embed.tokens.weight", "head.weight") if name in mine), None
+    )
+    everyone: list[bytes | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, None if copy is None else copy.numpy().tobytes())
+    if len({raw for raw in everyone if raw is not None}) != 1:
+        problems.append("copies of the embedding differ")
+
+
 def compare_weights(problems, schedule, reference, step, last, topology: Topology) -> None:
     name = schedule.run.config.schedule  # those that delay an update do the last one in a pause
     behind = name == "2bw" or (name.startswith("cdp") and topology.dp < topology.sizes["dp"] - 1)
     for name, parameter in schedule.updater.parameters.items():
         version = step if behind and not last else step + 1
-        wanted = part(reference.weights(version, topology.pp)[name], name, schedule, topology)
+        whole = reference.weights(version, topology.pp)[original(name, schedule.run.config)]
+        wanted = part(whole, name, schedule, topology)
         if not close(parameter, wanted):
             problems.append(f"{name} after step {step}: off by {(parameter - wanted).abs().max():.3g}")
 

@@ -6,11 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, PolicyError
+from hybridcomp.policy import PRESETS, load_policy
+from hybridcomp.policy.toml import parse_policy
 from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.data import Batches
+from hybridcomp.train.generate import load_model
+from hybridcomp.train.model import loss_of
+from hybridcomp.train.resume import newest, read_checkpoint
 from hybridcomp.train.start import read_policy
-from tests.train.harness import run_ranks
+from hybridcomp.train.techniques import concerns
+from hybridcomp.train.text import load_corpus
+from tests.train.harness import TINY, metrics, run_ranks, train
+from tests.train.same import stored
 
 SCRIPT = Path(__file__).with_name("check_techniques.py")
 POLICY = """
@@ -37,8 +47,8 @@ CASES = {
     ],
     "int4:block=32": [
         (
-            "--pp 2 --dp 2 --layers 2 --micro-batches 3",
-            {"pp": ([0, 1], [0, 2], STEADY), "dp": ([10, 0], [0, 11], "stage 1 is not among the first 1")},
+            "--pp 2 --dp 2 --layers 2 --micro-batches 3 --tie-embeddings",
+            {"pp": ([0, 1], [0, 2], STEADY), "dp": ([9, 0], [0, 10], "stage 1 is not among the first 1")},
         ),
         (
             "--pp 2 --tp 2 --layers 4 --micro-batches 3",
@@ -64,3 +74,88 @@ def test_2bw_has_no_cool_down(tmp_path):
     with pytest.raises(ConfigError, match=r"pp\.backward has only = 'cool-down', and schedule 2bw has none"):
         read_policy(TrainConfig(pp=2, schedule="2bw", policy=str(file)))
     read_policy(TrainConfig(pp=2, policy=str(file)))
+
+
+@pytest.mark.timeout(100)
+def test_tied_embeddings_train_as_in_one_process(tmp_path):
+    file = tmp_path / "fused.toml"
+    file.write_text('codec = "none"\n[embedding]\nfused = true')
+    two = "--pp 2 --layers 4 --heads 2 --micro-batches 4 --tie-embeddings"
+    cases = [
+        f"{two} --dp 2",
+        f"{two} --dp 2 --policy {file}",
+        f"{two} --dp 2 --policy {file} --schedule 2bw",
+        f"{two} --tp 2 --policy {file} --schedule interleaved --virtual-stages 2",
+        "--dp 4 --layers 1 --heads 2 --micro-batches 4 --tie-embeddings",
+    ]
+    done = run_ranks(4, SCRIPT.with_name("check_schedules.py"), json.dumps(cases), timeout=90)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"{len(cases)} cases, 0 problems" in done.stdout
+
+
+@pytest.mark.timeout(200)
+def test_a_fused_sum_sends_less_and_the_model_is_whole(tmp_path):
+    (tmp_path / "fused.toml").write_text('codec = "none"\n[embedding]\nfused = true')
+    small = f"{TINY} --pp 2 --dp 2 --tie-embeddings --steps 2 --data {__file__}"
+    sent = []
+    for policy, more in (("none", ""), ("fused.toml", "--checkpoint-every 2")):
+        done = train(f"{small} --policy {policy} --out {policy[:5]} {more}", tmp_path)
+        assert done.returncode == 0, done.stderr
+        (summary,) = metrics(tmp_path / policy[:5], "summary")
+        sent.append(summary["wire_bytes"]["embedding"])
+    assert sent[1] * 4 == sent[0] * 3  # (2 D - 1) / (3 D - 2) of D = 2 replicas
+
+    found = newest(tmp_path / "fused")
+    assert found is not None
+    tensors = stored(found)
+    ours, theirs = tensors["pp0.tp0.model.embed.tokens.weight"], tensors["pp1.tp0.model.head.weight"]
+    assert torch.equal(ours, theirs)
+    config = TrainConfig(seq_len=32, micro_batches=2, micro_batch_size=2, eval_batches=1, dp=2)
+    batches = Batches(load_corpus(__file__, None, 0.1, None), config)
+    model = load_model(read_checkpoint(found))
+    with torch.no_grad():
+        losses = [
+            loss_of(model(micro[:, :-1]), micro[:, 1:]).item()
+            for replica in range(2)
+            for micro in map(torch.from_numpy, batches.evaluate(replica))
+        ]
+    assert sum(losses) / len(losses) == pytest.approx(summary["val_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["local", "cdp-v1"])
+def test_schedules_that_cannot_tie(schedule):
+    with pytest.raises(ConfigError, match=f"tie_embeddings must be false with schedule {schedule}"):
+        TrainConfig(schedule=schedule, pp=2, tie_embeddings=True).check()
+
+
+def test_a_section_of_an_embedding_that_is_not_shared(tmp_path):
+    file = tmp_path / "fused.toml"
+    file.write_text("[embedding]\nfused = true")
+    with pytest.raises(
+        PolicyError, match=r"fused\.toml:1: section \[embedding\] is for an axis .* it has pp, dp, tp"
+    ):
+        read_policy(TrainConfig(pp=2, policy=str(file)))
+    assert read_policy(TrainConfig(pp=2, tie_embeddings=True, policy=str(file))).fused
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_preset_is_coarser_backward_than_forward(preset):
+    assert concerns(load_policy(preset), TrainConfig(pp=2, tp=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "axes"),
+    [
+        ('[pp]\nforward = "int8"\nbackward = "int4"', ["pp"]),
+        ('[pp]\nbackward = "powersgd:rank=4"', ["pp"]),
+        ('[pp]\nforward = "int4"\nbackward = "int8"', []),
+        ('[pp]\nforward = "int8"\nbackward = { codec = "int4", feedback = "ef" }', []),
+        ('[tp]\nforward = "int8"\nbackward = { codec = "int4", feedback = "ef" }', ["tp"]),  # it has no names
+        ('codec = "int8"\n[pp]\nbackward = "int4"\n[tp]\nbackward = "int2"', ["pp", "tp"]),
+        ('[pp]\nbackward = { codec = "int4", min_bytes = 10_000_000 }', []),
+    ],
+)
+def test_a_run_is_told_where_backward_is_coarser(rules, axes):
+    told = concerns(parse_policy(rules, "f.toml"), TrainConfig(pp=2, tp=2))
+    assert [text.split()[2] for text in told] == axes
+    assert concerns(parse_policy(rules, "f.toml"), TrainConfig(dp=2)) == []
