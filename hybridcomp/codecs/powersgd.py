@@ -24,22 +24,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
+from hybridcomp.codecs.beginning import Matrix, initial_q
 from hybridcomp.codecs.linear import LinearCodec, Reduced, Reduction, Round, Terms
 from hybridcomp.codecs.registry import register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
 
-Matrix = npt.NDArray[np.float32]
-
 PREFIX = struct.Struct("<QQQ")
 MAX_RANK = 4096
-DEVIATION = math.sqrt(4 * (65536.0**2 - 1) / 12)  # of the sum of four uniform 16-bit numbers
-_STEP = np.uint64(0x9E3779B97F4A7C15)
 _PANEL = 1 << 18  # elements widened at a time: 1 MiB
 
 
@@ -69,27 +65,6 @@ def worthwhile(shape: tuple[int, ...], rank: int) -> bool:
     """Whether P and Q have less than half the elements of an array of ``shape``."""
     rows, cols = matrix_shape(shape)
     return 2 * (rows + cols) * effective_rank(shape, rank) < math.prod(shape)
-
-
-def initial_q(cols: int, rank: int, seed: int) -> Matrix:
-    """A random start: float32 of (cols, rank), mean 0, variance 1, the same on every machine.
-
-    Each element is the sum of four uniform 16-bit numbers, which is near enough to Gaussian and exact; they
-    come from the splitmix64 hash of its index (Steele, Lea, Flood: "Fast splittable pseudorandom number
-    generators", 2014) offset by the seed.
-    """
-    with np.errstate(over="ignore"):
-        start_at = np.uint64(initial_state(seed))
-        bits = _splitmix64(start_at + (np.arange(cols * rank, dtype=np.uint64) + np.uint64(1)) * _STEP)
-    total = sum((bits >> np.uint64(16 * i)) & np.uint64(0xFFFF) for i in range(4))
-    centred = np.asarray(total).astype(np.float64) - 2 * 65535
-    return (centred / DEVIATION).astype(np.float32).reshape(cols, rank)
-
-
-def initial_state(seed: int) -> int:
-    """What the hashes of :func:`initial_q`'s elements are offset by."""
-    with np.errstate(over="ignore"):
-        return int(_splitmix64(np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64) * _STEP + _STEP)[0])
 
 
 def start(matrix: Matrix, q: Matrix) -> Matrix:
@@ -205,12 +180,6 @@ def _expect(array: Matrix, name: str) -> None:
         raise ValueError(
             f"{name} must be float32 and C-contiguous, not {array.dtype} of strides {array.strides}"
         )
-
-
-def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    z = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 # -- the codec -----------------------------------------------------------------------------------------------

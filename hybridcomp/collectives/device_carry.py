@@ -59,7 +59,8 @@ class DeviceCarrier(DeviceReader):
         queue = self.lane.queue
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(data.size, self.dtype) + 1)
-            message = self._outgoing(encode_into(self.codec, self._flat(data.data), buffer, queue))
+            flat = data._replace(data=self._aligned(data.data))
+            message = self._outgoing(encode_into(self.codec, flat, buffer, queue))
         message.odd = True
         return message
 

@@ -1,6 +1,6 @@
 """What a send keeps for the next one of its link: what its message lost, and PowerSGD's factor.
 
-A link is what a program names so (:class:`~hybridcomp.policy.place.Place`): sends of one array after another to one
+A link is what a program names so (:class:`~hybridcomp.policy.places.Place`): sends of one array after another to one
 receiver, which takes every message by itself and knows of no memory. For the gradients that a pipeline sends backward
 this is the "lazy error propagation" of Song et al., "Optimus-CC" (arXiv:2301.09830).
 """

@@ -6,7 +6,7 @@ live beside this file in ``presets/``.
 
 from hybridcomp.policy.load import PRESETS, load_policy
 from hybridcomp.policy.message import OPS, PHASES, Choice, Message
-from hybridcomp.policy.place import PARTS, Place, in_place, place, put
+from hybridcomp.policy.places import PARTS, Place, in_place, place, put
 from hybridcomp.policy.rules import Policy, Rule, check_feedback
 
 __all__ = [

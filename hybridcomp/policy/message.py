@@ -40,7 +40,7 @@ class Message:
         name: of the parameter or bucket, None for an activation or an anonymous buffer.
         step: training step, for warm-up; None if nobody counts.
         shape: the tensor's shape, None or 1-D for a flat buffer.
-        stage, layer, part: where it belongs, as :class:`~hybridcomp.policy.place.Place` has it; None where nobody
+        stage, layer, part: where it belongs, as :class:`~hybridcomp.policy.places.Place` has it; None where nobody
             says so.
     """
 

@@ -101,7 +101,8 @@ def test_help_explains_every_field(capsys, monkeypatch):
     assert stop.value.code == 0
     text = capsys.readouterr().out
     for field in dataclasses.fields(TrainConfig):
-        entry = re.search(rf"(?m)^\W*--{field.name.replace('_', '-')} \S+\s(.*?)\(default", text, re.S)
+        flag = field.name.replace("_", "-")
+        entry = re.search(rf"(?m)^\W*--{flag}(?: \S+|, --no-{flag})\s(.*?)\(default", text, re.S)
         assert entry, field.name
         assert len(re.findall(r"\w+", entry[1])) >= 2, field.name
 

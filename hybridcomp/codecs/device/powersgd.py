@@ -11,16 +11,15 @@ import numpy as np
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.beginning import DEVIATION, initial_state
 from hybridcomp.codecs.device import linear
 from hybridcomp.codecs.device.driver import suffix
 from hybridcomp.codecs.device.messages import convert
 from hybridcomp.codecs.linear import Reduced, Reduction, Round, Terms
 from hybridcomp.codecs.powersgd import (
-    DEVIATION,
     PREFIX,
     PowerSGDCodec,
     effective_rank,
-    initial_state,
     matrix_shape,
     open_prefix,
     orthogonalize,
@@ -142,7 +141,7 @@ def _matrix(queue: Queue, src: DeviceArray, dtype: DType, shape: tuple[int, int]
 
 
 def _initial_q(queue: Queue, cols: int, rank: int, seed: int) -> DeviceArray:
-    """:func:`.powersgd.initial_q`, the same bits."""
+    """:func:`.beginning.initial_q`, the same bits."""
     q = queue.array(cols * rank, np.float32)
     deviation = int(np.float64(DEVIATION).view(np.uint64))
     blocks = queue.blocks(q.size, _THREADS)
