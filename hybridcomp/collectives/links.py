@@ -64,11 +64,9 @@ class Link:
             return codec.encode_flat(data, out)
         memory = self._feedback.memory(self._key, data.size, data.dtype, self._form)
         codec = codec.at_step(memory.begin())
-        return (
-            memory.encode(codec, data, out)
-            if data.dtype is memory.kind
-            else _narrowly(memory, codec, data, out)
-        )
+        if data.dtype is memory.kind:
+            return memory.encode(codec, data, out)
+        return _narrowly(memory, codec, data, out)
 
 
 def _narrowly(memory: Memory, codec: Codec, data: Flat, out: ByteArray) -> int:

@@ -12,6 +12,7 @@ Its messages are of an axis of their own, for policies and statistics.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 
 import torch.distributed as dist
@@ -35,15 +36,19 @@ class SharedEmbedding:
 
     Args:
         parameters: of the rank's stages, by name.
+        config: whose timeout the groups have.
         topology: the mesh, of two or more ranks along pp.
         fused: sum over replicas and stages at once.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], topology: Topology, *, fused: bool) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], config: TrainConfig, topology: Topology, *, fused: bool
+    ) -> None:
         names = [name for name in COPIES if name in parameters]
         self._copy = parameters[names[0]] if names else None
         self._replicas = topology.sizes["dp"]
-        self._groups = [_group(ranks, topology.rank) for ranks in _sums(topology, fused=fused)]
+        seconds = datetime.timedelta(seconds=config.timeout)
+        self._groups = [_group(ranks, topology.rank, seconds) for ranks in _sums(topology, fused=fused)]
 
     def sum_gradient(self) -> None:
         """Make the gradient of a step's last backward pass that of the whole model, averaged over the replicas."""
@@ -67,7 +72,9 @@ def _sums(topology: Topology, *, fused: bool) -> list[list[list[int]]]:
     return [within, between] if len(replicas) > 1 else [between]
 
 
-def _group(groups: Sequence[Sequence[int]], rank: int) -> dist.ProcessGroup | None:
+def _group(
+    groups: Sequence[Sequence[int]], rank: int, timeout: datetime.timedelta
+) -> dist.ProcessGroup | None:
     """Make all groups; return the one that ``rank`` is in."""
-    made = [dist.new_group(list(ranks), group_desc=EMBEDDING) for ranks in groups]
+    made = [dist.new_group(list(ranks), timeout, group_desc=EMBEDDING) for ranks in groups]
     return next((group for group, ranks in zip(made, groups, strict=True) if rank in ranks), None)

@@ -110,7 +110,9 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
         module, hook = _replicate(model, index, config, policy, topology)
         stages.append(Stage(index, count, module, model, hook))
     parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}
-    embedding = SharedEmbedding(parameters, topology, fused=policy.fused) if is_shared(config) else None
+    embedding = None
+    if is_shared(config):
+        embedding = SharedEmbedding(parameters, config, topology, fused=policy.fused)
     return RankModel(tuple(stages), parameters, frozenset(split), embedding)
 
 

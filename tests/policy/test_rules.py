@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hybridcomp.arrays import DType
-from hybridcomp.policy import PRESETS, Message, load_policy
+from hybridcomp.policy import PRESETS, Message, Place, in_place, load_policy, place
 from hybridcomp.policy.toml import parse_policy
 
 EXAMPLE = """
@@ -218,3 +218,16 @@ def test_places_are_part_of_the_rules():
     assert len({policy.digest for policy in policies}) == len(texts)
     assert policies[0].places
     assert not load_policy("hybrid").places
+
+
+def test_places_are_said_one_within_another():
+    with in_place(stage=1, link="up"):
+        with in_place(layer=3, stage=2):
+            assert place() == Place(2, 3, None, "up")
+        assert place() == Place(1, None, None, "up")
+    assert place() == Place()
+    with (
+        pytest.raises(ValueError, match="a part is 'steady' or 'cool-down', not 'warm'"),
+        in_place(part="warm"),
+    ):
+        pass
