@@ -26,7 +26,7 @@ def load_model(checkpoint: Checkpoint) -> GPT:
     Raises:
         ConfigError: the checkpoint lacks a parameter, or cannot be read.
     """
-    sizes = checkpoint.run
+    sizes = {"tie_embeddings": False} | checkpoint.run  # checkpoints of earlier versions do not say
     names = ("vocab_size", "layers", "d_model", "heads", "seq_len", "tie_embeddings")
     shape = ModelShape(*(sizes[name] for name in names))
     state = {
