@@ -30,11 +30,27 @@ def check_config(config: TrainConfig) -> None:
         raise ConfigError(f"val_fraction must be above 0 and below 1, not {config.val_fraction}")
     if config.vocab_size is not None and not 1 < config.vocab_size <= 2**31:
         raise ConfigError(f"vocab_size must be from 2 to 2**31, not {config.vocab_size}")
+    _check_batch(config)
     for name, divisor in (("layers", "pp"), ("heads", "tp"), ("d_model", "heads")):
         value, by = getattr(config, name), getattr(config, divisor)
         if value % by:
             raise ConfigError(f"{name} ({value}) must be divisible by {divisor} ({by})")
     _check_schedule(config)
+
+
+def _check_batch(config: TrainConfig) -> None:
+    if config.global_batch is None:
+        return
+    if config.global_batch < 1 or config.global_batch % (config.dp * config.micro_batch_size):
+        raise ConfigError(
+            f"global_batch ({config.global_batch}) must be a multiple of dp * micro_batch_size "
+            f"({config.dp * config.micro_batch_size})"
+        )
+    if config.global_batch != config.dp * config.replica_batch:
+        raise ConfigError(
+            f"global_batch ({config.global_batch}) must be dp * micro_batches * micro_batch_size "
+            f"({config.dp * config.replica_batch}); leave micro_batches ({config.micro_batches}) out to have it follow"
+        )
 
 
 def _check_schedule(config: TrainConfig) -> None:

@@ -81,6 +81,13 @@ def test_a_missing_file_is_named(tmp_path):
         ("--schedule cdp-v1 --dp 2 --tp 2 --micro-batches 1", r"tp \(2\) must be 1 with schedule cdp-v1"),
         ("--schedule cdp-v1 --dp 3 --micro-batches 1", r"layers \(8\) must be divisible by dp \(3\)"),
         ("--schedule cdp-v2 --dp 2 --micro-batches 1", r"clip \(1.0\) must be 0 with schedule cdp-v2"),
+        ("--global-batch 10", r"global_batch \(10\) must be a multiple of dp \* micro_batch_size \(4\)"),
+        ("--global-batch 4 --dp 2", r"global_batch \(4\) must be a multiple of dp \* micro_batch_size \(8\)"),
+        ("--global-batch 0", r"global_batch \(0\) must be a multiple"),
+        (
+            "--global-batch 32 --micro-batches=4",
+            r"global_batch \(32\) must be dp \* micro_batches \* micro_batch_size \(16\); leave micro_batches \(4\)",
+        ),
         ("--dp 0", "dp must be positive, not 0"),
         ("--lr nan", "lr must be positive, not nan"),
         ("--clip -1", "clip must not be negative"),
@@ -92,6 +99,20 @@ def test_a_missing_file_is_named(tmp_path):
 def test_values_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         parse(arguments.split())
+
+
+def test_micro_batches_follow_from_the_global_batch(tmp_path):
+    config = parse(["--global-batch", "48", "--dp", "2", "--micro-batch-size", "3"])
+    assert (config.micro_batches, config.global_batch, config.tokens_per_step) == (8, 48, 48 * config.seq_len)
+    assert parse(["--global-batch", "32", "--micro-batches", "8"]).micro_batches == 8
+    file = tmp_path / "run.toml"
+    file.write_text("global_batch = 32\n")
+    assert parse(["--config", str(file)]).micro_batches == 8
+    file.write_text(to_toml(dataclasses.asdict(config)))
+    assert parse(["--config", str(file)]) == dataclasses.replace(config, config=str(file))
+    file.write_text("micro_batches = 4\n")
+    with pytest.raises(ConfigError, match="global_batch"):
+        parse(["--config", str(file), "--global-batch", "32"])
 
 
 def test_help_explains_every_field(capsys, monkeypatch):

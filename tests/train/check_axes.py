@@ -1,0 +1,87 @@
+"""Run on several ranks: what two ways to run the same training have in common.
+
+Arguments: cases as JSON, each the name of a function below and the arguments of the runs that it compares. All have the
+same number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import hybridcomp.torch as hct
+from hybridcomp.train.start import prepare
+from hybridcomp.train.topology import Topology, make_topology
+from hybridcomp.train.trainer import process_group
+from tests.train.check_replicas import build
+
+COMMON = (
+    "--policy none --layers 4 --d-model 32 --heads 2 --seq-len 16 --micro-batch-size 2 --eval-batches 0 "
+    f"--warmup-steps 2 --lr 1e-2 --timeout 40 --data {Path(__file__)}"
+)
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run ended with on this rank: weights, losses and norms of the steps, statistics."""
+
+    weights: dict[str, torch.Tensor]
+    results: list[tuple[int, float, float]]
+    rows: list[hct.StatRow]
+
+    def total(self, axis: str, op: str, what: str) -> int:
+        """Calls or bytes of one axis and operation."""
+        return sum(getattr(row, what) for row in self.rows if (row.axis, row.op) == (axis, op))
+
+
+def outcome(job, topology: Topology) -> Outcome:
+    schedule = build(job, topology)
+    hct.reset_stats()
+    results = []
+    for step in range(STEPS):
+        results += schedule.train(step, last=step == STEPS - 1)
+        hct.advance_step()
+    weights = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
+    return Outcome(weights, [(r.step, r.loss, r.norm) for r in results], hct.stats())
+
+
+def replicas_reduce_once(one: Outcome, many: Outcome) -> list[str]:
+    """Whether the replicas' gradients are reduced in the last of many micro-batches alone."""
+    calls = [run.total("dp", "all_reduce", "calls") for run in (one, many)]
+    sent = [run.total("dp", "all_reduce", "plain_bytes") for run in (one, many)]
+    if calls[0] != calls[1] or not calls[0] or sent[0] != sent[1]:
+        return [f"{calls} reductions of {sent} bytes"]
+    return []
+
+
+def main(cases: list[list[str]]) -> list[str]:
+    jobs = [[prepare([*COMMON.split(), *run.split()]) for run in runs] for _, *runs in cases]
+    problems: list[str] = []
+    with process_group(jobs[0][0]):
+        rank = dist.get_rank()
+        for case, runs in zip(cases, jobs, strict=True):
+            outcomes = []
+            for job in runs:
+                hct.set_policy(job.policy)
+                topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
+                outcomes.append(outcome(job, topology))
+            problems += [f"rank {rank}: {case}: {p}" for p in globals()[case[0]](*outcomes)]
+        bad = torch.tensor([len(problems)])
+        dist.all_reduce(bad)
+        if rank == 0:
+            print(f"{len(cases)} cases, {int(bad)} problems", flush=True)
+    return problems
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    found = main(json.loads(sys.argv[1]))
+    print("\n".join(found), file=sys.stderr)
+    sys.exit(1 if found else 0)
