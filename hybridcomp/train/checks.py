@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from hybridcomp.arrays import DType
 from hybridcomp.errors import ConfigError
+from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
 
 
@@ -51,6 +53,30 @@ def _check_batch(config: TrainConfig) -> None:
             f"global_batch ({config.global_batch}) must be dp * micro_batches * micro_batch_size "
             f"({config.dp * config.replica_batch}); leave micro_batches ({config.micro_batches}) out to have it follow"
         )
+
+
+def check_policy(config: TrainConfig, policy: Policy) -> None:
+    """Check that the policy suits the configuration.
+
+    Raises:
+        ConfigError: a block that is computed again would not get what it got before.
+    """
+    if config.recompute == "none" or config.tp == 1 or config.schedule != "2bw":
+        return
+    # Ranks of 2bw run a forward pass ahead of the step that its backward pass is in.
+    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+        steps = (0, policy.last_warmup_step)
+        first, later = (
+            policy.choose(Message("tp", op, "forward", DType.FLOAT32, 2**40, step=step)).codec
+            for step in steps
+        )
+        drawn = [c for c in policy.codecs("tp", op) if c.linear and c.at_step(0) != c.at_step(1)]
+        if first != later or drawn:
+            what = "warmup_steps" if first != later else drawn[0].spec
+            raise ConfigError(
+                f"recompute blocks with schedule 2bw needs messages of tp that are the same in every step: "
+                f"policy {policy.name} has {what} for {op} there"
+            )
 
 
 def _check_schedule(config: TrainConfig) -> None:

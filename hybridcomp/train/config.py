@@ -41,6 +41,9 @@ class TrainConfig:
     bucket_mb: float = 25.0
     """Largest gradient bucket of data parallelism in MiB; a bucket is reduced while backward goes on."""
 
+    recompute: Literal["none", "blocks"] = "none"
+    """What backward computes again, so that its activations need not be kept: none, or the blocks."""
+
     layers: int = 8
     """Transformer blocks."""
     d_model: int = 256

@@ -15,6 +15,7 @@ import hybridcomp.torch as hct
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.model import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
+from hybridcomp.train.recompute import recompute_blocks
 from hybridcomp.train.tensor_parallel import split_over_tp
 from hybridcomp.train.topology import Topology
 
@@ -95,6 +96,8 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
         model = keep_stage(build_gpt(shape, config.seed), index, count, own_head=config.schedule == "local")
         if config.tp > 1:
             split |= split_over_tp(model, topology.mesh["tp"])
+        if config.recompute == "blocks":
+            recompute_blocks(model)
         module, hook = _replicate(model, config, policy, topology)
         stages.append(Stage(index, count, module, model, hook))
     parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}

@@ -13,6 +13,7 @@ from typing import Any
 
 from hybridcomp.errors import ConfigError, MismatchError
 from hybridcomp.policy import Policy, load_policy
+from hybridcomp.train.checks import check_policy
 from hybridcomp.train.config import AXES, TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.reading import parse
@@ -44,13 +45,15 @@ class Job:
 
 
 def read_policy(config: TrainConfig) -> Policy:
-    """Load the policy and check that it speaks of axes that the mesh has.
+    """Load the policy and check that it speaks of axes that the mesh has, and suits the configuration.
 
     Raises:
         PolicyError: names the file, line and key.
+        ConfigError: it does not suit.
     """
     policy = load_policy(config.policy)
     policy.require_axes(AXES)
+    check_policy(config, policy)
     return policy
 
 

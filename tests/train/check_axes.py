@@ -22,7 +22,7 @@ from hybridcomp.train.trainer import process_group
 from tests.train.check_replicas import build
 
 COMMON = (
-    "--policy none --layers 4 --d-model 32 --heads 2 --seq-len 16 --micro-batch-size 2 --eval-batches 0 "
+    "--policy none --layers 4 --d-model 32 --heads 2 --seq-len 64 --micro-batch-size 2 --eval-batches 0 "
     f"--warmup-steps 2 --lr 1e-2 --timeout 40 --data {Path(__file__)}"
 )
 STEPS = 3
@@ -30,8 +30,13 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run ended with on this rank: weights, losses and norms of the steps, statistics."""
+    """What a run ended with on this rank: weights, losses and norms of the steps, statistics.
 
+    Attributes:
+        compresses: whether its policy does.
+    """
+
+    compresses: bool
     weights: dict[str, torch.Tensor]
     results: list[tuple[int, float, float]]
     rows: list[hct.StatRow]
@@ -49,7 +54,7 @@ def outcome(job, topology: Topology) -> Outcome:
         results += schedule.train(step, last=step == STEPS - 1)
         hct.advance_step()
     weights = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
-    return Outcome(weights, [(r.step, r.loss, r.norm) for r in results], hct.stats())
+    return Outcome(job.policy.compresses, weights, [(r.step, r.loss, r.norm) for r in results], hct.stats())
 
 
 def replicas_reduce_once(one: Outcome, many: Outcome) -> list[str]:
@@ -59,6 +64,29 @@ def replicas_reduce_once(one: Outcome, many: Outcome) -> list[str]:
     if calls[0] != calls[1] or not calls[0] or sent[0] != sent[1]:
         return [f"{calls} reductions of {sent} bytes"]
     return []
+
+
+def bits_are_equal(*runs: Outcome) -> list[str]:
+    """Whether all runs computed the same, to the bit."""
+    first, *others = runs
+    problems = []
+    for other in others:
+        problems += [f"{k} differs" for k, w in first.weights.items() if not torch.equal(w, other.weights[k])]
+        if first.results != other.results:
+            problems.append(f"{other.results} instead of {first.results}")
+    return problems
+
+
+def recomputed_bits_are_equal(kept: Outcome, recomputed: Outcome) -> list[str]:
+    """The same, where more messages of tp are sent: a policy takes those for forward ones."""
+    calls = [run.total("tp", "all_reduce", "calls") for run in (kept, recomputed)]
+    if not kept.rows or calls[0] >= calls[1]:
+        return [f"{calls} sums over tp"]
+    if recomputed.compresses and not any(r.axis == "tp" and r.codec != "none" for r in recomputed.rows):
+        return ["nothing was compressed"]
+    codecs = [{(row.op, row.codec) for row in run.rows} for run in (kept, recomputed)]
+    different = [] if codecs[0] == codecs[1] else [f"messages went by {codecs}"]
+    return different + bits_are_equal(kept, recomputed)
 
 
 def main(cases: list[list[str]]) -> list[str]:
