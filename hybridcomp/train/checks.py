@@ -33,6 +33,7 @@ def check_config(config: TrainConfig) -> None:
     if config.vocab_size is not None and not 1 < config.vocab_size <= 2**31:
         raise ConfigError(f"vocab_size must be from 2 to 2**31, not {config.vocab_size}")
     _check_batch(config)
+    _check_sequence(config)
     for name, divisor in (("layers", "pp"), ("heads", "tp"), ("d_model", "heads")):
         value, by = getattr(config, name), getattr(config, divisor)
         if value % by:
@@ -52,6 +53,15 @@ def _check_batch(config: TrainConfig) -> None:
         raise ConfigError(
             f"global_batch ({config.global_batch}) must be dp * micro_batches * micro_batch_size "
             f"({config.dp * config.replica_batch}); leave micro_batches ({config.micro_batches}) out to have it follow"
+        )
+
+
+def _check_sequence(config: TrainConfig) -> None:
+    if config.sequence_parallel and config.tp < 2:
+        raise ConfigError(f"sequence_parallel splits over tp, which must be at least 2, not {config.tp}")
+    if config.sequence_parallel and config.seq_len % config.tp:
+        raise ConfigError(
+            f"seq_len ({config.seq_len}) must be divisible by tp ({config.tp}) with sequence_parallel"
         )
 
 

@@ -41,6 +41,8 @@ class TrainConfig:
     bucket_mb: float = 25.0
     """Largest gradient bucket of data parallelism in MiB; a bucket is reduced while backward goes on."""
 
+    sequence_parallel: bool = False
+    """Split the residual stream and its norms along the sequence over tp. tp divides seq_len."""
     recompute: Literal["none", "blocks"] = "none"
     """What backward computes again, so that its activations need not be kept: none, or the blocks."""
 

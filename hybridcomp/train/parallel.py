@@ -16,6 +16,8 @@ from hybridcomp.policy import Policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.model import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
 from hybridcomp.train.recompute import recompute_blocks
+from hybridcomp.train.sequence_parallel import split_sequence
+from hybridcomp.train.stream import stream_of
 from hybridcomp.train.tensor_parallel import split_over_tp
 from hybridcomp.train.topology import Topology
 
@@ -79,11 +81,13 @@ class RankModel:
         stages: in order.
         parameters: of all of them by name, as plain local tensors (a split one is this rank's part).
         split: names of the parameters that are split over tp.
+        partial: names of those of which each rank of tp has the gradient of its part of the sequences.
     """
 
     stages: tuple[Stage, ...]
     parameters: dict[str, nn.Parameter]
     split: frozenset[str]
+    partial: frozenset[str]
 
 
 def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology: Topology) -> RankModel:
@@ -91,17 +95,20 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
     count = config.stages
     indices = range(topology.pp, count, config.pp)
     split: set[str] = set()
+    partial: set[str] = set()
     stages = []
     for index in indices:
         model = keep_stage(build_gpt(shape, config.seed), index, count, own_head=config.schedule == "local")
         if config.tp > 1:
-            split |= split_over_tp(model, topology.mesh["tp"])
+            split |= split_over_tp(model, topology.mesh["tp"], sequence=config.sequence_parallel)
+        if config.sequence_parallel:
+            partial |= split_sequence(model, topology.group("tp"))
         if config.recompute == "blocks":
             recompute_blocks(model)
         module, hook = _replicate(model, config, policy, topology)
         stages.append(Stage(index, count, module, model, hook))
     parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}
-    return RankModel(tuple(stages), parameters, frozenset(split))
+    return RankModel(tuple(stages), parameters, frozenset(split), frozenset(partial))
 
 
 def _replicate(
@@ -137,19 +144,18 @@ def _as_function(hook: GradientHook) -> Any:
     return comm_hook
 
 
-def rehearse(model: RankModel, shape: ModelShape, config: TrainConfig) -> None:
+def rehearse(model: RankModel, config: TrainConfig) -> None:
     """Run one forward and backward of each stage on made-up input and forget the gradients; collective.
 
     DDP lays its buckets out anew in the order in which the first backward produced the gradients.
     Compression and the order of floating-point sums depend on that layout, so without a rehearsal the first
     step of a resumed run would differ from the same step of an uninterrupted one.
     """
-    size = (config.micro_batch_size, config.seq_len)
     for stage in model.stages:
         if stage.is_first:
-            x = torch.zeros(size, dtype=torch.int64)
+            x = torch.zeros(config.micro_batch_size, config.seq_len, dtype=torch.int64)
         else:
-            x = torch.zeros(*size, shape.d_model, requires_grad=True)
+            x = stream_of(config).empty().zero_().requires_grad_()
         if stage.hook is not None:
             stage.hook.rehearsing = True
         output = stage.module(x)

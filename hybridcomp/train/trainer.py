@@ -78,7 +78,7 @@ class Trainer:
         shape = ModelShape(job.corpus.vocab_size, config.layers, config.d_model, config.heads, config.seq_len)
         torch.manual_seed(config.seed)  # the default seed differs from process to process
         self._model = build_model(shape, config, job.policy, topology)
-        rehearse(self._model, shape, config)
+        rehearse(self._model, config)
         self._traffic = Traffic()
         run = Run(self._model, shape, config, job.policy, topology, self._batch, self._traffic.total, asked)
         self._schedule = make_schedule(run)

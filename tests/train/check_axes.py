@@ -30,7 +30,7 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run ended with on this rank: weights, losses and norms of the steps, statistics.
+    """What a run ended with on this rank: weights, losses and norms of the steps, statistics, and what is wrong.
 
     Attributes:
         compresses: whether its policy does.
@@ -40,27 +40,46 @@ class Outcome:
     weights: dict[str, torch.Tensor]
     results: list[tuple[int, float, float]]
     rows: list[hct.StatRow]
+    problems: list[str]
 
-    def total(self, axis: str, op: str, what: str) -> int:
-        """Calls or bytes of one axis and operation."""
-        return sum(getattr(row, what) for row in self.rows if (row.axis, row.op) == (axis, op))
+    def total(self, axis: str, what: str) -> int:
+        """Calls or bytes of one axis."""
+        return sum(getattr(row, what) for row in self.rows if row.axis == axis)
 
 
 def outcome(job, topology: Topology) -> Outcome:
     schedule = build(job, topology)
-    hct.reset_stats()
     results = []
     for step in range(STEPS):
         results += schedule.train(step, last=step == STEPS - 1)
         hct.advance_step()
+        if step == 0:
+            hct.reset_stats()  # of a few bytes by which PyTorch's pipelines get to know each other
+    rows = hct.stats()
+    problems = differing(schedule.updater.parameters, schedule.run.model.split, topology)
     weights = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
-    return Outcome(job.policy.compresses, weights, [(r.step, r.loss, r.norm) for r in results], hct.stats())
+    told = [(r.step, r.loss, r.norm) for r in results]
+    return Outcome(job.policy.compresses, weights, told, rows, problems)
+
+
+def differing(parameters, split, topology: Topology) -> list[str]:
+    """Whether ranks that have the same parameters have them to the bit."""
+    problems = []
+    for axis in ("dp", "tp"):
+        for name, mine in parameters.items():
+            if axis == "tp" and name in split:
+                continue
+            everyone = [torch.empty_like(mine, dtype=torch.int32) for _ in range(topology.sizes[axis])]
+            dist.all_gather(everyone, mine.detach().view(torch.int32), group=topology.group(axis))
+            if not all(torch.equal(other, everyone[0]) for other in everyone):
+                problems.append(f"{name} differs over {axis}")
+    return problems
 
 
 def replicas_reduce_once(one: Outcome, many: Outcome) -> list[str]:
     """Whether the replicas' gradients are reduced in the last of many micro-batches alone."""
-    calls = [run.total("dp", "all_reduce", "calls") for run in (one, many)]
-    sent = [run.total("dp", "all_reduce", "plain_bytes") for run in (one, many)]
+    calls = [run.total("dp", "calls") for run in (one, many)]
+    sent = [run.total("dp", "plain_bytes") for run in (one, many)]
     if calls[0] != calls[1] or not calls[0] or sent[0] != sent[1]:
         return [f"{calls} reductions of {sent} bytes"]
     return []
@@ -79,14 +98,20 @@ def bits_are_equal(*runs: Outcome) -> list[str]:
 
 def recomputed_bits_are_equal(kept: Outcome, recomputed: Outcome) -> list[str]:
     """The same, where more messages of tp are sent: a policy takes those for forward ones."""
-    calls = [run.total("tp", "all_reduce", "calls") for run in (kept, recomputed)]
+    calls = [run.total("tp", "calls") for run in (kept, recomputed)]
     if not kept.rows or calls[0] >= calls[1]:
-        return [f"{calls} sums over tp"]
+        return [f"{calls} messages over tp"]
     if recomputed.compresses and not any(r.axis == "tp" and r.codec != "none" for r in recomputed.rows):
         return ["nothing was compressed"]
     codecs = [{(row.op, row.codec) for row in run.rows} for run in (kept, recomputed)]
     different = [] if codecs[0] == codecs[1] else [f"messages went by {codecs}"]
     return different + bits_are_equal(kept, recomputed)
+
+
+def pipeline_sends_half(whole: Outcome, half: Outcome) -> list[str]:
+    """Whether stages send each other half as much."""
+    sent = [run.total("pp", "wire_bytes") for run in (whole, half)]
+    return [] if sent[0] == 2 * sent[1] > 0 else [f"stages were sent {sent} bytes"]
 
 
 def main(cases: list[list[str]]) -> list[str]:
@@ -100,7 +125,8 @@ def main(cases: list[list[str]]) -> list[str]:
                 hct.set_policy(job.policy)
                 topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
                 outcomes.append(outcome(job, topology))
-            problems += [f"rank {rank}: {case}: {p}" for p in globals()[case[0]](*outcomes)]
+            found = [p for run in outcomes for p in run.problems] + globals()[case[0]](*outcomes)
+            problems += [f"rank {rank}: {case}: {p}" for p in found]
         bad = torch.tensor([len(problems)])
         dist.all_reduce(bad)
         if rank == 0:

@@ -100,7 +100,7 @@ def build(job, topology: Topology):
     config = job.config
     shape = ModelShape(256, config.layers, config.d_model, config.heads, config.seq_len)
     model = build_model(shape, config, job.policy, topology)
-    rehearse(model, shape, config)
+    rehearse(model, config)
     batches = Batches(job.corpus, config)
 
     def batch(step: int) -> torch.Tensor:

@@ -53,7 +53,7 @@ def check(job, topology: Topology) -> list[str]:
     config = job.config
     shape = ModelShape(256, config.layers, config.d_model, config.heads, config.seq_len)
     model = build_model(shape, config, job.policy, topology)
-    rehearse(model, shape, config)
+    rehearse(model, config)
     batches = Batches(job.corpus, config)
     traffic = torch.zeros(2, 3, dtype=torch.int64)
 

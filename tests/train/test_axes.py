@@ -45,13 +45,15 @@ TWO = "--pp 2 --tp 2 --micro-batches 3"
 
 
 @pytest.mark.timeout(100)
-def test_recomputed_blocks_give_the_same_bits(tmp_path):
+def test_recomputed_blocks_give_the_same_bits_and_parts_of_sequences_halve_what_stages_send(tmp_path):
     (tmp_path / "policy.toml").write_text(POLICY)
     other = f"--policy {tmp_path}/policy.toml"
-    ways = ["--policy none", "--policy hybrid", other, f"{other} --schedule 2bw"]
-    check(
-        4, [["recomputed_bits_are_equal", f"{TWO} {way}", f"{TWO} {way} --recompute blocks"] for way in ways]
-    )
+    parts = f"{TWO} --sequence-parallel"
+    ways = ["", "--policy hybrid", f"{other} --schedule 2bw", f"{other} --sequence-parallel"]
+    recomputed = [
+        ["recomputed_bits_are_equal", f"{TWO} {way}", f"{TWO} {way} --recompute blocks"] for way in ways
+    ]
+    check(4, [["pipeline_sends_half", TWO, parts], *recomputed])
 
 
 @pytest.mark.parametrize(

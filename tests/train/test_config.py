@@ -88,6 +88,11 @@ def test_a_missing_file_is_named(tmp_path):
             "--global-batch 32 --micro-batches=4",
             r"global_batch \(32\) must be dp \* micro_batches \* micro_batch_size \(16\); leave micro_batches \(4\)",
         ),
+        ("--sequence-parallel", "sequence_parallel splits over tp, which must be at least 2, not 1"),
+        (
+            "--sequence-parallel --heads 2 --tp 2 --seq-len 31",
+            r"seq_len \(31\) must be divisible by tp \(2\) with sequence_parallel",
+        ),
         ("--dp 0", "dp must be positive, not 0"),
         ("--lr nan", "lr must be positive, not nan"),
         ("--clip -1", "clip must not be negative"),
@@ -122,7 +127,7 @@ def test_help_explains_every_field(capsys, monkeypatch):
     assert stop.value.code == 0
     text = capsys.readouterr().out
     for field in dataclasses.fields(TrainConfig):
-        entry = re.search(rf"(?m)^\W*--{field.name.replace('_', '-')} \S+\s(.*?)\(default", text, re.S)
+        entry = re.search(rf"(?m)^\W*--{field.name.replace('_', '-')},? \S+\s(.*?)\(default", text, re.S)
         assert entry, field.name
         assert len(re.findall(r"\w+", entry[1])) >= 2, field.name
 

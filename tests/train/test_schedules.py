@@ -12,6 +12,7 @@ from tests.train.harness import TINY, metrics, run_ranks, train
 SCRIPT = Path(__file__).with_name("check_schedules.py")
 
 TWO = "--pp 2 --layers 4 --heads 2 --micro-batches 4"
+SEQUENCE = "--tp 2 --sequence-parallel"
 CYCLIC = "--heads 2 --micro-batches 1 --schedule"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 CASES = {
@@ -25,13 +26,17 @@ CASES = {
     (4, "hybridcomp"): [
         f"{TWO} --dp 2 --schedule gpipe",
         f"{TWO} --tp 2",
+        f"{TWO} {SEQUENCE}",
+        f"{TWO} {SEQUENCE} {INTERLEAVED} --recompute blocks",
         f"{TWO} --dp 2 {INTERLEAVED}",
         f"{TWO} --dp 2 --schedule 2bw",
         f"{TWO} --tp 2 --schedule 2bw",
+        f"{TWO} {SEQUENCE} --schedule 2bw",
         "--pp 4 --layers 4 --heads 2 --micro-batches 4 --schedule 2bw",
         "--pp 4 --layers 4 --heads 2 --micro-batches 8 --schedule 2bw",
         f"{TWO} --dp 2 --schedule local",
         f"{TWO} --tp 2 --schedule local",
+        f"{TWO} {SEQUENCE} --schedule local",
         f"--dp 4 --layers 4 {CYCLIC} cdp-v1",
         f"--dp 4 --layers 4 {CYCLIC} cdp-v2 --clip 0",
     ],
@@ -41,6 +46,7 @@ CASES = {
         f"{TWO} --schedule 2bw",
         f"{TWO} --schedule local",
         f"--dp 2 --layers 2 {CYCLIC} cdp-v2 --clip 0",
+        f"--layers 2 --heads 2 {SEQUENCE}",
     ],
     (8, "hybridcomp"): ["--pp 2 --dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2"],
 }

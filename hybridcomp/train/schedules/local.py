@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hybridcomp.train.model import loss_of
 from hybridcomp.train.schedules.base import Run, Schedule
 from hybridcomp.train.schedules.links import Inbox, Outbox
+from hybridcomp.train.stream import stream_of
 from hybridcomp.train.update import Report, Result
 
 
@@ -26,8 +27,7 @@ class Local(Schedule):
         super().__init__(run, run.updater())
         topology = run.topology
         self._stage = run.model.stages[0]
-        shape = (run.config.micro_batch_size, run.config.seq_len, run.shape.d_model)
-        self._activations = Inbox(topology.group("pp"), topology.pp - 1, shape)
+        self._activations = Inbox(topology.group("pp"), topology.pp - 1, stream_of(run.config))
         self._onward = Outbox(topology.group("pp"), topology.pp + 1, "forward")
         self._reports: deque[Report] = deque()
 
@@ -48,6 +48,7 @@ class Local(Schedule):
                 loss = loss_of(logits, micro[:, 1:]) / count
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
+        self.updater.complete_gradients()
         self._reports.append(self.updater.report(step, total, self.updater.square_sums()))
         self.updater.apply(step, self.updater.own_norm())
         if last:

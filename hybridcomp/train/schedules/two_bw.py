@@ -30,6 +30,7 @@ from hybridcomp.train.model import loss_of
 from hybridcomp.train.schedules.base import Run, Schedule
 from hybridcomp.train.schedules.links import Inbox, Outbox
 from hybridcomp.train.schedules.versions import Versions
+from hybridcomp.train.stream import stream_of
 from hybridcomp.train.update import Report, Result
 
 
@@ -43,10 +44,9 @@ class TwoBW(Schedule):
         self._stage = model.stages[0]
         self._count = run.config.micro_batches
         self._lead = self._stage.count - 1 - self._stage.index  # forward passes ahead of the backward pass
-        shape = (run.config.micro_batch_size, run.config.seq_len, run.shape.d_model)
-        group = topology.group("pp")
-        self._activations = Inbox(group, topology.pp - 1, shape)
-        self._gradients = Inbox(group, topology.pp + 1, shape)
+        group, stream = topology.group("pp"), stream_of(run.config)
+        self._activations = Inbox(group, topology.pp - 1, stream)
+        self._gradients = Inbox(group, topology.pp + 1, stream)
         self._onward = Outbox(group, topology.pp + 1, "forward")
         self._back = Outbox(group, topology.pp - 1, "backward")
         self._batches: dict[int, tuple[Tensor, ...]] = {}
@@ -81,6 +81,7 @@ class TwoBW(Schedule):
             loss += self._backward(last=i == self._count - 1)
         self._batches.pop(step, None)
         self._versions.take_gradients()
+        self.updater.complete_gradients()
         self._report = self.updater.report(step, loss, self.updater.square_sums())
         if last:
             self._onward.flush()
