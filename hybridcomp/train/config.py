@@ -43,6 +43,8 @@ class TrainConfig:
 
     sequence_parallel: bool = False
     """Split the residual stream and its norms along the sequence over tp. tp divides seq_len."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """What forward and backward compute in, and send: fp32, or bf16 by autocast. Weights stay in fp32."""
     recompute: Literal["none", "blocks"] = "none"
     """What backward computes again, so that its activations need not be kept: none, or the blocks."""
 

@@ -15,6 +15,7 @@ import hybridcomp.torch as hct
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.model import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
+from hybridcomp.train.precision import compute_in_bf16
 from hybridcomp.train.recompute import recompute_blocks
 from hybridcomp.train.sequence_parallel import split_sequence
 from hybridcomp.train.stream import stream_of
@@ -99,6 +100,8 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
     stages = []
     for index in indices:
         model = keep_stage(build_gpt(shape, config.seed), index, count, own_head=config.schedule == "local")
+        if config.dtype == "bf16":
+            compute_in_bf16(model)
         if config.tp > 1:
             split |= split_over_tp(model, topology.mesh["tp"], sequence=config.sequence_parallel)
         if config.sequence_parallel:

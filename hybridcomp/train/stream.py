@@ -30,4 +30,5 @@ class Stream:
 def stream_of(config: TrainConfig) -> Stream:
     """What the stages of a run send each other."""
     time = config.seq_len // config.tp if config.sequence_parallel else config.seq_len
-    return Stream((config.micro_batch_size, time, config.d_model), torch.get_default_dtype())
+    dtype = torch.bfloat16 if config.dtype == "bf16" else torch.get_default_dtype()
+    return Stream((config.micro_batch_size, time, config.d_model), dtype)

@@ -51,7 +51,7 @@ def outcome(job, topology: Topology) -> Outcome:
     schedule = build(job, topology)
     results = []
     for step in range(STEPS):
-        results += schedule.train(step, last=step == STEPS - 1)
+        results += schedule.train(step, last=step in (0, STEPS - 1))
         hct.advance_step()
         if step == 0:
             hct.reset_stats()  # of a few bytes by which PyTorch's pipelines get to know each other
@@ -83,6 +83,21 @@ def replicas_reduce_once(one: Outcome, many: Outcome) -> list[str]:
     if calls[0] != calls[1] or not calls[0] or sent[0] != sent[1]:
         return [f"{calls} reductions of {sent} bytes"]
     return []
+
+
+def bf16_is_near_and_half_as_long(wide: Outcome, narrow: Outcome) -> list[str]:
+    """Whether two runs lose nearly the same, and the second one sends half as much over pp and tp."""
+    problems = []
+    for (step, a, _), (_, b, _) in zip(wide.results, narrow.results, strict=True):
+        if not 0 < abs(a - b) < 0.01 * a:
+            problems.append(f"loss {b} instead of {a} in step {step}")
+    for axis in ("pp", "tp"):
+        sent = [run.total(axis, "wire_bytes") for run in (wide, narrow)]
+        if sent[0] != 2 * sent[1]:
+            problems.append(f"{sent} bytes over {axis}")
+    if {w.dtype for w in narrow.weights.values()} != {torch.float32}:
+        problems.append("weights are not fp32")
+    return problems
 
 
 def bits_are_equal(*runs: Outcome) -> list[str]:

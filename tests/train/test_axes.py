@@ -37,8 +37,14 @@ def check(ranks: int, cases: list[list[str]]) -> None:
 
 
 @pytest.mark.timeout(100)
-def test_replicas_reduce_once_a_step_whatever_the_micro_batches():
-    check(2, [["replicas_reduce_once", "--dp 2 --micro-batches 1", "--dp 2 --global-batch 16"]])
+def test_replicas_reduce_once_a_step_and_compute_in_bf16():
+    check(
+        2,
+        [
+            ["replicas_reduce_once", "--dp 2 --micro-batches 1", "--dp 2 --global-batch 16"],
+            ["bf16_is_near_and_half_as_long", "--dp 2", "--dp 2 --dtype bf16"],
+        ],
+    )
 
 
 TWO = "--pp 2 --tp 2 --micro-batches 3"
@@ -54,6 +60,20 @@ def test_recomputed_blocks_give_the_same_bits_and_parts_of_sequences_halve_what_
         ["recomputed_bits_are_equal", f"{TWO} {way}", f"{TWO} {way} --recompute blocks"] for way in ways
     ]
     check(4, [["pipeline_sends_half", TWO, parts], *recomputed])
+
+
+@pytest.mark.timeout(100)
+def test_bf16_is_near_fp32_and_sends_half_as_much_uncompressed(tmp_path):
+    (tmp_path / "policy.toml").write_text(POLICY)
+    all_of_it = f"{TWO} --sequence-parallel --dtype bf16 --policy {tmp_path}/policy.toml"
+    check(
+        4,
+        [
+            ["bf16_is_near_and_half_as_long", TWO, f"{TWO} --dtype bf16"],
+            ["bf16_is_near_and_half_as_long", f"{TWO} --schedule 2bw", f"{TWO} --schedule 2bw --dtype bf16"],
+            ["recomputed_bits_are_equal", all_of_it, f"{all_of_it} --recompute blocks"],
+        ],
+    )
 
 
 @pytest.mark.parametrize(

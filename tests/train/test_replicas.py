@@ -16,6 +16,8 @@ min_bytes = 64
 [dp]
 all_reduce = { codec = "int4:block=32", feedback = "ef" }
 send = { codec = "CODEC", warmup_steps = 2 }
+[tp]
+all_reduce = "int8:block=32"
 [pp]
 backward = "int8:block=32"
 """
@@ -27,6 +29,7 @@ CASES = {
     # Totals of any length. The policy of the group of all ranks, and so of partial sums, is the first case's.
     f"{CYCLIC} cdp-v1 --clip 0": "lossless",
     "--pp 2 --dp 2 --layers 2 --micro-batches 3 --schedule local": "int8:block=32",
+    "--pp 2 --tp 2 --layers 2 --micro-batches 3 --dtype bf16": "int8:block=32",
     "--pp 2 --dp 2 --layers 4 --micro-batches 4 --schedule interleaved --virtual-stages 2": "int8:block=32",
 }
 
