@@ -146,17 +146,23 @@ def test_the_examples_are_valid(path):
     assert config.ranks >= 1
 
 
-GUIDE = (EXAMPLES.parent / "docs" / "schedules.md").read_text()
+DOCS = EXAMPLES.parent / "docs"
+GUIDE, AXES = ((DOCS / page).read_text() for page in ("schedules.md", "axes.md"))
 
 
-@pytest.mark.parametrize("arguments", re.findall(r"^hybridcomp train ([^#\n]*)", GUIDE, re.M))
-def test_the_guide_to_schedules_has_valid_commands(arguments):
+@pytest.mark.parametrize("arguments", re.findall(r"^hybridcomp train ([^#\n]*)", GUIDE + AXES, re.M))
+def test_the_guides_have_valid_commands(arguments):
     parse(arguments.split())
 
 
 def test_the_guide_names_every_schedule():
     offered = get_args(get_type_hints(TrainConfig)["schedule"])
     assert set(re.findall(r"--schedule (\S+)", GUIDE)) | {"1f1b"} == set(offered)
+
+
+@pytest.mark.parametrize("field", ["global_batch", "sequence_parallel", "recompute", "dtype"])
+def test_the_guide_to_axes_has_a_command_for_each(field):
+    assert re.search(rf"(?m)^hybridcomp train .*--{field.replace('_', '-')}\b", AXES)
 
 
 def test_there_are_examples():
