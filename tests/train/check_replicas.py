@@ -50,6 +50,7 @@ def main(folder: Path, cases: list[str]) -> list[str]:
 
 def check(job, topology: Topology, folder: Path) -> list[str]:
     problems: list[str] = []
+    gc.collect()  # the hook of the case before
     hct.reset_stats()
     checkpoint = Checkpoint(folder / f"step-{PAUSE:08d}", PAUSE, 0.0, job.policy.digest, {})
     schedule = build(job, topology)

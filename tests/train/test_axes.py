@@ -36,13 +36,21 @@ def check(ranks: int, cases: list[list[str]]) -> None:
     assert f"{len(cases)} cases, 0 problems" in done.stdout
 
 
+OTHER_SCHEDULES = [
+    "--dp 2 --dtype bf16 --schedule cdp-v2 --clip 0 --micro-batches 1",
+    "--pp 2 --dtype bf16 --schedule local",
+    "--pp 2 --dtype bf16 --schedule interleaved --virtual-stages 2",
+]
+
+
 @pytest.mark.timeout(100)
-def test_replicas_reduce_once_a_step_and_compute_in_bf16():
+def test_replicas_reduce_once_a_step_compute_in_bf16_and_again():
     check(
         2,
         [
             ["replicas_reduce_once", "--dp 2 --micro-batches 1", "--dp 2 --global-batch 16"],
             ["bf16_is_near_and_half_as_long", "--dp 2", "--dp 2 --dtype bf16"],
+            *(["bits_are_equal", way, f"{way} --recompute blocks"] for way in OTHER_SCHEDULES),
         ],
     )
 
