@@ -63,7 +63,7 @@ def sleeping_schedule(job: Job, seconds: tuple[float, float], told: Told = lambd
     topology = make_topology(config.dp, config.pp, config.tp)
     shape = ModelShape(job.corpus.vocab_size, config.layers, config.d_model, config.heads, config.seq_len)
     model = build_model(shape, config, job.policy, topology)
-    rehearse(model, shape, config)
+    rehearse(model, config)
     for stage in model.stages:
         for block in stage.plain.blocks.values():
             _slow(block, seconds, told)

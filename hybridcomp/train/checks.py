@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from hybridcomp.arrays import DType
 from hybridcomp.errors import ConfigError
+from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
 
 
@@ -30,6 +32,8 @@ def check_config(config: TrainConfig) -> None:
         raise ConfigError(f"val_fraction must be above 0 and below 1, not {config.val_fraction}")
     if config.vocab_size is not None and not 1 < config.vocab_size <= 2**31:
         raise ConfigError(f"vocab_size must be from 2 to 2**31, not {config.vocab_size}")
+    _check_batch(config)
+    _check_sequence(config)
     for name, divisor in (("layers", "pp"), ("heads", "tp"), ("d_model", "heads")):
         value, by = getattr(config, name), getattr(config, divisor)
         if value % by:
@@ -40,6 +44,54 @@ def check_config(config: TrainConfig) -> None:
             "different times"
         )
     _check_schedule(config)
+
+
+def _check_batch(config: TrainConfig) -> None:
+    if config.global_batch is None:
+        return
+    if config.global_batch < 1 or config.global_batch % (config.dp * config.micro_batch_size):
+        raise ConfigError(
+            f"global_batch ({config.global_batch}) must be a multiple of dp * micro_batch_size "
+            f"({config.dp * config.micro_batch_size})"
+        )
+    if config.global_batch != config.dp * config.replica_batch:
+        raise ConfigError(
+            f"global_batch ({config.global_batch}) must be dp * micro_batches * micro_batch_size "
+            f"({config.dp * config.replica_batch}); leave micro_batches ({config.micro_batches}) out to have it follow"
+        )
+
+
+def _check_sequence(config: TrainConfig) -> None:
+    if config.sequence_parallel and config.tp < 2:
+        raise ConfigError(f"sequence_parallel splits over tp, which must be at least 2, not {config.tp}")
+    if config.sequence_parallel and config.seq_len % config.tp:
+        raise ConfigError(
+            f"seq_len ({config.seq_len}) must be divisible by tp ({config.tp}) with sequence_parallel"
+        )
+
+
+def check_policy(config: TrainConfig, policy: Policy) -> None:
+    """Check that the policy suits the configuration.
+
+    Raises:
+        ConfigError: a block that is computed again would not get what it got before.
+    """
+    if config.recompute == "none" or config.tp == 1 or config.schedule != "2bw":
+        return
+    # Ranks of 2bw run a forward pass ahead of the step that its backward pass is in.
+    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+        steps = (0, policy.last_warmup_step)
+        first, later = (
+            policy.choose(Message("tp", op, "forward", DType.FLOAT32, 2**40, step=step)).codec
+            for step in steps
+        )
+        drawn = [c for c in policy.codecs("tp", op) if c.linear and c.at_step(0) != c.at_step(1)]
+        if first != later or drawn:
+            what = "warmup_steps" if first != later else drawn[0].spec
+            raise ConfigError(
+                f"recompute blocks with schedule 2bw needs messages of tp that are the same in every step: "
+                f"policy {policy.name} has {what} for {op} there"
+            )
 
 
 def _check_schedule(config: TrainConfig) -> None:

@@ -44,6 +44,13 @@ class TrainConfig:
     bucket_mb: float = 25.0
     """Largest gradient bucket of data parallelism in MiB; a bucket is reduced while backward goes on."""
 
+    sequence_parallel: bool = False
+    """Split the residual stream and its norms along the sequence over tp. tp divides seq_len."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """What forward and backward compute in, and send: fp32, or bf16 by autocast. Weights stay in fp32."""
+    recompute: Literal["none", "blocks"] = "none"
+    """What backward computes again, so that its activations need not be kept: none, or the blocks."""
+
     layers: int = 8
     """Transformer blocks."""
     d_model: int = 256
@@ -72,7 +79,10 @@ class TrainConfig:
     micro_batches: int = 4
     """Micro-batches of a step on each replica; at least pp."""
     micro_batch_size: int = 4
-    """Sequences of a micro-batch. The global batch is dp * micro_batches * micro_batch_size sequences."""
+    """Sequences of a micro-batch."""
+    global_batch: int | None = None
+    """Sequences of a step on all replicas, dp * micro_batches * micro_batch_size; gives micro_batches where
+    that is not given."""
     lr: float = 1e-3
     """Peak learning rate."""
     min_lr: float = 1e-4
@@ -125,14 +135,9 @@ class TrainConfig:
         return self.micro_batches * self.micro_batch_size
 
     @property
-    def global_batch(self) -> int:
-        """Sequences of a step on all replicas."""
-        return self.dp * self.replica_batch
-
-    @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step trains on."""
-        return self.global_batch * self.seq_len
+        return self.dp * self.replica_batch * self.seq_len
 
     def check(self) -> None:
         """Check what can be checked without data, ranks or files.

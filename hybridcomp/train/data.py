@@ -43,7 +43,9 @@ class Batches:
         """The batch of 0-based ``step`` for a replica: micro_batches * micro_batch_size random windows."""
         config = self._config
         generator = np.random.default_rng([config.seed, step])
-        starts = generator.integers(0, self._corpus.train.size - config.seq_len, size=config.global_batch)
+        starts = generator.integers(
+            0, self._corpus.train.size - config.seq_len, size=config.dp * config.replica_batch
+        )
         mine = starts[replica * config.replica_batch : (replica + 1) * config.replica_batch]
         return self._windows(self._corpus.train, mine)
 

@@ -43,8 +43,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend within ``x`` [batch, time, d_model]; as many heads as this rank's shard has."""
-        batch, time, _ = x.shape
-        q, k, v = self.qkv(x).view(batch, time, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
+        fused = self.qkv(x)
+        batch, time, _ = fused.shape  # with sequence parallelism the projection gathers the time
+        q, k, v = fused.view(batch, time, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, time, -1))  # type: ignore[no-any-return]
 

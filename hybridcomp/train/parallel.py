@@ -17,6 +17,10 @@ from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.embedding import COPIES, SharedEmbedding, is_shared
 from hybridcomp.train.model import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
 from hybridcomp.train.places import say_layers
+from hybridcomp.train.precision import compute_in_bf16
+from hybridcomp.train.recompute import recompute_blocks
+from hybridcomp.train.sequence_parallel import split_sequence
+from hybridcomp.train.stream import stream_of
 from hybridcomp.train.tensor_parallel import split_over_tp
 from hybridcomp.train.topology import Topology
 
@@ -81,11 +85,13 @@ class RankModel:
         parameters: of all of them by name, as plain local tensors (a split one is this rank's part).
         split: names of the parameters that are split over tp.
         embedding: where a pipeline's first and last stage share one.
+        partial: names of those of which each rank of tp has the gradient of its part of the sequences.
     """
 
     stages: tuple[Stage, ...]
     parameters: dict[str, nn.Parameter]
     split: frozenset[str]
+    partial: frozenset[str]
     embedding: SharedEmbedding | None = None
 
     @property
@@ -100,20 +106,27 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
     count = config.stages
     indices = range(topology.pp, count, config.pp)
     split: set[str] = set()
+    partial: set[str] = set()
     stages = []
     for index in indices:
         model = keep_stage(build_gpt(shape, config.seed), index, count, own_head=config.schedule == "local")
+        if config.dtype == "bf16":
+            compute_in_bf16(model)
         if config.tp > 1:
-            split |= split_over_tp(model, topology.mesh["tp"])
+            split |= split_over_tp(model, topology.mesh["tp"], sequence=config.sequence_parallel)
             if policy.places:
                 say_layers(model)
+        if config.sequence_parallel:
+            partial |= split_sequence(model, topology.group("tp"))
+        if config.recompute == "blocks":
+            recompute_blocks(model)
         module, hook = _replicate(model, index, config, policy, topology)
         stages.append(Stage(index, count, module, model, hook))
     parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}
     embedding = None
     if is_shared(config):
         embedding = SharedEmbedding(parameters, config, topology, fused=policy.fused)
-    return RankModel(tuple(stages), parameters, frozenset(split), embedding)
+    return RankModel(tuple(stages), parameters, frozenset(split), frozenset(partial), embedding)
 
 
 def _replicate(
@@ -155,19 +168,18 @@ def _as_function(hook: GradientHook) -> Any:
     return comm_hook
 
 
-def rehearse(model: RankModel, shape: ModelShape, config: TrainConfig) -> None:
+def rehearse(model: RankModel, config: TrainConfig) -> None:
     """Run one forward and backward of each stage on made-up input and forget the gradients; collective.
 
     DDP lays its buckets out anew in the order in which the first backward produced the gradients.
     Compression and the order of floating-point sums depend on that layout, so without a rehearsal the first
     step of a resumed run would differ from the same step of an uninterrupted one.
     """
-    size = (config.micro_batch_size, config.seq_len)
     for stage in model.stages:
         if stage.is_first:
-            x = torch.zeros(size, dtype=torch.int64)
+            x = torch.zeros(config.micro_batch_size, config.seq_len, dtype=torch.int64)
         else:
-            x = torch.zeros(*size, shape.d_model, requires_grad=True)
+            x = stream_of(config).empty().zero_().requires_grad_()
         if stage.hook is not None:
             stage.hook.rehearsing = True
         output = stage.module(x)

@@ -142,13 +142,20 @@ def parse(arguments: Sequence[str], *, prog: str = "hybridcomp train") -> TrainC
     """
     import tyro  # noqa: PLC0415  (an extra; and --help of the other commands should not wait for it)
 
-    default = TrainConfig()
     path = _config_path(arguments)
-    if path is not None:
-        default = dataclasses.replace(default, **read_toml(path), config=path)
+    values = {} if path is None else read_toml(path) | {"config": path}
+    default = dataclasses.replace(TrainConfig(), **values)
     config = tyro.cli(TrainConfig, prog=prog, args=list(arguments), default=default)
+    if config.global_batch is not None and "micro_batches" not in values.keys() | _flags(arguments):
+        followed = config.global_batch // max(1, config.dp * config.micro_batch_size)
+        config = dataclasses.replace(config, micro_batches=max(1, followed))
     config.check()
     return config
+
+
+def _flags(arguments: Sequence[str]) -> set[str]:
+    """The fields that the command line names, whether or not with their defaults."""
+    return {a.partition("=")[0][2:].replace("-", "_") for a in arguments if a.startswith("--")}
 
 
 def _config_path(arguments: Sequence[str]) -> str | None:

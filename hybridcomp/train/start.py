@@ -13,6 +13,7 @@ from typing import Any
 
 from hybridcomp.errors import ConfigError, MismatchError
 from hybridcomp.policy import Policy, load_policy
+from hybridcomp.train.checks import check_policy
 from hybridcomp.train.config import AXES, EMBEDDING, TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.reading import parse
@@ -45,15 +46,16 @@ class Job:
 
 
 def read_policy(config: TrainConfig) -> Policy:
-    """Load the policy and check that it speaks of axes that the mesh has, and of what the schedule does.
+    """Load the policy and check that it speaks of axes that the mesh has, and suits the configuration.
 
     Raises:
         PolicyError: names the file, line and key.
-        ConfigError: the schedule has nothing of the kind.
+        ConfigError: it does not suit, or the schedule has nothing of the kind.
     """
     policy = load_policy(config.policy)
     shares = config.tie_embeddings and config.pp > 1
     policy.require_axes((*AXES, EMBEDDING) if shares else AXES)
+    check_policy(config, policy)
     check_techniques(policy, config)
     return policy
 

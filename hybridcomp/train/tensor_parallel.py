@@ -9,7 +9,7 @@ tensors also suit DistributedDataParallel and the optimizer as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from hybridcomp.train.model import GPT
+from hybridcomp.train.sequence_parallel import gather, sum_to_parts
+
+Carry = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
 class _SumGradient(torch.autograd.Function):
@@ -57,22 +60,38 @@ def sum_output(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class ColumnParallel(ParallelStyle):
-    """A linear layer that computes this rank's part of the outputs from the whole input."""
+    """A linear layer that computes this rank's part of the outputs from the whole input.
+
+    Args:
+        enter: makes the whole input of what this rank has.
+    """
+
+    def __init__(self, enter: Carry = sum_gradient) -> None:
+        super().__init__()
+        self._enter = enter
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
         _keep_part(module, 0, device_mesh)
-        module.register_forward_pre_hook(lambda _, inputs: (sum_gradient(inputs[0], group),))
+        module.register_forward_pre_hook(lambda _, inputs: (self._enter(inputs[0], group),))
         return module
 
 
 class RowParallel(ParallelStyle):
-    """A linear layer that takes this rank's part of the inputs; the outputs are summed."""
+    """A linear layer that takes this rank's part of the inputs; the outputs are summed.
+
+    Args:
+        leave: makes what this rank is to have of its outputs.
+    """
+
+    def __init__(self, leave: Carry = sum_output) -> None:
+        super().__init__()
+        self._leave = leave
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
         _keep_part(module, 1, device_mesh)
-        module.register_forward_hook(lambda _, inputs, output: sum_output(output, group))
+        module.register_forward_hook(lambda _, inputs, output: self._leave(output, group))
         return module
 
 
@@ -89,16 +108,25 @@ _BLOCK_PLAN: dict[str, ParallelStyle] = {
     "mlp.up": ColumnParallel(),
     "mlp.down": RowParallel(),
 }
+_SEQUENCE_PLAN: dict[str, ParallelStyle] = {
+    path: ColumnParallel(gather) if isinstance(style, ColumnParallel) else RowParallel(sum_to_parts)
+    for path, style in _BLOCK_PLAN.items()
+}
 
 
-def split_over_tp(model: GPT, mesh: DeviceMesh) -> frozenset[str]:
+def split_over_tp(model: GPT, mesh: DeviceMesh, *, sequence: bool) -> frozenset[str]:
     """Split the blocks' matrices over the ranks of the one-dimensional ``mesh``.
+
+    Args:
+        model: a stage.
+        mesh: of tp.
+        sequence: between the layers each rank has a part of the sequences.
 
     Returns:
         The names of the parameters that are split now; the others are the same on all ranks of the mesh.
     """
     for block in model.blocks.values():
-        parallelize_module(block, mesh, _BLOCK_PLAN)
+        parallelize_module(block, mesh, _SEQUENCE_PLAN if sequence else _BLOCK_PLAN)
     return frozenset(f"blocks.{index}.{path}.weight" for index in model.blocks for path in _BLOCK_PLAN)
 
 

@@ -80,7 +80,7 @@ class Trainer:
         shape = ModelShape(*sizes, tied=config.tie_embeddings)
         torch.manual_seed(config.seed)  # the default seed differs from process to process
         self._model = build_model(shape, config, job.policy, topology)
-        rehearse(self._model, shape, config)
+        rehearse(self._model, config)
         self._traffic = Traffic()
         run = Run(self._model, shape, config, job.policy, topology, self._batch, self._traffic.total, asked)
         self._schedule = make_schedule(run)

@@ -19,6 +19,7 @@ from hybridcomp.train.optim import (
     make_optimizer,
     set_learning_rate,
 )
+from hybridcomp.train.sequence_parallel import sum_gradients
 from hybridcomp.train.topology import Topology
 
 
@@ -57,6 +58,7 @@ class Updater:
     Args:
         parameters: what the optimizer updates, by name; their ``.grad`` is taken, and dropped afterwards.
         split: names of those that are split over tp.
+        partial: names of those whose gradients are parts, which the ranks of tp sum.
         config: rates, decays, the limit of the norm.
         topology: the mesh.
         traffic: gives this rank's byte counters, int64 [2, axes].
@@ -72,6 +74,7 @@ class Updater:
         self,
         parameters: Mapping[str, nn.Parameter],
         split: frozenset[str],
+        partial: frozenset[str],
         config: TrainConfig,
         topology: Topology,
         traffic: Callable[[], Tensor],
@@ -85,8 +88,14 @@ class Updater:
         self._traffic = traffic
         self._asked = asked
         self._split = [p for name, p in parameters.items() if name in split]
+        self._partial = [p for name, p in parameters.items() if name in partial]
         self._shared = [p for name, p in parameters.items() if name not in split]
         self._counted = [p for name, p in parameters.items() if name in counted - split]
+
+    def complete_gradients(self) -> None:
+        """Sum the gradients of which ranks of tp have parts; collective over tp, once a step, before all else."""
+        if self._partial:
+            sum_gradients(self._partial, self._topology.group("tp"))
 
     def square_sums(self) -> tuple[float, float]:
         """Sums of squares of this rank's gradients: of split parameters, and of the others."""
@@ -141,7 +150,8 @@ class Updater:
         return math.sqrt(split + shared)
 
     def update(self, step: int, loss: float) -> Result:
-        """Report, wait for all ranks, and apply: the whole update of a step at once; collective."""
+        """Complete, report, wait for all ranks, and apply: the whole update of a step at once; collective."""
+        self.complete_gradients()
         result = self.result(self.report(step, loss, self.square_sums()))
         self.apply(step, result.norm)
         return result

@@ -50,6 +50,7 @@ def main(folder: Path, cases: list[str]) -> list[str]:
 
 def check(job, topology: Topology, folder: Path) -> list[str]:
     problems: list[str] = []
+    gc.collect()  # the hook of the case before
     hct.reset_stats()
     checkpoint = Checkpoint(folder / f"step-{PAUSE:08d}", PAUSE, 0.0, job.policy.digest, {})
     schedule = build(job, topology)
@@ -101,7 +102,7 @@ def build(job, topology: Topology):
     sizes = (256, config.layers, config.d_model, config.heads, config.seq_len)
     shape = ModelShape(*sizes, tied=config.tie_embeddings)
     model = build_model(shape, config, job.policy, topology)
-    rehearse(model, shape, config)
+    rehearse(model, config)
     batches = Batches(job.corpus, config)
 
     def batch(step: int) -> torch.Tensor:

@@ -54,7 +54,7 @@ def check(job, topology: Topology) -> list[str]:
     sizes = (256, config.layers, config.d_model, config.heads, config.seq_len)
     shape = ModelShape(*sizes, tied=config.tie_embeddings)
     model = build_model(shape, config, job.policy, topology)
-    rehearse(model, shape, config)
+    rehearse(model, config)
     batches = Batches(job.corpus, config)
     traffic = torch.zeros(2, 3, dtype=torch.int64)
 

@@ -81,6 +81,18 @@ def test_a_missing_file_is_named(tmp_path):
         ("--schedule cdp-v1 --dp 2 --tp 2 --micro-batches 1", r"tp \(2\) must be 1 with schedule cdp-v1"),
         ("--schedule cdp-v1 --dp 3 --micro-batches 1", r"layers \(8\) must be divisible by dp \(3\)"),
         ("--schedule cdp-v2 --dp 2 --micro-batches 1", r"clip \(1.0\) must be 0 with schedule cdp-v2"),
+        ("--global-batch 10", r"global_batch \(10\) must be a multiple of dp \* micro_batch_size \(4\)"),
+        ("--global-batch 4 --dp 2", r"global_batch \(4\) must be a multiple of dp \* micro_batch_size \(8\)"),
+        ("--global-batch 0", r"global_batch \(0\) must be a multiple"),
+        (
+            "--global-batch 32 --micro-batches=4",
+            r"global_batch \(32\) must be dp \* micro_batches \* micro_batch_size \(16\); leave micro_batches \(4\)",
+        ),
+        ("--sequence-parallel", "sequence_parallel splits over tp, which must be at least 2, not 1"),
+        (
+            "--sequence-parallel --heads 2 --tp 2 --seq-len 31",
+            r"seq_len \(31\) must be divisible by tp \(2\) with sequence_parallel",
+        ),
         ("--dp 0", "dp must be positive, not 0"),
         ("--lr nan", "lr must be positive, not nan"),
         ("--clip -1", "clip must not be negative"),
@@ -92,6 +104,20 @@ def test_a_missing_file_is_named(tmp_path):
 def test_values_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         parse(arguments.split())
+
+
+def test_micro_batches_follow_from_the_global_batch(tmp_path):
+    config = parse(["--global-batch", "48", "--dp", "2", "--micro-batch-size", "3"])
+    assert (config.micro_batches, config.global_batch, config.tokens_per_step) == (8, 48, 48 * config.seq_len)
+    assert parse(["--global-batch", "32", "--micro-batches", "8"]).micro_batches == 8
+    file = tmp_path / "run.toml"
+    file.write_text("global_batch = 32\n")
+    assert parse(["--config", str(file)]).micro_batches == 8
+    file.write_text(to_toml(dataclasses.asdict(config)))
+    assert parse(["--config", str(file)]) == dataclasses.replace(config, config=str(file))
+    file.write_text("micro_batches = 4\n")
+    with pytest.raises(ConfigError, match="global_batch"):
+        parse(["--config", str(file), "--global-batch", "32"])
 
 
 def test_help_explains_every_field(capsys, monkeypatch):
@@ -121,17 +147,23 @@ def test_the_examples_are_valid(path):
     assert config.ranks >= 1
 
 
-GUIDE = (EXAMPLES.parent / "docs" / "schedules.md").read_text()
+DOCS = EXAMPLES.parent / "docs"
+GUIDE, AXES = ((DOCS / page).read_text() for page in ("schedules.md", "axes.md"))
 
 
-@pytest.mark.parametrize("arguments", re.findall(r"^hybridcomp train ([^#\n]*)", GUIDE, re.M))
-def test_the_guide_to_schedules_has_valid_commands(arguments):
+@pytest.mark.parametrize("arguments", re.findall(r"^hybridcomp train ([^#\n]*)", GUIDE + AXES, re.M))
+def test_the_guides_have_valid_commands(arguments):
     parse(arguments.split())
 
 
 def test_the_guide_names_every_schedule():
     offered = get_args(get_type_hints(TrainConfig)["schedule"])
     assert set(re.findall(r"--schedule (\S+)", GUIDE)) | {"1f1b"} == set(offered)
+
+
+@pytest.mark.parametrize("field", ["global_batch", "sequence_parallel", "recompute", "dtype"])
+def test_the_guide_to_axes_has_a_command_for_each(field):
+    assert re.search(rf"(?m)^hybridcomp train .*--{field.replace('_', '-')}\b", AXES)
 
 
 def test_there_are_examples():

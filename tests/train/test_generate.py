@@ -29,10 +29,10 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run over pp and tp that has learned a line by heart."""
+    """A run over pp and tp, with parts of sequences, that has learned a line by heart."""
     folder = tmp_path_factory.mktemp("generate")
     (folder / "text.txt").write_text(TEXT * 200)
-    done = train(f"{SMALL} --pp 2 --tp 2 --steps 150", folder)
+    done = train(f"{SMALL} --pp 2 --tp 2 --sequence-parallel --steps 150", folder)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 

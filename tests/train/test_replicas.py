@@ -38,6 +38,18 @@ def test_bits_are_equal_on_replicas_and_after_a_pause(tmp_path):
         policy = tmp_path / f"{codec.partition(':')[0]}.toml"
         policy.write_text(POLICY.replace("CODEC", codec))
         cases.append(f"{case} --policy {policy}")
-    done = run_ranks(4, SCRIPT, str(tmp_path), json.dumps(cases))
+    check(tmp_path, cases)
+
+
+@pytest.mark.timeout(100)
+def test_bits_are_equal_after_a_pause_in_bf16(tmp_path):
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f'{POLICY.replace("CODEC", "int8:block=32")}[tp]\nall_reduce = "int8:block=32"\n')
+    axes = ("--dp 2", "--tp 2")
+    check(tmp_path, [f"--pp 2 {a} --layers 2 --micro-batches 3 --dtype bf16 --policy {policy}" for a in axes])
+
+
+def check(folder: Path, cases: list[str]) -> None:
+    done = run_ranks(4, SCRIPT, str(folder), json.dumps(cases))
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{len(cases)} cases, 0 problems" in done.stdout

@@ -12,17 +12,24 @@ from tests.train.harness import TINY, metrics, run_ranks, train
 SCRIPT = Path(__file__).with_name("check_schedules.py")
 
 TWO = "--pp 2 --layers 4 --heads 2 --micro-batches 4"
+SEQUENCE = "--tp 2 --sequence-parallel"
 CYCLIC = "--heads 2 --micro-batches 1 --schedule"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 CASES = {
-    (3, "hybridcomp"): [
+    (3, "hybridcomp", "axes"): [
         "--dp 3 --layers 1 --heads 2 --micro-batches 3",
         "--tp 3 --layers 2 --heads 12 --micro-batches 2",
         "--pp 3 --layers 3 --heads 2 --micro-batches 4",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v1",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v2 --clip 0",
     ],
-    (4, "hybridcomp"): [
+    (4, "hybridcomp", "sequence"): [
+        f"{TWO} {SEQUENCE}",
+        f"{TWO} {SEQUENCE} {INTERLEAVED} --recompute blocks",
+        f"{TWO} {SEQUENCE} --schedule 2bw",
+        f"{TWO} {SEQUENCE} --schedule local",
+    ],
+    (4, "hybridcomp", "axes"): [
         f"{TWO} --dp 2 --schedule gpipe",
         f"{TWO} --tp 2",
         f"{TWO} --dp 2 {INTERLEAVED}",
@@ -35,21 +42,22 @@ CASES = {
         f"--dp 4 --layers 4 {CYCLIC} cdp-v1",
         f"--dp 4 --layers 4 {CYCLIC} cdp-v2 --clip 0",
     ],
-    (2, "gloo"): [
+    (2, "gloo", "axes"): [
         TWO,
         f"{TWO} {INTERLEAVED}",
         f"{TWO} --schedule 2bw",
         f"{TWO} --schedule local",
         f"--dp 2 --layers 2 {CYCLIC} cdp-v2 --clip 0",
+        f"--layers 2 --heads 2 {SEQUENCE}",
     ],
-    (8, "hybridcomp"): ["--pp 2 --dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2"],
+    (8, "hybridcomp", "axes"): ["--pp 2 --dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2"],
 }
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize(("ranks", "backend"), CASES)
-def test_weights_are_those_of_one_process_after_every_step(ranks, backend):
-    cases = [f"{case} --backend {backend}" for case in CASES[ranks, backend]]
+@pytest.mark.parametrize(("ranks", "backend", "what"), CASES)
+def test_weights_are_those_of_one_process_after_every_step(ranks, backend, what):
+    cases = [f"{case} --backend {backend}" for case in CASES[ranks, backend, what]]
     done = run_ranks(ranks, SCRIPT, json.dumps(cases), timeout=90)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{len(cases)} cases, 0 problems" in done.stdout

@@ -14,6 +14,7 @@ from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model import ModelShape
 from hybridcomp.train.parallel import RankModel
 from hybridcomp.train.schedules.evaluation import evaluate
+from hybridcomp.train.stream import stream_of
 from hybridcomp.train.topology import Topology
 from hybridcomp.train.update import Result, Updater
 
@@ -47,7 +48,16 @@ class Run:
         """AdamW on the model's own parameters, or on those that are given."""
         mine = self.model.parameters if parameters is None else parameters
         model = self.model
-        return Updater(mine, model.split, self.config, self.topology, self.traffic, self.asked, model.counted)
+        return Updater(
+            mine,
+            model.split,
+            model.partial,
+            self.config,
+            self.topology,
+            self.traffic,
+            self.asked,
+            model.counted,
+        )
 
 
 class Schedule(abc.ABC):
@@ -93,7 +103,9 @@ class Schedule(abc.ABC):
             Their mean loss on the last stage, 0 elsewhere.
         """
         with torch.no_grad():
-            return evaluate(self.run.model.stages, self.run.shape, self.run.topology, micro_batches)
+            return evaluate(
+                self.run.model.stages, stream_of(self.run.config), self.run.topology, micro_batches
+            )
 
     def state(self) -> dict[str, Tensor]:
         """Tensors that a checkpoint needs beyond weights and moments; loaded in place."""

@@ -6,22 +6,23 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hybridcomp.train.model import ModelShape, loss_of
+from hybridcomp.train.model import loss_of
 from hybridcomp.train.parallel import Stage
 from hybridcomp.train.places import activations_of
 from hybridcomp.train.schedules.links import Inbox, Outbox
+from hybridcomp.train.stream import Stream
 from hybridcomp.train.topology import Topology
 
 
 def evaluate(
-    stages: Sequence[Stage], shape: ModelShape, topology: Topology, micro_batches: Sequence[Tensor]
+    stages: Sequence[Stage], stream: Stream, topology: Topology, micro_batches: Sequence[Tensor]
 ) -> float:
     """Run micro-batches through all stages; collective over the pipeline.
 
     Args:
         stages: this rank's, in order: every stage of the model whose index is its place in the pipeline,
             modulo the pipeline's size.
-        shape: sizes of the model.
+        stream: what they send each other.
         topology: the mesh.
         micro_batches: each int64 [micro_batch_size, seq_len + 1].
 
@@ -38,8 +39,7 @@ def evaluate(
     for stage in stages:
         arriving = not stage.is_first and ranks > 1
         if arriving:
-            size = (micro_batches[0].shape[0], micro_batches[0].shape[1] - 1, shape.d_model)
-            inbox = Inbox(group, (topology.pp - 1) % ranks, size)
+            inbox = Inbox(group, (topology.pp - 1) % ranks, stream)
             inbox.expect(count)
         for micro in micro_batches:
             x = inbox.take() if arriving else micro[:, :-1] if stage.is_first else here.pop(0)

@@ -23,6 +23,7 @@ from hybridcomp.train.model import loss_of
 from hybridcomp.train.parallel import Stage
 from hybridcomp.train.places import activations_of, gradients_of
 from hybridcomp.train.schedules.base import Run, Schedule
+from hybridcomp.train.stream import stream_of
 from hybridcomp.train.update import Result
 
 
@@ -109,7 +110,7 @@ class FlushedPipeline(Schedule):
         """The stage for PyTorch. Shapes given here need not be inferred, which would send pickled objects."""
         size = (self.run.config.micro_batch_size, self.run.config.seq_len)
         tokens = torch.empty(size, dtype=torch.int64)
-        hidden = torch.empty(*size, self.run.shape.d_model, requires_grad=True)
+        hidden = stream_of(self.run.config).empty().requires_grad_()
         logits = torch.empty(*size, self.run.shape.vocab_size, device="meta").requires_grad_()
         return _CountedStage(
             stage,

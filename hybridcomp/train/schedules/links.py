@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 import hybridcomp.torch as hct
+from hybridcomp.train.stream import Stream
 
 
 class Inbox:
-    """Tensors of one shape from one rank, of which one is received ahead of its use.
+    """A residual stream, or its gradients, from one rank, of which one is received ahead of its use.
 
     Args:
         group: process group of the pipeline.
         source: rank in it.
-        shape: of every tensor; they have the default dtype.
+        stream: shape and dtype of every tensor.
     """
 
-    def __init__(self, group: dist.ProcessGroup, source: int, shape: tuple[int, ...]) -> None:
+    def __init__(self, group: dist.ProcessGroup, source: int, stream: Stream) -> None:
         self._group = group
         self._source = source
-        self._shape = shape
+        self._stream = stream
         self._due = 0
         self._ahead: tuple[Tensor, dist.Work | None] | None = None
 
@@ -46,7 +46,7 @@ class Inbox:
     def _receive(self) -> None:
         if self._due and self._ahead is None:
             self._due -= 1
-            tensor = torch.empty(self._shape)
+            tensor = self._stream.empty()
             self._ahead = tensor, dist.irecv(tensor, group=self._group, group_src=self._source)
 
 

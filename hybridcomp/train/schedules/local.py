@@ -17,6 +17,7 @@ from hybridcomp.train.model import loss_of
 from hybridcomp.train.places import activations_of
 from hybridcomp.train.schedules.base import Run, Schedule
 from hybridcomp.train.schedules.links import Inbox, Outbox
+from hybridcomp.train.stream import stream_of
 from hybridcomp.train.update import Report, Result
 
 
@@ -27,8 +28,7 @@ class Local(Schedule):
         super().__init__(run, run.updater())
         topology = run.topology
         self._stage = run.model.stages[0]
-        shape = (run.config.micro_batch_size, run.config.seq_len, run.shape.d_model)
-        self._activations = Inbox(topology.group("pp"), topology.pp - 1, shape)
+        self._activations = Inbox(topology.group("pp"), topology.pp - 1, stream_of(run.config))
         self._onward = Outbox(topology.group("pp"), topology.pp + 1, "forward")
         self._reports: deque[Report] = deque()
 
@@ -50,6 +50,7 @@ class Local(Schedule):
                 loss = loss_of(logits, micro[:, 1:]) / count
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
+        self.updater.complete_gradients()
         self._reports.append(self.updater.report(step, total, self.updater.square_sums()))
         self.updater.apply(step, self.updater.own_norm())
         if last:

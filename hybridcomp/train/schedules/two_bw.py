@@ -31,6 +31,7 @@ from hybridcomp.train.places import activations_of, gradients_of
 from hybridcomp.train.schedules.base import Run, Schedule
 from hybridcomp.train.schedules.links import Inbox, Outbox
 from hybridcomp.train.schedules.versions import Versions
+from hybridcomp.train.stream import stream_of
 from hybridcomp.train.update import Report, Result
 
 
@@ -44,10 +45,9 @@ class TwoBW(Schedule):
         self._stage = model.stages[0]
         self._count = run.config.micro_batches
         self._lead = self._stage.count - 1 - self._stage.index  # forward passes ahead of the backward pass
-        shape = (run.config.micro_batch_size, run.config.seq_len, run.shape.d_model)
-        group = topology.group("pp")
-        self._activations = Inbox(group, topology.pp - 1, shape)
-        self._gradients = Inbox(group, topology.pp + 1, shape)
+        group, stream = topology.group("pp"), stream_of(run.config)
+        self._activations = Inbox(group, topology.pp - 1, stream)
+        self._gradients = Inbox(group, topology.pp + 1, stream)
         self._onward = Outbox(group, topology.pp + 1, "forward")
         self._back = Outbox(group, topology.pp - 1, "backward")
         self._batches: dict[int, tuple[Tensor, ...]] = {}
@@ -84,6 +84,7 @@ class TwoBW(Schedule):
         if self.run.model.embedding is not None:
             self.run.model.embedding.sum_gradient()
         self._versions.take_gradients()
+        self.updater.complete_gradients()
         self._report = self.updater.report(step, loss, self.updater.square_sums())
         if last:
             self._onward.flush()

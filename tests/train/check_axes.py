@@ -1,0 +1,156 @@
+"""Run on several ranks: what two ways to run the same training have in common.
+
+Arguments: cases as JSON, each the name of a function below and the arguments of the runs that it compares. All have the
+same number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import hybridcomp.torch as hct
+from hybridcomp.train.start import prepare
+from hybridcomp.train.topology import Topology, make_topology
+from hybridcomp.train.trainer import process_group
+from tests.train.check_replicas import build
+
+COMMON = (
+    "--policy none --layers 4 --d-model 32 --heads 2 --seq-len 64 --micro-batch-size 2 --eval-batches 0 "
+    f"--warmup-steps 2 --lr 1e-2 --timeout 40 --data {Path(__file__)}"
+)
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run ended with on this rank: weights, losses and norms of the steps, statistics, and what is wrong.
+
+    Attributes:
+        compresses: whether its policy does.
+    """
+
+    compresses: bool
+    weights: dict[str, torch.Tensor]
+    results: list[tuple[int, float, float]]
+    rows: list[hct.StatRow]
+    problems: list[str]
+
+    def total(self, axis: str, what: str) -> int:
+        """Calls or bytes of one axis."""
+        return sum(getattr(row, what) for row in self.rows if row.axis == axis)
+
+
+def outcome(job, topology: Topology) -> Outcome:
+    schedule = build(job, topology)
+    results = []
+    for step in range(STEPS):
+        results += schedule.train(step, last=step in (0, STEPS - 1))
+        hct.advance_step()
+        if step == 0:
+            hct.reset_stats()  # of a few bytes by which PyTorch's pipelines get to know each other
+    rows = hct.stats()
+    problems = differing(schedule.updater.parameters, schedule.run.model.split, topology)
+    weights = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
+    told = [(r.step, r.loss, r.norm) for r in results]
+    return Outcome(job.policy.compresses, weights, told, rows, problems)
+
+
+def differing(parameters, split, topology: Topology) -> list[str]:
+    """Whether ranks that have the same parameters have them to the bit."""
+    problems = []
+    for axis in ("dp", "tp"):
+        for name, mine in parameters.items():
+            if axis == "tp" and name in split:
+                continue
+            everyone = [torch.empty_like(mine, dtype=torch.int32) for _ in range(topology.sizes[axis])]
+            dist.all_gather(everyone, mine.detach().view(torch.int32), group=topology.group(axis))
+            if not all(torch.equal(other, everyone[0]) for other in everyone):
+                problems.append(f"{name} differs over {axis}")
+    return problems
+
+
+def replicas_reduce_once(one: Outcome, many: Outcome) -> list[str]:
+    """Whether the replicas' gradients are reduced in the last of many micro-batches alone."""
+    calls = [run.total("dp", "calls") for run in (one, many)]
+    sent = [run.total("dp", "plain_bytes") for run in (one, many)]
+    if calls[0] != calls[1] or not calls[0] or sent[0] != sent[1]:
+        return [f"{calls} reductions of {sent} bytes"]
+    return []
+
+
+def bf16_is_near_and_half_as_long(wide: Outcome, narrow: Outcome) -> list[str]:
+    """Whether two runs lose nearly the same, and the second one sends half as much over pp and tp."""
+    problems = []
+    for (step, a, _), (_, b, _) in zip(wide.results, narrow.results, strict=True):
+        if not 0 < abs(a - b) < 0.01 * a:
+            problems.append(f"loss {b} instead of {a} in step {step}")
+    for axis in ("pp", "tp"):
+        sent = [run.total(axis, "wire_bytes") for run in (wide, narrow)]
+        if sent[0] != 2 * sent[1]:
+            problems.append(f"{sent} bytes over {axis}")
+    if {w.dtype for w in narrow.weights.values()} != {torch.float32}:
+        problems.append("weights are not fp32")
+    return problems
+
+
+def bits_are_equal(*runs: Outcome) -> list[str]:
+    """Whether all runs computed the same, to the bit."""
+    first, *others = runs
+    problems = []
+    for other in others:
+        problems += [f"{k} differs" for k, w in first.weights.items() if not torch.equal(w, other.weights[k])]
+        if first.results != other.results:
+            problems.append(f"{other.results} instead of {first.results}")
+    return problems
+
+
+def recomputed_bits_are_equal(kept: Outcome, recomputed: Outcome) -> list[str]:
+    """The same, where more messages of tp are sent: a policy takes those for forward ones."""
+    calls = [run.total("tp", "calls") for run in (kept, recomputed)]
+    if not kept.rows or calls[0] >= calls[1]:
+        return [f"{calls} messages over tp"]
+    if recomputed.compresses and not any(r.axis == "tp" and r.codec != "none" for r in recomputed.rows):
+        return ["nothing was compressed"]
+    codecs = [{(row.op, row.codec) for row in run.rows} for run in (kept, recomputed)]
+    different = [] if codecs[0] == codecs[1] else [f"messages went by {codecs}"]
+    return different + bits_are_equal(kept, recomputed)
+
+
+def pipeline_sends_half(whole: Outcome, half: Outcome) -> list[str]:
+    """Whether stages send each other half as much."""
+    sent = [run.total("pp", "wire_bytes") for run in (whole, half)]
+    return [] if sent[0] == 2 * sent[1] > 0 else [f"stages were sent {sent} bytes"]
+
+
+def main(cases: list[list[str]]) -> list[str]:
+    jobs = [[prepare([*COMMON.split(), *run.split()]) for run in runs] for _, *runs in cases]
+    problems: list[str] = []
+    with process_group(jobs[0][0]):
+        rank = dist.get_rank()
+        for case, runs in zip(cases, jobs, strict=True):
+            outcomes = []
+            for job in runs:
+                hct.set_policy(job.policy)
+                topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
+                outcomes.append(outcome(job, topology))
+            found = [p for run in outcomes for p in run.problems] + globals()[case[0]](*outcomes)
+            problems += [f"rank {rank}: {case}: {p}" for p in found]
+        bad = torch.tensor([len(problems)])
+        dist.all_reduce(bad)
+        if rank == 0:
+            print(f"{len(cases)} cases, {int(bad)} problems", flush=True)
+    return problems
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    found = main(json.loads(sys.argv[1]))
+    print("\n".join(found), file=sys.stderr)
+    sys.exit(1 if found else 0)
