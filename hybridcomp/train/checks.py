@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.config import CYCLIC, TrainConfig
+from hybridcomp.train.config import CYCLIC, FLUSHED, TrainConfig
 
 
 def check_config(config: TrainConfig) -> None:
@@ -35,6 +35,19 @@ def check_config(config: TrainConfig) -> None:
         if value % by:
             raise ConfigError(f"{name} ({value}) must be divisible by {divisor} ({by})")
     _check_schedule(config)
+    _check_shard(config)
+
+
+def _check_shard(config: TrainConfig) -> None:
+    if config.shard == "none":
+        return
+    if config.dp < 2:
+        raise ConfigError(f"shard {config.shard} is of replicas: dp must be at least 2, not {config.dp}")
+    if config.schedule not in FLUSHED:
+        raise ConfigError(
+            f"shard {config.shard} updates whole steps: schedule must be one of {', '.join(FLUSHED)}, "
+            f"not {config.schedule}"
+        )
 
 
 def _check_schedule(config: TrainConfig) -> None:

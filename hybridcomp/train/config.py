@@ -11,6 +11,9 @@ AXES = ("pp", "dp", "tp")
 CYCLIC = ("cdp-v1", "cdp-v2")
 """Schedules of cyclic data parallelism."""
 
+FLUSHED = ("1f1b", "gpipe", "interleaved")
+"""Schedules that apply a step's gradient to the weights that it was computed with, at the step's end."""
+
 TERMINAL = "HYBRIDCOMP_TERMINAL"
 """Environment variable: columns of the terminal that mpiexec's output ends up on, which a rank cannot see."""
 
@@ -40,6 +43,9 @@ class TrainConfig:
     (int8:block=128)."""
     bucket_mb: float = 25.0
     """Largest gradient bucket of data parallelism in MiB; a bucket is reduced while backward goes on."""
+    shard: Literal["none", "zero1"] = "none"
+    """What replicas share instead of each holding it: nothing, or AdamW's moments (ZeRO stage 1). See
+    docs/sharding.md."""
 
     layers: int = 8
     """Transformer blocks."""

@@ -104,9 +104,9 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
 def _replicate(
     model: GPT, config: TrainConfig, policy: Policy, topology: Topology
 ) -> tuple[nn.Module, GradientHook | None]:
-    """What training calls of a stage: in DDP where there are replicas, unless the schedule sums gradients."""
+    """What training calls of a stage: in DDP where there are replicas, unless something else sums gradients."""
     module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
-    if config.dp == 1 or config.schedule in CYCLIC:
+    if config.dp == 1 or config.schedule in CYCLIC or config.shard != "none":
         return module, None
     group = topology.group("dp")
     ddp = DistributedDataParallel(

@@ -11,7 +11,7 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.train.config import TrainConfig
 
 RECORD = "checkpoint.json"
-_SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages")
+_SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard")
 _SAME_MODEL = ("layers", "d_model", "heads", "seq_len")
 _SAME_BATCHES = ("micro_batches", "micro_batch_size", "seed")
 

@@ -205,12 +205,18 @@ class Trainer:
     def _trained(self) -> Trained:
         """What there is to save or load now."""
         updater = self._schedule.updater
-        return Trained(updater.parameters, updater.optimizer, self._schedule.state())
+        return Trained(
+            updater.parameters, updater.optimizer, self._schedule.state(), updater.apart, updater.whole
+        )
 
     def _announce(self) -> None:
-        names = self._schedule.updater.parameters
-        mine = [p.numel() for name, p in names.items() if self._topology.tp == 0 or name in self._model.split]
-        count = float(sum(mine)) if self._topology.dp == 0 else 0.0
+        updater, topology = self._schedule.updater, self._topology
+        mine = [
+            p.numel()
+            for name, p in updater.parameters.items()
+            if (topology.tp == 0 or name in self._model.split) and (topology.dp == 0 or name in updater.apart)
+        ]
+        count = float(sum(mine))
         with self._traffic.aside():
             counts = Exchange([count]).wait()[:, 0]
         if self._metrics is None or self._progress is None:

@@ -7,6 +7,7 @@ the rule to the whole model by itself, in fp64, and compares its part: weights a
 from __future__ import annotations
 
 import json
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -85,6 +86,8 @@ def check(job, topology: Topology) -> list[str]:
         wanted = part(reference.moment(name, topology.pp), name, schedule, topology)
         if not close(schedule.updater.optimizer.state[parameter]["exp_avg"], wanted):
             problems.append(f"{name}: other moments")
+    if config.shard == "zero1":
+        check_shares(problems, schedule, topology)
     peaks = schedule.peaks()
     wanted_peaks = {"weight_versions": versions(config, topology), "stashes": stashes(config, topology)}
     if peaks != wanted_peaks:
@@ -134,10 +137,37 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def part(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.Tensor:
-    """What this rank has of a tensor of the whole model."""
+    """What this rank updates of a tensor of the whole model."""
+    mine = held(whole, name, schedule, topology)
+    if name not in schedule.updater.whole:
+        return mine
+    size = math.ceil(mine.numel() / topology.sizes["dp"])
+    return mine.flatten()[topology.dp * size :][:size]
+
+
+def held(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.Tensor:
+    """What this rank computes with of a tensor of the whole model."""
     if name not in schedule.run.model.split:
         return whole
     return whole.chunk(topology.sizes["tp"], SPLIT_DIM[name.split(".")[-2]])[topology.tp]
+
+
+def check_shares(problems, schedule, topology: Topology) -> None:
+    """ZeRO: moments of a part of each parameter, and of nothing else; of all of it on all replicas."""
+    updater, ranks = schedule.updater, topology.sizes["dp"]
+    kept = sum(state["exp_avg"].numel() for state in updater.optimizer.state.values())
+    whole = sum(p.numel() for p in schedule.run.model.parameters.values())
+    wanted = sum(
+        max(0, min(size, p.numel() - topology.dp * size))
+        for p in schedule.run.model.parameters.values()
+        if (size := math.ceil(p.numel() / ranks))
+    )
+    if kept != wanted or abs(kept - whole / ranks) > 0.01 * whole:
+        problems.append(f"moments of {kept} elements, not {wanted}, of {whole} on {ranks} replicas")
+    total = torch.tensor(kept)
+    dist.all_reduce(total, group=topology.group("dp"))
+    if int(total) != whole:
+        problems.append(f"moments of {int(total)} elements on all replicas, not {whole}")
 
 
 def compare_weights(problems, schedule, reference, step, last, topology: Topology) -> None:
@@ -145,9 +175,16 @@ def compare_weights(problems, schedule, reference, step, last, topology: Topolog
     behind = name == "2bw" or (name.startswith("cdp") and topology.dp < topology.sizes["dp"] - 1)
     for name, parameter in schedule.updater.parameters.items():
         version = step if behind and not last else step + 1
-        wanted = part(reference.weights(version, topology.pp)[name], name, schedule, topology)
+        weights = reference.weights(version, topology.pp)
+        wanted = part(weights[name], name, schedule, topology)
         if not close(parameter, wanted):
             problems.append(f"{name} after step {step}: off by {(parameter - wanted).abs().max():.3g}")
+    for name, parameter in schedule.updater.whole.items():
+        wanted = held(reference.weights(step + 1, topology.pp)[name], name, schedule, topology)
+        if not close(parameter, wanted):
+            problems.append(
+                f"{name}, whole, after step {step}: off by {(parameter - wanted).abs().max():.3g}"
+            )
 
 
 def compare_evaluation(problems, schedule, reference, step, micro, topology: Topology) -> None:

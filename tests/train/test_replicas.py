@@ -15,6 +15,8 @@ POLICY = """
 min_bytes = 64
 [dp]
 all_reduce = { codec = "int4:block=32", feedback = "ef" }
+reduce_scatter = { codec = "int4:block=32", feedback = "ef", warmup_steps = 1 }
+all_gather = "int8:block=32"
 send = { codec = "CODEC", warmup_steps = 2 }
 [pp]
 backward = "int8:block=32"
@@ -28,6 +30,7 @@ CASES = {
     f"{CYCLIC} cdp-v1 --clip 0": "lossless",
     "--pp 2 --dp 2 --layers 2 --micro-batches 3 --schedule local": "int8:block=32",
     "--pp 2 --dp 2 --layers 4 --micro-batches 4 --schedule interleaved --virtual-stages 2": "int8:block=32",
+    "--pp 2 --dp 2 --layers 2 --micro-batches 3 --shard zero1": "int8:block=32",
 }
 
 

@@ -13,17 +13,22 @@ SCRIPT = Path(__file__).with_name("check_schedules.py")
 
 TWO = "--pp 2 --layers 4 --heads 2 --micro-batches 4"
 CYCLIC = "--heads 2 --micro-batches 1 --schedule"
+ZERO = "--shard zero1 --bucket-mb 0.05"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 CASES = {
     (3, "hybridcomp"): [
         "--dp 3 --layers 1 --heads 2 --micro-batches 3",
         "--tp 3 --layers 2 --heads 12 --micro-batches 2",
         "--pp 3 --layers 3 --heads 2 --micro-batches 4",
+        f"--dp 3 --layers 1 --heads 2 --micro-batches 3 {ZERO}",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v1",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v2 --clip 0",
     ],
     (4, "hybridcomp"): [
         f"{TWO} --dp 2 --schedule gpipe",
+        f"{TWO} --dp 2 --schedule gpipe {ZERO}",
+        f"{TWO} --dp 2 {INTERLEAVED} {ZERO}",
+        f"--dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2 {ZERO}",
         f"{TWO} --tp 2",
         f"{TWO} --dp 2 {INTERLEAVED}",
         f"{TWO} --dp 2 --schedule 2bw",
@@ -38,6 +43,7 @@ CASES = {
     (2, "gloo"): [
         TWO,
         f"{TWO} {INTERLEAVED}",
+        f"--dp 2 --layers 2 --heads 2 --micro-batches 2 {ZERO}",
         f"{TWO} --schedule 2bw",
         f"{TWO} --schedule local",
         f"--dp 2 --layers 2 {CYCLIC} cdp-v2 --clip 0",

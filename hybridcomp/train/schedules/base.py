@@ -46,7 +46,13 @@ class Run:
     def updater(self, parameters: Mapping[str, nn.Parameter] | None = None) -> Updater:
         """AdamW on the model's own parameters, or on those that are given."""
         mine = self.model.parameters if parameters is None else parameters
-        return Updater(mine, self.model.split, self.config, self.topology, self.traffic, self.asked)
+        about = self.config, self.topology, self.traffic, self.asked
+        if self.config.shard == "zero1":
+            from hybridcomp.train.zero import ShardedUpdater, Shards  # noqa: PLC0415  (imports FSDP2: a second)
+
+            shards = Shards(mine, self.topology.group("dp"), self.policy, self.config.bucket_mb)
+            return ShardedUpdater(shards, self.model.split, *about)
+        return Updater(mine, self.model.split, *about)
 
 
 class Schedule(abc.ABC):
