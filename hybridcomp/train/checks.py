@@ -14,12 +14,12 @@ def check_config(config: TrainConfig) -> None:
     """
     positive = (
         "dp pp tp virtual_stages layers d_model heads seq_len steps micro_batches micro_batch_size keep "
-        "log_every threads lr timeout bucket_mb"
+        "log_every threads lr timeout bucket_mb expert_every capacity_factor"
     )
     for name in positive.split():
         if not getattr(config, name) > 0:
             raise ConfigError(f"{name} must be positive, not {getattr(config, name)}")
-    natural = "warmup_steps weight_decay clip seed eval_every eval_batches checkpoint_every min_lr"
+    natural = "warmup_steps weight_decay clip seed eval_every eval_batches checkpoint_every min_lr experts balance_loss"
     for name in natural.split():
         if not getattr(config, name) >= 0:
             raise ConfigError(f"{name} must not be negative, as {getattr(config, name)} is")
@@ -36,6 +36,23 @@ def check_config(config: TrainConfig) -> None:
             raise ConfigError(f"{name} ({value}) must be divisible by {divisor} ({by})")
     _check_schedule(config)
     _check_shard(config)
+    if config.experts:
+        _check_experts(config)
+
+
+def _check_experts(config: TrainConfig) -> None:
+    if config.experts % config.dp:
+        raise ConfigError(f"experts ({config.experts}) must be divisible by dp ({config.dp})")
+    if config.expert_every > config.layers:
+        raise ConfigError(
+            f"expert_every ({config.expert_every}) must be at most layers ({config.layers}): "
+            "else no block has a mixture"
+        )
+    if config.schedule not in FLUSHED:
+        raise ConfigError(
+            f"experts ({config.experts}) are met by all replicas at the same time: schedule must be one of "
+            f"{', '.join(FLUSHED)}, not {config.schedule}"
+        )
 
 
 def _check_shard(config: TrainConfig) -> None:

@@ -57,6 +57,15 @@ class TrainConfig:
     """Tokens of context."""
     vocab_size: int | None = None
     """Size of the vocabulary; by default 256 for bytes, the tokenizer's own, or 50304 for a .bin file."""
+    experts: int = 0
+    """Experts of a mixture, of which each token passes one; 0: no mixtures. dp divides them: replicas share
+    them. See docs/sharding.md."""
+    expert_every: int = 2
+    """Every so-many-th block has a mixture in the place of its MLP. At most layers."""
+    capacity_factor: float = 1.25
+    """What an expert takes of a micro-batch's tokens, as a multiple of its even share."""
+    balance_loss: float = 0.01
+    """Weight of the loss that has mixtures use their experts evenly; 0: none."""
 
     data: str | None = None
     """UTF-8 text file, a folder of them, a .bin file of uint16 tokens, or a folder with train.bin and
@@ -113,6 +122,11 @@ class TrainConfig:
     def ranks(self) -> int:
         """Ranks that the mesh needs: dp * pp * tp."""
         return self.dp * self.pp * self.tp
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """What traffic is counted by: the mesh's axes, and, where there are experts, that of their tokens."""
+        return (*AXES, "ep") if self.experts else AXES
 
     @property
     def stages(self) -> int:

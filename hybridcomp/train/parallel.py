@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hybridcomp.torch as hct
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
+from hybridcomp.train.experts import make_group, spread_experts
 from hybridcomp.train.model import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
 from hybridcomp.train.tensor_parallel import split_over_tp
 from hybridcomp.train.topology import Topology
@@ -78,37 +79,47 @@ class RankModel:
         stages: in order.
         parameters: of all of them by name, as plain local tensors (a split one is this rank's part).
         split: names of the parameters that are split over tp.
+        apart: names of those that this replica alone has.
     """
 
     stages: tuple[Stage, ...]
     parameters: dict[str, nn.Parameter]
     split: frozenset[str]
+    apart: frozenset[str]
 
 
 def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology: Topology) -> RankModel:
     """Build this rank's stages; collective. All build the whole model from the seed and keep their part."""
     count = config.stages
     indices = range(topology.pp, count, config.pp)
+    group = make_group(topology) if config.experts else None
     split: set[str] = set()
+    apart: set[str] = set()
     stages = []
     for index in indices:
         model = keep_stage(build_gpt(shape, config.seed), index, count, own_head=config.schedule == "local")
         if config.tp > 1:
             split |= split_over_tp(model, topology.mesh["tp"])
-        module, hook = _replicate(model, config, policy, topology)
+        own = spread_experts(model, group, config.balance_loss / config.micro_batches)
+        apart |= own
+        module, hook = _replicate(model, own, config, policy, topology)
         stages.append(Stage(index, count, module, model, hook))
     parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}
-    return RankModel(tuple(stages), parameters, frozenset(split))
+    return RankModel(tuple(stages), parameters, frozenset(split), frozenset(apart))
 
 
 def _replicate(
-    model: GPT, config: TrainConfig, policy: Policy, topology: Topology
+    model: GPT, apart: frozenset[str], config: TrainConfig, policy: Policy, topology: Topology
 ) -> tuple[nn.Module, GradientHook | None]:
-    """What training calls of a stage: in DDP where there are replicas, unless something else sums gradients."""
+    """What training calls of a stage: in DDP where there are replicas, unless something else sums gradients.
+
+    Parameters in ``apart`` are no replicas.
+    """
     module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
     if config.dp == 1 or config.schedule in CYCLIC or config.shard != "none":
         return module, None
     group = topology.group("dp")
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(apart))  # type: ignore[no-untyped-call]
     ddp = DistributedDataParallel(
         module,
         process_group=group,

@@ -12,7 +12,7 @@ from hybridcomp.train.config import TrainConfig
 
 RECORD = "checkpoint.json"
 _SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard")
-_SAME_MODEL = ("layers", "d_model", "heads", "seq_len")
+_SAME_MODEL = ("layers", "d_model", "heads", "seq_len", "experts", "expert_every", "capacity_factor")
 _SAME_BATCHES = ("micro_batches", "micro_batch_size", "seed")
 
 

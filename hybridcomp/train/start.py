@@ -13,7 +13,7 @@ from typing import Any
 
 from hybridcomp.errors import ConfigError, MismatchError
 from hybridcomp.policy import Policy, load_policy
-from hybridcomp.train.config import AXES, TrainConfig
+from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.reading import parse
 from hybridcomp.train.resume import Checkpoint, check_fits, find_checkpoint, run_identity
@@ -50,7 +50,7 @@ def read_policy(config: TrainConfig) -> Policy:
         PolicyError: names the file, line and key.
     """
     policy = load_policy(config.policy)
-    policy.require_axes(AXES)
+    policy.require_axes(config.axes)
     return policy
 
 

@@ -75,11 +75,11 @@ class Trainer:
         self._config = config
         self._topology = topology
         self._out = Path(config.out or ".")
-        shape = ModelShape(job.corpus.vocab_size, config.layers, config.d_model, config.heads, config.seq_len)
+        shape = ModelShape.of(job.identity)
         torch.manual_seed(config.seed)  # the default seed differs from process to process
         self._model = build_model(shape, config, job.policy, topology)
         rehearse(self._model, shape, config)
-        self._traffic = Traffic()
+        self._traffic = Traffic(config.axes)
         run = Run(self._model, shape, config, job.policy, topology, self._batch, self._traffic.total, asked)
         self._schedule = make_schedule(run)
         self._step = 0
@@ -246,7 +246,7 @@ class Trainer:
         after = self._elapsed[step - self._began]
         seconds = after - self._elapsed[result.step - self._began]
         speed = self._config.tokens_per_step / seconds
-        axes = per_axis(result.traffic)
+        axes = per_axis(result.traffic, self._config.axes)
         values: dict[str, Any] = {
             "step": step,
             "loss": result.loss,
@@ -272,7 +272,7 @@ class Trainer:
             return
         timed = self._elapsed[_SETTLING_STEPS:] if len(self._elapsed) > _SETTLING_STEPS + 1 else self._elapsed
         speed = (len(timed) - 1) * self._config.tokens_per_step / (timed[-1] - timed[0])
-        axes = per_axis(counters.view(2, -1).long())
+        axes = per_axis(counters.view(2, -1).long(), self._config.axes)
         values = {
             "steps": self._step,
             "seconds": round(self._elapsed[-1], 6),

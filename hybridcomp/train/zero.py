@@ -175,6 +175,7 @@ class ShardedUpdater(Updater):
 
     Args:
         shards: the part.
+        own: parameters that no other replica has, by name.
         split: names of the parameters that are split over tp.
         config, topology, traffic, asked: see :class:`Updater`.
     """
@@ -182,16 +183,16 @@ class ShardedUpdater(Updater):
     def __init__(
         self,
         shards: Shards,
+        own: Mapping[str, nn.Parameter],
         split: frozenset[str],
         config: TrainConfig,
         topology: Topology,
         traffic: Callable[[], Tensor],
         asked: Callable[[], bool],
     ) -> None:
-        apart = frozenset(shards.leaves)
-        super().__init__(
-            shards.leaves, split, config, topology, traffic, asked, apart=apart, whole=shards.parameters
-        )
+        mine = {**shards.leaves, **own}
+        about = config, topology, traffic, asked
+        super().__init__(mine, split, *about, apart=frozenset(mine), whole=shards.parameters)
         self._shards = shards
 
     def update(self, step: int, loss: float) -> Result:

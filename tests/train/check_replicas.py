@@ -77,6 +77,8 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
         problems.append(f"local updates sent {compressed['send']} messages backward")
     elif config.pp > 1 and config.schedule != "local" and compressed["send"] != sends:
         problems.append(f"compressed were {compressed['send']} sends, not the {sends} backward")
+    elif config.experts and not compressed.get("all_to_all"):
+        problems.append("no token was compressed")
     elif config.shard == "zero1":
         if not (compressed.get("reduce_scatter") and compressed.get("all_gather")):
             problems.append(f"compressed were {compressed}, not gradients and weights")
@@ -106,7 +108,7 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
 
 def build(job, topology: Topology):
     config = job.config
-    shape = ModelShape(256, config.layers, config.d_model, config.heads, config.seq_len)
+    shape = ModelShape.of(job.identity)
     model = build_model(shape, config, job.policy, topology)
     rehearse(model, shape, config)
     batches = Batches(job.corpus, config)

@@ -52,7 +52,7 @@ def main(cases: list[str]) -> list[str]:
 
 def check(job, topology: Topology) -> list[str]:
     config = job.config
-    shape = ModelShape(256, config.layers, config.d_model, config.heads, config.seq_len)
+    shape = ModelShape.of(job.identity)
     model = build_model(shape, config, job.policy, topology)
     rehearse(model, shape, config)
     batches = Batches(job.corpus, config)
@@ -110,6 +110,8 @@ def make_reference(problems, shape, config, batch):
     for step in range(config.steps):
         for one in (reference, other):
             one.step([batch(step, replica) for replica in replicas])
+    if config.experts and not all(mixture.passed_on for mixture in reference.mixtures):
+        problems.append("experts took all tokens: this check says nothing of capacity")
     if difference(reference, other) < 1e4 * CLOSE:
         problems.append("the rules do not differ: this check could not fail")
     return reference
@@ -147,6 +149,8 @@ def part(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.
 
 def held(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.Tensor:
     """What this rank computes with of a tensor of the whole model."""
+    if name in schedule.run.model.apart:
+        return whole.chunk(topology.sizes["dp"])[topology.dp]
     if name not in schedule.run.model.split:
         return whole
     return whole.chunk(topology.sizes["tp"], SPLIT_DIM[name.split(".")[-2]])[topology.tp]
@@ -155,13 +159,11 @@ def held(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.
 def check_shares(problems, schedule, topology: Topology) -> None:
     """ZeRO: moments of a part of each parameter, and of nothing else; of all of it on all replicas."""
     updater, ranks = schedule.updater, topology.sizes["dp"]
-    kept = sum(state["exp_avg"].numel() for state in updater.optimizer.state.values())
-    whole = sum(p.numel() for p in schedule.run.model.parameters.values())
-    wanted = sum(
-        max(0, min(size, p.numel() - topology.dp * size))
-        for p in schedule.run.model.parameters.values()
-        if (size := math.ceil(p.numel() / ranks))
-    )
+    moments = {name: updater.optimizer.state[p]["exp_avg"] for name, p in updater.parameters.items()}
+    kept = sum(moment.numel() for name, moment in moments.items() if name not in schedule.run.model.apart)
+    sizes = [p.numel() for p in updater.whole.values()]
+    whole, shares = sum(sizes), [math.ceil(size / ranks) for size in sizes]
+    wanted = sum(max(0, min(n, size - topology.dp * n)) for n, size in zip(shares, sizes, strict=True))
     if kept != wanted or abs(kept - whole / ranks) > 0.01 * whole:
         problems.append(f"moments of {kept} elements, not {wanted}, of {whole} on {ranks} replicas")
     total = torch.tensor(kept)

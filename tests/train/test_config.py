@@ -11,6 +11,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.policy.toml import parse_policy
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.reading import parse, read_toml, to_toml
 
@@ -81,6 +82,21 @@ def test_a_missing_file_is_named(tmp_path):
         ("--schedule cdp-v1 --dp 2 --tp 2 --micro-batches 1", r"tp \(2\) must be 1 with schedule cdp-v1"),
         ("--schedule cdp-v1 --dp 3 --micro-batches 1", r"layers \(8\) must be divisible by dp \(3\)"),
         ("--schedule cdp-v2 --dp 2 --micro-batches 1", r"clip \(1.0\) must be 0 with schedule cdp-v2"),
+        ("--shard zero1", "shard zero1 is of replicas: dp must be at least 2, not 1"),
+        (
+            "--shard zero1 --dp 2 --pp 2 --schedule 2bw",
+            "schedule must be one of 1f1b, gpipe, interleaved, not 2bw",
+        ),
+        ("--experts 4 --dp 3", r"experts \(4\) must be divisible by dp \(3\)"),
+        ("--experts -2", "experts must not be negative, as -2 is"),
+        ("--experts 4 --expert-every 9", r"expert_every \(9\) must be at most layers \(8\)"),
+        ("--experts 4 --expert-every 0", "expert_every must be positive, not 0"),
+        ("--experts 4 --capacity-factor 0", "capacity_factor must be positive, not 0"),
+        ("--experts 4 --balance-loss -1", "balance_loss must not be negative"),
+        (
+            "--experts 4 --dp 2 --micro-batches 1 --schedule cdp-v1",
+            r"experts \(4\) are met by .*: schedule must be one of 1f1b, gpipe, interleaved, not cdp-v1",
+        ),
         ("--dp 0", "dp must be positive, not 0"),
         ("--lr nan", "lr must be positive, not nan"),
         ("--clip -1", "clip must not be negative"),
@@ -120,17 +136,22 @@ def test_the_examples_are_valid(path):
     assert config.ranks >= 1
 
 
-GUIDE = (EXAMPLES.parent / "docs" / "schedules.md").read_text()
+GUIDE, SHARING = ((EXAMPLES.parent / "docs" / name).read_text() for name in ("schedules.md", "sharding.md"))
 
 
-@pytest.mark.parametrize("arguments", re.findall(r"^hybridcomp train ([^#\n]*)", GUIDE, re.M))
-def test_the_guide_to_schedules_has_valid_commands(arguments):
+@pytest.mark.parametrize("arguments", re.findall(r"^hybridcomp train ([^#\n]*)", GUIDE + SHARING, re.M))
+def test_the_guides_have_valid_commands(arguments):
     parse(arguments.split())
 
 
 def test_the_guide_names_every_schedule():
     offered = get_args(get_type_hints(TrainConfig)["schedule"])
     assert set(re.findall(r"--schedule (\S+)", GUIDE)) | {"1f1b"} == set(offered)
+
+
+@pytest.mark.parametrize("text", re.findall(r"```toml\n(.*?)```", SHARING, re.S))
+def test_the_guide_to_sharding_has_valid_policies(text):
+    parse_policy(text, "sharding.md").require_axes(TrainConfig(experts=2).axes)
 
 
 def test_there_are_examples():

@@ -22,7 +22,13 @@ send = { codec = "CODEC", warmup_steps = 2 }
 backward = "int8:block=32"
 """
 CYCLIC = "--dp 4 --layers 4 --micro-batches 1 --schedule"
+EXPERTS = """
+[ep]
+all_to_all = "int8:block=32"
+"""
 CASES = {
+    "--pp 2 --dp 2 --layers 2 --micro-batches 3 --experts 4 --expert-every 1 --shard zero1": "int8:block=32",
+    "--pp 2 --dp 2 --layers 2 --micro-batches 3 --experts 4": "int8:block=32",
     "--pp 2 --dp 2 --layers 2 --micro-batches 3 --schedule 2bw": "int8:block=32",
     f"{CYCLIC} cdp-v1": "int8:block=32",
     f"{CYCLIC} cdp-v2 --clip 0": "int8:block=32",
@@ -38,8 +44,8 @@ CASES = {
 def test_bits_are_equal_on_replicas_and_after_a_pause(tmp_path):
     cases = []
     for case, codec in CASES.items():
-        policy = tmp_path / f"{codec.partition(':')[0]}.toml"
-        policy.write_text(POLICY.replace("CODEC", codec))
+        policy = tmp_path / f"{codec.partition(':')[0]}{'-experts' * ('--experts' in case)}.toml"
+        policy.write_text(POLICY.replace("CODEC", codec) + EXPERTS * ("--experts" in case))
         cases.append(f"{case} --policy {policy}")
     done = run_ranks(4, SCRIPT, str(tmp_path), json.dumps(cases))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).with_name("check_schedules.py")
 
 TWO = "--pp 2 --layers 4 --heads 2 --micro-batches 4"
 CYCLIC = "--heads 2 --micro-batches 1 --schedule"
+EXPERTS = "--experts 4 --expert-every 1"
 ZERO = "--shard zero1 --bucket-mb 0.05"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 CASES = {
@@ -21,6 +22,7 @@ CASES = {
         "--tp 3 --layers 2 --heads 12 --micro-batches 2",
         "--pp 3 --layers 3 --heads 2 --micro-batches 4",
         f"--dp 3 --layers 1 --heads 2 --micro-batches 3 {ZERO}",
+        "--dp 3 --layers 2 --heads 2 --micro-batches 2 --experts 6 --capacity-factor 1 --balance-loss 0.1",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v1",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v2 --clip 0",
     ],
@@ -29,6 +31,9 @@ CASES = {
         f"{TWO} --dp 2 --schedule gpipe {ZERO}",
         f"{TWO} --dp 2 {INTERLEAVED} {ZERO}",
         f"--dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2 {ZERO}",
+        f"{TWO} --dp 2 {EXPERTS}",
+        f"{TWO} --dp 2 {INTERLEAVED} {EXPERTS} {ZERO}",
+        f"--dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2 {EXPERTS} {ZERO}",
         f"{TWO} --tp 2",
         f"{TWO} --dp 2 {INTERLEAVED}",
         f"{TWO} --dp 2 --schedule 2bw",
@@ -44,6 +49,7 @@ CASES = {
         TWO,
         f"{TWO} {INTERLEAVED}",
         f"--dp 2 --layers 2 --heads 2 --micro-batches 2 {ZERO}",
+        f"--dp 2 --layers 2 --heads 2 --micro-batches 2 {EXPERTS}",
         f"{TWO} --schedule 2bw",
         f"{TWO} --schedule local",
         f"--dp 2 --layers 2 {CYCLIC} cdp-v2 --clip 0",

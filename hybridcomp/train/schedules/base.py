@@ -50,9 +50,11 @@ class Run:
         if self.config.shard == "zero1":
             from hybridcomp.train.zero import ShardedUpdater, Shards  # noqa: PLC0415  (imports FSDP2: a second)
 
-            shards = Shards(mine, self.topology.group("dp"), self.policy, self.config.bucket_mb)
-            return ShardedUpdater(shards, self.model.split, *about)
-        return Updater(mine, self.model.split, *about)
+            alike = {name: p for name, p in mine.items() if name not in self.model.apart}
+            own = {name: p for name, p in mine.items() if name in self.model.apart}
+            shards = Shards(alike, self.topology.group("dp"), self.policy, self.config.bucket_mb)
+            return ShardedUpdater(shards, own, self.model.split, *about)
+        return Updater(mine, self.model.split, *about, apart=self.model.apart)
 
 
 class Schedule(abc.ABC):
