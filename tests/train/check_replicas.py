@@ -73,12 +73,12 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
     for row in hct.stats():
         compressed[row.op] = compressed.get(row.op, 0) + row.calls * (row.codec != "none")
     sends = config.micro_batches * STEPS * sum(not s.is_first for s in schedule.run.model.stages)
+    if schedule.run.model.apart and not compressed.get("all_to_all"):
+        problems.append("no token was compressed")
     if config.schedule == "local" and compressed["send"]:
         problems.append(f"local updates sent {compressed['send']} messages backward")
     elif config.pp > 1 and config.schedule != "local" and compressed["send"] != sends:
         problems.append(f"compressed were {compressed['send']} sends, not the {sends} backward")
-    elif config.experts and not compressed.get("all_to_all"):
-        problems.append("no token was compressed")
     elif config.shard == "zero1":
         if not (compressed.get("reduce_scatter") and compressed.get("all_gather")):
             problems.append(f"compressed were {compressed}, not gradients and weights")
