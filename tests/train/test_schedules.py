@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).with_name("check_schedules.py")
 
 TWO = "--pp 2 --layers 4 --heads 2 --micro-batches 4"
 CYCLIC = "--heads 2 --micro-batches 1 --schedule"
+SMALL = "--layers 2 --heads 2 --micro-batches 2"
 EXPERTS = "--experts 4 --expert-every 1"
 ZERO = "--shard zero1 --bucket-mb 0.05"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
@@ -21,19 +22,11 @@ CASES = {
         "--dp 3 --layers 1 --heads 2 --micro-batches 3",
         "--tp 3 --layers 2 --heads 12 --micro-batches 2",
         "--pp 3 --layers 3 --heads 2 --micro-batches 4",
-        f"--dp 3 --layers 1 --heads 2 --micro-batches 3 {ZERO}",
-        "--dp 3 --layers 2 --heads 2 --micro-batches 2 --experts 6 --capacity-factor 1 --balance-loss 0.1",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v1",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v2 --clip 0",
     ],
     (4, "hybridcomp"): [
         f"{TWO} --dp 2 --schedule gpipe",
-        f"{TWO} --dp 2 --schedule gpipe {ZERO}",
-        f"{TWO} --dp 2 {INTERLEAVED} {ZERO}",
-        f"--dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2 {ZERO}",
-        f"{TWO} --dp 2 {EXPERTS}",
-        f"{TWO} --dp 2 {INTERLEAVED} {EXPERTS} {ZERO}",
-        f"--dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2 {EXPERTS} {ZERO}",
         f"{TWO} --tp 2",
         f"{TWO} --dp 2 {INTERLEAVED}",
         f"{TWO} --dp 2 --schedule 2bw",
@@ -48,8 +41,6 @@ CASES = {
     (2, "gloo"): [
         TWO,
         f"{TWO} {INTERLEAVED}",
-        f"--dp 2 --layers 2 --heads 2 --micro-batches 2 {ZERO}",
-        f"--dp 2 --layers 2 --heads 2 --micro-batches 2 {EXPERTS}",
         f"{TWO} --schedule 2bw",
         f"{TWO} --schedule local",
         f"--dp 2 --layers 2 {CYCLIC} cdp-v2 --clip 0",
@@ -58,10 +49,32 @@ CASES = {
 }
 
 
+SHARED = {
+    (3, "hybridcomp"): [
+        f"--dp 3 --layers 1 --d-model 4 --heads 2 --micro-batches 3 {ZERO}",  # norms of 4 weights: the last has none
+        "--dp 3 --layers 2 --heads 2 --micro-batches 2 --experts 6 --capacity-factor 1 --balance-loss 0.1",
+    ],
+    (4, "hybridcomp"): [
+        f"--pp 2 --dp 2 {SMALL} --schedule gpipe {ZERO}",
+        f"--pp 2 --dp 2 {SMALL} {EXPERTS}",
+        f"{TWO} --dp 2 {INTERLEAVED} --experts 4 {ZERO}",
+        f"--dp 2 --tp 2 {SMALL} {EXPERTS} {ZERO}",
+    ],
+    (2, "gloo"): [f"--dp 2 {SMALL} {EXPERTS} {ZERO}"],
+}
+
+
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize(("ranks", "backend"), CASES)
-def test_weights_are_those_of_one_process_after_every_step(ranks, backend):
-    cases = [f"{case} --backend {backend}" for case in CASES[ranks, backend]]
+@pytest.mark.parametrize(
+    ("ranks", "backend", "cases"),
+    [
+        pytest.param(*key, cases, id="-".join([what, *map(str, key)]))
+        for what, table in (("alone", CASES), ("shared", SHARED))
+        for key, cases in table.items()
+    ],
+)
+def test_weights_are_those_of_one_process_after_every_step(ranks, backend, cases):
+    cases = [f"{case} --backend {backend}" for case in cases]
     done = run_ranks(ranks, SCRIPT, json.dumps(cases), timeout=90)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{len(cases)} cases, 0 problems" in done.stdout
