@@ -1,14 +1,15 @@
 """Checkpoints through ``torch.distributed.checkpoint``: weights, optimizer, RNG, error-feedback memory.
 
 A key begins with the model-parallel place that owns the tensor (``pp0.tp1.``), which replicas share, so
-that each tensor is written once; what every rank has for itself begins with ``rank3.``.
+that each tensor is written once; of what one replica alone has, with its number, too (``pp0.tp1.dp2.``). What
+every rank has for itself begins with ``rank3.``.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -32,11 +33,15 @@ class Trained:
         parameters: by name.
         optimizer: their AdamW.
         extra: what the schedule needs beside, by name.
+        apart: names of the parameters that this replica alone has.
+        whole: parameters of the model of which ``parameters`` has flat parts, by name.
     """
 
     parameters: Mapping[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
     extra: Mapping[str, Tensor]
+    apart: frozenset[str] = frozenset()
+    whole: Mapping[str, nn.Parameter] = field(default_factory=dict)
 
 
 def save_checkpoint(
@@ -119,15 +124,18 @@ def _rank_prefix(topology: Topology) -> str:
 
 def _model_state(trained: Trained, topology: Topology) -> dict[str, Tensor]:
     """The tensors themselves, by key; makes the optimizer's moments if there are none yet."""
-    prefix = f"pp{topology.pp}.tp{topology.tp}."
-    state = {f"{prefix}schedule.{name}": tensor for name, tensor in trained.extra.items()}
+    place = f"pp{topology.pp}.tp{topology.tp}."
+    state = {f"{place}schedule.{name}": tensor for name, tensor in trained.extra.items()}
+    state |= {f"{place}model.{name}": parameter.detach() for name, parameter in trained.whole.items()}
     for name, parameter in trained.parameters.items():
+        prefix = f"{place}dp{topology.dp}." if name in trained.apart else place
         moments = trained.optimizer.state[parameter]
         if not moments:
             moments["step"] = torch.zeros((), dtype=torch.float32)
             moments["exp_avg"] = torch.zeros_like(parameter)
             moments["exp_avg_sq"] = torch.zeros_like(parameter)
-        state[f"{prefix}model.{name}"] = parameter.detach()
+        kind = "part" if name in trained.whole else "model"
+        state[f"{prefix}{kind}.{name}"] = parameter.detach()
         for moment in _MOMENTS:
             state[f"{prefix}optimizer.{name}.{moment}"] = moments[moment]
     return state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hybridcomp.arrays import DType
 from hybridcomp.errors import ConfigError
 from hybridcomp.policy import Message, Policy
-from hybridcomp.train.config import CYCLIC, TrainConfig
+from hybridcomp.train.config import CYCLIC, FLUSHED, TrainConfig
 
 
 def check_config(config: TrainConfig) -> None:
@@ -16,12 +16,12 @@ def check_config(config: TrainConfig) -> None:
     """
     positive = (
         "dp pp tp virtual_stages layers d_model heads seq_len steps micro_batches micro_batch_size keep "
-        "log_every threads lr timeout bucket_mb"
+        "log_every threads lr timeout bucket_mb expert_every capacity_factor"
     )
     for name in positive.split():
         if not getattr(config, name) > 0:
             raise ConfigError(f"{name} must be positive, not {getattr(config, name)}")
-    natural = "warmup_steps weight_decay clip seed eval_every eval_batches checkpoint_every min_lr"
+    natural = "warmup_steps weight_decay clip seed eval_every eval_batches checkpoint_every min_lr experts balance_loss"
     for name in natural.split():
         if not getattr(config, name) >= 0:
             raise ConfigError(f"{name} must not be negative, as {getattr(config, name)} is")
@@ -44,6 +44,45 @@ def check_config(config: TrainConfig) -> None:
             "different times"
         )
     _check_schedule(config)
+    _check_shard(config)
+    if config.experts:
+        _check_experts(config)
+
+
+def _check_experts(config: TrainConfig) -> None:
+    if config.experts % config.dp:
+        raise ConfigError(f"experts ({config.experts}) must be divisible by dp ({config.dp})")
+    if config.expert_every > config.layers:
+        raise ConfigError(
+            f"expert_every ({config.expert_every}) must be at most layers ({config.layers}): "
+            "else no block has a mixture"
+        )
+    if config.schedule not in FLUSHED:
+        raise ConfigError(
+            f"experts ({config.experts}) are met by all replicas at the same time: schedule must be one of "
+            f"{', '.join(FLUSHED)}, not {config.schedule}"
+        )
+    if config.sequence_parallel:
+        raise ConfigError(
+            f"experts ({config.experts}) take whole sequences: sequence_parallel must be false beside them"
+        )
+
+
+def _check_shard(config: TrainConfig) -> None:
+    if config.shard == "none":
+        return
+    if config.dp < 2:
+        raise ConfigError(f"shard {config.shard} is of replicas: dp must be at least 2, not {config.dp}")
+    if config.schedule not in FLUSHED:
+        raise ConfigError(
+            f"shard {config.shard} updates whole steps: schedule must be one of {', '.join(FLUSHED)}, "
+            f"not {config.schedule}"
+        )
+    if config.tie_embeddings and config.pp > 1:
+        raise ConfigError(
+            f"shard {config.shard} sums gradients over replicas, and an embedding that two stages share is summed "
+            "over the stages, too: tie_embeddings must be false, or pp 1"
+        )
 
 
 def _check_batch(config: TrainConfig) -> None:

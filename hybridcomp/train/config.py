@@ -14,6 +14,9 @@ EMBEDDING = "embedding"
 CYCLIC = ("cdp-v1", "cdp-v2")
 """Schedules of cyclic data parallelism."""
 
+FLUSHED = ("1f1b", "gpipe", "interleaved")
+"""Schedules that apply a step's gradient to the weights that it was computed with, at the step's end."""
+
 TERMINAL = "HYBRIDCOMP_TERMINAL"
 """Environment variable: columns of the terminal that mpiexec's output ends up on, which a rank cannot see."""
 
@@ -43,6 +46,9 @@ class TrainConfig:
     (int8:block=128)."""
     bucket_mb: float = 25.0
     """Largest gradient bucket of data parallelism in MiB; a bucket is reduced while backward goes on."""
+    shard: Literal["none", "zero1"] = "none"
+    """What replicas share instead of each holding it: nothing, or AdamW's moments (ZeRO stage 1). See
+    docs/sharding.md."""
 
     sequence_parallel: bool = False
     """Split the residual stream and its norms along the sequence over tp. tp divides seq_len."""
@@ -61,6 +67,15 @@ class TrainConfig:
     """Tokens of context."""
     vocab_size: int | None = None
     """Size of the vocabulary; by default 256 for bytes, the tokenizer's own, or 50304 for a .bin file."""
+    experts: int = 0
+    """Experts of a mixture, of which each token passes one; 0: no mixtures. dp divides them: replicas share
+    them. See docs/sharding.md."""
+    expert_every: int = 2
+    """Every so-many-th block has a mixture in the place of its MLP. At most layers."""
+    capacity_factor: float = 1.25
+    """What an expert takes of a micro-batch's tokens, as a multiple of its even share."""
+    balance_loss: float = 0.01
+    """Weight of the loss that has mixtures use their experts evenly; 0: none."""
 
     tie_embeddings: bool = False
     """The head's weight is the embedding of the tokens; a pipeline's first and last stage hold a copy each."""
@@ -123,6 +138,13 @@ class TrainConfig:
     def ranks(self) -> int:
         """Ranks that the mesh needs: dp * pp * tp."""
         return self.dp * self.pp * self.tp
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """What traffic is counted by: the mesh's axes, and those of experts' tokens and of an embedding that two
+        stages share, where there are such."""
+        shared = (EMBEDDING,) if self.tie_embeddings and self.pp > 1 else ()
+        return (*AXES, *(("ep",) if self.experts else ()), *shared)
 
     @property
     def stages(self) -> int:

@@ -17,7 +17,7 @@ from hybridcomp.train.resume import Checkpoint
 from hybridcomp.train.stored import described, read
 from hybridcomp.train.tensor_parallel import joined
 
-_KEY = re.compile(r"pp(\d+)\.tp(\d+)\.model\.(.+)")
+_KEY = re.compile(r"pp(\d+)\.tp(\d+)\.(?:dp(\d+)\.)?model\.(.+)")
 
 
 def load_model(checkpoint: Checkpoint) -> GPT:
@@ -26,29 +26,31 @@ def load_model(checkpoint: Checkpoint) -> GPT:
     Raises:
         ConfigError: the checkpoint lacks a parameter, or cannot be read.
     """
-    sizes = {"tie_embeddings": False} | checkpoint.run  # checkpoints of earlier versions do not say
-    names = ("vocab_size", "layers", "d_model", "heads", "seq_len", "tie_embeddings")
-    shape = ModelShape(*(sizes[name] for name in names))
+    shape = ModelShape.of(checkpoint.run)
     state = {
         key: torch.empty_like(tensor, device="cpu")
         for key, tensor in described(checkpoint.path).items()
         if _KEY.fullmatch(key)
     }
     read(state, checkpoint.path, alone=True)
-    parts: dict[str, dict[tuple[int, int], Tensor]] = {}
+    parts: dict[str, dict[tuple[int, int, int], Tensor]] = {}
     for key, tensor in state.items():
         match = _KEY.fullmatch(key)
         assert match is not None
-        parts.setdefault(match[3], {})[int(match[1]), int(match[2])] = tensor
+        parts.setdefault(match[4], {})[int(match[1]), int(match[3] or 0), int(match[2])] = tensor
     model = GPT(shape)
     missing = sorted(set(dict(model.named_parameters())) - set(parts))
     if missing:
         raise ConfigError(f"{checkpoint.path} lacks {missing[0]} and {len(missing) - 1} other parameters")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            last = max(stage for stage, _ in parts[name])  # with schedule local every stage has a head
-            pieces = [piece for (stage, _), piece in sorted(parts[name].items()) if stage == last]
-            parameter.copy_(joined(name, pieces))
+            last = max(stage for stage, *_ in parts[name])  # with schedule local every stage has a head
+            replicas: dict[int, list[Tensor]] = {}
+            for (stage, replica, _), piece in sorted(parts[name].items()):
+                if stage == last:
+                    replicas.setdefault(replica, []).append(piece)
+            # Replicas that have parts of their own have experts.
+            parameter.copy_(torch.cat([joined(name, pieces) for pieces in replicas.values()]))
     return model.eval()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,6 @@ import torch
 from torch import Tensor
 
 import hybridcomp.torch as hct
-from hybridcomp.train.config import AXES, EMBEDDING
-
-COUNTED = (*AXES, EMBEDDING)
-"""Whose traffic is counted."""
 
 
 class MetricsFile:
@@ -56,43 +52,48 @@ def _until(path: Path, step: int) -> str:
     return "".join(kept)
 
 
-def local_traffic() -> Tensor:
+def local_traffic(axes: Sequence[str]) -> Tensor:
     """This rank's bytes so far, int64 [2, axes]: sent on the wire, and what that would be uncompressed."""
-    counters = torch.zeros(2, len(COUNTED), dtype=torch.int64)
+    counters = torch.zeros(2, len(axes), dtype=torch.int64)
     for row in hct.stats():
-        if row.axis in COUNTED:
-            column = COUNTED.index(row.axis)
+        if row.axis in axes:
+            column = axes.index(row.axis)
             counters[0, column] += row.wire_bytes
             counters[1, column] += row.plain_bytes
     return counters
 
 
-def per_axis(counters: Tensor) -> dict[str, dict[str, int]]:
-    """Counters [2, axes] as the fields that the metrics have; an embedding's only where it is shared."""
-    wire, plain = ({axis: int(n) for axis, n in zip(COUNTED, row, strict=True)} for row in counters.tolist())
-    if not plain[EMBEDDING]:
-        del wire[EMBEDDING], plain[EMBEDDING]
-    return {"wire_bytes": wire, "plain_bytes": plain}
+def per_axis(counters: Tensor, axes: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Counters [2, axes] as the fields that the metrics have."""
+    wire, plain = counters.tolist()
+    return {
+        "wire_bytes": {axis: int(n) for axis, n in zip(axes, wire, strict=True)},
+        "plain_bytes": {axis: int(n) for axis, n in zip(axes, plain, strict=True)},
+    }
 
 
 class Traffic:
     """This rank's bytes in training: what others caused (rehearsal, evaluation, checkpoints) is left out.
 
+    Args:
+        axes: that are counted.
+
     Attributes:
         earlier: int64 [2, axes], of the run that this one goes on from.
     """
 
-    def __init__(self) -> None:
-        self.earlier = torch.zeros(2, len(COUNTED), dtype=torch.int64)
-        self._aside = local_traffic()
+    def __init__(self, axes: Sequence[str]) -> None:
+        self._axes = axes
+        self.earlier = torch.zeros(2, len(axes), dtype=torch.int64)
+        self._aside = local_traffic(axes)
 
     def total(self) -> Tensor:
         """Bytes up to now, int64 [2, axes]."""
-        return self.earlier + local_traffic() - self._aside
+        return self.earlier + local_traffic(self._axes) - self._aside
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Leave out what is sent inside."""
-        before = local_traffic()
+        before = local_traffic(self._axes)
         yield
-        self._aside += local_traffic() - before
+        self._aside += local_traffic(self._axes) - before

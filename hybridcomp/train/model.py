@@ -5,26 +5,39 @@ After Radford et al. 2019 (GPT-2), without biases in the linear layers and witho
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from hybridcomp.train.experts import Mixture
 
 _INIT_STD = 0.02  # GPT-2's
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model."""
+    """Sizes of a model, by the names of the configuration's fields."""
 
     vocab_size: int
     layers: int
     d_model: int
     heads: int
     seq_len: int
-    tied: bool = False
+    tie_embeddings: bool = False
+    experts: int = 0
+    expert_every: int = 2
+    capacity_factor: float = 1.25
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ModelShape:
+        """The sizes that are among a run's values; those that have defaults may be missing."""
+        return cls(**{f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values})
 
 
 class Attention(nn.Module):
@@ -71,7 +84,7 @@ class Block(nn.Module):
         self.attn_norm = nn.LayerNorm(d_model)
         self.attn = Attention(d_model, heads)
         self.mlp_norm = nn.LayerNorm(d_model)
-        self.mlp = MLP(d_model)
+        self.mlp: nn.Module = MLP(d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x`` [batch, time, d_model] to the same shape."""
@@ -110,9 +123,12 @@ class GPT(nn.Module):
         self.shape = shape
         self.embed = Embedding(shape)
         self.blocks = nn.ModuleDict({str(i): Block(shape.d_model, shape.heads) for i in range(shape.layers)})
+        if shape.experts:
+            for i in range(shape.expert_every - 1, shape.layers, shape.expert_every):
+                self.blocks[str(i)].mlp = Mixture(shape.d_model, shape.experts, shape.capacity_factor)
         self.final_norm = nn.LayerNorm(shape.d_model)
         self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
-        if shape.tied:
+        if shape.tie_embeddings:
             self.head.weight = self.embed.tokens.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,7 +183,7 @@ def build_gpt(shape: ModelShape, seed: int) -> GPT:
         for name, parameter in model.named_parameters():
             if parameter.dim() < 2:
                 continue  # LayerNorm starts as the identity
-            into_residual = name.endswith(("attn.out.weight", "mlp.down.weight"))
+            into_residual = name.endswith(("attn.out.weight", "mlp.down.weight", "experts.down"))
             std = _INIT_STD / math.sqrt(2 * shape.layers) if into_residual else _INIT_STD
             nn.init.normal_(parameter, std=std)
     return model

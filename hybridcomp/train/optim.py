@@ -13,13 +13,22 @@ from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.topology import Topology
 
 
-def make_optimizer(parameters: Mapping[str, nn.Parameter], config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW that decays matrices, but neither embeddings, a head that is one, nor norms."""
+def make_optimizer(
+    parameters: Mapping[str, nn.Parameter], config: TrainConfig, whole: Mapping[str, Tensor] | None = None
+) -> torch.optim.AdamW:
+    """AdamW that decays matrices, but neither embeddings, a head that is one, nor norms.
+
+    Args:
+        parameters: by name.
+        config: rates and decays.
+        whole: those of which ``parameters`` has flat parts.
+    """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for name, parameter in parameters.items():
+        shaped = parameter if whole is None else whole.get(name, parameter)
         embeds = "embed" in name or (config.tie_embeddings and name == "head.weight")
-        matrix = parameter.dim() >= 2 and not embeds
+        matrix = shaped.dim() >= 2 and not embeds
         (decayed if matrix else plain).append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": config.weight_decay},
@@ -44,14 +53,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def local_square_sums(
-    sharded: Sequence[nn.Parameter], replicated: Sequence[nn.Parameter]
-) -> tuple[float, float]:
-    """Sums of squares of this rank's gradients: of parameters split over tp, and of the others."""
-    return _square_sum(sharded), _square_sum(replicated)
-
-
-def _square_sum(parameters: Sequence[nn.Parameter]) -> float:
+def square_sum(parameters: Sequence[nn.Parameter]) -> float:
+    """Sum of the squares of the parameters' gradients."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return 0.0
@@ -64,18 +67,19 @@ def global_norm(topology: Topology, sums: Tensor) -> float:
 
     Args:
         topology: the mesh.
-        sums: fp64 [ranks, 2], each rank's :func:`local_square_sums`.
+        sums: fp64 [ranks, 3], each rank's squares of split parameters, of shared ones, and of those that its
+            replica alone has.
 
     Split parameters are summed over tp, shared ones counted once, both summed over pp; replicas (dp) have
-    equal gradients, so the first one's count. Every rank adds the same numbers in the same order: equal
-    bits on all.
+    equal gradients of these, so the first one's count. Of what a replica alone has, each rank's sum counts.
+    Every rank adds the same numbers in the same order: equal bits on all.
     """
     total = 0.0
     for pp in range(topology.sizes["pp"]):
         for tp in range(topology.sizes["tp"]):
-            split, shared = sums[topology.rank_of(pp, 0, tp)].tolist()
+            split, shared, _ = sums[topology.rank_of(pp, 0, tp)].tolist()
             total += split + (shared if tp == 0 else 0.0)
-    return math.sqrt(total)
+    return math.sqrt(total + sum(sums[:, 2].tolist()))
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], norm: float, limit: float) -> None:

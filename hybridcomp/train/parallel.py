@@ -15,6 +15,7 @@ import hybridcomp.torch as hct
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.embedding import COPIES, SharedEmbedding, is_shared
+from hybridcomp.train.experts import make_group, spread_experts
 from hybridcomp.train.model import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
 from hybridcomp.train.places import say_layers
 from hybridcomp.train.precision import compute_in_bf16
@@ -86,27 +87,30 @@ class RankModel:
         split: names of the parameters that are split over tp.
         embedding: where a pipeline's first and last stage share one.
         partial: names of those of which each rank of tp has the gradient of its part of the sequences.
+        apart: names of those that this replica alone has.
     """
 
     stages: tuple[Stage, ...]
     parameters: dict[str, nn.Parameter]
     split: frozenset[str]
     partial: frozenset[str]
+    apart: frozenset[str]
     embedding: SharedEmbedding | None = None
 
     @property
-    def counted(self) -> frozenset[str]:
-        """Names of the parameters that are no copies of one in an earlier stage."""
-        copies = COPIES[1:] if self.embedding is not None else ()
-        return frozenset(self.parameters).difference(copies)
+    def copies(self) -> frozenset[str]:
+        """Names of the parameters that are copies of one in an earlier stage."""
+        return frozenset(COPIES[1:] if self.embedding is not None else ()).intersection(self.parameters)
 
 
 def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology: Topology) -> RankModel:
     """Build this rank's stages; collective. All build the whole model from the seed and keep their part."""
     count = config.stages
     indices = range(topology.pp, count, config.pp)
+    group = make_group(topology, config.timeout) if config.experts else None
     split: set[str] = set()
     partial: set[str] = set()
+    apart: set[str] = set()
     stages = []
     for index in indices:
         model = keep_stage(build_gpt(shape, config.seed), index, count, own_head=config.schedule == "local")
@@ -120,26 +124,32 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
             partial |= split_sequence(model, topology.group("tp"))
         if config.recompute == "blocks":
             recompute_blocks(model)
-        module, hook = _replicate(model, index, config, policy, topology)
+        own = spread_experts(model, group, config.balance_loss / config.micro_batches)
+        apart |= own
+        module, hook = _replicate(model, index, own, config, policy, topology)
         stages.append(Stage(index, count, module, model, hook))
     parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}
     embedding = None
     if is_shared(config):
         embedding = SharedEmbedding(parameters, config, topology, fused=policy.fused)
-    return RankModel(tuple(stages), parameters, frozenset(split), frozenset(partial), embedding)
+    return RankModel(
+        tuple(stages), parameters, frozenset(split), frozenset(partial), frozenset(apart), embedding
+    )
 
 
 def _replicate(
-    model: GPT, index: int, config: TrainConfig, policy: Policy, topology: Topology
+    model: GPT, index: int, apart: frozenset[str], config: TrainConfig, policy: Policy, topology: Topology
 ) -> tuple[nn.Module, GradientHook | None]:
-    """What training calls of a stage: in DDP where there are replicas, unless the schedule sums gradients."""
+    """What training calls of a stage: in DDP where there are replicas, unless something else sums gradients.
+
+    Parameters in ``apart`` are no replicas.
+    """
     module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
-    if config.dp == 1 or config.schedule in CYCLIC:
+    if config.dp == 1 or config.schedule in CYCLIC or config.shard != "none":
         return module, None
-    if is_shared(config):  # its gradient is summed over the stages, too
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
-            module, COPIES
-        )
+    # A shared embedding's gradient is summed over the stages, too.
+    elsewhere = [*apart, *(COPIES if is_shared(config) else ())]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, elsewhere)  # type: ignore[no-untyped-call]
     group = topology.group("dp")
     ddp = DistributedDataParallel(
         module,

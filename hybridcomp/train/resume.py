@@ -11,8 +11,10 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.train.config import TrainConfig
 
 RECORD = "checkpoint.json"
-_SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages")
-_SAME_MODEL = ("layers", "d_model", "heads", "seq_len", "tie_embeddings")
+_SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard")
+_SAME_MODEL = (
+    "layers", "d_model", "heads", "seq_len", "tie_embeddings", "experts", "expert_every", "capacity_factor",
+)  # fmt: skip
 _SAME_BATCHES = ("micro_batches", "micro_batch_size", "seed")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from hybridcomp.errors import ConfigError, MismatchError
 from hybridcomp.policy import Policy, load_policy
 from hybridcomp.train.checks import check_policy
-from hybridcomp.train.config import AXES, EMBEDDING, TrainConfig
+from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.reading import parse
 from hybridcomp.train.resume import Checkpoint, check_fits, find_checkpoint, run_identity
@@ -53,8 +53,7 @@ def read_policy(config: TrainConfig) -> Policy:
         ConfigError: it does not suit, or the schedule has nothing of the kind.
     """
     policy = load_policy(config.policy)
-    shares = config.tie_embeddings and config.pp > 1
-    policy.require_axes((*AXES, EMBEDDING) if shares else AXES)
+    policy.require_axes(config.axes)
     check_policy(config, policy)
     check_techniques(policy, config)
     return policy

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
+from hybridcomp.train.experts import Mixture
 from hybridcomp.train.model import GPT
 from hybridcomp.train.sequence_parallel import gather, sum_to_parts
 
@@ -125,9 +126,14 @@ def split_over_tp(model: GPT, mesh: DeviceMesh, *, sequence: bool) -> frozenset[
     Returns:
         The names of the parameters that are split now; the others are the same on all ranks of the mesh.
     """
-    for block in model.blocks.values():
-        parallelize_module(block, mesh, _SEQUENCE_PLAN if sequence else _BLOCK_PLAN)
-    return frozenset(f"blocks.{index}.{path}.weight" for index in model.blocks for path in _BLOCK_PLAN)
+    split = set()
+    for index, block in model.blocks.items():
+        whole = "mlp." if isinstance(block.mlp, Mixture) else "-"  # all ranks of the mesh compute a mixture
+        styles = _SEQUENCE_PLAN if sequence else _BLOCK_PLAN
+        plan = {path: style for path, style in styles.items() if not path.startswith(whole)}
+        parallelize_module(block, mesh, plan)
+        split |= {f"blocks.{index}.{path}.weight" for path in plan}
+    return frozenset(split)
 
 
 def joined(name: str, parts: Sequence[Tensor]) -> Tensor:

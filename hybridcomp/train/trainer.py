@@ -76,12 +76,11 @@ class Trainer:
         self._config = config
         self._topology = topology
         self._out = Path(config.out or ".")
-        sizes = (job.corpus.vocab_size, config.layers, config.d_model, config.heads, config.seq_len)
-        shape = ModelShape(*sizes, tied=config.tie_embeddings)
+        shape = ModelShape.of(job.identity)
         torch.manual_seed(config.seed)  # the default seed differs from process to process
         self._model = build_model(shape, config, job.policy, topology)
         rehearse(self._model, config)
-        self._traffic = Traffic()
+        self._traffic = Traffic(config.axes)
         run = Run(self._model, shape, config, job.policy, topology, self._batch, self._traffic.total, asked)
         self._schedule = make_schedule(run)
         self._step = 0
@@ -207,13 +206,20 @@ class Trainer:
     def _trained(self) -> Trained:
         """What there is to save or load now."""
         updater = self._schedule.updater
-        return Trained(updater.parameters, updater.optimizer, self._schedule.state())
+        return Trained(
+            updater.parameters, updater.optimizer, self._schedule.state(), updater.apart, updater.whole
+        )
 
     def _announce(self) -> None:
-        names = self._schedule.updater.parameters
-        whole = self._model.counted if self._topology.tp == 0 else self._model.split
-        mine = [p.numel() for name, p in names.items() if name in whole]
-        count = float(sum(mine)) if self._topology.dp == 0 else 0.0
+        updater, topology, model = self._schedule.updater, self._topology, self._model
+        mine = [
+            p.numel()
+            for name, p in updater.parameters.items()
+            if (topology.tp == 0 or name in model.split)
+            and (topology.dp == 0 or name in updater.apart)
+            and name not in model.copies
+        ]
+        count = float(sum(mine))
         with self._traffic.aside():
             counts = Exchange([count]).wait()[:, 0]
         if self._metrics is None or self._progress is None:
@@ -245,7 +251,7 @@ class Trainer:
         after = self._elapsed[step - self._began]
         seconds = after - self._elapsed[result.step - self._began]
         speed = self._config.tokens_per_step / seconds
-        axes = per_axis(result.traffic)
+        axes = per_axis(result.traffic, self._config.axes)
         values: dict[str, Any] = {
             "step": step,
             "loss": result.loss,
@@ -271,7 +277,7 @@ class Trainer:
             return
         timed = self._elapsed[_SETTLING_STEPS:] if len(self._elapsed) > _SETTLING_STEPS + 1 else self._elapsed
         speed = (len(timed) - 1) * self._config.tokens_per_step / (timed[-1] - timed[0])
-        axes = per_axis(counters.view(2, -1).long())
+        axes = per_axis(counters.view(2, -1).long(), self._config.axes)
         values = {
             "steps": self._step,
             "seconds": round(self._elapsed[-1], 6),

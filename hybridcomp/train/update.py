@@ -15,9 +15,9 @@ from hybridcomp.train.optim import (
     clip_gradients,
     global_norm,
     learning_rate,
-    local_square_sums,
     make_optimizer,
     set_learning_rate,
+    square_sum,
 )
 from hybridcomp.train.sequence_parallel import sum_gradients
 from hybridcomp.train.topology import Topology
@@ -58,50 +58,62 @@ class Updater:
     Args:
         parameters: what the optimizer updates, by name; their ``.grad`` is taken, and dropped afterwards.
         split: names of those that are split over tp.
-        partial: names of those whose gradients are parts, which the ranks of tp sum.
         config: rates, decays, the limit of the norm.
         topology: the mesh.
         traffic: gives this rank's byte counters, int64 [2, axes].
         asked: tells whether this rank has been asked to stop.
-        counted: names of those whose gradients are part of the norm: all but copies.
+        partial: names of those whose gradients are parts, which the ranks of tp sum.
+        copies: names of those that are copies of others, whose gradients count in the norm.
+        apart: names of parameters that this replica alone has.
+        whole: parameters of the model, by name, of which this rank updates only a flat part.
 
     Attributes:
         optimizer: the AdamW.
-        parameters: as given.
+        parameters, apart, whole: as given.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         split: frozenset[str],
-        partial: frozenset[str],
         config: TrainConfig,
         topology: Topology,
         traffic: Callable[[], Tensor],
         asked: Callable[[], bool],
-        counted: frozenset[str],
+        *,
+        partial: frozenset[str] = frozenset(),
+        copies: frozenset[str] = frozenset(),
+        apart: frozenset[str] = frozenset(),
+        whole: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self.parameters = parameters
-        self.optimizer = make_optimizer(parameters, config)
+        self.apart = apart
+        self.whole = whole or {}
+        self.optimizer = make_optimizer(parameters, config, whole)
         self._config = config
         self._topology = topology
         self._traffic = traffic
         self._asked = asked
-        self._split = [p for name, p in parameters.items() if name in split]
-        self._partial = [p for name, p in parameters.items() if name in partial]
-        self._shared = [p for name, p in parameters.items() if name not in split]
-        self._counted = [p for name, p in parameters.items() if name in counted - split]
+        alike = {name: p for name, p in parameters.items() if name not in apart}
+        self._partial = [p for name, p in {**parameters, **self.whole}.items() if name in partial]
+        self._split = [p for name, p in alike.items() if name in split]
+        self._shared = [p for name, p in alike.items() if name not in split | copies]
+        # What tp does not split, all its ranks have: the first one's counts.
+        self._apart = [
+            p for name, p in parameters.items() if name in apart and (name in split or topology.tp == 0)
+        ]
 
     def complete_gradients(self) -> None:
-        """Sum the gradients of which ranks of tp have parts; collective over tp, once a step, before all else."""
+        """Sum the gradients of which ranks have parts; collective, once a step, before all else."""
         if self._partial:
             sum_gradients(self._partial, self._topology.group("tp"))
 
-    def square_sums(self) -> tuple[float, float]:
-        """Sums of squares of this rank's gradients: of split parameters, and of the others."""
-        return local_square_sums(self._split, self._counted)
+    def square_sums(self) -> tuple[float, float, float]:
+        """Sums of squares of this rank's gradients: of split parameters, of shared ones, and of those of this
+        replica alone that count here."""
+        return square_sum(self._split), square_sum(self._shared), square_sum(self._apart)
 
-    def report(self, step: int, loss: float, sums: tuple[float, float]) -> Report:
+    def report(self, step: int, loss: float, sums: tuple[float, float, float]) -> Report:
         """Start to tell all ranks about a step; collective.
 
         Args:
@@ -118,14 +130,15 @@ class Updater:
             DivergedError: on all ranks; the loss of one is not finite.
         """
         everyone = report.exchange.wait()
-        _check_losses(self._topology, everyone[:, 2], report.step)
+        losses = everyone[:, 3]
+        _check_losses(self._topology, losses, report.step)
         return Result(
             report.step,
-            mean_loss(self._topology, everyone[:, 2]),
+            mean_loss(self._topology, losses),
             learning_rate(self._config, report.step),
-            global_norm(self._topology, everyone[:, :2]),
-            everyone[:, 4:].sum(0).view(2, -1).long(),
-            bool(everyone[:, 3].any()),
+            global_norm(self._topology, everyone[:, :3]),
+            everyone[:, 5:].sum(0).view(2, -1).long(),
+            bool(everyone[:, 4].any()),
         )
 
     def apply(self, step: int, norm: float) -> None:
@@ -134,7 +147,7 @@ class Updater:
         The gradients are scaled to the configured limit where ``norm`` exceeds it. Where it is not finite the
         weights stay as they are.
         """
-        parameters = [*self._split, *self._shared]
+        parameters = list(self.parameters.values())
         if math.isfinite(norm):
             set_learning_rate(self.optimizer, learning_rate(self._config, step))
             clip_gradients(parameters, norm, self._config.clip)
@@ -144,7 +157,7 @@ class Updater:
 
     def own_norm(self) -> float:
         """Norm of the gradient of this rank's stages alone; collective over tp, equal on its ranks."""
-        split, shared = self.square_sums()
+        split, shared, _ = self.square_sums()
         if self._topology.sizes["tp"] > 1:
             split = sum(gather_exactly(split, self._topology.group("tp")))
         return math.sqrt(split + shared)

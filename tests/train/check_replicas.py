@@ -50,7 +50,7 @@ def main(folder: Path, cases: list[str]) -> list[str]:
 
 def check(job, topology: Topology, folder: Path) -> list[str]:
     problems: list[str] = []
-    gc.collect()  # the hook of the case before
+    gc.collect()  # the memory of the case before is not of this one's checkpoint
     hct.reset_stats()
     checkpoint = Checkpoint(folder / f"step-{PAUSE:08d}", PAUSE, 0.0, job.policy.digest, {})
     schedule = build(job, topology)
@@ -60,21 +60,30 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
         hct.advance_step()
         if step == PAUSE - 1:
             save_checkpoint(checkpoint, trained(schedule), TRAFFIC, topology, keep=1)
-    whole = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
+    whole = tensors(schedule)
     for name, mine in whole.items():
+        if name in schedule.updater.apart:
+            continue
         everyone = [torch.empty_like(mine, dtype=torch.int32) for _ in range(topology.sizes["dp"])]
         dist.all_gather(everyone, mine.view(torch.int32), group=topology.group("dp"))
         if not all(torch.equal(other, everyone[0]) for other in everyone):
             problems.append(f"replicas differ in {name}")
-    # The policy compresses sends of replicas, their reductions, and what a pipeline sends backward.
+    # The policy compresses sends of replicas, their reductions and gathers, and what a pipeline sends backward.
     config, compressed = job.config, {"all_reduce": 0, "send": 0}
     for row in hct.stats():
         compressed[row.op] = compressed.get(row.op, 0) + row.calls * (row.codec != "none")
     sends = config.micro_batches * STEPS * sum(not s.is_first for s in schedule.run.model.stages)
+    if schedule.run.model.apart and not compressed.get("all_to_all"):
+        problems.append("no token was compressed")
     if config.schedule == "local" and compressed["send"]:
         problems.append(f"local updates sent {compressed['send']} messages backward")
     elif config.pp > 1 and config.schedule != "local" and compressed["send"] != sends:
         problems.append(f"compressed were {compressed['send']} sends, not the {sends} backward")
+    elif config.shard == "zero1":
+        if not (compressed.get("reduce_scatter") and compressed.get("all_gather")):
+            problems.append(f"compressed were {compressed}, not gradients and weights")
+        if not any(key.startswith("zero:dp/residual") for key in hct.state_dict()):
+            problems.append("no error of gradients is remembered")
     elif config.pp > 1 and not compressed["all_reduce"]:
         problems.append("no gradient was compressed")
     elif config.pp == 1 and topology.dp < config.dp - 1 and not compressed["send"]:
@@ -88,7 +97,7 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
     for step in range(PAUSE, STEPS):
         resumed += again.train(step, last=step == STEPS - 1)
         hct.advance_step()
-    for name, parameter in again.updater.parameters.items():
+    for name, parameter in tensors(again).items():
         if not torch.equal(parameter, whole[name]):
             problems.append(f"{name} differs after the run was resumed")
     for a, b in zip(results[PAUSE:], resumed, strict=True):
@@ -99,8 +108,7 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
 
 def build(job, topology: Topology):
     config = job.config
-    sizes = (256, config.layers, config.d_model, config.heads, config.seq_len)
-    shape = ModelShape(*sizes, tied=config.tie_embeddings)
+    shape = ModelShape.of(job.identity)
     model = build_model(shape, config, job.policy, topology)
     rehearse(model, config)
     batches = Batches(job.corpus, config)
@@ -113,8 +121,16 @@ def build(job, topology: Topology):
     )
 
 
+def tensors(schedule) -> dict[str, torch.Tensor]:
+    """What the optimizer updates, and what is made of it."""
+    updater = schedule.updater
+    found = {name: p.detach().clone() for name, p in updater.parameters.items()}
+    return found | {f"whole {name}": p.detach().clone() for name, p in updater.whole.items()}
+
+
 def trained(schedule) -> Trained:
-    return Trained(schedule.updater.parameters, schedule.updater.optimizer, schedule.state())
+    updater = schedule.updater
+    return Trained(updater.parameters, updater.optimizer, schedule.state(), updater.apart, updater.whole)
 
 
 if __name__ == "__main__":

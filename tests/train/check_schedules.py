@@ -7,6 +7,7 @@ the rule to the whole model by itself, in fp64, and compares its part: weights a
 from __future__ import annotations
 
 import json
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -51,8 +52,7 @@ def main(cases: list[str]) -> list[str]:
 
 def check(job, topology: Topology) -> list[str]:
     config = job.config
-    sizes = (256, config.layers, config.d_model, config.heads, config.seq_len)
-    shape = ModelShape(*sizes, tied=config.tie_embeddings)
+    shape = ModelShape.of(job.identity)
     model = build_model(shape, config, job.policy, topology)
     rehearse(model, config)
     batches = Batches(job.corpus, config)
@@ -88,6 +88,8 @@ def check(job, topology: Topology) -> list[str]:
             problems.append(f"{name}: other moments")
     if config.tie_embeddings:
         compare_copies(problems, schedule)
+    if config.shard == "zero1":
+        check_shares(problems, schedule, topology)
     peaks = schedule.peaks()
     wanted_peaks = {"weight_versions": versions(config, topology), "stashes": stashes(config, topology)}
     if peaks != wanted_peaks:
@@ -110,6 +112,8 @@ def make_reference(problems, shape, config, batch):
     for step in range(config.steps):
         for one in (reference, other):
             one.step([batch(step, replica) for replica in replicas])
+    if config.experts and not all(mixture.passed_on for mixture in reference.mixtures):
+        problems.append("experts took all tokens: this check says nothing of capacity")
     if difference(reference, other) < 1e4 * CLOSE:
         problems.append("the rules do not differ: this check could not fail")
     return reference
@@ -137,7 +141,18 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def part(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.Tensor:
-    """What this rank has of a tensor of the whole model."""
+    """What this rank updates of a tensor of the whole model."""
+    mine = held(whole, name, schedule, topology)
+    if name not in schedule.updater.whole:
+        return mine
+    size = math.ceil(mine.numel() / topology.sizes["dp"])
+    return mine.flatten()[topology.dp * size :][:size]
+
+
+def held(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.Tensor:
+    """What this rank computes with of a tensor of the whole model."""
+    if name in schedule.run.model.apart:
+        return whole.chunk(topology.sizes["dp"])[topology.dp]
     if name not in schedule.run.model.split:
         return whole
     return whole.chunk(topology.sizes["tp"], SPLIT_DIM[name.split(".")[-2]])[topology.tp]
@@ -160,6 +175,22 @@ def compare_copies(problems, schedule) -> None:
         problems.append("copies of the embedding differ")
 
 
+def check_shares(problems, schedule, topology: Topology) -> None:
+    """ZeRO: moments of a part of each parameter, and of nothing else; of all of it on all replicas."""
+    updater, ranks = schedule.updater, topology.sizes["dp"]
+    moments = {name: updater.optimizer.state[p]["exp_avg"] for name, p in updater.parameters.items()}
+    kept = sum(moment.numel() for name, moment in moments.items() if name not in schedule.run.model.apart)
+    sizes = [p.numel() for p in updater.whole.values()]
+    whole, shares = sum(sizes), [math.ceil(size / ranks) for size in sizes]
+    wanted = sum(max(0, min(n, size - topology.dp * n)) for n, size in zip(shares, sizes, strict=True))
+    if kept != wanted or abs(kept - whole / ranks) > 0.02 * whole:
+        problems.append(f"moments of {kept} elements, not {wanted}, of {whole} on {ranks} replicas")
+    total = torch.tensor(kept)
+    dist.all_reduce(total, group=topology.group("dp"))
+    if int(total) != whole:
+        problems.append(f"moments of {int(total)} elements on all replicas, not {whole}")
+
+
 def compare_weights(problems, schedule, reference, step, last, topology: Topology) -> None:
     name = schedule.run.config.schedule  # those that delay an update do the last one in a pause
     behind = name == "2bw" or (name.startswith("cdp") and topology.dp < topology.sizes["dp"] - 1)
@@ -169,6 +200,12 @@ def compare_weights(problems, schedule, reference, step, last, topology: Topolog
         wanted = part(whole, name, schedule, topology)
         if not close(parameter, wanted):
             problems.append(f"{name} after step {step}: off by {(parameter - wanted).abs().max():.3g}")
+    for name, parameter in schedule.updater.whole.items():
+        wanted = held(reference.weights(step + 1, topology.pp)[name], name, schedule, topology)
+        if not close(parameter, wanted):
+            problems.append(
+                f"{name}, whole, after step {step}: off by {(parameter - wanted).abs().max():.3g}"
+            )
 
 
 def compare_evaluation(problems, schedule, reference, step, micro, topology: Topology) -> None:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch.func import functional_call
 
+from hybridcomp.train.experts import Mixture
 from hybridcomp.train.model import OwnLoss, build_gpt, keep_stage, loss_of
 from hybridcomp.train.optim import learning_rate, make_optimizer, set_learning_rate
 
@@ -28,6 +29,11 @@ class Reference:
     def __init__(self, shape, config, rule: str) -> None:
         self.config, self.rule = config, rule
         self.model = build_gpt(shape, config.seed)
+        self.mixtures: list[DenseMixture] = []
+        for block in self.model.blocks.values():
+            if isinstance(block.mlp, Mixture):
+                block.mlp = DenseMixture(block.mlp)
+                self.mixtures.append(block.mlp)
         self.parameters = dict(self.model.named_parameters())
         self.optimizer = make_optimizer(self.parameters, config)
         self.versions = [self._copy()]
@@ -41,15 +47,8 @@ class Reference:
         """Train on the replicas' batches; as many as dp."""
         t = len(self.versions) - 1
         for worker, batch in enumerate(batches, 1):
-            weights = self.seen(t, worker)
-            logits = functional_call(self.model, weights, (batch[:, :-1],))
-            loss = loss_of(logits, batch[:, 1:]) / len(batches)
-            self.losses[t:] = [sum(self.losses[t:]) + loss.item()]
-            for name, gradient in zip(
-                weights, torch.autograd.grad(loss, list(weights.values())), strict=True
-            ):
-                p = self.parameters[name]
-                p.grad = gradient if p.grad is None else p.grad + gradient
+            for micro in batch.chunk(self.config.micro_batches):
+                self._add_gradient(t, self.seen(t, worker), micro, len(batches) * self.config.micro_batches)
         self.norms.append(math.sqrt(sum(p.grad.square().sum().item() for p in self.parameters.values())))
         limit = self.config.clip
         for p in self.parameters.values():
@@ -59,6 +58,16 @@ class Reference:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.versions.append(self._copy())
+
+    def _add_gradient(self, t: int, weights: Weights, micro: torch.Tensor, parts: int) -> None:
+        """Of a micro-batch, one of so many."""
+        loss = loss_of(functional_call(self.model, weights, (micro[:, :-1],)), micro[:, 1:]) / parts
+        self.losses[t:] = [sum(self.losses[t:]) + loss.item()]
+        for mixture in self.mixtures:
+            loss = loss + self.config.balance_loss * mixture.uneven / parts
+        for name, gradient in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+            p = self.parameters[name]
+            p.grad = gradient if p.grad is None else p.grad + gradient
 
     def weights(self, version: int, pp: int) -> Weights:
         """All weights of a version, whatever the stage."""
@@ -84,6 +93,40 @@ class Reference:
                 fresh = self.rule == "fresh"
             chosen[name] = (newest if fresh else older)[name].clone().requires_grad_()
         return chosen
+
+
+class DenseMixture(torch.nn.Module):
+    """A mixture token by token, by its definition, with all experts in one place.
+
+    Attributes:
+        uneven: balance loss of the last micro-batch.
+        passed_on: tokens so far that no expert took.
+    """
+
+    def __init__(self, mixture: Mixture) -> None:
+        super().__init__()
+        self.router, self.experts = mixture.router, mixture.experts
+        self.factor = mixture.capacity_factor
+        self.uneven: torch.Tensor | float = 0.0
+        self.passed_on = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, 1)
+        count = len(self.experts.up)
+        shares = torch.softmax(tokens @ self.router.weight.T, dim=1)
+        chosen = shares.argmax(1).tolist()
+        capacity, taken, rows = math.ceil(self.factor * len(tokens) / count), [0] * count, []
+        for token, share, expert in zip(tokens, shares, chosen, strict=True):
+            if taken[expert] < capacity:
+                inside = torch.nn.functional.gelu(token @ self.experts.up[expert])
+                rows.append(share[expert] * (inside @ self.experts.down[expert]))
+            else:
+                rows.append(torch.zeros_like(token))
+                self.passed_on += 1
+            taken[expert] += 1
+        fractions = [chosen.count(expert) / len(tokens) for expert in range(count)]
+        self.uneven = count * sum(f * shares[:, e].mean() for e, f in enumerate(fractions))
+        return torch.stack(rows).view_as(x)
 
 
 class LocalReference:

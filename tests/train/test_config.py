@@ -11,6 +11,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.policy.toml import parse_policy
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.reading import parse, read_toml, to_toml
 
@@ -93,6 +94,23 @@ def test_a_missing_file_is_named(tmp_path):
             "--sequence-parallel --heads 2 --tp 2 --seq-len 31",
             r"seq_len \(31\) must be divisible by tp \(2\) with sequence_parallel",
         ),
+        ("--shard zero1", "shard zero1 is of replicas: dp must be at least 2, not 1"),
+        (
+            "--shard zero1 --dp 2 --pp 2 --schedule 2bw",
+            "schedule must be one of 1f1b, gpipe, interleaved, not 2bw",
+        ),
+        ("--shard zero1 --dp 2 --pp 2 --tie-embeddings", "tie_embeddings must be false, or pp 1"),
+        ("--experts 4 --tp 2 --sequence-parallel", "sequence_parallel must be false beside them"),
+        ("--experts 4 --dp 3", r"experts \(4\) must be divisible by dp \(3\)"),
+        ("--experts -2", "experts must not be negative, as -2 is"),
+        ("--experts 4 --expert-every 9", r"expert_every \(9\) must be at most layers \(8\)"),
+        ("--experts 4 --expert-every 0", "expert_every must be positive, not 0"),
+        ("--experts 4 --capacity-factor 0", "capacity_factor must be positive, not 0"),
+        ("--experts 4 --balance-loss -1", "balance_loss must not be negative"),
+        (
+            "--experts 4 --dp 2 --micro-batches 1 --schedule cdp-v1",
+            r"experts \(4\) are met by .*: schedule must be one of 1f1b, gpipe, interleaved, not cdp-v1",
+        ),
         ("--dp 0", "dp must be positive, not 0"),
         ("--lr nan", "lr must be positive, not nan"),
         ("--clip -1", "clip must not be negative"),
@@ -148,10 +166,12 @@ def test_the_examples_are_valid(path):
 
 
 DOCS = EXAMPLES.parent / "docs"
-GUIDE, AXES = ((DOCS / page).read_text() for page in ("schedules.md", "axes.md"))
+GUIDE, AXES, SHARING = ((DOCS / page).read_text() for page in ("schedules.md", "axes.md", "sharding.md"))
 
 
-@pytest.mark.parametrize("arguments", re.findall(r"^hybridcomp train ([^#\n]*)", GUIDE + AXES, re.M))
+@pytest.mark.parametrize(
+    "arguments", re.findall(r"^hybridcomp train ([^#\n]*)", GUIDE + AXES + SHARING, re.M)
+)
 def test_the_guides_have_valid_commands(arguments):
     parse(arguments.split())
 
@@ -164,6 +184,11 @@ def test_the_guide_names_every_schedule():
 @pytest.mark.parametrize("field", ["global_batch", "sequence_parallel", "recompute", "dtype"])
 def test_the_guide_to_axes_has_a_command_for_each(field):
     assert re.search(rf"(?m)^hybridcomp train .*--{field.replace('_', '-')}\b", AXES)
+
+
+@pytest.mark.parametrize("text", re.findall(r"```toml\n(.*?)```", SHARING, re.S))
+def test_the_guide_to_sharding_has_valid_policies(text):
+    parse_policy(text, "sharding.md").require_axes(TrainConfig(experts=2).axes)
 
 
 def test_there_are_examples():

@@ -10,7 +10,7 @@ import torch
 
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model import ModelShape, build_gpt, keep_stage, loss_of
-from hybridcomp.train.optim import clip_gradients, learning_rate, local_square_sums, make_optimizer
+from hybridcomp.train.optim import clip_gradients, learning_rate, make_optimizer, square_sum
 
 SHAPE = ModelShape(vocab_size=50, layers=4, d_model=16, heads=2, seq_len=8)
 
@@ -95,7 +95,7 @@ def test_square_sums_and_clipping():
     parameters = [torch.nn.Parameter(torch.zeros(n)) for n in (3, 4, 5)]
     for i, parameter in enumerate(parameters[:2]):
         parameter.grad = torch.full_like(parameter, i + 1.0)
-    split, shared = local_square_sums(parameters[:1], parameters[1:])
+    split, shared = square_sum(parameters[:1]), square_sum(parameters[1:])
     assert (split, shared) == pytest.approx((3, 16))
     clip_gradients(parameters, math.sqrt(19), 2 * math.sqrt(19))
     clip_gradients(parameters, math.sqrt(19), 0)

@@ -15,28 +15,41 @@ POLICY = """
 min_bytes = 64
 [dp]
 all_reduce = { codec = "int4:block=32", feedback = "ef" }
+reduce_scatter = { codec = "int4:block=32", feedback = "ef", warmup_steps = 1 }
+all_gather = "int8:block=32"
 send = { codec = "CODEC", warmup_steps = 2 }
 [pp]
 backward = "int8:block=32"
 """
 CYCLIC = "--dp 4 --layers 4 --micro-batches 1 --schedule"
+EXPERTS = """
+[ep]
+all_to_all = "int8:block=32"
+"""
+MESH = "--pp 2 --dp 2 --layers 2 --micro-batches 3"
 CASES = {
-    "--pp 2 --dp 2 --layers 2 --micro-batches 3 --schedule 2bw": "int8:block=32",
+    f"{MESH} --schedule 2bw": "int8:block=32",
     f"{CYCLIC} cdp-v1": "int8:block=32",
     f"{CYCLIC} cdp-v2 --clip 0": "int8:block=32",
     # Totals of any length. The policy of the group of all ranks, and so of partial sums, is the first case's.
     f"{CYCLIC} cdp-v1 --clip 0": "lossless",
-    "--pp 2 --dp 2 --layers 2 --micro-batches 3 --schedule local": "int8:block=32",
+    f"{MESH} --schedule local": "int8:block=32",
     "--pp 2 --dp 2 --layers 4 --micro-batches 4 --schedule interleaved --virtual-stages 2": "int8:block=32",
+}
+SHARED = {  # the first one's policy has a section for experts, and is that of all groups
+    f"{MESH} --experts 4": "int8:block=32",
+    f"{MESH} --shard zero1": "int8:block=32",
+    f"{MESH} --shard zero1 --experts 4 --expert-every 1": "int8:block=32",
 }
 
 
 @pytest.mark.timeout(100)
-def test_bits_are_equal_on_replicas_and_after_a_pause(tmp_path):
+@pytest.mark.parametrize("codecs", [CASES, SHARED], ids=["schedules", "sharding"])
+def test_bits_are_equal_on_replicas_and_after_a_pause(codecs, tmp_path):
     cases = []
-    for case, codec in CASES.items():
-        policy = tmp_path / f"{codec.partition(':')[0]}.toml"
-        policy.write_text(POLICY.replace("CODEC", codec))
+    for case, codec in codecs.items():
+        policy = tmp_path / f"{codec.partition(':')[0]}{'-experts' * ('--experts' in case)}.toml"
+        policy.write_text(POLICY.replace("CODEC", codec) + EXPERTS * ("--experts" in case))
         cases.append(f"{case} --policy {policy}")
     check(tmp_path, cases)
 

@@ -14,6 +14,9 @@ SCRIPT = Path(__file__).with_name("check_schedules.py")
 TWO = "--pp 2 --layers 4 --heads 2 --micro-batches 4"
 SEQUENCE = "--tp 2 --sequence-parallel"
 CYCLIC = "--heads 2 --micro-batches 1 --schedule"
+SMALL = "--layers 2 --heads 2 --micro-batches 2"
+EXPERTS = "--experts 4 --expert-every 1"
+ZERO = "--shard zero1 --bucket-mb 0.05"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 CASES = {
     (3, "hybridcomp", "axes"): [
@@ -51,13 +54,28 @@ CASES = {
         f"--layers 2 --heads 2 {SEQUENCE}",
     ],
     (8, "hybridcomp", "axes"): ["--pp 2 --dp 2 --tp 2 --layers 2 --heads 2 --micro-batches 2"],
+    (3, "hybridcomp", "shared"): [
+        f"--dp 3 --layers 1 --d-model 4 --heads 2 --micro-batches 3 {ZERO}",  # norms of 4 weights: the last has none
+        "--dp 3 --layers 2 --heads 2 --micro-batches 2 --experts 6 --capacity-factor 1 --balance-loss 0.1",
+    ],
+    (4, "hybridcomp", "shared"): [
+        f"--pp 2 --dp 2 {SMALL} --schedule gpipe {ZERO}",
+        f"--pp 2 --dp 2 {SMALL} {EXPERTS} --recompute blocks",
+        f"{TWO} --dp 2 {INTERLEAVED} --experts 4 {ZERO}",
+        f"--dp 2 --tp 2 {SMALL} {EXPERTS} {ZERO}",
+        f"--dp 2 {SMALL} {SEQUENCE} {ZERO}",
+    ],
+    (2, "gloo", "shared"): [f"--dp 2 {SMALL} {EXPERTS} {ZERO}"],
 }
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize(("ranks", "backend", "what"), CASES)
-def test_weights_are_those_of_one_process_after_every_step(ranks, backend, what):
-    cases = [f"{case} --backend {backend}" for case in CASES[ranks, backend, what]]
+@pytest.mark.parametrize(
+    ("ranks", "backend", "cases"),
+    [pytest.param(*key[:2], cases, id="-".join(map(str, key))) for key, cases in CASES.items()],
+)
+def test_weights_are_those_of_one_process_after_every_step(ranks, backend, cases):
+    cases = [f"{case} --backend {backend}" for case in cases]
     done = run_ranks(ranks, SCRIPT, json.dumps(cases), timeout=90)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{len(cases)} cases, 0 problems" in done.stdout

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow, merge
-from hybridcomp.policy import load_policy
+from hybridcomp.policy import Policy, load_policy
 from hybridcomp.torch.fsdp.comms import CompressedAllGather, CompressedReduceScatter, install
 from hybridcomp.torch.fsdp.leftovers import Leftovers
 from hybridcomp.torch.fsdp.over_comm import CommTransport
@@ -97,12 +97,7 @@ class FSDPCompression:
         """What moves messages of a process group; made when it is asked for first, which is collective."""
         found = self._transports.get(id(group))
         if found is None:
-            comm = getattr(group, "comm", None)  # of a HybridProcessGroup
-            if comm is None:
-                found = TorchTransport(group, self.axis, self.feedback)
-            else:
-                found = CommTransport(comm, self.axis, self.policy, self.feedback)
-                group.beside.append(found.comm)
+            found = open_transport(group, self.axis, self.policy, self.feedback)
             self._transports[id(group)] = found
             self._groups.append(group)  # its id is a key: nobody else may get that
         return found
@@ -191,6 +186,20 @@ def compress_fsdp(
         MismatchError: the ranks' policies differ.
     """
     return FSDPCompression(model, policy, axis, difference)
+
+
+def open_transport(group: Any, axis: str, policy: Policy, feedback: ErrorFeedback) -> Transport:
+    """What moves messages of a process group, beside the group's own. Collective.
+
+    Raises:
+        MismatchError: the ranks' policies differ.
+    """
+    comm = getattr(group, "comm", None)  # of a HybridProcessGroup
+    if comm is None:
+        return TorchTransport(group, axis, feedback)
+    beside = CommTransport(comm, axis, policy, feedback)
+    group.beside.append(beside.comm)
+    return beside
 
 
 def _parameter_groups(module: torch.nn.Module) -> list[Any]:

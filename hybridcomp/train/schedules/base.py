@@ -48,15 +48,16 @@ class Run:
         """AdamW on the model's own parameters, or on those that are given."""
         mine = self.model.parameters if parameters is None else parameters
         model = self.model
+        about = self.config, self.topology, self.traffic, self.asked
+        if self.config.shard == "zero1":
+            from hybridcomp.train.zero import ShardedUpdater, Shards  # noqa: PLC0415  (imports FSDP2: a second)
+
+            alike = {name: p for name, p in mine.items() if name not in model.apart}
+            own = {name: p for name, p in mine.items() if name in model.apart}
+            shards = Shards(alike, self.topology.group("dp"), self.policy, self.config.bucket_mb)
+            return ShardedUpdater(shards, own, model.split, model.partial, *about)
         return Updater(
-            mine,
-            model.split,
-            model.partial,
-            self.config,
-            self.topology,
-            self.traffic,
-            self.asked,
-            model.counted,
+            mine, model.split, *about, partial=model.partial, copies=model.copies, apart=model.apart
         )
 
 

@@ -134,7 +134,7 @@ class Cyclic(Schedule):
         self.updater.apply(step, math.sqrt(squares))
         self._squares += squares
         if stage == 1:
-            self._reports.append(self.updater.report(step, loss, (0.0, self._squares)))
+            self._reports.append(self.updater.report(step, loss, (0.0, self._squares, 0.0)))
             self._squares, self._open = 0.0, None
 
     def _drain(self) -> None:
