@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridcomp.train.config import AXES
 from hybridcomp.train.data import Batches
 from hybridcomp.train.model import ModelShape
 from hybridcomp.train.parallel import build_model, rehearse
@@ -61,7 +60,7 @@ def sleeping_schedule(job: Job, seconds: tuple[float, float], told: Told = lambd
     """
     config = job.config
     topology = make_topology(config.dp, config.pp, config.tp)
-    shape = ModelShape(job.corpus.vocab_size, config.layers, config.d_model, config.heads, config.seq_len)
+    shape = ModelShape.of(job.identity)
     model = build_model(shape, config, job.policy, topology)
     rehearse(model, config)
     for stage in model.stages:
@@ -72,7 +71,7 @@ def sleeping_schedule(job: Job, seconds: tuple[float, float], told: Told = lambd
     def batch(step: int) -> Tensor:
         return torch.from_numpy(batches.train(step, topology.dp))
 
-    counters = torch.zeros(2, len(AXES), dtype=torch.int64)
+    counters = torch.zeros(2, len(config.axes), dtype=torch.int64)
     return make_schedule(
         Run(model, shape, config, job.policy, topology, batch, lambda: counters, lambda: False)
     )
