@@ -8,7 +8,7 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke slurm-test bench bench-lab bench-ddp bench-codecs build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -122,6 +122,25 @@ bench-codecs: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --sizes --json $(RESULTS)/codecs_sizes.json
 	$(BIN)/python benchmarks/plot_codecs.py $(RESULTS)
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/codecs_doc.py)
+
+# What schedules do, with passes that sleep, so that two cores show it: what a pipeline's flush costs, and what cyclic data
+# parallelism balances. With RESULTS=benchmarks/results it renews docs/study.md too.
+bench-schedules: $(VENV)/.installed
+	OMP_NUM_THREADS=1 HYBRIDCOMP_SUMMARY=0 $(MPIEXEC) -n 4 $(BIN)/python benchmarks/pipelines.py --milliseconds 30 \
+	  --json $(RESULTS)/pipelines.json
+	set -e; for n in 2 4 8; do \
+	  HYBRIDCOMP_SUMMARY=0 $(BIN)/hybridcomp lab -n $$n --rate 1gbit -- python benchmarks/cyclic.py --milliseconds 200 \
+	    --json $(RESULTS)/cyclic_$${n}hosts.json; \
+	done
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/study_doc.py)
+
+# Every study of studies/: six hours on two cores. It goes on where it was ended.
+STUDIES ?= policies axes slow-link cyclic
+studies: $(VENV)/.installed
+	set -e; for study in $(STUDIES); do \
+	  HYBRIDCOMP_SUMMARY=0 $(BIN)/hybridcomp study studies/$$study.toml --results $(RESULTS)/$$study; \
+	done
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/study_doc.py)
 
 # Compile every CUDA source for the architectures we support; needs nvcc, no GPU.
 cuda:

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,11 @@ def test_the_studies_of_the_documentation_can_be_read(path: Path) -> None:
     assert read_study(path).runs()
     if "[reduced" in path.read_text():
         assert len(read_study(path, reduced=True).runs()) <= len(read_study(path).runs())
+
+
+def test_the_guides_example_can_be_read(tmp_path: Path) -> None:
+    guide = (STUDIES.parent / "docs/study.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", guide, re.S)
+    path = write(tmp_path, example)
+    assert {variant.name for variant in read_study(path).variants} >= {"none", "mine", "gloo", "dp int8"}
+    assert read_study(path, reduced=True).runs()

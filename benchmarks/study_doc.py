@@ -1,0 +1,91 @@
+"""Write the tables of docs/study.md from the studies' results.
+
+python benchmarks/study_doc.py            # rewrite the page between its markers
+python benchmarks/study_doc.py --check    # exit 1 if the page and the files differ
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "study.md"
+MARK = re.compile(r"(<!-- BEGIN (\S+) -->\n).*?(<!-- END \2 -->)", re.S)
+
+
+def report(name: str) -> str:
+    """What a study's report says, and its pictures."""
+    folder = RESULTS / name
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    pictures = sorted(path.name for path in folder.glob("*.png"))
+    shown = "\n\n".join(f"![{Path(one).stem}](../benchmarks/results/{name}/{one})" for one in pictures)
+    machine = json.loads((folder / "results.json").read_text())["machine"]["processor"]
+    return f"{shown}\n\n{text}\nMeasured on: {machine}.\n"
+
+
+def pipelines(_: str) -> str:
+    """Steps of pipelines by micro-batches."""
+    values = _load("pipelines.json")
+    lines = [
+        "| micro-batches | schedule | step (ms) | limit (ms) | step over 2BW's | that of the limits "
+        "| weight versions | stashes by rank | weights off |",
+        "|---:|---|---:|---:|---:|---:|---:|---|---:|",
+    ]
+    for row in values["rows"]:
+        base = next(r for r in values["rows"] if _key(r) == ("2bw", row["micro_batches"]))
+        lines.append(
+            f"| {row['micro_batches']} | {row['schedule']} | {row['step_seconds'] * 1e3:.0f} "
+            f"| {row['limit_seconds'] * 1e3:.0f} | {row['step_seconds'] / base['step_seconds']:.3f} "
+            f"| {row['limit_seconds'] / base['limit_seconds']:.3f} | {max(row['weight_versions'])} "
+            f"| {', '.join(map(str, row['stashes']))} | {row['weights_off']:.1g} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _key(row: dict[str, Any]) -> tuple[str, int]:
+    return row["schedule"], row["micro_batches"]
+
+
+def cyclic(_: str) -> str:
+    """Activations and link rates of cyclic data parallelism."""
+    lines = [
+        "| N | schedule | activations alive | by the rule | of data parallelism's | (N + 1) / (2N) "
+        "| busiest time-step of all links over the mean | of one link | MB a step |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for hosts in (2, 4, 8):
+        values = _load(f"cyclic_{hosts}hosts.json")
+        base = values["rows"][0]
+        lines += [
+            f"| {hosts} | {row['schedule']} | {row['activations']} | {row['activations_rule']} "
+            f"| {row['activations'] / base['activations']:.4g} | {(hosts + 1) / (2 * hosts):.4g} "
+            f"| {row['total_peak_over_mean']:.2f} | {row['link_peak_over_mean']:.2f} "
+            f"| {row['bytes_per_step'] / 1e6:.2f} |"
+            for row in values["rows"]
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _load(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+WRITERS = {"pipelines": pipelines, "cyclic-balance": cyclic}
+
+
+def main() -> None:
+    """Rewrite or check the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    made = MARK.sub(lambda found: found[1] + WRITERS.get(found[2], report)(found[2]) + found[3], text)
+    if "--check" in sys.argv[1:]:
+        sys.exit(made != text)
+    PAGE.write_text(made, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
