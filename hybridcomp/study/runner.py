@@ -17,7 +17,10 @@ from hybridcomp.demo.record import Follower, RunRecord
 from hybridcomp.demo.training import train_in
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab import Lab
+from hybridcomp.policy.load import load_policy
+from hybridcomp.policy.toml import parse_policy
 from hybridcomp.study.plan import Run, Study
+from hybridcomp.train.config import TrainConfig
 
 RECORD = "run.json"
 BEGUN = "begun.json"
@@ -119,10 +122,11 @@ def _write_policies(study: Study, folder: Path) -> dict[str, Path]:
 
 def _identity(study: Study, run: Run) -> dict[str, Any]:
     """What makes an earlier run this one."""
-    policy = run.fields.get("policy")
+    policy = str(run.fields.get("policy", TrainConfig.policy))
+    rules = parse_policy(study.policies[policy], policy) if policy in study.policies else load_policy(policy)
     return {
         "fields": dict(run.fields),
-        "policy": study.policies.get(str(policy)),
+        "policy": rules.digest,
         "rate": run.rate,
         "hosts": study.hosts,
         "ppn": study.ppn,
