@@ -22,7 +22,7 @@ TOGETHER := tests/codecs tests/cuda
 IN_PAIRS := tests/torch tests/train tests/examples tests/peer
 test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TOGETHER) -n auto
-	$(BIN)/python -m pytest $(IN_PAIRS) -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(IN_PAIRS) -n 2 --dist loadfile --durations=20
 	$(BIN)/python -m pytest tests --ignore=tests/mpi --ignore=tests/slurm $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%)
 
 # Once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks, run unchecked.

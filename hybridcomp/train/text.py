@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,7 @@ def check_range(tokens: Tokens, vocab_size: int, source: str) -> None:
 
 def _standard_library() -> list[bytes]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        path
-        for path in _files_below(root)
-        if path.suffix == ".py" and not _NOT_SOURCES & set(path.relative_to(root).parts)
-    ]
+    files = [path for path in _files_below(root, _NOT_SOURCES) if path.suffix == ".py"]
     texts = _read_utf8(files)
     if not texts:
         raise ConfigError(f"no sources of the standard library in {root}; give a text with --data")
@@ -155,11 +151,16 @@ def _read_texts(root: Path) -> list[bytes]:
     return [content]
 
 
-def _files_below(root: Path) -> list[Path]:
-    """All files that are not hidden, in an order that does not depend on the file system."""
+def _files_below(root: Path, without: Set[str] = frozenset()) -> list[Path]:
+    """All files that are not hidden, in an order that does not depend on the file system.
+
+    Args:
+        root: folder to look in.
+        without: names of folders that are not looked into: tens of thousands of files may be there.
+    """
     found: list[Path] = []
     for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
         found += [Path(folder, name) for name in files if not name.startswith(".")]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
