@@ -12,13 +12,13 @@ traffic in every time-step.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch.distributed as dist
+from collbench import output
 from mpi4py import MPI
 from schedulebench.sleeping import job_of, sleeping_schedule
 from schedulebench.timeline import Sampler, alive, gather, rates
@@ -142,14 +142,13 @@ def main() -> None:
               f"{row.link_peak_over_mean:>15.2f} {row.total_peak_over_mean:>10.2f} {row.bytes_per_step / 1e6:>10.2f}"
               )  # fmt: skip
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         values = {
             "replicas": size,
             "time_step_seconds": arguments.milliseconds / 1e3,
             "rows": [asdict(row) for row in rows],
             "machine": facts("namespaces"),
         }
-        arguments.json.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        output.write(arguments.json, values)
     wrong = [row.schedule for row in rows if row.activations != row.activations_rule]
     if wrong:
         sys.exit(

@@ -11,7 +11,6 @@ process, in fp64.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,6 +21,8 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests/, for the rules
+from collbench import output
+from mpi4py import MPI
 from schedulebench.sleeping import job_of, sleeping_schedule
 
 from hybridcomp.demo.machine import facts
@@ -110,7 +111,7 @@ def main() -> None:
     passes = (arguments.milliseconds / 1e3, 2 * arguments.milliseconds / 1e3)
     torch.set_default_dtype(torch.float64)
     rows: list[Row] = []
-    size = _world()
+    size = MPI.COMM_WORLD.size
     with process_group(job_of(f"--pp {size} --layers {size} --micro-batches {size} --seq-len 16")):
         for micro_batches in (int(text) for text in arguments.micro_batches.split(",")):
             rows += [measure(schedule, micro_batches, passes, arguments.steps) for schedule in SCHEDULES]
@@ -129,25 +130,18 @@ def main() -> None:
               f"{row.step_seconds / base.step_seconds:>10.3f} {row.limit_seconds / base.limit_seconds:>6.3f} "
               f"{max(row.weight_versions):>9} {row.stashes!s:>12} {row.weights_off:>12.2g}")  # fmt: skip
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         values = {
             "depth": size,
             "pass_seconds": passes,
             "rows": [asdict(row) for row in rows],
             "machine": facts("shared-memory"),
         }
-        arguments.json.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        output.write(arguments.json, values)
 
 
 def _most(row: Row, depth: int) -> int:
     """Stashes that a schedule may have."""
     return row.micro_batches if row.schedule == "gpipe" else depth
-
-
-def _world() -> int:
-    from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
-
-    return int(MPI.COMM_WORLD.size)
 
 
 if __name__ == "__main__":

@@ -157,7 +157,6 @@ class Study:
         loss: or None, if no loss is asked for.
         speed: or None, if no speed is asked for.
         expectations: what it is to show.
-
     """
 
     name: str

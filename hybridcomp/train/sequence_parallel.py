@@ -13,7 +13,7 @@ parts of sums; they are summed once a step, by :func:`sum_gradients`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,58 +46,34 @@ def _keep_part(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     return whole.chunk(group.size(), 1)[group.rank()].contiguous()
 
 
-class _GatherSumGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _gather(part, group)
+_Move = Callable[[Tensor, dist.ProcessGroup], Tensor]
+
+
+class _ThereAndBack(torch.autograd.Function):
+    """One way of moving parts and sequences in forward, another with the gradient in backward."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _sum_to_parts(gradients[0], ctx.group), None
-
-
-class _SumToParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _sum_to_parts(whole, group)
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: _Move, back: _Move) -> Tensor:
+        ctx.group, ctx.back = group, back
+        return there(x, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _gather(gradients[0], ctx.group), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(gradients[0], ctx.group), None, None, None
 
 
-class _KeepPart(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _keep_part(whole, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _gather(gradients[0], ctx.group), None
-
-
-class _GatherSameGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _gather(part, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _keep_part(gradients[0], ctx.group), None
+def _move(x: Tensor, group: dist.ProcessGroup, there: _Move, back: _Move) -> Tensor:
+    return _ThereAndBack.apply(x, group, there, back)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The whole sequences of the ranks' parts; in backward the ranks' gradients are summed, each gets its part."""
-    return _GatherSumGradient.apply(part, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _move(part, group, _gather, _sum_to_parts)
 
 
 def sum_to_parts(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     """This rank's part of the sum of what the ranks have of whole sequences; in backward parts are gathered."""
-    return _SumToParts.apply(whole, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _move(whole, group, _sum_to_parts, _gather)
 
 
 def split_sequence(model: GPT, group: dist.ProcessGroup) -> frozenset[str]:
@@ -107,10 +83,10 @@ def split_sequence(model: GPT, group: dist.ProcessGroup) -> frozenset[str]:
         The names of the parameters whose gradients the ranks of the group have to sum.
     """
     if model.embed is not None:
-        model.embed.register_forward_hook(lambda _, inputs, output: _KeepPart.apply(output, group))  # type: ignore[no-untyped-call]
+        model.embed.register_forward_hook(lambda _, inputs, output: _move(output, group, _keep_part, _gather))
     if model.final_norm is not None:
         model.final_norm.register_forward_pre_hook(
-            lambda _, inputs: (_GatherSameGradient.apply(inputs[0], group),)  # type: ignore[no-untyped-call]
+            lambda _, inputs: (_move(inputs[0], group, _gather, _keep_part),)
         )
     return frozenset(
         name for name, _ in model.named_parameters() if name.startswith("blocks.") and "_norm." in name

@@ -20,6 +20,7 @@ from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group
 from tests.train.check_replicas import build
+from tests.train.tally import tell
 
 COMMON = (
     "--policy none --layers 4 --d-model 32 --heads 2 --seq-len 64 --micro-batch-size 2 --eval-batches 0 "
@@ -142,10 +143,7 @@ def main(cases: list[list[str]]) -> list[str]:
                 outcomes.append(outcome(job, topology))
             found = [p for run in outcomes for p in run.problems] + globals()[case[0]](*outcomes)
             problems += [f"rank {rank}: {case}: {p}" for p in found]
-        bad = torch.tensor([len(problems)])
-        dist.all_reduce(bad)
-        if rank == 0:
-            print(f"{len(cases)} cases, {int(bad)} problems", flush=True)
+        tell(len(cases), problems)
     return problems
 
 

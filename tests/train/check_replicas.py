@@ -24,6 +24,7 @@ from hybridcomp.train.schedules import Run, make_schedule
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group
+from tests.train.tally import tell
 
 COMMON = (
     "--d-model 32 --heads 2 --seq-len 16 --micro-batch-size 1 --eval-batches 0 --warmup-steps 2 --lr 1e-2 "
@@ -41,10 +42,7 @@ def main(folder: Path, cases: list[str]) -> list[str]:
         for number, (case, job) in enumerate(zip(cases, jobs, strict=True)):
             topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
             problems += [f"rank {rank}: {case}: {p}" for p in check(job, topology, folder / str(number))]
-        bad = torch.tensor([len(problems)])
-        dist.all_reduce(bad)
-        if rank == 0:
-            print(f"{len(cases)} cases, {int(bad)} problems", flush=True)
+        tell(len(cases), problems)
     return problems
 
 
@@ -90,20 +88,28 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
         problems.append("no partial sum was compressed")
 
     del schedule
-    gc.collect()  # its hook's memory belongs to the next one, as in a new process
+    check_resumed(problems, checkpoint, job, topology, whole, results)
+    return problems
+
+
+def check_resumed(problems, checkpoint: Checkpoint, job, topology: Topology, whole, results) -> None:
+    """A run that goes on from the checkpoint ends with the bits of the one that made it.
+
+    Its schedule must be gone: its hook's memory belongs to the next one, as in a new process.
+    """
+    gc.collect()
     again = build(job, topology)
     load_checkpoint(checkpoint, trained(again), topology, same_policy=True)
     resumed = []
-    for step in range(PAUSE, STEPS):
-        resumed += again.train(step, last=step == STEPS - 1)
+    for step in range(checkpoint.step, len(results)):
+        resumed += again.train(step, last=step == len(results) - 1)
         hct.advance_step()
     for name, parameter in tensors(again).items():
         if not torch.equal(parameter, whole[name]):
             problems.append(f"{name} differs after the run was resumed")
-    for a, b in zip(results[PAUSE:], resumed, strict=True):
+    for a, b in zip(results[checkpoint.step :], resumed, strict=True):
         if (a.step, a.loss, a.norm) != (b.step, b.loss, b.norm):
             problems.append(f"resumed: {b} instead of {a}")
-    return problems
 
 
 def build(job, topology: Topology):

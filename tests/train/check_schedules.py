@@ -23,6 +23,7 @@ from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group
 from tests.train.reference import LocalReference, Reference, difference
+from tests.train.tally import tell
 
 COMMON = (
     "--policy none --d-model 24 --seq-len 8 --micro-batch-size 1 --eval-batches 5 --steps 5 --warmup-steps 2 "
@@ -43,10 +44,7 @@ def main(cases: list[str]) -> list[str]:
         for case, job in zip(cases, jobs, strict=True):
             topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
             problems += [f"rank {rank}: {case}: {p}" for p in check(job, topology)]
-        bad = torch.tensor([len(problems)])
-        dist.all_reduce(bad)
-        if rank == 0:
-            print(f"{len(cases)} cases, {int(bad)} problems", flush=True)
+        tell(len(cases), problems)
     return problems
 
 

@@ -13,16 +13,16 @@ import sys
 import warnings
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 import hybridcomp.torch as hct
-from hybridcomp.train.checkpoint import load_checkpoint, save_checkpoint
+from hybridcomp.train.checkpoint import save_checkpoint
 from hybridcomp.train.resume import Checkpoint
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group
-from tests.train.check_replicas import COMMON, TRAFFIC, build, trained
+from tests.train.check_replicas import COMMON, TRAFFIC, build, check_resumed, tensors, trained
+from tests.train.tally import tell
 
 PAUSE, STEPS = 1, 3
 
@@ -36,10 +36,7 @@ def main(folder: Path, policy: str, cases: list) -> list[str]:
             topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
             found = check(job, topology, folder / str(number), wanted)
             problems += [f"rank {rank}: {arguments}: {p}" for p in found]
-        bad = torch.tensor([len(problems)])
-        dist.all_reduce(bad)
-        if rank == 0:
-            print(f"{len(cases)} cases, {int(bad)} problems", flush=True)
+        tell(len(cases), problems)
     return problems
 
 
@@ -69,23 +66,9 @@ def check(job, topology: Topology, folder: Path, wanted) -> list[str]:
     remembers = any("gradients of stage" in key for key in hct.state_dict())
     if remembers != (topology.pp > 0 or job.config.schedule == "interleaved"):
         problems.append(f"its sends have {'a' if remembers else 'no'} memory")
-    whole = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
+    whole = tensors(schedule)
     del schedule
-    gc.collect()  # its hook's memory belongs to the next one, as in a new process
-    again = build(job, topology)
-    load_checkpoint(checkpoint, trained(again), topology, same_policy=True)
-    resumed = []
-    for step in range(PAUSE, STEPS):
-        resumed += again.train(step, last=step == STEPS - 1)
-        hct.advance_step()
-    problems += [
-        f"{name} differs after the run was resumed"
-        for name, parameter in again.updater.parameters.items()
-        if not torch.equal(parameter, whole[name])
-    ]
-    for a, b in zip(results[PAUSE:], resumed, strict=True):
-        if (a.step, a.loss, a.norm) != (b.step, b.loss, b.norm):
-            problems.append(f"resumed: {b} instead of {a}")
+    check_resumed(problems, checkpoint, job, topology, whole, results)
     return problems
 
 
