@@ -18,7 +18,8 @@ import os
 import threading
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from mpi4py import MPI
 
@@ -61,6 +62,7 @@ class Engine:
         self._listened = 0.0
         self._listened_to_all = 0.0
         self._foreground = 0
+        self._attended: int | None = None
         self._moved = time.monotonic()  # when a step last ran
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,9 +113,21 @@ class Engine:
                     ended += self._apply(notices)
         for one in ended:
             one._run_callbacks()
-        if not request._ended:
+        if not request._ended and self._attended != threading.get_ident():
             self._wake_thread()
         return request
+
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """What this thread starts inside, it waits for next: the background thread can sleep on.
+
+        That one looks a tenth of a second later even so, if nobody waits.
+        """
+        self._attended = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._attended = None
 
     def listen(self, notices: Notices) -> None:
         """Look at a communicator's notices from now on."""

@@ -42,7 +42,7 @@ class Messages(Probes):
             and self._sent(("send", 0, name, phase), self._plain_messages, buf, dest, tag, None)
         ):
             return
-        return self._send(buf, dest, tag, name, phase, codec, "Isend").wait()
+        return self.start_send(buf, dest, tag, name, phase, codec, "Isend").wait()
 
     def Isend(
         self,
@@ -55,7 +55,7 @@ class Messages(Probes):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Send`; returns at once. The buffer must stay unchanged until the request is done."""
-        return Request(self._send(buf, dest, tag, name, phase, codec, "Isend"))
+        return Request(self.start_send(buf, dest, tag, name, phase, codec, "Isend"))
 
     def Ssend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
         """As :meth:`Send`, and wait until the receive has begun."""
@@ -72,7 +72,7 @@ class Messages(Probes):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Ssend`."""
-        return Request(self._send(buf, dest, tag, name, phase, codec, "Issend"))
+        return Request(self.start_send(buf, dest, tag, name, phase, codec, "Issend"))
 
     def Rsend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
         """As :meth:`Send`, where the receive has been started."""
@@ -89,7 +89,7 @@ class Messages(Probes):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Rsend`."""
-        return Request(self._send(buf, dest, tag, name, phase, codec, "Irsend"))
+        return Request(self.start_send(buf, dest, tag, name, phase, codec, "Irsend"))
 
     def Bsend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
         """As :meth:`Send`, by way of the buffer attached to MPI; what is compressed is in one of our own."""
@@ -106,18 +106,19 @@ class Messages(Probes):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Bsend`."""
-        return Request(self._send(buf, dest, tag, name, phase, codec, "Ibsend"))
+        return Request(self.start_send(buf, dest, tag, name, phase, codec, "Ibsend"))
 
-    def _send(
+    def start_send(
         self,
         buf: Buffer,
         dest: int,
         tag: int,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        mode: str,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        mode: str = "Isend",
     ) -> engine.Request:
+        """As :meth:`Isend`, an operation that is none of MPI's requests."""
         try:
             if dest == MPI.PROC_NULL:
                 raise ForeignBufferError("nobody gets it")
@@ -151,17 +152,18 @@ class Messages(Probes):
             and self._sent(_RECV, self._plain_messages, buf, source, tag, status)
         ):
             return
-        return self._recv(buf, source, tag, codec, status).wait()
+        return self.start_recv(buf, source, tag, codec, status).wait()
 
     def Irecv(
         self, buf: Buffer, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, *, codec: CodecLike = None
     ) -> Request:
         """Start :meth:`Recv`; returns at once."""
-        return Request(self._recv(buf, source, tag, codec, None))
+        return Request(self.start_recv(buf, source, tag, codec, None))
 
-    def _recv(
-        self, buf: Buffer, source: int, tag: int, codec: CodecLike, status: MPI.Status | None
+    def start_recv(
+        self, buf: Buffer, source: int, tag: int, codec: CodecLike = None, status: MPI.Status | None = None
     ) -> engine.Request:
+        """As :meth:`Irecv`, an operation that is none of MPI's requests."""
         try:
             if source == MPI.PROC_NULL:
                 raise ForeignBufferError("nobody sends it")
@@ -195,8 +197,8 @@ class Messages(Probes):
         codec: CodecLike = None,
     ) -> None:
         """Send to one rank and receive from another; neither waits for the other's end."""
-        received = self._recv(recvbuf, source, recvtag, codec, status)
-        wait_for([received, self._send(sendbuf, dest, sendtag, name, phase, codec, "Isend")], None)
+        received = self.start_recv(recvbuf, source, recvtag, codec, status)
+        wait_for([received, self.start_send(sendbuf, dest, sendtag, name, phase, codec, "Isend")], None)
 
     def Isendrecv(
         self,
@@ -212,8 +214,8 @@ class Messages(Probes):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Sendrecv`."""
-        received = self._recv(recvbuf, source, recvtag, codec, None)
-        return Request(self._send(sendbuf, dest, sendtag, name, phase, codec, "Isend"), received)
+        received = self.start_recv(recvbuf, source, recvtag, codec, None)
+        return Request(self.start_send(sendbuf, dest, sendtag, name, phase, codec, "Isend"), received)
 
     def Sendrecv_replace(
         self,

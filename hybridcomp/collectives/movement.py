@@ -42,7 +42,7 @@ class Movement(Quick):
             and self._done(("all_gather", 0, name, phase), self._moves, sendbuf, recvbuf)
         ):
             return
-        return self._allgather(sendbuf, recvbuf, name, phase, codec, algorithm).wait()
+        return self.start_allgather(sendbuf, recvbuf, name, phase, codec, algorithm).wait()
 
     def Iallgather(
         self,
@@ -55,17 +55,18 @@ class Movement(Quick):
         algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Allgather`."""
-        return Request(self._allgather(sendbuf, recvbuf, name, phase, codec, algorithm))
+        return Request(self.start_allgather(sendbuf, recvbuf, name, phase, codec, algorithm))
 
-    def _allgather(
+    def start_allgather(
         self,
         sendbuf: Buffer,
         recvbuf: Buffer,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        algorithm: str | None,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
     ) -> engine.Request:
+        """As :meth:`Iallgather`, an operation that is none of MPI's requests."""
         try:
             recv = parse(recvbuf, writable=True, blocks=self.size)
             if is_in_place(sendbuf):
@@ -87,7 +88,7 @@ class Movement(Quick):
         codec: CodecLike = None,
     ) -> None:
         """Gather parts of any size: ``recvbuf`` as in :meth:`Alltoallv`, the same counts on all ranks."""
-        self._allgatherv(sendbuf, recvbuf, name, phase, codec).wait()
+        self.start_allgatherv(sendbuf, recvbuf, name, phase, codec).wait()
 
     def Iallgatherv(
         self,
@@ -99,11 +100,17 @@ class Movement(Quick):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Allgatherv`."""
-        return Request(self._allgatherv(sendbuf, recvbuf, name, phase, codec))
+        return Request(self.start_allgatherv(sendbuf, recvbuf, name, phase, codec))
 
-    def _allgatherv(
-        self, sendbuf: Buffer, recvbuf: Buffer, name: str | None, phase: str | None, codec: CodecLike
+    def start_allgatherv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
     ) -> engine.Request:
+        """As :meth:`Iallgatherv`, an operation that is none of MPI's requests."""
         try:
             recv, extents = parse_vector(recvbuf, self.size, writable=True)
             mine = part(recv, *extents[self.rank])
@@ -174,7 +181,7 @@ class Movement(Quick):
         An MPI datatype may follow. Parts are compressed whatever their size, since ranks do not know each
         other's totals.
         """
-        self._alltoallv(sendbuf, recvbuf, name, phase, codec).wait()
+        self.start_alltoallv(sendbuf, recvbuf, name, phase, codec).wait()
 
     def Ialltoallv(
         self,
@@ -186,11 +193,17 @@ class Movement(Quick):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Alltoallv`."""
-        return Request(self._alltoallv(sendbuf, recvbuf, name, phase, codec))
+        return Request(self.start_alltoallv(sendbuf, recvbuf, name, phase, codec))
 
-    def _alltoallv(
-        self, sendbuf: Buffer, recvbuf: Buffer, name: str | None, phase: str | None, codec: CodecLike
+    def start_alltoallv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
     ) -> engine.Request:
+        """As :meth:`Ialltoallv`, an operation that is none of MPI's requests."""
         try:
             recv, incoming = parse_vector(recvbuf, self.size, writable=True)
             if is_in_place(sendbuf):
@@ -228,7 +241,7 @@ class Movement(Quick):
             and self._done(("broadcast", root, name, phase), self._moves, buf, buf)
         ):
             return
-        return self._bcast(buf, root, name, phase, codec, algorithm).wait()
+        return self.start_bcast(buf, root, name, phase, codec, algorithm).wait()
 
     def Ibcast(
         self,
@@ -241,17 +254,18 @@ class Movement(Quick):
         algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Bcast`."""
-        return Request(self._bcast(buf, root, name, phase, codec, algorithm))
+        return Request(self.start_bcast(buf, root, name, phase, codec, algorithm))
 
-    def _bcast(
+    def start_bcast(
         self,
         buf: Buffer,
         root: int,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        algorithm: str | None,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
     ) -> engine.Request:
+        """As :meth:`Ibcast`, an operation that is none of MPI's requests."""
         try:
             flat = parse(buf, writable=True)
         except ForeignBufferError:

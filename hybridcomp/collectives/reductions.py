@@ -54,13 +54,17 @@ class Reductions(Quick):
             op: see the class.
             name, phase, codec, algorithm: see :mod:`~hybridcomp.collectives.communicator`.
         """
-        if (
-            codec is None
-            and not self._line
-            and self._done(("all_reduce", id(op), name, phase), self._sums, sendbuf, recvbuf, op)
-        ):
+        if codec is None and self.allreduce_at_once(sendbuf, recvbuf, op, name=name, phase=phase):
             return
-        return self._allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
+        return self.start_allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
+
+    def allreduce_at_once(
+        self, sendbuf: Buffer, recvbuf: Buffer, op: Op, *, name: str | None = None, phase: str | None = None
+    ) -> bool:
+        """:meth:`Allreduce` if that is one call of MPI on plain arrays; False, with nothing done, if it is not."""
+        return not self._line and self._done(
+            ("all_reduce", id(op), name, phase), self._sums, sendbuf, recvbuf, op
+        )
 
     def Iallreduce(
         self,
@@ -74,18 +78,19 @@ class Reductions(Quick):
         algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Allreduce`."""
-        return Request(self._allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm))
+        return Request(self.start_allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm))
 
-    def _allreduce(
+    def start_allreduce(
         self,
         sendbuf: Buffer,
         recvbuf: Buffer,
         op: Op,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        algorithm: str | None,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
     ) -> engine.Request:
+        """As :meth:`Iallreduce`, an operation that is none of MPI's requests."""
         try:
             recv = parse(recvbuf, writable=True)
             send = recv if is_in_place(sendbuf) else like(parse(sendbuf), recv)
@@ -116,7 +121,7 @@ class Reductions(Quick):
             and self._done(("reduce_scatter", id(op), name, phase), self._sums, sendbuf, recvbuf, op)
         ):
             return
-        return self._reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
+        return self.start_reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
 
     def Ireduce_scatter_block(
         self,
@@ -130,18 +135,19 @@ class Reductions(Quick):
         algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Reduce_scatter_block`."""
-        return Request(self._reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm))
+        return Request(self.start_reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm))
 
-    def _reduce_scatter_block(
+    def start_reduce_scatter_block(
         self,
         sendbuf: Buffer,
         recvbuf: Buffer,
         op: Op,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        algorithm: str | None,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
     ) -> engine.Request:
+        """As :meth:`Ireduce_scatter_block`, an operation that is none of MPI's requests."""
         try:
             if is_in_place(sendbuf):
                 send = parse(recvbuf, writable=True, blocks=self.size)
@@ -170,7 +176,7 @@ class Reductions(Quick):
 
         Without ``recvcounts`` the ranks tell each other the sizes of their receive buffers first.
         """
-        self._reduce_scatter(sendbuf, recvbuf, recvcounts, op, name, phase, codec).wait()
+        self.start_reduce_scatter(sendbuf, recvbuf, recvcounts, op, name, phase, codec).wait()
 
     def Ireduce_scatter(
         self,
@@ -184,18 +190,19 @@ class Reductions(Quick):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Reduce_scatter`; waits for the counts if they are not given, as mpi4py does."""
-        return Request(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op, name, phase, codec))
+        return Request(self.start_reduce_scatter(sendbuf, recvbuf, recvcounts, op, name, phase, codec))
 
-    def _reduce_scatter(
+    def start_reduce_scatter(
         self,
         sendbuf: Buffer,
         recvbuf: Buffer,
         recvcounts: Sequence[int] | None,
         op: Op,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
     ) -> engine.Request:
+        """As :meth:`Ireduce_scatter`, an operation that is none of MPI's requests."""
         in_place = is_in_place(sendbuf)
         try:
             if in_place and recvcounts is None:
@@ -235,7 +242,7 @@ class Reductions(Quick):
         algorithm: str | None = None,
     ) -> None:
         """Reduce to rank ``root``; exact unless the policy names it. ``recvbuf`` says something at the root alone."""
-        self._reduce(sendbuf, recvbuf, op, root, name, phase, codec, algorithm).wait()
+        self.start_reduce(sendbuf, recvbuf, op, root, name, phase, codec, algorithm).wait()
 
     def Ireduce(
         self,
@@ -250,19 +257,20 @@ class Reductions(Quick):
         algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Reduce`."""
-        return Request(self._reduce(sendbuf, recvbuf, op, root, name, phase, codec, algorithm))
+        return Request(self.start_reduce(sendbuf, recvbuf, op, root, name, phase, codec, algorithm))
 
-    def _reduce(
+    def start_reduce(
         self,
         sendbuf: Buffer,
         recvbuf: Buffer,
         op: Op,
         root: int,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        algorithm: str | None,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+        algorithm: str | None = None,
     ) -> engine.Request:
+        """As :meth:`Ireduce`, an operation that is none of MPI's requests."""
         try:
             recv = parse(recvbuf, writable=True) if root == self.rank else None
             in_place = recv is not None and is_in_place(sendbuf)

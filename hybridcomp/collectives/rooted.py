@@ -30,7 +30,7 @@ class Rooted(Quick):
         codec: CodecLike = None,
     ) -> None:
         """Gather equal parts at ``root``, which may send in place; ``recvbuf`` says something there alone."""
-        self._gather(sendbuf, recvbuf, root, name, phase, codec).wait()
+        self.start_gather(sendbuf, recvbuf, root, name, phase, codec).wait()
 
     def Igather(
         self,
@@ -43,17 +43,18 @@ class Rooted(Quick):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Gather`."""
-        return Request(self._gather(sendbuf, recvbuf, root, name, phase, codec))
+        return Request(self.start_gather(sendbuf, recvbuf, root, name, phase, codec))
 
-    def _gather(
+    def start_gather(
         self,
         sendbuf: Buffer,
         recvbuf: Buffer,
         root: int,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
     ) -> engine.Request:
+        """As :meth:`Igather`, an operation that is none of MPI's requests."""
         try:
             recv = parse(recvbuf, writable=True, blocks=self.size) if self.rank == root else None
             if recv is not None and is_in_place(sendbuf):
@@ -131,7 +132,7 @@ class Rooted(Quick):
         codec: CodecLike = None,
     ) -> None:
         """Scatter equal parts from ``root``, which may receive in place; ``sendbuf`` says something there alone."""
-        self._scatter(sendbuf, recvbuf, root, name, phase, codec).wait()
+        self.start_scatter(sendbuf, recvbuf, root, name, phase, codec).wait()
 
     def Iscatter(
         self,
@@ -144,17 +145,18 @@ class Rooted(Quick):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Scatter`."""
-        return Request(self._scatter(sendbuf, recvbuf, root, name, phase, codec))
+        return Request(self.start_scatter(sendbuf, recvbuf, root, name, phase, codec))
 
-    def _scatter(
+    def start_scatter(
         self,
         sendbuf: Buffer,
         recvbuf: Buffer,
         root: int,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
     ) -> engine.Request:
+        """As :meth:`Iscatter`, an operation that is none of MPI's requests."""
         try:
             send = parse(sendbuf, blocks=self.size) if self.rank == root else None
             if send is not None and is_in_place(recvbuf):

@@ -15,11 +15,13 @@ class Asked(NamedTuple):
         op: the reduce operation; None is a sum.
         root: the rank in the group that sends to, or receives from, all.
         timeout: seconds that a wait may take; None is the group's own timeout.
+        waits: the caller waits as soon as it has the work.
     """
 
     op: Any = None
     root: int = 0
     timeout: float | None = None
+    waits: bool = False
 
 
 def asked(*given: Any) -> Asked:
@@ -31,6 +33,7 @@ def asked(*given: Any) -> Asked:
     op: Any = None
     root: int = 0
     timeout: timedelta | None = None
+    waits = False
     for value in given:
         if value is None:
             continue
@@ -44,5 +47,6 @@ def asked(*given: Any) -> Asked:
             op = getattr(value, "reduceOp", op)
             root = getattr(value, "rootRank", root)
             timeout = getattr(value, "timeout", timeout)
+            waits = not getattr(value, "asyncOp", True)
     seconds = None if timeout is None or timeout <= timedelta(0) else timeout.total_seconds()
-    return Asked(op, root, seconds)
+    return Asked(op, root, seconds, waits)

@@ -19,6 +19,8 @@ from mpi4py import MPI
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup
 
+from hybridcomp.collectives.engine import engine
+from hybridcomp.torch.arguments import Asked
 from hybridcomp.torch.memory import pack, unpack
 from hybridcomp.torch.operations import Starter
 from hybridcomp.torch.options import Birth, Options, axis_of
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from hybridcomp.collectives.engine import Request as Operation
 
 _LAST_SECONDS = 5.0
+_NOTHING = Asked()
 
 
 class Group(ProcessGroup):
@@ -204,7 +207,7 @@ class Group(ProcessGroup):
         op: str,
         tensors: Sequence[torch.Tensor],
         start: Callable[[], CommWork],
-        timeout: float | None = None,
+        ask: Asked = _NOTHING,
     ) -> CommWork:
         """Start an operation.
 
@@ -212,7 +215,7 @@ class Group(ProcessGroup):
             op: its name in profiles.
             tensors: what goes in.
             start: it.
-            timeout: seconds that a wait for it may take, unless that says so itself.
+            ask: how long a wait for it may take, unless that says so itself, and whether it is next.
 
         Raises:
             RuntimeError: the group is destroyed, or the process was forked after the group was made.
@@ -223,9 +226,12 @@ class Group(ProcessGroup):
             with Range(op, tensors) as mark:
                 work = start()
             work.mark(mark)
+        elif ask.waits:
+            with engine().attended():
+                work = start()
         else:
             work = start()
-        work.limit = timeout
+        work.limit = ask.timeout
         return self._issue(work)
 
     def _check(self, op: str) -> None:
@@ -238,7 +244,7 @@ class Group(ProcessGroup):
             )
 
     def _issue(self, work: CommWork) -> CommWork:
-        for operation in (operation for request in work.requests for operation in request.operations):
+        for operation in work.requests:
             if not operation.done:
                 self._pending.add(operation)
                 operation.add_done_callback(self._pending.discard)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Tensors = Sequence[torch.Tensor]
 
+_OF_NUMPY = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
+
 
 class Starter:
     """Starts operations on one communicator."""
@@ -35,14 +37,18 @@ class Starter:
 
     # -- reductions ----------------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> CommWork:
-        """Reduce ``tensor`` over all ranks, in place."""
+    def all_reduce(self, tensor: torch.Tensor, op: Any, at_once: bool = False) -> CommWork:
+        """Reduce ``tensor`` over all ranks, in place; ``at_once`` if the caller would wait for it now."""
         if tensor.layout is torch.sparse_coo:
             return all_reduce_sparse(self.comm, tensor, op)
         how = reduction(op, tensor.dtype)
         target = Target(tensor, load=True, dtype=how.dtype)
         _scale(target.data, how.factor)
-        request = self.comm.Iallreduce(MPI.IN_PLACE, target.data, how.op, phase=phase())
+        if at_once and target.data.dtype in _OF_NUMPY and target.data.device.type == "cpu":
+            array = target.data.numpy()
+            if self.comm.allreduce_at_once(MPI.IN_PLACE, array, how.op, phase=phase()):
+                return CommWork([], [tensor], self._committed(how, target))
+        request = self.comm.start_allreduce(MPI.IN_PLACE, target.data, how.op, phase=phase())
         return CommWork([request], [tensor], self._committed(how, target))
 
     def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> CommWork:
@@ -51,10 +57,10 @@ class Starter:
         if self.comm.rank == root:
             target = Target(tensor, load=True, dtype=how.dtype)
             _scale(target.data, how.factor)
-            request = self.comm.Ireduce(MPI.IN_PLACE, target.data, how.op, root)
+            request = self.comm.start_reduce(MPI.IN_PLACE, target.data, how.op, root)
             return CommWork([request], [tensor], self._committed(how, target))
         send = _scaled(source(tensor, how.dtype), how.factor)
-        return CommWork([self.comm.Ireduce(send, None, how.op, root)], [tensor])
+        return CommWork([self.comm.start_reduce(send, None, how.op, root)], [tensor])
 
     def reduce_scatter_single(self, output: torch.Tensor, source_: torch.Tensor, op: Any) -> CommWork:
         """Reduce ``source_``, whose part r (of ``output``'s size) goes to rank r."""
@@ -66,7 +72,7 @@ class Starter:
         how = reduction(op, output.dtype)
         send = _scaled(source(source_, how.dtype), how.factor)
         target = Target(output, dtype=how.dtype)
-        request = self.comm.Ireduce_scatter_block(send, target.data, how.op, phase=phase())
+        request = self.comm.start_reduce_scatter_block(send, target.data, how.op, phase=phase())
         return CommWork([request], [output], self._committed(how, target))
 
     def reduce_scatter(self, output: torch.Tensor, parts: Tensors, op: Any) -> CommWork:
@@ -99,7 +105,7 @@ class Starter:
         target = Target(tensor, load=self.comm.rank == root)
         codec = said_of_broadcast()
         return CommWork(
-            [self.comm.Ibcast(target.data, root, phase=phase(), codec=codec)], [tensor], target.commit
+            [self.comm.start_bcast(target.data, root, phase=phase(), codec=codec)], [tensor], target.commit
         )
 
     def all_gather_single(self, output: torch.Tensor, source_: torch.Tensor) -> CommWork:
@@ -110,7 +116,7 @@ class Starter:
                 f"the input's {source_.numel()}"
             )
         target = Target(output)
-        request = self.comm.Iallgather(source(source_), target.data, phase=phase())
+        request = self.comm.start_allgather(source(source_), target.data, phase=phase())
         return CommWork([request], [output], target.commit)
 
     def all_gather(self, outputs: Tensors, source_: torch.Tensor) -> CommWork:
@@ -118,7 +124,7 @@ class Starter:
         if all(out.numel() == source_.numel() and out.dtype == source_.dtype for out in outputs):
             send = source(source_)
             flat = torch.empty(self.comm.size * source_.numel(), dtype=source_.dtype, device=send.device)
-            request = self.comm.Iallgather(send, Target(flat).data, phase=phase())
+            request = self.comm.start_allgather(send, Target(flat).data, phase=phase())
             return CommWork([request], list(outputs), lambda: _scatter_out(flat, outputs))
         outputs[self.comm.rank].detach().copy_(source_)
         return joined([self.broadcast(out, root) for root, out in enumerate(outputs)])
@@ -127,16 +133,16 @@ class Starter:
         """Gather into the root's list of tensors, all of ``source_``'s size."""
         send = source(source_)
         if self.comm.rank != root:
-            return CommWork([self.comm.Igather(send, None, root)], [])
+            return CommWork([self.comm.start_gather(send, None, root)], [])
         flat = torch.empty(self.comm.size * source_.numel(), dtype=source_.dtype, device=send.device)
-        request = self.comm.Igather(send, Target(flat).data, root)
+        request = self.comm.start_gather(send, Target(flat).data, root)
         return CommWork([request], list(outputs), lambda: _scatter_out(flat, outputs))
 
     def scatter(self, output: torch.Tensor, parts: Tensors, root: int) -> CommWork:
         """Give entry r of the root's list to rank r."""
         target = Target(output)
         send = source(_packed(parts)) if self.comm.rank == root else None
-        request = self.comm.Iscatter(send, target.data, root)
+        request = self.comm.start_scatter(send, target.data, root)
         return CommWork([request], [output], target.commit)
 
     def all_to_all_single(
@@ -177,7 +183,7 @@ class Starter:
     def _alltoallv(
         self, send: torch.Tensor, outgoing: list[int], recv: torch.Tensor, incoming: list[int]
     ) -> Any:
-        return self.comm.Ialltoallv(_parts(send, outgoing), _parts(recv, incoming), phase=phase())
+        return self.comm.start_alltoallv(_parts(send, outgoing), _parts(recv, incoming), phase=phase())
 
     # -- point to point, and barrier -----------------------------------------------------------------
 
@@ -186,19 +192,19 @@ class Starter:
         way, there = about_send(tensor, up=dest > self.comm.rank)
         before = put(there)
         try:
-            return CommWork([self.comm.Isend(source(tensor), dest, tag, phase=way)], [tensor])
+            return CommWork([self.comm.start_send(source(tensor), dest, tag, phase=way)], [tensor])
         finally:
             put(before)
 
     def receive(self, tensor: torch.Tensor, source_rank: int, tag: int) -> CommWork:
         """Receive into ``tensor``; ``MPI.ANY_SOURCE`` takes what comes."""
         target = Target(tensor)
-        request = self.comm.Irecv(target.data, source_rank, tag)
+        request = self.comm.start_recv(target.data, source_rank, tag)
         return CommWork([request], [tensor], target.commit)
 
     def barrier(self) -> CommWork:
         """Wait for all ranks."""
-        return CommWork([self.comm.Ibarrier()], [])
+        return CommWork([self.comm.barrier()], [])
 
 
 def start_each(

@@ -21,6 +21,7 @@ from hybridcomp.torch.arguments import asked
 from hybridcomp.torch.group import Group
 from hybridcomp.torch.monitored import monitored_barrier
 from hybridcomp.torch.operations import start_each
+from hybridcomp.torch.profiling import profiling
 from hybridcomp.torch.work import CommWork
 
 Tensor = torch.Tensor
@@ -34,8 +35,8 @@ class HybridProcessGroup(Group):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> CommWork:
         """Reduce in place."""
         given, ask = _list(tensors), asked(opts, op, timeout)
-        start = self._start.all_reduce
-        return self._run("all_reduce", given, lambda: start_each(start, given, extra=(ask.op,)), ask.timeout)
+        start, at_once = self._start.all_reduce, ask.waits and not profiling()
+        return self._run("all_reduce", given, lambda: start_each(start, given, extra=(ask.op, at_once)), ask)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> CommWork:
         """Reduce several tensors in place."""
@@ -47,9 +48,7 @@ class HybridProcessGroup(Group):
         """Reduce to one rank."""
         given, ask = _list(tensors), asked(opts, op, timeout, root)
         start = self._start.reduce
-        return self._run(
-            "reduce", given, lambda: start_each(start, given, extra=(ask.op, ask.root)), ask.timeout
-        )
+        return self._run("reduce", given, lambda: start_each(start, given, extra=(ask.op, ask.root)), ask)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
@@ -59,7 +58,7 @@ class HybridProcessGroup(Group):
         lists = [inputs] if isinstance(outputs, Tensor) else inputs
         start = self._start.reduce_scatter
         return self._run(
-            "reduce_scatter", _all(lists), lambda: start_each(start, to, lists, extra=(ask.op,)), ask.timeout
+            "reduce_scatter", _all(lists), lambda: start_each(start, to, lists, extra=(ask.op,)), ask
         )
 
     def reduce_scatter_single(
@@ -68,9 +67,7 @@ class HybridProcessGroup(Group):
         """Reduce a tensor; rank r gets its part r."""
         ask = asked(opts, op, timeout)
         start = self._start.reduce_scatter_single
-        return self._run(
-            "reduce_scatter_tensor", [source], lambda: start(output, source, ask.op), ask.timeout
-        )
+        return self._run("reduce_scatter_tensor", [source], lambda: start(output, source, ask.op), ask)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
         """Reduce several tensors; rank r gets part r of each."""
@@ -80,7 +77,7 @@ class HybridProcessGroup(Group):
             "reduce_scatter_tensor_coalesced",
             inputs,
             lambda: start_each(start, outputs, inputs, extra=(ask.op,)),
-            ask.timeout,
+            ask,
         )
 
     # -- movement ------------------------------------------------------------------------------------
@@ -91,22 +88,20 @@ class HybridProcessGroup(Group):
         """Copy from one rank to all."""
         given, ask = _list(tensors), asked(opts, timeout, root)
         start = self._start.broadcast
-        return self._run("broadcast", given, lambda: start_each(start, given, extra=(ask.root,)), ask.timeout)
+        return self._run("broadcast", given, lambda: start_each(start, given, extra=(ask.root,)), ask)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> CommWork:
         """Gather into a list of tensors on every rank."""
         given, ask = _list(inputs), asked(opts, timeout)
         lists = [outputs] if isinstance(inputs, Tensor) else outputs
         start = self._start.all_gather
-        return self._run("all_gather", given, lambda: start_each(start, lists, given), ask.timeout)
+        return self._run("all_gather", given, lambda: start_each(start, lists, given), ask)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
         """Gather several tensors; ``outputs`` has a list for each rank, with an entry for each input."""
         by_input = [list(row) for row in zip(*outputs, strict=True)]
         start = self._start.all_gather
-        return self._run(
-            "all_gather", inputs, lambda: start_each(start, by_input, inputs), asked(opts).timeout
-        )
+        return self._run("all_gather", inputs, lambda: start_each(start, by_input, inputs), asked(opts))
 
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: Any = None, timeout: Any = None
@@ -114,7 +109,7 @@ class HybridProcessGroup(Group):
         """Gather into one tensor on every rank."""
         start = self._start.all_gather_single
         return self._run(
-            "all_gather_into_tensor", [source], lambda: start(output, source), asked(opts, timeout).timeout
+            "all_gather_into_tensor", [source], lambda: start(output, source), asked(opts, timeout)
         )
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
@@ -124,7 +119,7 @@ class HybridProcessGroup(Group):
             "all_gather_into_tensor_coalesced",
             inputs,
             lambda: start_each(start, outputs, inputs),
-            asked(opts).timeout,
+            asked(opts),
         )
 
     def gather(
@@ -134,9 +129,7 @@ class HybridProcessGroup(Group):
         given, ask = _list(inputs), asked(opts, timeout, root)
         lists = outputs if outputs and not isinstance(outputs[0], Tensor) else [outputs or []]
         start = self._start.gather
-        return self._run(
-            "gather", given, lambda: start_each(start, lists, given, extra=(ask.root,)), ask.timeout
-        )
+        return self._run("gather", given, lambda: start_each(start, lists, given, extra=(ask.root,)), ask)
 
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
@@ -145,9 +138,7 @@ class HybridProcessGroup(Group):
         to, ask = _list(outputs), asked(opts, timeout, root)
         lists = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs or []]
         start = self._start.scatter
-        return self._run(
-            "scatter", _all(lists), lambda: start_each(start, to, lists, extra=(ask.root,)), ask.timeout
-        )
+        return self._run("scatter", _all(lists), lambda: start_each(start, to, lists, extra=(ask.root,)), ask)
 
     def all_to_all_single(
         self,
@@ -160,14 +151,12 @@ class HybridProcessGroup(Group):
     ) -> CommWork:
         """Send a range of rows to each rank."""
         start, to, of = self._start.all_to_all_single, list(output_splits), list(input_splits)
-        return self._run(
-            "all_to_all", [source], lambda: start(output, source, to, of), asked(opts, timeout).timeout
-        )
+        return self._run("all_to_all", [source], lambda: start(output, source, to, of), asked(opts, timeout))
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> CommWork:
         """Send a tensor to each rank, and receive one from each."""
         start = self._start.all_to_all
-        return self._run("all_to_all", inputs, lambda: start(outputs, inputs), asked(opts, timeout).timeout)
+        return self._run("all_to_all", inputs, lambda: start(outputs, inputs), asked(opts, timeout))
 
     # -- point to point, and barriers ----------------------------------------------------------------
 
@@ -190,7 +179,7 @@ class HybridProcessGroup(Group):
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> CommWork:
         """Wait for all ranks."""
-        return self._run("barrier", [], self._start.barrier, asked(opts, timeout).timeout)
+        return self._run("barrier", [], self._start.barrier, asked(opts, timeout))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; rank 0 names those that do not come.

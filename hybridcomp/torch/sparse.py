@@ -49,7 +49,7 @@ def all_reduce_sparse(comm: Communicator, tensor: torch.Tensor, op: Any) -> Comm
     requests = []
     for send, recv in ((indices, all_indices), (rows, Target(all_rows).data)):
         counts = [n * (recv.numel() // max(sum(entries), 1)) for n in entries]
-        requests.append(comm.Iallgatherv(send, [recv, counts], codec="none"))
+        requests.append(comm.start_allgatherv(send, [recv, counts], codec="none"))
 
     def add_up() -> None:
         total = torch.sparse_coo_tensor(all_indices.t(), all_rows, shape, device=all_rows.device).coalesce()

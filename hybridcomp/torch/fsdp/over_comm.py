@@ -57,17 +57,17 @@ class CommTransport:
             extents = ([segment.size] * self.size, [r * stride + segment.start for r in range(self.size)])
             mine = send[segment.start : segment.stop]
             requests.append(
-                self.comm.Iallgatherv(mine, [data, extents], name=segment.key, phase=phase, codec=choice)
+                self.comm.start_allgatherv(mine, [data, extents], name=segment.key, phase=phase, codec=choice)
             )
         finish: list[Callable[[], None]] = [target.commit, *([then] if then else [])]
         if cut.exact:
             exact = Choice(NONE, None, cut.reason)
             if not cut.encoded:
-                requests.append(self.comm.Iallgather(send, data, phase=phase, codec=exact))
+                requests.append(self.comm.start_allgather(send, data, phase=phase, codec=exact))
             else:
                 packed = torch.cat([send[s.start : s.stop] for s, _ in cut.exact])
                 gathered = packed.new_empty(self.size * packed.numel())
-                requests.append(self.comm.Iallgather(packed, gathered, phase=phase, codec=exact))
+                requests.append(self.comm.start_allgather(packed, gathered, phase=phase, codec=exact))
                 finish.insert(0, lambda: _unpack(gathered.view(self.size, -1), data.view(self.size, -1), cut))
 
         def commit() -> None:
@@ -96,7 +96,7 @@ class CommTransport:
             counts = [segment.count(r) for r in range(self.size)]
             end = segment.start + counts[self.rank]
             requests.append(
-                self.comm.Ireduce_scatter(
+                self.comm.start_reduce_scatter(
                     whole,
                     result[segment.start : end],
                     counts,
@@ -112,13 +112,15 @@ class CommTransport:
             exact = Choice(NONE, None, cut.reason)
             if not cut.encoded:
                 requests.append(
-                    self.comm.Ireduce_scatter_block(send, result, how.op, phase="backward", codec=exact)
+                    self.comm.start_reduce_scatter_block(send, result, how.op, phase="backward", codec=exact)
                 )
             else:
                 packed = torch.cat([parts[:, s.start : s.stop] for s, _ in cut.exact], dim=1).view(-1)
                 reduced = packed.new_empty(packed.numel() // self.size)
                 requests.append(
-                    self.comm.Ireduce_scatter_block(packed, reduced, how.op, phase="backward", codec=exact)
+                    self.comm.start_reduce_scatter_block(
+                        packed, reduced, how.op, phase="backward", codec=exact
+                    )
                 )
                 unpack = (reduced, result)
 
