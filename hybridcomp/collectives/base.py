@@ -144,7 +144,8 @@ class Base:
                 self._choices.clear()
             nbytes = math.prod(shape) * data.dtype.itemsize
             where = (there.stage, there.layer, there.part)
-            message = Message(self.axis, op, phase, data.dtype, nbytes, name, self.step, shape, *where)
+            hosts = self._topology.count
+            message = Message(self.axis, op, phase, data.dtype, nbytes, name, self.step, shape, *where, hosts)
             choice = self._choices[key] = self.policy.choose(message)
         return choice
 

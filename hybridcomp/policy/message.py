@@ -42,6 +42,7 @@ class Message:
         shape: the tensor's shape, None or 1-D for a flat buffer.
         stage, layer, part: where it belongs, as :class:`~hybridcomp.policy.places.Place` has it; None where nobody
             says so.
+        hosts: that the communicator's ranks are on; None where that is not known.
     """
 
     axis: str
@@ -55,6 +56,7 @@ class Message:
     stage: int | None = None
     layer: int | None = None
     part: str | None = None
+    hosts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class Rule:
         only: the part of a pipeline's step that is compressed; None is all of it.
         stages: so many stages of the pipeline, the first ones, are compressed; None is all.
         from_layer: what belongs to earlier layers is sent uncompressed.
+        between_hosts: among ranks of one host everything is sent uncompressed: memory is faster than codecs.
         min_bytes: smaller messages are sent uncompressed.
         exclude: ``fnmatch`` patterns of message names that are sent uncompressed.
     """
@@ -42,6 +43,7 @@ class Rule:
     only: str | None = None
     stages: int | None = None
     from_layer: int = 0
+    between_hosts: bool = False
 
     def inside(self, outer: Rule) -> Rule:
         """This rule with what it leaves open taken from ``outer``."""
@@ -55,6 +57,7 @@ class Rule:
             source.only,
             source.stages,
             source.from_layer,
+            source.between_hosts,
         )
 
     @property
@@ -70,6 +73,8 @@ class Rule:
             return f"stage {message.stage} is not among the first {self.stages}"
         if message.layer is not None and message.layer < self.from_layer:
             return f"layer {message.layer} is before from_layer {self.from_layer}"
+        if self.between_hosts and message.hosts == 1:
+            return "all ranks are on one host"
         return None
 
 
@@ -239,4 +244,6 @@ def check_feedback(op: str, codec: Codec, feedback: str | None) -> None:
 def _canonical(key: str, rule: Rule) -> str:
     codecs = "-" if rule.codecs is None else ",".join(c.spec for c in rule.codecs)
     text = f"{key}: {codecs} {rule.feedback} {rule.warmup_steps} {rule.min_bytes} {rule.exclude}"
-    return f"{text} {rule.only} {rule.stages} {rule.from_layer}" if rule.places else text
+    if rule.places:
+        text = f"{text} {rule.only} {rule.stages} {rule.from_layer}"
+    return f"{text} between hosts" if rule.between_hosts else text

@@ -12,6 +12,9 @@
     forward = "int8:block=128"             # an operation or a phase; a bare string is its codec
     backward = { codec = "powersgd:rank=16", feedback = "ef", only = "cool-down" }    # after the last forward pass
     [tp]
+    between_hosts = true                   # among the ranks of one host nothing is compressed
+    codec = "int8:block=128"
+    [sp]
     forward = { codec = "int8", from_layer = 2 }                       # layers 0 and 1 go uncompressed
     [embedding]                            # tied embeddings of a pipeline: one all-reduce over replicas and stages
     fused = true
@@ -33,8 +36,8 @@ from hybridcomp.errors import PolicyError
 from hybridcomp.policy.message import OPS, PHASES
 from hybridcomp.policy.rules import Policy, Rule, check_feedback
 
-_OF_CODEC = ("feedback", "warmup_steps", "only", "stages", "from_layer")
-_RULE_KEYS = ("codec", "feedback", "warmup_steps", "min_bytes", "exclude", "only", "stages", "from_layer")
+_OF_CODEC = ("feedback", "warmup_steps", "only", "stages", "from_layer", "between_hosts")
+_RULE_KEYS = ("codec", *_OF_CODEC, "min_bytes", "exclude")
 _EMBEDDING = "embedding"  # the section that may say `fused`
 _ENTRY_OF = {"only": "backward", "stages": "all_reduce"}
 _ONLY = ("cool-down",)
@@ -93,10 +96,15 @@ class _Reader:
         return Policy(self._name, rule, axes, entries, fused=fused, lines={} if preset else lines)
 
     def _fused(self, table: dict[str, Any]) -> bool:
-        fused = table.pop("fused", False)
-        if not isinstance(fused, bool):
-            self._fail(_EMBEDDING, "fused", f"fused must be true or false, not {fused!r}")
+        fused = self._flag(table, "fused", _EMBEDDING)
+        table.pop("fused", None)
         return fused
+
+    def _flag(self, table: dict[str, Any], key: str, section: str | None, entry: str | None = None) -> bool:
+        value = table.get(key, False)
+        if not isinstance(value, bool):
+            self._fail(section, entry or key, f"{key} must be true or false, not {value!r}")
+        return value
 
     def _axis(self, axis: str, table: dict[str, Any]) -> tuple[Rule, dict[str, Rule]]:
         own = {k: v for k, v in table.items() if k in _RULE_KEYS}
@@ -149,6 +157,7 @@ class _Reader:
             table.get("only"),
             table.get("stages"),
             table.get("from_layer", 0),
+            self._flag(table, "between_hosts", section, entry),
         )
 
     def _feedback(self, value: Any, section: str | None, entry: str | None) -> str | None:

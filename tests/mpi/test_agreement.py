@@ -7,6 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
+from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 
 
@@ -96,7 +97,7 @@ def test_progress_needs_nobody_waiting(make):
 
 
 def test_stats_say_what_was_and_was_not_compressed(make):
-    comm = make("hybrid", "tp")
+    comm = make(parse_policy('[tp]\nmin_bytes = 16384\ncodec = "int8:block=128"', "tp.toml"), "tp")
     comm.Allreduce(MPI.IN_PLACE, gaussian(100_000))
     comm.Allreduce(MPI.IN_PLACE, gaussian(10))
     comm.Allreduce(MPI.IN_PLACE, np.ones(100_000, np.int32))

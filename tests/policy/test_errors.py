@@ -40,6 +40,10 @@ WRONG = {
     '[dp]\ncodec = "int8"\nstages = 1': r"line 3, key dp\.stages: stages stands in an entry all_reduce of an axis only",
     '[tp]\ncodec = "int8"\nfrom_layer = "2"': r"line 3, key tp\.from_layer: from_layer must be an integer from 0 up, "
     r"not '2'",
+    '[tp]\ncodec = "int8"\nbetween_hosts = 1': r"line 3, key tp\.between_hosts: between_hosts must be true or false, "
+    r"not 1",
+    "[tp]\nbetween_hosts = true": r"line 2, key tp\.between_hosts: between_hosts stands beside a codec, and here is "
+    r"none",
     "[embedding]\nfused = 1": r"line 2, key embedding\.fused: fused must be true or false, not 1",
     "[dp]\nfused = true": r"line 2, key dp\.fused: unknown key 'fused'",
     '[dp.all_reduce]\ncodec = "int8"\nx = 1': r"line 1, key dp\.all_reduce: unknown key 'x'",

@@ -122,7 +122,8 @@ def test_hybrid_is_aggressive_on_dp_and_mild_elsewhere():
         mild = policy.choose(message(axis, op, phase="backward"))
         assert mild.feedback is None
         assert dp.codec.ratio(1 << 18) > mild.codec.ratio(1 << 18) > 3
-    assert not policy.choose(message("dp", name="tok_embed.weight")).compresses
+    assert not policy.choose(message("dp", name="h.0.mlp.fc.bias")).compresses
+    assert not policy.choose(message("tp", "all_reduce", hosts=1)).compresses
 
 
 def test_those_of_the_paper_take_gradients_and_activations_apart():
@@ -167,6 +168,19 @@ def test_hybrid_compresses_the_sums_of_a_program_without_a_mesh():
     for op in ("all_gather", "broadcast", "all_to_all", "send"):
         assert not policy.choose(message("default", op)).compresses
     assert not policy.choose(message("default", nbytes=1000)).compresses
+
+
+def test_within_a_host_nothing_need_be_compressed():
+    text = '[tp]\ncodec = "int8"\nbetween_hosts = true\nbackward = "int4"\n'
+    policy = parse_policy(text, "hosts.toml")
+    choice = policy.choose(message("tp", "all_reduce", hosts=1))
+    assert (choice.codec.name, choice.reason) == ("none", "all ranks are on one host")
+    for hosts in (2, None):  # where nobody knows, it is compressed
+        assert policy.choose(message("tp", "all_reduce", hosts=hosts)).codec.name == "int8"
+    # a level with a codec of its own takes nothing of the level around it that belongs to a codec
+    assert policy.choose(message("tp", "all_reduce", "backward", hosts=1)).codec.name == "int4"
+    assert policy.digest != parse_policy(text.replace("true", "false"), "hosts.toml").digest
+    assert not policy.places
 
 
 PLACES = """
