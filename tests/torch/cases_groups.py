@@ -186,6 +186,44 @@ def case_what_torch_asks_of_a_backend() -> None:
     assert dist.distributed_c10d._device_capability(world)[0] == "cpu"
 
 
+def case_a_blocking_all_reduce_is_one_call_of_mpi() -> None:
+    group = dist.new_group()
+    comm = group.comm
+    values = torch.arange(1000.0) + rank()
+    wanted = size() * torch.arange(1000.0) + sum(range(size()))
+    with mock.patch.object(comm, "start_allreduce", side_effect=AssertionError("not at once")):
+        for t in (
+            values.clone(),
+            values.double(),
+            values.long(),
+            values.view(10, 100).clone(),
+            values.clone()[::2],
+        ):
+            dist.all_reduce(t, group=group)
+            assert torch.equal(t.flatten().float(), wanted if t.numel() == 1000 else wanted[::2])
+        with raises(AssertionError, "not at once"):
+            dist.all_reduce(values.clone(), group=group, async_op=True)
+    assert sum(row.calls for row in comm.stats()) == 5
+    # What MPI cannot do alone takes the usual way.
+    for t in (values.bfloat16(), values.clone()):
+        dist.all_reduce(t, dist.ReduceOp.AVG, group=group)
+        assert torch.allclose(t.float(), wanted / size(), rtol=1e-2)
+
+
+def case_what_is_started_to_be_waited_for_ends_without_a_wait() -> None:
+    opts = dist.AllreduceOptions()
+    opts.asyncOp = False
+    time.sleep(0.1 * rank())  # the first have nothing to take yet
+    t = torch.ones(100_000, dtype=torch.bfloat16)
+    work = dist.group.WORLD.allreduce([t], opts)
+    deadline = time.monotonic() + 20
+    while not all(request.done for request in work.requests) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert all(request.done for request in work.requests)
+    work.wait()
+    assert torch.equal(t, torch.full_like(t, size()))
+
+
 def case_a_destroyed_group_says_so() -> None:
     group = dist.new_group()
     work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
