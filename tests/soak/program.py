@@ -36,7 +36,7 @@ STEP_EVERY = 20
 IN_FLIGHT = 6
 TIMEOUT_SECONDS = 60
 FORGOTTEN = 0.1  # of the asynchronous works
-POLICIES = {"none": "none", "int8": "int8", "topk": "topk:ratio=0.1", "tp": "hybrid"}  # by axis
+POLICIES = {"none": "none", "int8": "int8", "topk": "topk:ratio=0.1", "tp": "int8:block=128"}  # by axis
 HOOKS = {
     "int8": Policy("int8", Rule(codecs=(hc.get_codec("int8"),), min_bytes=0)),
     "topk": Policy("topk", Rule(codecs=(hc.get_codec("topk:ratio=0.05"),), feedback="ef", min_bytes=0)),
