@@ -99,7 +99,8 @@ def test_fsdp2(policy: list[str], saved: float):
 
 
 def test_tensor_and_pipeline_parallel():
-    said = run(4, "tp_pp", "--steps", "10", "--batch", "8")
+    # The default leaves tp's sums alone where all ranks are on one host.
+    said = run(4, "tp_pp", "--steps", "10", "--batch", "8", "--policy", "int8:block=128")
     check(said, falls_to=0.7, saved=2.5)
     for axis in ("pp", "tp"):
         assert re.search(rf"{axis} .*int8:block=128", said.summary)
