@@ -4,8 +4,8 @@
     mpiexec -n 8 python examples/tp_pp.py --tp 2 --steps 100   # 4 stages of 2 ranks
 
 The mesh's names [1] tell the policy what a message is: activations and their gradients inside a layer go by its section
-[tp], those between stages by [pp]; --policy examples/policy.toml is one of your own. The default, hybrid, leaves [tp] alone
-where all its ranks are on one host.
+[tp], those between stages by [pp]; --policy examples/policy.toml is one of your own. The default, hybrid, leaves [tp]
+alone where all its ranks are on one host.
 """
 
 import argparse
