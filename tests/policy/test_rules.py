@@ -123,7 +123,8 @@ def test_hybrid_is_aggressive_on_dp_and_mild_elsewhere():
         assert mild.feedback is None
         assert dp.codec.ratio(1 << 18) > mild.codec.ratio(1 << 18) > 3
     assert not policy.choose(message("dp", name="h.0.mlp.fc.bias")).compresses
-    assert not policy.choose(message("tp", "all_reduce", hosts=1)).compresses
+    assert policy.choose(message("dp", name="tok_embed.weight")) == dp
+    assert policy.choose(message("tp", "all_reduce", hosts=1)).reason == "all ranks are on one host"
 
 
 def test_those_of_the_paper_take_gradients_and_activations_apart():
