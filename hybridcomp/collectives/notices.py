@@ -21,6 +21,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import ByteArray
+from hybridcomp.collectives.posting import Outbox
 from hybridcomp.errors import CollectiveTimeoutError
 
 _FORM = struct.Struct("<4sBBHQQQ")
@@ -96,7 +97,7 @@ class Notices:
         self._buffer: ByteArray = np.empty(_BYTES, np.uint8)
         self._status = MPI.Status()
         self._incoming: MPI.Request | None = None
-        self._outgoing: list[tuple[MPI.Request, bytes]] = []
+        self._outbox = Outbox(comm)
 
     def begin(self, number: int) -> None:
         """An operation starts here."""
@@ -133,17 +134,15 @@ class Notices:
         with suppress(MPI.Exception):  # a peer that is gone is found by who waits for it
             while self._receive():
                 came = True
-        if self._outgoing:
-            with suppress(MPI.Exception):
-                self._outgoing = [sent for sent in self._outgoing if not sent[0].Test()]
+        self._outbox.look()
         return came
 
     def free(self) -> None:
         """Release the communicator."""
         for _ in range(_LAST_LOOKS):
             self.look()
-        _unsent.extend(self._outgoing)
-        self._comm.Free()
+        if self._outbox.leave():
+            self._comm.Free()
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
@@ -152,9 +151,8 @@ class Notices:
         words = text.encode()[:_ROOM]
         head = _FORM.pack(_MAGIC, kind, detail, len(words), self._key, number, self.latest)
         raw = (head + words).ljust(_BYTES, b"\0")
-        with suppress(MPI.Exception):
-            for rank in to if self._comm else ():
-                self._outgoing.append((self._comm.Isend([raw, MPI.BYTE], rank, _TAG), raw))
+        if self._comm:
+            self._outbox.post(raw, to, _TAG)
 
     def _receive(self) -> bool:
         if self._incoming is None:
@@ -195,9 +193,6 @@ class Notices:
         if number in self._open:
             return State.IN_FLIGHT
         return State.ENDED if number <= self.latest else State.NOT_STARTED
-
-
-_unsent: list[tuple[MPI.Request, bytes]] = []  # of freed communicators, whose bytes MPI may still read
 
 
 def absentees(replies: dict[int, Reply], rank: int, size: int) -> str:

@@ -36,6 +36,9 @@ def test_a_link_that_is_cut_and_restored(timeout: str, outcome: tuple[str, ...])
             said, _ = ranks.communicate(timeout=60)
         finally:
             ranks.kill()
+            ranks.wait()
+            if ranks.stdout is not None:
+                ranks.stdout.close()
     lines = [line for line in said.splitlines() if line.startswith(("right", "raised", "WRONG"))]
     assert lines, said
     assert all(line.split()[0] in outcome for line in lines), said

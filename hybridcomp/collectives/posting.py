@@ -1,0 +1,70 @@
+"""Sends that nobody waits for, not even for their start."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import suppress
+
+from mpi4py import MPI
+
+_PATIENCE = 0.25  # seconds that one start may take; it takes microseconds
+_MOST_STUCK = 4  # starts that have not returned, and sends that are tried nevertheless
+
+
+class Outbox:
+    """Short messages to other ranks, some of which may be gone.
+
+    ``MPI_Isend`` need not return. Over TCP, MPICH 5 tries without end to connect to a rank that is gone, and looks for
+    no error while it does. Messages that go to ranks in trouble are therefore started by a thread, which is left behind
+    where it does not come back.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        """Send on ``comm``."""
+        self._comm = comm
+        self._stuck: list[threading.Thread] = []
+        self._started: deque[tuple[MPI.Request, bytes]] = deque()
+
+    def post(self, raw: bytes, to: list[int], tag: int) -> None:
+        """Start sending ``raw`` to each of ``to``, or give up: in some tenths of a second at most. Raises nothing."""
+        left = deque(to)
+        while left:
+            self._stuck = [thread for thread in self._stuck if thread.is_alive()]
+            if len(self._stuck) >= _MOST_STUCK:
+                return
+            thread = threading.Thread(
+                target=self._start, args=(raw, left, tag), name="hybridcomp-notice", daemon=True
+            )
+            thread.start()
+            before = -1
+            while thread.is_alive() and before != len(left):
+                before = len(left)
+                thread.join(_PATIENCE)
+            if thread.is_alive():
+                self._stuck.append(thread)
+
+    def look(self) -> None:
+        """Let go of what has been sent. Does not wait."""
+        for _ in range(len(self._started)):
+            sent = self._started.popleft()
+            with suppress(MPI.Exception):
+                if not sent[0].Test():
+                    self._started.append(sent)
+
+    def leave(self) -> bool:
+        """Keep what is not sent yet where MPI may read it; return whether the communicator may be freed."""
+        _unsent.extend(self._started)
+        return not any(thread.is_alive() for thread in self._stuck)
+
+    def _start(self, raw: bytes, left: deque[int], tag: int) -> None:
+        while True:
+            try:
+                rank = left.popleft()
+            except IndexError:  # the thread that took over has sent the last one
+                return
+            with suppress(MPI.Exception):
+                self._started.append((self._comm.Isend([raw, MPI.BYTE], rank, tag), raw))
+
+
+_unsent: list[tuple[MPI.Request, bytes]] = []

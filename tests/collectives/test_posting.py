@@ -1,0 +1,81 @@
+"""What tells other ranks of trouble comes back though MPI does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from mpi4py import MPI
+
+from hybridcomp.collectives.posting import Outbox
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Request:
+    def __init__(self, tests: int) -> None:
+        self.tests = tests
+
+    def Test(self) -> bool:
+        self.tests -= 1
+        return self.tests < 0
+
+
+class Comm:
+    """Sends to all ranks but those that are gone, to which it does not return; refuses some."""
+
+    def __init__(self, gone: set[int], refused: set[int]) -> None:
+        self.gone, self.refused = gone, refused
+        self.sent: list[tuple[int, bytes]] = []
+        self.requests: list[Request] = []
+        self.back = threading.Event()
+
+    def Isend(self, buffer: tuple[bytes, object], rank: int, tag: int) -> Request:
+        if rank in self.gone:
+            self.back.wait()
+        if rank in self.refused:
+            raise MPI.Exception(MPI.ERR_RANK)
+        self.sent.append((rank, bytes(buffer[0])))
+        self.requests.append(Request(2))
+        return self.requests[-1]
+
+
+@pytest.fixture
+def comm() -> Iterator[Comm]:
+    comm = Comm(gone={2, 5}, refused={3})
+    yield comm
+    comm.back.set()
+
+
+def test_ranks_that_are_gone_keep_nobody_from_the_others(comm: Comm) -> None:
+    outbox = Outbox(comm)
+    outbox.post(b"x", [1, 2, 3, 4, 5], 0)
+    assert comm.sent == [(1, b"x"), (4, b"x")]
+    assert not outbox.leave()  # MPI still works on the communicator
+    comm.back.set()
+    for _ in range(200):
+        if outbox.leave():
+            break
+        time.sleep(0.01)
+    assert outbox.leave()
+    assert sorted(comm.sent) == [(1, b"x"), (2, b"x"), (4, b"x"), (5, b"x")]
+
+
+def test_the_number_of_threads_left_behind_is_bounded(comm: Comm) -> None:
+    outbox = Outbox(comm)
+    before = threading.active_count()
+    for _ in range(20):
+        outbox.post(b"x", [2, 5], 0)
+    assert threading.active_count() - before == 4
+    assert comm.sent == []
+
+
+def test_what_is_sent_is_let_go(comm: Comm) -> None:
+    outbox = Outbox(comm)
+    outbox.post(b"x", [1, 4], 0)
+    assert outbox.leave()
+    for _ in range(5):
+        outbox.look()
+    assert [request.tests for request in comm.requests] == [-1, -1]
