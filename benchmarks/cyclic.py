@@ -25,6 +25,7 @@ from schedulebench.timeline import Sampler, alive, gather, rates
 
 from hybridcomp.demo.machine import facts
 from hybridcomp.train.schedules.cyclic import alive as by_the_book
+from hybridcomp.train.schedules.cyclic import sent
 from hybridcomp.train.trainer import process_group
 
 NAMES = {"1f1b": "data parallel", "cdp-v1": "cdp-v1", "cdp-v2": "cdp-v2"}
@@ -43,6 +44,7 @@ class Row:
         activations_rule: the peak by the schedule's time-steps.
         link_peak_over_mean: of one link, the largest: bytes of its busiest time-step over the mean.
         total_peak_over_mean: the same of all links together.
+        total_rule: the same by the schedule's time-steps, of messages that are all as large.
         bytes_per_step: that all links sent.
     """
 
@@ -53,6 +55,7 @@ class Row:
     activations_rule: int
     link_peak_over_mean: float
     total_peak_over_mean: float
+    total_rule: float
     bytes_per_step: float
 
 
@@ -91,16 +94,19 @@ def measure(schedule: str, seconds: float, steps: int, width: int) -> Row:
     end = start + count * step_seconds
     peak, mean = alive(everyone, start, end, seconds / 20, seconds / 2)
     window = step_seconds / (2 * size)
-    sent = [rates(samples, start, end + window / 2, window) for samples in links]
-    total = sum(sent)
+    # Messages leave where one time-step ends and the next begins: in the middle of a window.
+    loads = [rates(samples, start + window / 2, end + window, window) for samples in links]
+    total = sum(loads)
+    messages = sent(size, at_once=schedule == "cdp-v2") if schedule != "1f1b" else [1] + [0] * (2 * size - 1)
     return Row(
         NAMES[schedule],
         step_seconds,
         peak,
         mean,
         max(by_the_book(size, cyclic=schedule != "1f1b")),
-        max(float(one.max() / one.mean()) for one in sent),
+        max(float(one.max() / one.mean()) for one in loads),
         float(total.max() / total.mean()),
+        max(messages) * len(messages) / sum(messages),
         float(total.sum() / count),
     )
 
@@ -135,12 +141,12 @@ def main() -> None:
     base = rows[0]
     print(f"{size} replicas and stages, time-steps of {arguments.milliseconds:g} ms")
     print(f"{'schedule':>14} {'step ms':>8} {'activations':>12} {'rule':>5} {'x dp':>6} {'(N+1)/2N':>9} "
-          f"{'link peak/mean':>15} {'all links':>10} {'MB a step':>10}")  # fmt: skip
+          f"{'link peak/mean':>15} {'all links':>10} {'rule':>6} {'MB a step':>10}")  # fmt: skip
     for row in rows:
         print(f"{row.schedule:>14} {row.step_seconds * 1e3:>8.0f} {row.activations:>12} {row.activations_rule:>5} "
               f"{row.activations / base.activations:>6.3f} {(size + 1) / (2 * size):>9.3f} "
-              f"{row.link_peak_over_mean:>15.2f} {row.total_peak_over_mean:>10.2f} {row.bytes_per_step / 1e6:>10.2f}"
-              )  # fmt: skip
+              f"{row.link_peak_over_mean:>15.2f} {row.total_peak_over_mean:>10.2f} {row.total_rule:>6.2f} "
+              f"{row.bytes_per_step / 1e6:>10.2f}")  # fmt: skip
     if arguments.json:
         values = {
             "replicas": size,

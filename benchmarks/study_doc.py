@@ -55,8 +55,8 @@ def cyclic(_: str) -> str:
     """Activations and link rates of cyclic data parallelism."""
     lines = [
         "| N | schedule | activations alive | by the rule | of data parallelism's | (N + 1) / (2N) "
-        "| busiest time-step of all links over the mean | of one link | MB a step |",
-        "|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| busiest time-step of all links over the mean | by the rule | of one link | MB a step |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for hosts in (2, 4, 8):
         values = _load(f"cyclic_{hosts}hosts.json")
@@ -64,10 +64,26 @@ def cyclic(_: str) -> str:
         lines += [
             f"| {hosts} | {row['schedule']} | {row['activations']} | {row['activations_rule']} "
             f"| {row['activations'] / base['activations']:.4g} | {(hosts + 1) / (2 * hosts):.4g} "
-            f"| {row['total_peak_over_mean']:.2f} | {row['link_peak_over_mean']:.2f} "
+            f"| {row['total_peak_over_mean']:.2f} | {row['total_rule']:.2f} | {row['link_peak_over_mean']:.2f} "
             f"| {row['bytes_per_step'] / 1e6:.2f} |"
             for row in values["rows"]
         ]
+    return "\n".join(lines) + "\n"
+
+
+def techniques(_: str) -> str:
+    """Steps with each technique of Optimus-CC, and without it."""
+    values = _load("techniques.json")
+    lines = [
+        "| technique | variant | step (ms) | exposed (ms) | MB a step | last loss |",
+        "|---|---|---:|---:|---|---:|",
+    ]
+    for row in values["rows"]:
+        sent = ", ".join(f"{axis} {count / 1e6:.3f}" for axis, count in row["wire_bytes"].items() if count)
+        lines.append(
+            f"| {row['technique']} | {row['variant']} | {row['step'] * 1e3:.0f} | {row['exposed'] * 1e3:.0f} "
+            f"| {sent} | {row['loss']:.4f} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -75,7 +91,7 @@ def _load(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-WRITERS = {"pipelines": pipelines, "cyclic-balance": cyclic}
+WRITERS = {"pipelines": pipelines, "cyclic-balance": cyclic, "techniques": techniques}
 
 
 def main() -> None:

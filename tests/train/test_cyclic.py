@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hybridcomp.train.model import ModelShape, build_gpt, keep_stage
-from hybridcomp.train.schedules.cyclic import LAG, alive, is_fresh, passes, totals_due
+from hybridcomp.train.schedules.cyclic import LAG, alive, is_fresh, passes, sent, totals_due
 from hybridcomp.train.schedules.micro import MicroBatch
 
 SIZES = [2, 4, 8]
@@ -62,7 +62,7 @@ def test_share_of_fresh_weights(n, share):
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_totals_come_once_and_before_fresh_weights_are_needed(n):
     for worker in range(1, n):
-        due = totals_due(worker, n)
+        due = totals_due(worker, n, at_once=True)
         assert [stage for stages in due for stage in stages] == list(range(n, 0, -1))
         for stage in range(1, n + 1):
             arrives = next(i for i, stages in enumerate(due) if stage in stages)
@@ -72,3 +72,25 @@ def test_totals_come_once_and_before_fresh_weights_are_needed(n):
                 assert arrives <= stage - 1  # its forward pass
             else:
                 assert arrives >= stage - 1
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_totals_that_travel_with_the_workers_come_in_order_and_before_the_step_that_needs_them(n):
+    for worker in range(1, n):
+        due = totals_due(worker, n, at_once=False)
+        assert [stage for stages in due for stage in stages] == list(range(n, 0, -1))
+        start = LAG * (worker - 1)
+        for index, stages in enumerate(due):
+            for stage in stages:
+                made, needed = 2 * n - 1 - stage, 2 * n + start + stage - 1  # by the next step's forward pass
+                assert made + start == index + start < needed
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("n", [2, 3, 4, 8, 16])
+def test_messages_of_a_step(n, at_once):
+    counts = sent(n, at_once=at_once)
+    assert sum(counts) == 2 * n * (n - 1)  # N - 1 partial sums and N - 1 totals of each stage
+    if not at_once:
+        assert max(counts) <= max(n, 2)  # of n - 1 on average
+    assert totals_due(n, n, at_once=at_once) == [[] for _ in passes(n)]

@@ -9,9 +9,10 @@ model cut into N stages, and one micro-batch on each worker, the update of stage
     CDP-v2:  V(i, t)[j] = W(t)[j] if i + j > N, where that is made in time, else W(t-1)[j]
 
 In each time-step a worker runs one pass of one stage; both passes of a micro-batch use the same version of it. When a
-stage's backward pass ends, its sum goes to the next worker, and the total around the ring (:mod:`.ring`). The next
-step has begun by then. CDP-v1 clips the gradient by the norm of all stages, as a step's totals are there before it is
-needed; CDP-v2 updates a stage before the gradients of the others are known, and cannot.
+stage's backward pass ends, its sum goes to the next worker, and the total around the ring (:mod:`.ring`): under CDP-v2
+at once, under CDP-v1 with the workers, two time-steps for each. The next step has begun by then. CDP-v1 clips the
+gradient by the norm of all stages, as a step's totals are there before it is needed; CDP-v2 updates a stage before the
+gradients of the others are known, and cannot.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Cyclic(Schedule):
         super().__init__(run, run.updater(leaves))
         self._micro = MicroBatch(modules, 1 / count)
         self._passes = passes(count)
-        self._due = totals_due(self._ring.worker, count)
+        self._due = totals_due(self._ring.worker, count, at_once=self._by_stage)
         self._open: tuple[int, float] | None = None  # step whose totals are still to be taken, and its loss
         self._taken: list[int] = []  # stages whose totals wait for those of others
         self._squares = 0.0  # of the gradient of the step, stages so far

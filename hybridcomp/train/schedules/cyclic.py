@@ -37,21 +37,45 @@ def is_fresh(worker: int, stage: int, stages: int) -> bool:
     return worker + stage > stages
 
 
-def totals_due(worker: int, stages: int) -> list[list[int]]:
-    """Which stages' total gradients of the step before get to a worker, before each pass of its step.
+def totals_due(worker: int, stages: int, *, at_once: bool) -> list[list[int]]:
+    """Which stages' total gradients of the step before a worker takes, and passes on, before each pass of its step.
 
     By the times of :func:`is_fresh`, the total of stage j is made 2N - 1 - j time-steps after worker 1 begins
-    the next step, and worker i is 2(i - 1) time-steps behind worker 1. What is made before a worker begins is
-    due at once.
+    the next step, and worker i is 2(i - 1) time-steps behind worker 1.
 
     Args:
-        worker: not the last one, which makes the totals.
+        worker: the last one makes the totals, and takes none.
         stages: of the model.
+        at_once: CDP-v2 needs them as they are made. With CDP-v1 they can travel with the wave of the workers, two
+            time-steps for each, and each comes before its step needs it: so the links are loaded more evenly.
     """
     due: list[list[int]] = [[] for _ in passes(stages)]
-    for stage in range(stages, 0, -1):
-        due[max(0, 2 * stages - 1 - stage - LAG * (worker - 1))].append(stage)
+    if worker < stages:
+        behind = LAG * (worker - 1) if at_once else 0
+        for stage in range(stages, 0, -1):
+            due[max(0, 2 * stages - 1 - stage - behind)].append(stage)
     return due
+
+
+def sent(workers: int, *, at_once: bool) -> list[int]:
+    """Messages that all workers together send, in each time-step of a step: partial sums, and totals.
+
+    Args:
+        workers: N, as many as stages.
+        at_once: see :func:`totals_due`.
+
+    Returns:
+        2N counts, of time-steps in which every worker is at work; N - 1 is their mean.
+    """
+    counts = [0] * (2 * workers)
+    for worker in range(1, workers):
+        start = LAG * (worker - 1)
+        for index, which in enumerate(passes(workers)):
+            if which.direction == "backward":  # its partial sum leaves when it ends
+                counts[(start + index + 1) % len(counts)] += 1
+        for index, stages in enumerate(totals_due(worker, workers, at_once=at_once)):
+            counts[(start + index) % len(counts)] += len(stages)  # from the worker before
+    return counts
 
 
 def alive(workers: int, *, cyclic: bool) -> list[int]:
