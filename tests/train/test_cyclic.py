@@ -60,30 +60,28 @@ def test_share_of_fresh_weights(n, share):
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
-def test_totals_come_once_and_before_fresh_weights_are_needed(n):
+def test_totals_of_cdp_v2_come_as_they_are_made_and_before_fresh_weights_are_needed(n):
     for worker in range(1, n):
         due = totals_due(worker, n, at_once=True)
         assert [stage for stages in due for stage in stages] == list(range(n, 0, -1))
-        for stage in range(1, n + 1):
-            arrives = next(i for i, stages in enumerate(due) if stage in stages)
-            made = 2 * n - 1 - stage - LAG * (worker - 1)  # in time-steps of this worker
-            assert arrives >= made
-            if is_fresh(worker, stage, n):
-                assert arrives <= stage - 1  # its forward pass
-            else:
-                assert arrives >= stage - 1
+        for arrives, stages in enumerate(due):
+            for stage in stages:
+                made = 2 * (n - 1) + passes(n).index(("backward", stage)) + 1  # from the first worker's begin
+                assert arrives + LAG * (worker - 1) == made
+                assert arrives > passes(n).index(("backward", n))  # the loss of the step is known
+                next_forward = 2 * n + stage - 1
+                assert (arrives <= next_forward) == is_fresh(worker, stage, n)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
-def test_totals_that_travel_with_the_workers_come_in_order_and_before_the_step_that_needs_them(n):
+def test_totals_of_cdp_v1_travel_with_the_workers_and_come_before_the_step_that_needs_them(n):
     for worker in range(1, n):
         due = totals_due(worker, n, at_once=False)
-        assert [stage for stages in due for stage in stages] == list(range(n, 0, -1))
-        start = LAG * (worker - 1)
-        for index, stages in enumerate(due):
+        assert due == totals_due(1, n, at_once=True)
+        for arrives, stages in enumerate(due):
             for stage in stages:
-                made, needed = 2 * n - 1 - stage, 2 * n + start + stage - 1  # by the next step's forward pass
-                assert made + start == index + start < needed
+                assert arrives >= 2 * n  # those of the step before are all taken by then
+                assert arrives < 4 * n + stage - 1  # the forward pass of the step after the next
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -93,4 +91,4 @@ def test_messages_of_a_step(n, at_once):
     assert sum(counts) == 2 * n * (n - 1)  # N - 1 partial sums and N - 1 totals of each stage
     if not at_once:
         assert max(counts) <= max(n, 2)  # of n - 1 on average
-    assert totals_due(n, n, at_once=at_once) == [[] for _ in passes(n)]
+    assert totals_due(n, n, at_once=at_once) == [[]] * 4 * n

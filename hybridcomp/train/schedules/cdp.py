@@ -58,6 +58,7 @@ class Cyclic(Schedule):
         self._passes = passes(count)
         self._due = totals_due(self._ring.worker, count, at_once=self._by_stage)
         self._open: tuple[int, float] | None = None  # step whose totals are still to be taken, and its loss
+        self._expected: list[int] = []  # stages whose totals are still to be taken, in order
         self._taken: list[int] = []  # stages whose totals wait for those of others
         self._squares = 0.0  # of the gradient of the step, stages so far
         self._reports: list[Report] = []
@@ -72,14 +73,14 @@ class Cyclic(Schedule):
                 versions.restart(step)
             if ring.worker > 1:
                 ring.await_start()
-        self._expect_totals()
         batch = self.run.batch(step)
         for i, which in enumerate(self._passes):
             if i < count:  # by now its buffer has been sent on; its backward pass is as far ahead
                 ring.open_partial(count - i)
-            if self._open is not None:
-                for stage in self._due[i]:
-                    self._take(stage, ring.await_total(stage))
+            self._take_in(len(self._due[i + 2 * count]))
+            if self._due[i]:
+                self._expect_totals(step)
+                self._take_in(len(self._due[i]))
             if which.direction == "forward":
                 fresh = self._fresh[which.stage - 1]
                 self.versions[which.stage - 1].use(step if fresh else max(step - 1, 0))
@@ -88,8 +89,7 @@ class Cyclic(Schedule):
                 self._backward(step, which, batch)
             if first and i == LAG - 1 and not ring.is_last:
                 ring.start_next()
-        if not ring.is_last:
-            self._open = step, self._micro.loss
+        self._expect_totals(step)
         if last:
             self._drain()
         done = [report for report in self._reports if last or report.step < step]
@@ -111,10 +111,19 @@ class Cyclic(Schedule):
         else:
             ring.pass_partial(which.stage)
 
-    def _expect_totals(self) -> None:
-        if self._open is not None:
-            for stage in range(len(self.versions), 0, -1):
-                self._ring.open_total(stage, self._open[0])
+    def _expect_totals(self, step: int) -> None:
+        """Let the totals of a step come whose loss is known; not on the last worker."""
+        if self._open is None and not self._ring.is_last:
+            self._open = step, self._micro.loss
+            self._expected = list(range(len(self.versions), 0, -1))
+            for stage in self._expected:
+                self._ring.open_total(stage, step)
+
+    def _take_in(self, count: int) -> None:
+        """Await and take the next totals."""
+        for stage in self._expected[:count]:
+            self._take(stage, self._ring.await_total(stage))
+        del self._expected[:count]
 
     def _take(self, stage: int, total: Tensor) -> None:
         """Update by the total gradient of a stage, or keep it until those of all stages are there."""
@@ -140,10 +149,7 @@ class Cyclic(Schedule):
 
     def _drain(self) -> None:
         """Take the totals of the step that has just ended."""
-        self._expect_totals()
-        if self._open is not None:
-            for stage in range(len(self.versions), 0, -1):
-                self._take(stage, self._ring.await_total(stage))
+        self._take_in(len(self._expected))
         self._ring.flush()
 
     def evaluate(self, micro_batches: Sequence[Tensor]) -> float:

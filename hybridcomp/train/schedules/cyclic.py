@@ -38,10 +38,10 @@ def is_fresh(worker: int, stage: int, stages: int) -> bool:
 
 
 def totals_due(worker: int, stages: int, *, at_once: bool) -> list[list[int]]:
-    """Which stages' total gradients of the step before a worker takes, and passes on, before each pass of its step.
+    """Which stages' totals of a step a worker takes, and passes on, before each pass of that step and the next.
 
-    By the times of :func:`is_fresh`, the total of stage j is made 2N - 1 - j time-steps after worker 1 begins
-    the next step, and worker i is 2(i - 1) time-steps behind worker 1.
+    By the times of :func:`is_fresh`, the total of stage j is made 4N - 1 - j time-steps after worker 1 begins the
+    step, and worker i is 2(i - 1) time-steps behind worker 1.
 
     Args:
         worker: the last one makes the totals, and takes none.
@@ -49,11 +49,11 @@ def totals_due(worker: int, stages: int, *, at_once: bool) -> list[list[int]]:
         at_once: CDP-v2 needs them as they are made. With CDP-v1 they can travel with the wave of the workers, two
             time-steps for each, and each comes before its step needs it: so the links are loaded more evenly.
     """
-    due: list[list[int]] = [[] for _ in passes(stages)]
+    due: list[list[int]] = [[] for _ in [*passes(stages), *passes(stages)]]
     if worker < stages:
         behind = LAG * (worker - 1) if at_once else 0
         for stage in range(stages, 0, -1):
-            due[max(0, 2 * stages - 1 - stage - behind)].append(stage)
+            due[4 * stages - 1 - stage - behind].append(stage)
     return due
 
 
