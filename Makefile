@@ -129,7 +129,7 @@ bench-schedules: $(VENV)/.installed
 	OMP_NUM_THREADS=1 HYBRIDCOMP_SUMMARY=0 $(MPIEXEC) -n 4 $(BIN)/python benchmarks/pipelines.py --milliseconds 30 \
 	  --json $(RESULTS)/pipelines.json
 	set -e; for n in 2 4 8; do \
-	  how="--milliseconds 200"; if [ $$n = 8 ]; then how="--milliseconds 300 --steps 8"; fi; \
+	  how="--milliseconds 200"; if [ $$n = 8 ]; then how="--milliseconds 400 --steps 8"; fi; \
 	  HYBRIDCOMP_SUMMARY=0 $(BIN)/hybridcomp lab -n $$n --rate 1gbit -- python benchmarks/cyclic.py $$how \
 	    --json $(RESULTS)/cyclic_$${n}hosts.json; \
 	done

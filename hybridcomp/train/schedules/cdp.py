@@ -65,14 +65,17 @@ class Cyclic(Schedule):
         self._empty = True
 
     def train(self, step: int, *, last: bool) -> list[Result]:
-        """See :class:`Schedule`; one step behind."""
+        """See :class:`Schedule`; one step behind, CDP-v1 two: the last worker to take a step's totals does so when the
+        first one has ended the next step, and a report waits for all."""
         ring, count = self._ring, len(self.versions)
         first, self._empty = self._empty, last
         if first:
             for versions in self.versions:
                 versions.restart(step)
-            if ring.worker > 1:
-                ring.await_start()
+        # Totals that come as they are made keep the workers in step; others leave them time to come closer.
+        paced = first or not self._by_stage
+        if paced and ring.worker > 1:
+            ring.await_start()
         batch = self.run.batch(step)
         for i, which in enumerate(self._passes):
             if i < count:  # by now its buffer has been sent on; its backward pass is as far ahead
@@ -87,12 +90,13 @@ class Cyclic(Schedule):
                 self._micro.run(which, batch)
             else:
                 self._backward(step, which, batch)
-            if first and i == LAG - 1 and not ring.is_last:
+            if paced and i == LAG - 1 and not ring.is_last:
                 ring.start_next()
         self._expect_totals(step)
         if last:
             self._drain()
-        done = [report for report in self._reports if last or report.step < step]
+        older = step if self._by_stage else step - 1
+        done = [report for report in self._reports if last or report.step < older]
         del self._reports[: len(done)]
         return [self.updater.result(report) for report in done]
 
