@@ -19,7 +19,7 @@ test: test-unit test-mpi
 # their time waiting: two at a time, file by file. The others, which measure time or use the lab, have the machine for
 # themselves.
 TOGETHER := tests/codecs tests/cuda
-IN_PAIRS := tests/torch tests/train tests/examples tests/peer
+IN_PAIRS := tests/torch tests/train tests/examples tests/peer tests/warm
 test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TOGETHER) -n auto
 	$(BIN)/python -m pytest $(IN_PAIRS) -n 2 --dist loadfile --durations=20

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.torch.harness import PATH
+from tests.warm import python
 
 TEST_SECONDS = 60.0  # that a test may take
 _START_SECONDS = 90.0  # that the first takes longer: ranks import torch
@@ -81,7 +82,7 @@ class _Launch:
         self._tests, self._ranks, self._folder = list(tests), ranks, folder
         beside = Path(sys.executable).parent / "mpiexec"
         mpiexec = str(beside) if beside.exists() else "mpiexec"
-        argv = [sys.executable, "-m", "tests.peer.ranks", backend, str(folder), *tests]
+        argv = [python(), "-m", "tests.peer.ranks", backend, str(folder), *tests]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
         with open(folder / "output", "w", encoding="utf-8") as output:
             self._process = subprocess.Popen(

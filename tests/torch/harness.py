@@ -9,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.warm import python
+
 _DEVICE = "HYBRIDCOMP_TEST_DEVICE"  # the ranks', too
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -25,7 +27,7 @@ def mpiexec(ranks: int, *argv: str, timeout: float = 100, **env: str) -> subproc
     unlike = ("PMI", "HYBRIDCOMP", "MASTER_", "PYTHONUNBUFFERED")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(unlike) or k == _DEVICE}
     return subprocess.run(
-        [launcher, "-n", str(ranks), sys.executable, *argv],
+        [launcher, "-n", str(ranks), python(), *argv],
         env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **env},
         capture_output=True,
         text=True,

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 import textwrap
 
 from tests.torch.harness import PATH
+from tests.warm import python
 
 HEAD = r"""
 import os, socket, sys, torch, torch.distributed as dist
@@ -23,7 +23,7 @@ def program(body: str) -> list[str]:
 def alone(body: str, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
     return subprocess.run(
-        [sys.executable, *program(body)],
+        [python(), *program(body)],
         env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **env},
         capture_output=True,
         text=True,

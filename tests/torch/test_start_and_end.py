@@ -254,7 +254,9 @@ def test_late_operation_times_out_in_wait_and_in_the_future() -> None:
         os._exit(0)
         """),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in (0, 9), (
+        done.stderr
+    )  # who exits without MPI_Finalize may have the other one killed
     assert done.stdout.split() == ["early", "True", "True", "CollectiveTimeoutError"]
 
 

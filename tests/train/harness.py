@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from hybridcomp.launcher import find_mpiexec
+from tests.warm import python
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
@@ -29,8 +30,7 @@ def train(
     arguments: str, cwd: Path, *, timeout: float = 90, **extra: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``hybridcomp train`` as a user does, outside MPI."""
-    command = [sys.executable, "-m", "hybridcomp", "train", *arguments.split()]
-    return _run(command, cwd, timeout, environment(**extra))
+    return _run(_trainer(arguments), cwd, timeout, environment(**extra))
 
 
 def train_inside(
@@ -40,24 +40,27 @@ def train_inside(
     command = [find_mpiexec()]
     for ranks, arguments in parts:
         separator = [":"] if len(command) > 1 else []
-        command += [
-            *separator,
-            "-n",
-            str(ranks),
-            sys.executable,
-            "-m",
-            "hybridcomp",
-            "train",
-            *arguments.split(),
-        ]
+        command += [*separator, "-n", str(ranks), *_trainer(arguments)]
     return _run(command, cwd, timeout, environment())
+
+
+def under_mpiexec(arguments: str) -> list[str]:
+    """What ``hybridcomp train`` becomes: mpiexec with a rank for each place of the mesh; one rank needs none."""
+    words = arguments.split()
+    sizes = [int(words[words.index(f"--{axis}") + 1]) for axis in ("dp", "pp", "tp") if f"--{axis}" in words]
+    ranks = math.prod(sizes)
+    return [*([find_mpiexec(), "-n", str(ranks)] if ranks > 1 else []), *_trainer(arguments)]
+
+
+def _trainer(arguments: str) -> list[str]:
+    return [python(), "-m", "hybridcomp", "train", *arguments.split()]
 
 
 def run_ranks(
     ranks: int, script: Path, *arguments: str, timeout: float = 90
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of the tests on ``ranks`` ranks."""
-    command = [find_mpiexec(), "-n", str(ranks), sys.executable, str(script), *arguments]
+    command = [find_mpiexec(), "-n", str(ranks), python(), str(script), *arguments]
     return _run(command, ROOT, timeout, environment())
 
 

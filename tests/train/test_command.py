@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from hybridcomp.cli import train as command
 from hybridcomp.train import launch
-from tests.train.harness import TINY, environment, metrics, train, train_inside
+from tests.train.harness import TINY, environment, metrics, train, train_inside, under_mpiexec
 from tests.train.same import losses, stored, unequal
 
 ERROR = "hybridcomp train: error: "
@@ -165,9 +164,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     assert done.returncode == 0, done.stderr
 
     # The same run, killed once its first checkpoint is there.
-    argv = [sys.executable, "-m", "hybridcomp", "train", *f"{RUN} --out cut".split()]
     process = subprocess.Popen(
-        argv,
+        under_mpiexec(f"{RUN} --out cut"),
         cwd=tmp_path,
         env=environment(),
         start_new_session=True,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from hybridcomp.train.interrupt import INTERRUPTED
-from tests.train.harness import TINY, environment, metrics, train
+from tests.train.harness import TINY, environment, metrics, train, under_mpiexec
 from tests.train.same import losses, stored, unequal
 
 STEPS = 30
@@ -36,7 +35,7 @@ RUNS = {
 
 def start(arguments: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "hybridcomp", "train", *arguments.split()],
+        under_mpiexec(arguments),
         cwd=cwd,
         env=environment(),
         stdout=subprocess.PIPE,
