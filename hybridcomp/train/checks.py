@@ -73,6 +73,13 @@ def _check_shard(config: TrainConfig) -> None:
         return
     if config.dp < 2:
         raise ConfigError(f"shard {config.shard} is of replicas: dp must be at least 2, not {config.dp}")
+    if config.shard == "stages":
+        if config.schedule not in CYCLIC:
+            raise ConfigError(
+                f"shard stages hands weights from replica to replica: schedule must be one of {', '.join(CYCLIC)}, "
+                f"not {config.schedule}"
+            )
+        return
     if config.schedule not in FLUSHED:
         raise ConfigError(
             f"shard {config.shard} updates whole steps: schedule must be one of {', '.join(FLUSHED)}, "

@@ -46,9 +46,9 @@ class TrainConfig:
     (int8:block=128)."""
     bucket_mb: float = 25.0
     """Largest gradient bucket of data parallelism in MiB; a bucket is reduced while backward goes on."""
-    shard: Literal["none", "zero1"] = "none"
-    """What replicas share instead of each holding it: nothing, or AdamW's moments (ZeRO stage 1). See
-    docs/sharding.md."""
+    shard: Literal["none", "zero1", "stages"] = "none"
+    """What replicas share instead of each holding it: nothing, AdamW's moments (ZeRO stage 1), or with the schedules
+    cdp-v1 and cdp-v2 whole stages, handed from replica to replica. See docs/sharding.md."""
 
     sequence_parallel: bool = False
     """Split the residual stream and its norms along the sequence over tp. tp divides seq_len."""

@@ -6,6 +6,7 @@ Arguments: a folder for checkpoints; cases as JSON, each the arguments of a run.
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import sys
 import warnings
@@ -21,6 +22,7 @@ from hybridcomp.train.model import ModelShape
 from hybridcomp.train.parallel import build_model, rehearse
 from hybridcomp.train.resume import Checkpoint
 from hybridcomp.train.schedules import Run, make_schedule
+from hybridcomp.train.schedules.cyclic import is_fresh
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group
@@ -52,8 +54,11 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
     hct.reset_stats()
     checkpoint = Checkpoint(folder / f"step-{PAUSE:08d}", PAUSE, 0.0, job.policy.digest, {})
     schedule = build(job, topology)
+    used = watch(schedule) if job.config.shard == "stages" else None
     results = []
     for step in range(STEPS):
+        if used is not None:
+            used.step = step
         results += schedule.train(step, last=step in (PAUSE - 1, STEPS - 1))
         hct.advance_step()
         if step == PAUSE - 1:
@@ -77,6 +82,12 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
         problems.append(f"local updates sent {compressed['send']} messages backward")
     elif config.pp > 1 and config.schedule != "local" and compressed["send"] != sends:
         problems.append(f"compressed were {compressed['send']} sends, not the {sends} backward")
+    elif used is not None:
+        check_used(problems, used, config, topology)
+        # The last worker's sum of its own stage goes nowhere. Two steps are warm-up, in the first case.
+        sums = (config.dp - (topology.dp == config.dp - 1)) * (STEPS - 2)
+        if compressed["send"] < sums:
+            problems.append(f"compressed were {compressed['send']} sums, of {sums} at least")
     elif config.shard == "zero1":
         if not (compressed.get("reduce_scatter") and compressed.get("all_gather")):
             problems.append(f"compressed were {compressed}, not gradients and weights")
@@ -90,6 +101,39 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
     del schedule
     check_resumed(problems, checkpoint, job, topology, whole, results)
     return problems
+
+
+class Used(dict):
+    """Bits of the weights that each pass was run with, by step, worker and stage; and the step that runs."""
+
+    step = 0
+
+
+def watch(schedule) -> Used:
+    """Note what the passes of a schedule that hands weights on are run with."""
+    used, run = Used(), schedule._micro.run
+
+    def watched(which, micro) -> None:
+        bits = schedule._rooms[which.stage].flat.numpy().tobytes()
+        used.setdefault((used.step, schedule._worker, which.stage), set()).add(hashlib.sha256(bits).digest())
+        run(which, micro)
+
+    schedule._micro.run = watched
+    return used
+
+
+def check_used(problems, used: Used, config, topology: Topology) -> None:
+    """All workers that see a version have its bits, in both passes."""
+    everyone: list[Used | None] = [None] * config.dp
+    dist.all_gather_object(everyone, dict(used), group=topology.group("dp"))
+    seen: dict[tuple[int, int, bool], set[bytes]] = {}
+    for worker_used in everyone:
+        for (step, worker, stage), bits in worker_used.items():
+            fresh = config.schedule == "cdp-v2" and is_fresh(worker, stage, config.dp)
+            seen.setdefault((step, stage, fresh), set()).update(bits)
+    problems += [f"weights of {key} have {len(bits)} bits" for key, bits in seen.items() if len(bits) > 1]
+    if len({bits for group in seen.values() for bits in group}) < config.dp * (STEPS - 1):
+        problems.append("the weights did not change: this check says nothing")
 
 
 def check_resumed(problems, checkpoint: Checkpoint, job, topology: Topology, whole, results) -> None:

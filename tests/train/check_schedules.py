@@ -19,7 +19,7 @@ from hybridcomp.train.data import Batches
 from hybridcomp.train.model import ModelShape, loss_of
 from hybridcomp.train.parallel import build_model, rehearse
 from hybridcomp.train.schedules import Run, make_schedule
-from hybridcomp.train.schedules.cyclic import totals_due
+from hybridcomp.train.schedules.cyclic import duties, totals_due
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group
@@ -91,6 +91,10 @@ def check(job, topology: Topology) -> list[str]:
         check_shares(problems, schedule, topology)
     peaks = schedule.peaks()
     wanted_peaks = {"weight_versions": versions(config, topology), "stashes": stashes(config, topology)}
+    if config.shard == "stages":
+        # In use, on its way here, and on its way from here, of which the last one has none.
+        wanted_peaks["stages"] = 3 - (topology.dp == config.dp - 1)
+        check_owner(problems, schedule, topology)
     if peaks != wanted_peaks:
         problems.append(f"peaks are {peaks}, not {wanted_peaks}")
     return problems
@@ -119,7 +123,7 @@ def make_reference(problems, shape, config, batch):
 
 
 def versions(config, topology: Topology) -> int:
-    if config.schedule == "cdp-v2" and topology.dp == config.dp - 1:
+    if config.schedule == "cdp-v2" and topology.dp == config.dp - 1 and config.shard == "none":
         return 1  # the last worker sees the newest weights of all stages
     return 2 if RULES.get(config.schedule) else 1
 
@@ -190,12 +194,25 @@ def check_shares(problems, schedule, topology: Topology) -> None:
         problems.append(f"moments of {int(total)} elements on all replicas, not {whole}")
 
 
+def check_owner(problems, schedule, topology: Topology) -> None:
+    """Shared stages: this replica has moments of its stage alone, and no weights but its own between steps."""
+    module = schedule.run.model.stages[topology.sizes["dp"] - 1 - topology.dp].plain
+    names = {name for name, _ in module.named_parameters()}
+    if set(schedule.updater.parameters) != names or len(schedule.updater.optimizer.state) != len(names):
+        problems.append(f"owned are {sorted(schedule.updater.parameters)}, not {sorted(names)}")
+    if any(p.untyped_storage().nbytes() > p.element_size() for p in schedule.run.model.parameters.values()):
+        problems.append("weights of others are held between steps")
+
+
 def compare_weights(problems, schedule, reference, step, last, topology: Topology) -> None:
     name = schedule.run.config.schedule  # those that delay an update do the last one in a pause
     behind = name == "2bw" or (name.startswith("cdp") and topology.dp < topology.sizes["dp"] - 1)
     ahead = taken_in_the_step(schedule, topology)
+    shared = schedule.run.config.shard == "stages"
     for name, parameter in schedule.updater.parameters.items():
         version = step if behind and not last and name not in ahead else step + 1
+        if shared and not last:
+            version = step - waits_for_norm(schedule, step, topology)
         whole = reference.weights(version, topology.pp)[original(name, schedule.run.config)]
         wanted = part(whole, name, schedule, topology)
         if not close(parameter, wanted):
@@ -208,9 +225,17 @@ def compare_weights(problems, schedule, reference, step, last, topology: Topolog
             )
 
 
+def waits_for_norm(schedule, step: int, topology: Topology) -> bool:
+    """Whether an owner of a stage of cdp-v1 does the update of the step before in the step after this one."""
+    if schedule.run.config.schedule == "cdp-v2" or step - 1 in (*DRAINED, -1):
+        return False
+    count = topology.sizes["dp"]
+    return duties(count - topology.dp, count).on >= 2 * count
+
+
 def taken_in_the_step(schedule, topology: Topology) -> set[str]:
     """What a worker of cdp-v2 updates by a step's totals before it ends that step."""
-    if schedule.run.config.schedule != "cdp-v2":
+    if schedule.run.config.schedule != "cdp-v2" or schedule.run.config.shard == "stages":
         return set()
     due = totals_due(topology.dp + 1, topology.sizes["dp"], at_once=True)
     stages = [stage for stages in due[: len(due) // 2] for stage in stages]

@@ -99,6 +99,7 @@ def test_a_missing_file_is_named(tmp_path):
             "--shard zero1 --dp 2 --pp 2 --schedule 2bw",
             "schedule must be one of 1f1b, gpipe, interleaved, not 2bw",
         ),
+        ("--shard stages --dp 2", "shard stages hands .*: schedule must be one of cdp-v1, cdp-v2, not 1f1b"),
         ("--shard zero1 --dp 2 --pp 2 --tie-embeddings", "tie_embeddings must be false, or pp 1"),
         ("--experts 4 --tp 2 --sequence-parallel", "sequence_parallel must be false beside them"),
         ("--experts 4 --dp 3", r"experts \(4\) must be divisible by dp \(3\)"),

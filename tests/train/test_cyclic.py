@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from hybridcomp.train.model import ModelShape, build_gpt, keep_stage
-from hybridcomp.train.schedules.cyclic import LAG, alive, is_fresh, passes, sent, totals_due
+from hybridcomp.train.schedules.cyclic import (
+    LAG,
+    alive,
+    duties,
+    is_fresh,
+    owner,
+    passes,
+    sent,
+    totals_due,
+    weights_from,
+)
 from hybridcomp.train.schedules.micro import MicroBatch
 
 SIZES = [2, 4, 8]
@@ -92,3 +102,33 @@ def test_messages_of_a_step(n, at_once):
     if not at_once:
         assert max(counts) <= max(n, 2)  # of n - 1 on average
     assert totals_due(n, n, at_once=at_once) == [[]] * 4 * n
+
+
+@pytest.mark.parametrize("by_stage", [False, True])
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_weights_reach_every_worker_from_their_owner(n, by_stage):
+    for stage in range(1, n + 1):
+        assert owner(owner(stage, n), n) == stage
+        for worker in range(1, n + 1):
+            way = [worker]
+            while way[-1] != owner(stage, n):
+                way.append(weights_from(way[-1], stage, n, by_stage=by_stage))
+                assert len(way) <= n
+            if by_stage:  # fresh weights come through workers that see them, others through those that do not
+                used = {is_fresh(w, stage, n) for w in way if w != owner(stage, n)}
+                assert used <= {is_fresh(worker, stage, n)}
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_owners_do_their_duties_in_time(n):
+    for stage in range(1, n + 1):
+        back, on = duties(stage, n)
+        begin = LAG * (owner(stage, n) - 1)  # of the owner's step, counted from the first worker's
+        total = LAG * (n - 1) + passes(n).index(("backward", stage)) + 1 - 2 * n  # of the step before is made
+        assert begin + back == total
+        assert begin + back + 1 == passes(n).index(("backward", stage))  # of worker 1, in the same step
+        assert begin + on + 1 == 2 * n + stage - 1  # its forward pass in the next step
+        every_total = LAG * (n - 1) + 2 * n - 2 * n  # of the step before is made: the norm is known
+        assert begin + on >= every_total
+        # What is handed out for forward passes is of the version that those of the step before are no more made of.
+        assert on % (2 * n) != back

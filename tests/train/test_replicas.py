@@ -43,8 +43,15 @@ SHARED = {  # the first one's policy has a section for experts, and is that of a
 }
 
 
+HANDED = {
+    f"{CYCLIC} cdp-v1 --shard stages": "int8:block=32",
+    f"{CYCLIC} cdp-v2 --clip 0 --shard stages": "int8:block=32",
+    f"{CYCLIC} cdp-v1 --clip 0 --shard stages": "lossless",  # weights of any length
+}
+
+
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("codecs", [CASES, SHARED], ids=["schedules", "sharding"])
+@pytest.mark.parametrize("codecs", [CASES, SHARED, HANDED], ids=["schedules", "sharding", "handed on"])
 def test_bits_are_equal_on_replicas_and_after_a_pause(codecs, tmp_path):
     cases = []
     for case, codec in codecs.items():

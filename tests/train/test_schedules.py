@@ -17,6 +17,7 @@ CYCLIC = "--heads 2 --micro-batches 1 --schedule"
 SMALL = "--layers 2 --heads 2 --micro-batches 2"
 EXPERTS = "--experts 4 --expert-every 1"
 ZERO = "--shard zero1 --bucket-mb 0.05"
+HANDED = "--shard stages"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 CASES = {
     (3, "hybridcomp", "axes"): [
@@ -64,6 +65,22 @@ CASES = {
         f"{TWO} --dp 2 {INTERLEAVED} --experts 4 {ZERO}",
         f"--dp 2 --tp 2 {SMALL} {EXPERTS} {ZERO}",
         f"--dp 2 {SMALL} {SEQUENCE} {ZERO}",
+    ],
+    (2, "hybridcomp", "handed on"): [
+        f"--dp 2 --layers 2 {CYCLIC} cdp-v1 {HANDED}",
+        f"--dp 2 --layers 4 {CYCLIC} cdp-v2 --clip 0 {HANDED}",
+    ],
+    (3, "hybridcomp", "handed on"): [
+        f"--dp 3 --layers 3 {CYCLIC} cdp-v1 {HANDED}",
+        f"--dp 3 --layers 3 {CYCLIC} cdp-v2 --clip 0 {HANDED} --recompute blocks",
+    ],
+    (4, "hybridcomp", "handed on"): [
+        f"--dp 4 --layers 4 {CYCLIC} cdp-v1 {HANDED}",
+        f"--dp 4 --layers 4 {CYCLIC} cdp-v2 --clip 0 {HANDED}",
+    ],
+    (5, "hybridcomp", "handed on"): [
+        f"--dp 5 --layers 5 {CYCLIC} cdp-v1 {HANDED}",
+        f"--dp 5 --layers 5 {CYCLIC} cdp-v2 --clip 0 {HANDED}",
     ],
     (2, "gloo", "shared"): [f"--dp 2 {SMALL} {EXPERTS} {ZERO}"],
 }

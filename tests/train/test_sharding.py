@@ -12,7 +12,7 @@ from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.experts import Mixture
 from hybridcomp.train.generate import load_model
-from hybridcomp.train.model import loss_of
+from hybridcomp.train.model import keep_stage, loss_of
 from hybridcomp.train.resume import newest, read_checkpoint
 from hybridcomp.train.text import load_corpus
 from tests.train.harness import metrics, train
@@ -106,6 +106,41 @@ def test_generate_has_all_experts(run):
     torch.testing.assert_close(
         model(tokens[:, :5]), whole[:, :5]
     )  # a token's experts depend on none after it
+
+
+@ALONE
+@pytest.mark.timeout(120)
+def test_stages_of_replicas_are_saved_once_and_make_a_model(tmp_path):
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
+    done = train(
+        "--dp 2 --schedule cdp-v1 --shard stages --layers 4 --d-model 32 --heads 2 --seq-len 16 --micro-batches 1 "
+        "--micro-batch-size 2 --eval-batches 2 --steps 5 --checkpoint-every 5 --lr 1e-2 --policy none "
+        "--data text.txt --out run",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    found = checkpoint(run)
+    model = load_model(found)
+    config = TrainConfig(dp=2, layers=4, d_model=32, heads=2, seq_len=16, micro_batch_size=2, eval_batches=2)
+    batches = Batches(load_corpus(str(tmp_path / "text.txt"), None, 0.1, None), config)
+    with torch.no_grad():
+        losses = [
+            loss_of(model(micro[:, :-1]), micro[:, 1:]).item()
+            for replica in (0, 1)
+            for micro in map(torch.from_numpy, batches.evaluate(replica))
+        ]
+    (summary,) = metrics(run, "summary")
+    assert sum(losses) / len(losses) == pytest.approx(summary["val_loss"], rel=1e-5)
+    assert summary["schedule"]["stages"] == [3, 2]
+    # Weights of stage 1 go from its owner, replica 2, to replica 1 and on, twice; those of stage 2 once to replica 2.
+    # The sum of the first ends with its owner, that of the second goes back. Replica 2 is told to begin; both
+    # report 5 numbers and 6 counters.
+    one, two = (sum(p.numel() for p in keep_stage(load_model(found), i, 2).parameters()) for i in (0, 1))
+    assert summary["wire_bytes"]["dp"] == 5 * (FLOAT * (5 * one + 3 * two) + 8 + 2 * 11 * 8)
+    assert metrics(run, "start")[0]["parameters"] == sum(p.numel() for p in model.parameters())
+    moments = [key for key in stored(found.path) if key.endswith("exp_avg")]
+    assert len(moments) == len(list(model.parameters()))  # of each parameter once
 
 
 def test_tokens_beyond_the_capacity_are_passed_on():

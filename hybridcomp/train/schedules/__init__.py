@@ -9,6 +9,7 @@ from hybridcomp.train.config import CYCLIC
 from hybridcomp.train.schedules.base import Run, Schedule
 from hybridcomp.train.schedules.cdp import Cyclic
 from hybridcomp.train.schedules.flushed import FlushedPipeline
+from hybridcomp.train.schedules.handed import HandedOn
 from hybridcomp.train.schedules.local import Local
 from hybridcomp.train.schedules.loop import Loop
 from hybridcomp.train.schedules.two_bw import TwoBW
@@ -19,7 +20,7 @@ __all__ = ["Run", "Schedule", "make_schedule"]
 def make_schedule(run: Run) -> Schedule:
     """The schedule that the configuration asks for."""
     if run.config.schedule in CYCLIC:
-        return Cyclic(run)
+        return HandedOn(run) if run.config.shard == "stages" else Cyclic(run)
     if run.config.pp == 1:
         return Loop(run)
     if run.config.schedule == "2bw":

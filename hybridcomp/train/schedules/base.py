@@ -44,8 +44,10 @@ class Run:
     traffic: Callable[[], Tensor]
     asked: Callable[[], bool]
 
-    def updater(self, parameters: Mapping[str, nn.Parameter] | None = None) -> Updater:
-        """AdamW on the model's own parameters, or on those that are given."""
+    def updater(
+        self, parameters: Mapping[str, nn.Parameter] | None = None, *, apart: frozenset[str] = frozenset()
+    ) -> Updater:
+        """AdamW on the model's own parameters, or on those that are given; ``apart`` are this replica's alone."""
         mine = self.model.parameters if parameters is None else parameters
         model = self.model
         about = self.config, self.topology, self.traffic, self.asked
@@ -57,7 +59,7 @@ class Run:
             shards = Shards(alike, self.topology.group("dp"), self.policy, self.config.bucket_mb)
             return ShardedUpdater(shards, own, model.split, model.partial, *about)
         return Updater(
-            mine, model.split, *about, partial=model.partial, copies=model.copies, apart=model.apart
+            mine, model.split, *about, partial=model.partial, copies=model.copies, apart=model.apart | apart
         )
 
 

@@ -78,6 +78,49 @@ def sent(workers: int, *, at_once: bool) -> list[int]:
     return counts
 
 
+def owner(stage: int, stages: int) -> int:
+    """The worker that updates a stage where workers share them: the first one that sees its fresh weights in CDP-v2.
+
+    Its own inverse: worker i has stage ``owner(i, stages)``.
+    """
+    return stages - stage + 1
+
+
+def weights_from(worker: int, stage: int, stages: int, *, by_stage: bool) -> int:
+    """Who hands a worker the weights of a stage, where workers share them; itself if they are its own.
+
+    A version's way begins with the stage's owner and goes up through the workers.
+
+    Args:
+        worker, stage, stages: as everywhere.
+        by_stage: CDP-v2, whose fresh weights set out where they are made, in the middle of the workers.
+    """
+    first = worker == 1 or (by_stage and worker == owner(stage, stages))
+    return owner(stage, stages) if first else worker - 1
+
+
+class Duties(NamedTuple):
+    """Before which of a worker's passes it does what for the stage that it owns; passes count from 0 in its step.
+
+    Attributes:
+        back: hands the weights of this step out for backward passes, then takes the total of the step before.
+        on: hands out those of the next step for forward passes; at ``stages * 2`` and above, in that step. Weights in
+            which a norm over all stages is needed are made no earlier.
+    """
+
+    back: int
+    on: int
+
+
+def duties(stage: int, stages: int) -> Duties:
+    """Of the stage's owner: each a time-step before worker 1 needs it.
+
+    Worker 1 comes to forward of stage j at T + j - 1 and to backward at T + 2N - j, T being when it begins its step;
+    the owner, N - j + 1, begins at T + 2(N - j). The total of stage j of the step before is made at T + 2N - 1 - j.
+    """
+    return Duties(stage - 1, 3 * stage - 2)
+
+
 def alive(workers: int, *, cyclic: bool) -> list[int]:
     """Stage-activations that all workers together hold, in each time-step of a step.
 

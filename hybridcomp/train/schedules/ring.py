@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import hybridcomp.torch as hct
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import Codec, decode
 from hybridcomp.policy import Message, Policy
+from hybridcomp.train.schedules.mail import Mail
 
 _PARTIAL, _TOTAL, _LENGTH, _START = range(1, 5)  # tags
 
@@ -37,7 +37,7 @@ class Ring:
     """
 
     def __init__(self, group: dist.ProcessGroup, policy: Policy, sizes: list[int]) -> None:
-        self._group = group
+        self._mail = Mail(group)  # its slots: tag and stage
         self._policy = policy
         self.worker = dist.get_rank(group) + 1
         self.workers = dist.get_world_size(group)
@@ -45,8 +45,6 @@ class Ring:
         self._totals = [torch.empty(size) for size in sizes]
         self._codecs: dict[int, Codec | None] = {}  # of the totals that are to come, by stage
         self._messages: dict[int, Tensor] = {}  # encoded totals, by stage
-        self._coming: dict[tuple[int, int], dist.Work | None] = {}  # by tag and stage
-        self._going: dict[tuple[int, int], tuple[Tensor, dist.Work | None]] = {}
 
     @property
     def is_last(self) -> bool:
@@ -112,7 +110,8 @@ class Ring:
         message = self._messages.pop(stage)
         if not codec.fixed_size:
             length = torch.zeros(1, dtype=torch.int64)
-            dist.recv(length, group=self._group, group_src=self._before, tag=_LENGTH)
+            self._receive(length, _LENGTH, stage)
+            self._arrived(_LENGTH, stage)
             self._pass_on(length, _LENGTH, stage)
             message = message[: int(length)]
             self._receive(message, _TOTAL, stage)
@@ -129,56 +128,42 @@ class Ring:
 
     def await_start(self) -> None:
         """Wait until the worker before lets this one begin; not on the first one."""
-        dist.recv(torch.zeros(1, dtype=torch.int64), group=self._group, group_src=self._before, tag=_START)
+        self._mail.expect(_START, torch.zeros(1, dtype=torch.int64), self._before, _START)
+        self._mail.arrived(_START)
 
     def flush(self) -> None:
         """Wait until everything has left."""
-        for tag, stage in list(self._going):
-            self._left(tag, stage)
+        self._mail.flush()
 
     @property
     def _before(self) -> int:
         return (self.worker - 2) % self.workers
 
     def _codec(self, total: Tensor, step: int) -> Codec | None:
-        """What a stage's total is encoded by: the policy's answer, which is the same on all workers."""
-        dtype = as_dtype(total.dtype)
-        message = Message("dp", "send", "backward", dtype, total.nbytes, step=step, shape=(total.numel(),))
-        choice = self._policy.choose(message)
-        return choice.codec.at_step(step) if choice.compresses else None
+        return codec_of(self._policy, "backward", total, step)
 
     def _receive(self, tensor: Tensor, tag: int, stage: int) -> None:
-        self._coming[tag, stage] = dist.irecv(tensor, group=self._group, group_src=self._before, tag=tag)
+        self._mail.expect((tag, stage), tensor, self._before, tag)
 
     def _arrived(self, tag: int, stage: int) -> None:
-        work = self._coming.pop((tag, stage), None)
-        if work is not None:
-            work.wait()
+        self._mail.arrived((tag, stage))
 
     def _pass_on(self, tensor: Tensor, tag: int, stage: int) -> None:
         if self.worker + 1 < self.workers:
             self._send(tensor, tag, stage)
 
     def _send(self, tensor: Tensor, slot: int, stage: int, tag: int | None = None) -> None:
-        """Send to the next worker.
+        """Send to the next worker; what the next such message waits for may be the slot of another tag."""
+        self._mail.send((slot, stage), tensor, self.worker % self.workers, slot if tag is None else tag)
 
-        Args:
-            tensor: stays as it is until :meth:`_left` of the slot and the stage.
-            slot: what the next such message waits for.
-            stage: see there.
-            tag: of the message; by default the slot.
-        """
-        self._left(slot, stage)
-        with hct.in_phase("backward"):
-            work = dist.isend(
-                tensor,
-                group=self._group,
-                group_dst=self.worker % self.workers,
-                tag=slot if tag is None else tag,
-            )
-        self._going[slot, stage] = tensor, work
+    def _left(self, tag: int, stage: int) -> None:
+        self._mail.left((tag, stage))
 
-    def _left(self, slot: int, stage: int) -> None:
-        _, work = self._going.pop((slot, stage), (None, None))
-        if work is not None:
-            work.wait()
+
+def codec_of(policy: Policy, phase: str, tensor: Tensor, step: int) -> Codec | None:
+    """What a message that is encoded once, and passed on, is encoded by: the policy's answer for a send of the axis
+    ``dp``, which is the same on all workers; None where it travels as it is."""
+    dtype = as_dtype(tensor.dtype)
+    message = Message("dp", "send", phase, dtype, tensor.nbytes, step=step, shape=(tensor.numel(),))
+    choice = policy.choose(message)
+    return choice.codec.at_step(step) if choice.compresses else None
