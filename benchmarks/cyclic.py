@@ -6,12 +6,13 @@ One replica a host, one block a stage, as many stages as replicas; blocks sleep 
 all replicas "compute" at once on any machine; weights, messages and updates are those of `hybridcomp train`. Data
 parallelism is DistributedDataParallel. Activations are counted from the begins and ends of all ranks' passes, links by
 the kernel's counters. Fournier and Oyallon (arXiv 2403.08837) give (N + 1) / (2N) of the activations, and the same
-traffic in every time-step.
+traffic in every time-step. What a replica holds of weights, gradients and moments is counted in some more steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -22,13 +23,21 @@ from collbench import output
 from mpi4py import MPI
 from schedulebench.sleeping import job_of, sleeping_schedule
 from schedulebench.timeline import Sampler, alive, gather, rates
+from torch import Tensor
 
 from hybridcomp.demo.machine import facts
 from hybridcomp.train.schedules.cyclic import alive as by_the_book
-from hybridcomp.train.schedules.cyclic import sent
+from hybridcomp.train.schedules.cyclic import handed, sent
 from hybridcomp.train.trainer import process_group
 
-NAMES = {"1f1b": "data parallel", "cdp-v1": "cdp-v1", "cdp-v2": "cdp-v2"}
+SCHEDULES = {
+    "data parallel": "--schedule 1f1b",
+    "data parallel, zero1": "--schedule 1f1b --shard zero1",
+    "cdp-v1": "--schedule cdp-v1",
+    "cdp-v2": "--schedule cdp-v2",
+    "cdp-v1, stages": "--schedule cdp-v1 --shard stages",
+    "cdp-v2, stages": "--schedule cdp-v2 --shard stages",
+}
 FIRST = 2  # steps that are not counted: connections, and workers that begin one after the other
 
 
@@ -37,7 +46,7 @@ class Row:
     """One schedule.
 
     Attributes:
-        schedule: its name.
+        schedule: its name, and what replicas share.
         step_seconds: mean of the counted steps.
         activations: of a stage and micro-batch, alive at once on all replicas: the peak that lasts half a time-step.
         activations_mean: over time.
@@ -46,6 +55,8 @@ class Row:
         total_peak_over_mean: the same of all links together.
         total_rule: the same by the schedule's time-steps, of messages that are all as large.
         bytes_per_step: that all links sent.
+        state_per_parameter: bytes of weights, gradients and moments that the fullest replica holds in a pass, over the
+            model's parameters.
     """
 
     schedule: str
@@ -57,6 +68,23 @@ class Row:
     total_peak_over_mean: float
     total_rule: float
     bytes_per_step: float
+    state_per_parameter: float
+
+
+def held() -> int:
+    """Bytes of all tensors that this process has names for: all but the activations that autograd keeps."""
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
+    tensors += [one.grad for one in tensors if one.is_leaf and one.grad is not None]
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def rule_of(schedule: str, size: int) -> list[int]:
+    """Messages of all replicas in each time-step of a step."""
+    at_once = "cdp-v2" in schedule
+    if "cdp" not in schedule:
+        return [1] + [0] * (2 * size - 1)
+    return handed(size, by_stage=at_once) if "stages" in schedule else sent(size, at_once=at_once)
 
 
 def measure(schedule: str, seconds: float, steps: int, width: int) -> Row:
@@ -64,17 +92,25 @@ def measure(schedule: str, seconds: float, steps: int, width: int) -> Row:
     size = dist.get_world_size()
     job = job_of(
         f"--dp {size} --layers {size} --d-model {width} --heads 4 --seq-len 8 --micro-batch-size 1 --micro-batches 1 "
-        f"--schedule {schedule} --steps {steps} --bucket-mb 1000"
+        f"{SCHEDULES[schedule]} --steps {steps} --bucket-mb 1000"
     )
     begun: list[float] = []
     spans: list[tuple[float, ...]] = []
 
+    gc.collect()  # the schedule before
+    before = held()
+    most = 0
+
     def told(direction: str, began: float, ended: float) -> None:
-        if direction == "forward":
+        if weighs:
+            nonlocal most
+            most = max(most, held() - before)
+        elif direction == "forward":
             begun.append(began)
         else:
             spans.append((begun.pop(), ended))  # backward goes through the stages the other way round
 
+    weighs = False
     running = sleeping_schedule(job, (seconds, seconds), told)
     spans.clear()
     begun.clear()
@@ -83,6 +119,10 @@ def measure(schedule: str, seconds: float, steps: int, width: int) -> Row:
         for step in range(steps):
             begins.append(time.monotonic())
             running.train(step, last=step == steps - 1)
+    weighs = True  # it takes time
+    for step in range(steps, steps + 4):
+        running.train(step, last=step == steps + 3)
+    parameters = sum(p.numel() for stage in running.run.model.stages for p in stage.plain.parameters())
     everyone = gather(MPI.COMM_WORLD, spans, 2)
     links = gather(MPI.COMM_WORLD, sampler.rows, 2)
     # From the time at which all have counted steps behind them, to that at which the first begins its last but one.
@@ -97,17 +137,18 @@ def measure(schedule: str, seconds: float, steps: int, width: int) -> Row:
     # Messages leave where one time-step ends and the next begins: in the middle of a window.
     loads = [rates(samples, start + window / 2, end + window, window) for samples in links]
     total = sum(loads)
-    messages = sent(size, at_once=schedule == "cdp-v2") if schedule != "1f1b" else [1] + [0] * (2 * size - 1)
+    messages = rule_of(schedule, size)
     return Row(
-        NAMES[schedule],
+        schedule,
         step_seconds,
         peak,
         mean,
-        max(by_the_book(size, cyclic=schedule != "1f1b")),
+        max(by_the_book(size, cyclic="cdp" in schedule)),
         max(float(one.max() / one.mean()) for one in loads),
         float(total.max() / total.mean()),
         max(messages) * len(messages) / sum(messages),
         float(total.sum() / count),
+        max(MPI.COMM_WORLD.allgather(most)) / parameters,
     )
 
 
@@ -133,20 +174,20 @@ def main() -> None:
     with process_group(job_of(f"--dp {size} --micro-batches 1 --seq-len 8 --micro-batch-size 1")):
         rows = [
             measure(schedule, arguments.milliseconds / 1e3, arguments.steps, arguments.d_model)
-            for schedule in NAMES
+            for schedule in SCHEDULES
         ]
         rank = dist.get_rank()
     if rank != 0:
         return
     base = rows[0]
     print(f"{size} replicas and stages, time-steps of {arguments.milliseconds:g} ms")
-    print(f"{'schedule':>14} {'step ms':>8} {'activations':>12} {'rule':>5} {'x dp':>6} {'(N+1)/2N':>9} "
-          f"{'link peak/mean':>15} {'all links':>10} {'rule':>6} {'MB a step':>10}")  # fmt: skip
+    print(f"{'schedule':>20} {'step ms':>8} {'activations':>12} {'rule':>5} {'x dp':>6} {'(N+1)/2N':>9} "
+          f"{'link peak/mean':>15} {'all links':>10} {'rule':>6} {'MB a step':>10} {'B/parameter':>12}")  # fmt: skip
     for row in rows:
-        print(f"{row.schedule:>14} {row.step_seconds * 1e3:>8.0f} {row.activations:>12} {row.activations_rule:>5} "
+        print(f"{row.schedule:>20} {row.step_seconds * 1e3:>8.0f} {row.activations:>12} {row.activations_rule:>5} "
               f"{row.activations / base.activations:>6.3f} {(size + 1) / (2 * size):>9.3f} "
               f"{row.link_peak_over_mean:>15.2f} {row.total_peak_over_mean:>10.2f} {row.total_rule:>6.2f} "
-              f"{row.bytes_per_step / 1e6:>10.2f}")  # fmt: skip
+              f"{row.bytes_per_step / 1e6:>10.2f} {row.state_per_parameter:>12.1f}")  # fmt: skip
     if arguments.json:
         values = {
             "replicas": size,

@@ -55,8 +55,9 @@ def cyclic(_: str) -> str:
     """Activations and link rates of cyclic data parallelism."""
     lines = [
         "| N | schedule | activations alive | by the rule | of data parallelism's | (N + 1) / (2N) "
-        "| busiest time-step of all links over the mean | by the rule | of one link | MB a step |",
-        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| busiest time-step of all links over the mean | by the rule | of one link | MB a step "
+        "| bytes a parameter |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for hosts in (2, 4, 8):
         values = _load(f"cyclic_{hosts}hosts.json")
@@ -65,7 +66,7 @@ def cyclic(_: str) -> str:
             f"| {hosts} | {row['schedule']} | {row['activations']} | {row['activations_rule']} "
             f"| {row['activations'] / base['activations']:.4g} | {(hosts + 1) / (2 * hosts):.4g} "
             f"| {row['total_peak_over_mean']:.2f} | {row['total_rule']:.2f} | {row['link_peak_over_mean']:.2f} "
-            f"| {row['bytes_per_step'] / 1e6:.2f} |"
+            f"| {row['bytes_per_step'] / 1e6:.2f} | {row['state_per_parameter']:.1f} |"
             for row in values["rows"]
         ]
     return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ from hybridcomp.train.schedules.cyclic import (
     LAG,
     alive,
     duties,
+    handed,
     is_fresh,
     owner,
     passes,
@@ -132,3 +133,17 @@ def test_owners_do_their_duties_in_time(n):
         assert begin + on >= every_total
         # What is handed out for forward passes is of the version that those of the step before are no more made of.
         assert on % (2 * n) != back
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8, 16])
+def test_messages_of_a_step_whose_workers_share_stages(n):
+    sums = n * n - 1  # of each stage up the workers and to its owner, which of one is the last worker
+    first = (
+        n * (2 * n - 1) - 1
+    )  # weights in both directions by n hops, those of the last stage once, from worker 1
+    assert sum(handed(n, by_stage=False)) == sums + first
+    # Fresh weights set out with their owner, which saves the hop to it.
+    assert sum(handed(n, by_stage=True)) == sums + first - 2 * (n - 1)
+    for by_stage in (False, True):
+        counts = handed(n, by_stage=by_stage)
+        assert max(counts) * len(counts) <= (2 if n < 4 else 1.34) * sum(counts)

@@ -121,6 +121,38 @@ def duties(stage: int, stages: int) -> Duties:
     return Duties(stage - 1, 3 * stage - 2)
 
 
+def handed(workers: int, *, by_stage: bool) -> list[int]:
+    """Messages that all workers together send, in each time-step of a step, where they share the stages.
+
+    Args:
+        workers: N, as many as stages.
+        by_stage: CDP-v2.
+
+    Returns:
+        2N counts, of time-steps in which every worker is at work: weights, sums and totals, each of a stage.
+    """
+    counts = [0] * (2 * workers)
+
+    def count(time: int) -> None:
+        counts[time % len(counts)] += 1
+
+    for worker in range(1, workers + 1):
+        start, own = LAG * (worker - 1), owner(worker, workers)
+        for index, (direction, stage) in enumerate(passes(workers)):
+            if direction == "backward" and not (worker == workers and stage == own):
+                count(start + index + 1)  # the sum, when the pass ends
+            # The last stage's weights stay for the pass that follows, and all others' go on at once.
+            goes_on = (
+                worker < workers and weights_from(worker + 1, stage, workers, by_stage=by_stage) == worker
+            )
+            if goes_on and (direction == "backward" or stage < workers):
+                count(start + index + 1)
+        if worker > 1:  # the owner hands out to worker 1
+            for duty in duties(own, workers):
+                count(start + duty)
+    return counts
+
+
 def alive(workers: int, *, cyclic: bool) -> list[int]:
     """Stage-activations that all workers together hold, in each time-step of a step.
 
