@@ -58,8 +58,9 @@ slurm-test: $(VENV)/.installed
 	tests/slurm/run.sh $(BIN)/python
 
 # Mutated messages through every decoder, on kernels with AddressSanitizer and UndefinedBehaviorSanitizer.
+SECONDS_OF_FUZZING ?= 90
 fuzz-smoke: $(VENV)/.installed
-	tests/fuzz/run.sh smoke
+	tests/fuzz/run.sh smoke 100000 $(SECONDS_OF_FUZZING)
 
 # The same guided by coverage, with clang's libFuzzer: make fuzz RUNS=10000000
 RUNS ?= 1000000
@@ -171,8 +172,15 @@ gpu:
 build: $(VENV)/.tools
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
 
+# The kernels are compiled beside the installation of all that they do without, which takes one thread.
+EXTRAS := mpich train examples dev
 $(VENV)/.installed: $(VENV)/.tools CMakeLists.txt $(SOURCES) kernels/CMakeLists.txt
-	$(BIN)/pip install -q $(PIP_ARGS) --no-build-isolation -c constraints.txt -e '.[mpich,train,examples,dev]'
+	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	  print(*p['dependencies'], *(r for e in '$(EXTRAS)'.split() for r in p['optional-dependencies'][e]), sep='\n')" \
+	  > $(VENV)/requirements.txt
+	$(BIN)/pip install -q $(PIP_ARGS) -c constraints.txt -r $(VENV)/requirements.txt & others=$$!; failed=0; \
+	  $(BIN)/pip install -q $(PIP_ARGS) --no-build-isolation --no-deps -e . || failed=1; \
+	  wait $$others && exit $$failed
 	touch $@
 
 $(VENV)/.tools: pyproject.toml constraints.txt
