@@ -14,9 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridcomp.train.data import Batches
-from hybridcomp.train.model import ModelShape
-from hybridcomp.train.parallel import build_model, rehearse
 from hybridcomp.train.schedules import Run, Schedule, make_schedule
 from hybridcomp.train.start import Job, prepare
 from hybridcomp.train.topology import make_topology
@@ -59,22 +56,11 @@ def sleeping_schedule(job: Job, seconds: tuple[float, float], told: Told = lambd
         told: is told of each pass.
     """
     config = job.config
-    topology = make_topology(config.dp, config.pp, config.tp)
-    shape = ModelShape.of(job.identity)
-    model = build_model(shape, config, job.policy, topology)
-    rehearse(model, config)
-    for stage in model.stages:
+    run = Run.of(job, make_topology(config.dp, config.pp, config.tp))
+    for stage in run.model.stages:
         for block in stage.plain.blocks.values():
             _slow(block, seconds, told)
-    batches = Batches(job.corpus, config)
-
-    def batch(step: int) -> Tensor:
-        return torch.from_numpy(batches.train(step, topology.dp))
-
-    counters = torch.zeros(2, len(config.axes), dtype=torch.int64)
-    return make_schedule(
-        Run(model, shape, config, job.policy, topology, batch, lambda: counters, lambda: False)
-    )
+    return make_schedule(run)
 
 
 def _slow(block: nn.Module, seconds: tuple[float, float], told: Told) -> None:

@@ -13,15 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 import hybridcomp.torch as hct
 from hybridcomp.errors import ConfigError, DivergedError
 from hybridcomp.train.checkpoint import Trained, load_checkpoint, save_checkpoint
 from hybridcomp.train.exchange import Exchange
 from hybridcomp.train.metrics import MetricsFile, Traffic, per_axis
-from hybridcomp.train.model import ModelShape
-from hybridcomp.train.parallel import build_model, rehearse
 from hybridcomp.train.progress import Progress
 from hybridcomp.train.reading import to_toml
 from hybridcomp.train.resume import Checkpoint, newest
@@ -76,12 +73,10 @@ class Trainer:
         self._config = config
         self._topology = topology
         self._out = Path(config.out or ".")
-        shape = ModelShape.of(job.identity)
         torch.manual_seed(config.seed)  # the default seed differs from process to process
-        self._model = build_model(shape, config, job.policy, topology)
-        rehearse(self._model, config)
         self._traffic = Traffic(config.axes)
-        run = Run(self._model, shape, config, job.policy, topology, self._batch, self._traffic.total, asked)
+        with self._traffic.aside():
+            run = Run.of(job, topology, self._traffic.total, asked)
         self._schedule = make_schedule(run)
         self._step = 0
         self._elapsed = [0.0]  # seconds of training after each step since the first of this process
@@ -165,9 +160,6 @@ class Trainer:
             self._show_step(result)
         return results
 
-    def _batch(self, step: int) -> Tensor:
-        return torch.from_numpy(self._job.batches.train(step, self._topology.dp))
-
     def _evaluate(self) -> None:
         with self._traffic.aside():
             micro = [torch.from_numpy(batch) for batch in self._job.batches.evaluate(self._topology.dp)]
@@ -211,7 +203,7 @@ class Trainer:
         )
 
     def _announce(self) -> None:
-        updater, topology, model = self._schedule.updater, self._topology, self._model
+        updater, topology, model = self._schedule.updater, self._topology, self._schedule.run.model
         mine = [
             p.numel()
             for name, p in updater.parameters.items()

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 import hybridcomp.torch as hct
+from hybridcomp.train.schedules import Run, make_schedule
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group
-from tests.train.check_replicas import build
 from tests.train.tally import tell
 
 COMMON = (
@@ -35,9 +35,11 @@ class Outcome:
 
     Attributes:
         compresses: whether its policy does.
+        axes: that messages go over, of more than one rank.
     """
 
     compresses: bool
+    axes: tuple[str, ...]
     weights: dict[str, torch.Tensor]
     results: list[tuple[int, float, float]]
     rows: list[hct.StatRow]
@@ -49,7 +51,7 @@ class Outcome:
 
 
 def outcome(job, topology: Topology) -> Outcome:
-    schedule = build(job, topology)
+    schedule = make_schedule(Run.of(job, topology))
     results = []
     for step in range(STEPS):
         results += schedule.train(step, last=step in (0, STEPS - 1))
@@ -57,18 +59,22 @@ def outcome(job, topology: Topology) -> Outcome:
         if step == 0:
             hct.reset_stats()  # of a few bytes by which PyTorch's pipelines get to know each other
     rows = hct.stats()
-    problems = differing(schedule.updater.parameters, schedule.run.model.split, topology)
+    model = schedule.run.model
+    problems = differing(schedule.updater.parameters, model.split, model.apart, topology)
     weights = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
     told = [(r.step, r.loss, r.norm) for r in results]
-    return Outcome(job.policy.compresses, weights, told, rows, problems)
+    axes = tuple(
+        a for a in job.config.axes if getattr(job.config, a, 2) > 1
+    )  # experts: of a size that divides dp
+    return Outcome(job.policy.compresses, axes, weights, told, rows, problems)
 
 
-def differing(parameters, split, topology: Topology) -> list[str]:
+def differing(parameters, split, apart, topology: Topology) -> list[str]:
     """Whether ranks that have the same parameters have them to the bit."""
     problems = []
     for axis in ("dp", "tp"):
         for name, mine in parameters.items():
-            if axis == "tp" and name in split:
+            if (axis == "tp" and name in split) or (axis == "dp" and name in apart):
                 continue
             everyone = [torch.empty_like(mine, dtype=torch.int32) for _ in range(topology.sizes[axis])]
             dist.all_gather(everyone, mine.detach().view(torch.int32), group=topology.group(axis))
@@ -92,9 +98,9 @@ def bf16_is_near_and_half_as_long(wide: Outcome, narrow: Outcome) -> list[str]:
     for (step, a, _), (_, b, _) in zip(wide.results, narrow.results, strict=True):
         if not 0 < abs(a - b) < 0.01 * a:
             problems.append(f"loss {b} instead of {a} in step {step}")
-    for axis in ("pp", "tp"):
+    for axis in ("pp", "tp", "ep"):
         sent = [run.total(axis, "wire_bytes") for run in (wide, narrow)]
-        if sent[0] != 2 * sent[1]:
+        if sent[0] != 2 * sent[1] or (axis in wide.axes and not sent[0]):
             problems.append(f"{sent} bytes over {axis}")
     if {w.dtype for w in narrow.weights.values()} != {torch.float32}:
         problems.append("weights are not fp32")

@@ -17,9 +17,6 @@ import torch.distributed as dist
 
 import hybridcomp.torch as hct
 from hybridcomp.train.checkpoint import Trained, load_checkpoint, save_checkpoint
-from hybridcomp.train.data import Batches
-from hybridcomp.train.model import ModelShape
-from hybridcomp.train.parallel import build_model, rehearse
 from hybridcomp.train.resume import Checkpoint
 from hybridcomp.train.schedules import Run, make_schedule
 from hybridcomp.train.schedules.cyclic import is_fresh
@@ -53,7 +50,7 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
     gc.collect()  # the memory of the case before is not of this one's checkpoint
     hct.reset_stats()
     checkpoint = Checkpoint(folder / f"step-{PAUSE:08d}", PAUSE, 0.0, job.policy.digest, {})
-    schedule = build(job, topology)
+    schedule = make_schedule(Run.of(job, topology))
     used = watch(schedule) if job.config.shard == "stages" else None
     results = []
     for step in range(STEPS):
@@ -142,7 +139,7 @@ def check_resumed(problems, checkpoint: Checkpoint, job, topology: Topology, who
     Its schedule must be gone: its hook's memory belongs to the next one, as in a new process.
     """
     gc.collect()
-    again = build(job, topology)
+    again = make_schedule(Run.of(job, topology))
     load_checkpoint(checkpoint, trained(again), topology, same_policy=True)
     resumed = []
     for step in range(checkpoint.step, len(results)):
@@ -154,21 +151,6 @@ def check_resumed(problems, checkpoint: Checkpoint, job, topology: Topology, who
     for a, b in zip(results[checkpoint.step :], resumed, strict=True):
         if (a.step, a.loss, a.norm) != (b.step, b.loss, b.norm):
             problems.append(f"resumed: {b} instead of {a}")
-
-
-def build(job, topology: Topology):
-    config = job.config
-    shape = ModelShape.of(job.identity)
-    model = build_model(shape, config, job.policy, topology)
-    rehearse(model, config)
-    batches = Batches(job.corpus, config)
-
-    def batch(step: int) -> torch.Tensor:
-        return torch.from_numpy(batches.train(step, topology.dp))
-
-    return make_schedule(
-        Run(model, shape, config, job.policy, topology, batch, lambda: TRAFFIC, lambda: False)
-    )
 
 
 def tensors(schedule) -> dict[str, torch.Tensor]:

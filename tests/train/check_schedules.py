@@ -15,9 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hybridcomp.train.data import Batches
-from hybridcomp.train.model import ModelShape, loss_of
-from hybridcomp.train.parallel import build_model, rehearse
+from hybridcomp.train.model import loss_of
 from hybridcomp.train.schedules import Run, make_schedule
 from hybridcomp.train.schedules.cyclic import duties, totals_due
 from hybridcomp.train.start import prepare
@@ -51,21 +49,15 @@ def main(cases: list[str]) -> list[str]:
 
 def check(job, topology: Topology) -> list[str]:
     config = job.config
-    shape = ModelShape.of(job.identity)
-    model = build_model(shape, config, job.policy, topology)
-    rehearse(model, config)
-    batches = Batches(job.corpus, config)
-    traffic = torch.zeros(2, 3, dtype=torch.int64)
+    run = Run.of(job, topology)
+    schedule = make_schedule(run)
 
-    def batch(step: int, replica: int = topology.dp) -> torch.Tensor:
-        return torch.from_numpy(batches.train(step, replica))
+    def batch(step: int, replica: int) -> torch.Tensor:
+        return torch.from_numpy(job.batches.train(step, replica))
 
-    schedule = make_schedule(
-        Run(model, shape, config, job.policy, topology, batch, lambda: traffic, lambda: False)
-    )
     problems: list[str] = []
-    reference = make_reference(problems, shape, config, batch)
-    held_out = [torch.from_numpy(m) for m in batches.evaluate(topology.dp)]
+    reference = make_reference(problems, run.shape, config, batch)
+    held_out = [torch.from_numpy(m) for m in job.batches.evaluate(topology.dp)]
     results = []
     for step in range(config.steps):
         last = step in DRAINED

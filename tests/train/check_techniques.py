@@ -18,10 +18,11 @@ import torch.distributed as dist
 import hybridcomp.torch as hct
 from hybridcomp.train.checkpoint import save_checkpoint
 from hybridcomp.train.resume import Checkpoint
+from hybridcomp.train.schedules import Run, make_schedule
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group
-from tests.train.check_replicas import COMMON, TRAFFIC, build, check_resumed, tensors, trained
+from tests.train.check_replicas import COMMON, TRAFFIC, check_resumed, tensors, trained
 from tests.train.tally import tell
 
 PAUSE, STEPS = 1, 3
@@ -44,7 +45,7 @@ def check(job, topology: Topology, folder: Path, wanted) -> list[str]:
     problems: list[str] = []
     gc.collect()  # a hook of the case before would be saved with this one's
     checkpoint = Checkpoint(folder / f"step-{PAUSE:08d}", PAUSE, 0.0, job.policy.digest, {})
-    schedule = build(job, topology)
+    schedule = make_schedule(Run.of(job, topology))
     hct.reset_stats()
     results = []
     for step in range(STEPS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model import ModelShape
-from hybridcomp.train.parallel import RankModel
+from hybridcomp.train.parallel import RankModel, build_model, rehearse
 from hybridcomp.train.schedules.evaluation import evaluate
 from hybridcomp.train.stream import stream_of
 from hybridcomp.train.topology import Topology
 from hybridcomp.train.update import Result, Updater
+
+if TYPE_CHECKING:
+    from hybridcomp.train.start import Job
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,32 @@ class Run:
     batch: Callable[[int], Tensor]
     traffic: Callable[[], Tensor]
     asked: Callable[[], bool]
+
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        topology: Topology,
+        traffic: Callable[[], Tensor] | None = None,
+        asked: Callable[[], bool] = lambda: False,
+    ) -> Run:
+        """What the schedule of a job is made of, its model built and rehearsed; collective.
+
+        Args:
+            job: what to train; its process group is up.
+            topology: the job's mesh.
+            traffic: see the attributes; by default nothing is counted.
+            asked: see the attributes.
+        """
+        config, shape = job.config, ModelShape.of(job.identity)
+        model = build_model(shape, config, job.policy, topology)
+        rehearse(model, config)
+        nothing = torch.zeros(2, len(config.axes), dtype=torch.int64)
+
+        def batch(step: int) -> Tensor:
+            return torch.from_numpy(job.batches.train(step, topology.dp))
+
+        return cls(model, shape, config, job.policy, topology, batch, traffic or (lambda: nothing), asked)
 
     def updater(
         self, parameters: Mapping[str, nn.Parameter] | None = None, *, apart: frozenset[str] = frozenset()
