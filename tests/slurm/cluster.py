@@ -141,7 +141,7 @@ class Cluster:
             # No name server answers here, and torch would warn on every connection.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
-        return environment(**site, **variables)
+        return environment(**{**site, **variables})
 
     def _on(self, host: int, *argv: str) -> str:
         done = subprocess.run(

