@@ -16,10 +16,11 @@ demo: $(VENV)/.installed
 test: test-unit test-mpi
 
 # Those of codecs and kernels start no ranks: they share the cores. Those that start ranks of PyTorch spend a third of
-# their time waiting: two at a time, file by file. The others, which measure time or use the lab, have the machine for
-# themselves.
+# their time waiting: two at a time, file by file, beside some that take one core. The others, which measure time or use
+# the lab, have the machine for themselves.
 TOGETHER := tests/codecs tests/cuda
-IN_PAIRS := tests/torch tests/train tests/examples tests/peer tests/warm
+IN_PAIRS := tests/torch tests/train tests/examples tests/peer tests/warm tests/emulation tests/mpi4py_suite tests/soak \
+  tests/study/test_study.py tests/test_bench_codecs.py
 test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TOGETHER) -n auto
 	$(BIN)/python -m pytest $(IN_PAIRS) -n 2 --dist loadfile --durations=20

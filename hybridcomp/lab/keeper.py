@@ -109,9 +109,11 @@ def _make_loopback(config: dict[str, Any]) -> list[int]:
     return [only]
 
 
-def _processes(namespaces: set[tuple[int, int]], mark: bytes) -> list[int]:
-    """Return the ids of the processes in the namespaces or with the mark in their environment."""
+def _processes(namespaces: set[tuple[int, int]], mark: bytes) -> tuple[list[int], bool]:
+    """Return the ids of the processes in the namespaces or with the mark in their environment; and whether there may
+    be more, which have none yet."""
     found = []
+    unclear = False
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
@@ -120,10 +122,19 @@ def _processes(namespaces: set[tuple[int, int]], mark: bytes) -> list[int]:
             info = os.stat(f"/proc/{entry}/ns/net")
             inside = (info.st_dev, info.st_ino) in namespaces
         with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+            unclear |= _starting(entry)
             inside = inside or any(part.startswith(mark) for part in file.read().split(b"\0"))
         if inside:
             found.append(int(entry))
-    return found
+    return found, unclear
+
+
+def _starting(process: str) -> bool:
+    """Tell whether a process is inside execve(2), with its old environment gone and the new one to come."""
+    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    # proc(5): vsize, which the kernel's own threads have not; and env_start.
+    return int(fields[20]) > 0 and int(fields[47]) == 0
 
 
 def _dying(process: int) -> bool:
@@ -140,12 +151,12 @@ def _end(namespaces: set[tuple[int, int]], mark: bytes) -> None:
     deadline = time.monotonic() + END_SECONDS
     killed: set[int] = set()
     while time.monotonic() < deadline:
-        found = _processes(namespaces, mark)
+        found, unclear = _processes(namespaces, mark)
         for process in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         killed.update(found)
-        if not found and not any(map(_dying, killed)):
+        if not found and not unclear and not any(map(_dying, killed)):
             return
         time.sleep(0.02)
 
