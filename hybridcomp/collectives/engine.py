@@ -25,6 +25,7 @@ from mpi4py import MPI
 
 from hybridcomp.collectives.notices import Notices
 from hybridcomp.collectives.request import Pending, Ready, Request, Steps
+from hybridcomp.collectives.watch import WatchedLock
 from hybridcomp.errors import CollectiveTimeoutError, MismatchError, RemoteError
 
 __all__ = ["Engine", "Pending", "Ready", "Request", "Steps", "engine"]
@@ -55,7 +56,7 @@ class Engine:
     """All operations in flight in this process. There is one: :func:`engine`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = WatchedLock()
         self._active: list[Request] = []  # the urgent first, and of those the oldest
         self._abandoned: list[Request] = []  # ended early: MPI may still write to their buffers
         self._listening: list[Notices] = []
@@ -274,16 +275,34 @@ class Engine:
                 self.poll()
                 if until():
                     return
+                between = max(least, (time.monotonic() - began) * _AGE_SHARE)
+                if not aside and self._watch(between):
+                    continue
                 looks += 1
                 if looks <= _YIELDS and not aside:
                     os.sched_yield()
                 else:
-                    waited = time.monotonic() - began
-                    time.sleep(self._pause(max(least, waited * _AGE_SHARE)))
+                    time.sleep(self._pause(between))
         finally:
             self._foreground -= 1
             if self._active:
                 self._wake.set()  # the background goes on
+
+    def _watch(self, least: float) -> bool:
+        """Wait until one of the messages that operations wait for is there, for some milliseconds at most.
+
+        Returns:
+            Whether it has: not if there is more to look at, or another thread polls.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            quiet = time.monotonic() - self._moved
+            return self._lock.watch(
+                self._active, quiet, least=least, most=_SLEEP_MAX, share=_SLEEP_SHARE, longest=_LISTEN
+            )
+        finally:
+            self._lock.release()
 
     def _pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
         return min(max(least, (time.monotonic() - self._moved) * share), _SLEEP_MAX)

@@ -9,7 +9,6 @@ it is entered here without giving up the interpreter.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from hybridcomp import trace
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.handle import called_back
+from hybridcomp.collectives.library import address
 from hybridcomp.collectives.p2p import encoded
 from hybridcomp.collectives.request import sender
 from hybridcomp.collectives.stats import Call, StatRow, record
@@ -179,7 +179,7 @@ class Quick(Core):
             if what == "broadcast" and key[1] == self.rank:
                 send, recv = recv, send  # the root's array may be read-only
             operation = self._operations[key] = kernels().MpiOperation(
-                _library(), _address(shape.function), send, recv, shape.request, what == "all_reduce"
+                _library(), address(shape.function), send, recv, shape.request, what == "all_reduce"
             )
         return operation
 
@@ -222,16 +222,7 @@ def _remaining(request: MPI.Request, peer: int, status: MPI.Status | None, keep:
 
 
 @functools.cache
-def _address(function: str) -> int:
-    """Where a function of the MPI is that mpi4py uses."""
-    found = getattr(ctypes.CDLL(MPI.__file__), function)
-    address = ctypes.cast(found, ctypes.c_void_p).value
-    assert address is not None
-    return address
-
-
-@functools.cache
 def _library() -> Any:
     return kernels().MpiLibrary(
-        _address("MPI_Test"), np.ndarray, MPI.IN_PLACE, int(MPI.IN_PLACE), MPI.Exception
+        address("MPI_Test"), np.ndarray, MPI.IN_PLACE, int(MPI.IN_PLACE), MPI.Exception
     )

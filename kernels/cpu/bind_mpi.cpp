@@ -6,7 +6,6 @@
 // in one MPI and a pointer in another; the calling conventions of x86-64 and AArch64 pass either in a slot of
 // eight bytes, and do not mind slots after the last argument.
 #include <nanobind/stl/vector.h>
-#include <sched.h>
 
 #include <array>
 #include <chrono>
@@ -16,14 +15,17 @@
 #include <vector>
 
 #include "bind.hpp"
+#include "looks.hpp"
 
 namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
 constexpr int kSlots = 8;
-constexpr int kSpins = 12;               // looks that do not give way
-constexpr int kLooks = 400;              // looks in all: some 300 us
+constexpr int kSpins = 12;            // looks that do not give way
+constexpr double kYielding = 300e-6;  // seconds in which a look gives way to whoever waits for the core
+constexpr double kWaiting = 5e-3;     // seconds until the engine takes over
+constexpr double kSleepMin = 20e-6, kSleepMax = 1e-3, kSleepShare = 1.0 / 16;
 constexpr std::size_t kBrief = 1 << 17;  // bytes that are moved before others may have the interpreter
 
 using Slots = std::array<std::uint64_t, kSlots>;
@@ -169,9 +171,14 @@ class Operation {
       code = post_(slots[0], slots[1], slots[2], slots[3], slots[4], slots[5], slots[6], slots[7]);
       if (!code) code = library_.test(&request, &done, status);
       if (!code && !done && !release) release.emplace();
-      for (int look = 1; !code && !done && look < kLooks; ++look) {
-        if (look > kSpins) sched_yield();
+      for (int look = 1; !code && !done && look <= kSpins; ++look)
         code = library_.test(&request, &done, status);
+      if (!code && !done) {
+        const Looks looks(0, kYielding, kSleepMin, kSleepMax, kSleepShare);
+        for (double left = kWaiting; !code && !done && left > 0; left = kWaiting - looks.seconds()) {
+          looks.wait(left);
+          code = library_.test(&request, &done, status);
+        }
       }
     }
     if (code) {

@@ -56,6 +56,7 @@ NB_MODULE(_kernels, m) {
   bind_lowrank(m);
   bind_mpc(m);
   bind_mpi(m);
+  bind_watch(m);
   bind_planes(m);
   bind_minifloat(m);
   bind_sign(m);
