@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     Outside MPI everything that can be checked is checked, then the process becomes ``mpiexec``; inside MPI
     the ranks check again, agree, and train.
     """
+    job = None
     if not launch.inside_mpi():
         try:
             job = start.prepare(arguments)
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
                 launch.exec_under_mpiexec(job.config.ranks, job.config.threads, arguments)
         except HybridcompError as error:
             return _complain(str(error))
-    return _run_as_rank(arguments)
+    return _run_as_rank(arguments, job)
 
 
 def _complain(what: str) -> int:
@@ -45,17 +46,17 @@ def _complain(what: str) -> int:
     return _WRONG_INPUT
 
 
-def _run_as_rank(arguments: Sequence[str]) -> int:
+def _run_as_rank(arguments: Sequence[str], prepared: start.Job | None) -> int:
     request = StopRequest()
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 
     comm = MPI.COMM_WORLD
-    job: start.Job | None = None
+    job = prepared
     status, printed = _READY, ""
     # A rank that leaves alone would let the others wait, and one message is better than one per rank.
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:
-            job = start.prepare(arguments)
+            job = job or start.prepare(arguments)
             launch.check_rank_count(job.config.ranks, comm)
         except HybridcompError as error:
             status, printed = _WRONG_INPUT, _PREFIX + str(error) + "\n"
