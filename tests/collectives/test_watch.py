@@ -1,0 +1,91 @@
+"""Waiting for MPI's requests in compiled code, and the lock that is held meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hybridcomp.collectives.library import address
+from hybridcomp.collectives.request import Pending
+from hybridcomp.collectives.watch import WatchedLock
+from hybridcomp.native import kernels
+
+HOW = {"least": 20e-6, "most": 1e-3, "share": 1 / 16}
+
+
+@pytest.fixture
+def message():
+    """A receive that no message has reached; sends it at the end, if nobody has."""
+    comm = MPI.COMM_SELF.Dup()
+    request = comm.Irecv(np.empty(1), 0, 5)
+    sent: list[MPI.Request] = []
+
+    def send() -> None:
+        if not sent:
+            sent.append(comm.Isend(np.ones(1), 0, 5))
+
+    yield request, send
+    send()
+    MPI.Request.Waitall([request, *sent])
+    comm.Free()
+
+
+def operation(request: MPI.Request, **more) -> SimpleNamespace:
+    return SimpleNamespace(_pending=Pending([request], [0], **more), _arrived=0)
+
+
+def test_it_waits_until_the_time_is_over_or_the_message_is_there(message):
+    request, send = message
+    watch = kernels().MpiWatch(address("MPI_Request_get_status"))
+    handles, brief = [MPI._handleof(request)], 1e-4
+    began = time.monotonic()
+    assert not watch.wait(handles, 0.0, brief, longest=0.05, **HOW)
+    assert 0.05 <= time.monotonic() - began < 2
+    timer = threading.Timer(0.05, send)
+    timer.start()
+    assert watch.wait(handles, 0.0, brief, longest=20.0, **HOW)
+    assert 0.05 <= time.monotonic() - began < 10
+    timer.join()
+    assert request != MPI.REQUEST_NULL  # is left to whoever tests it
+    assert request.Test()
+
+
+def test_who_wants_the_lock_need_not_wait_for_a_message(message):
+    request, _ = message
+    lock = WatchedLock()
+    with lock:  # makes the compiled part
+        lock.watch([operation(request)], 0.0, longest=0.0, **HOW)
+    took: list[float] = []
+
+    def other() -> None:
+        time.sleep(0.05)
+        began = time.monotonic()
+        with lock:
+            took.append(time.monotonic() - began)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with lock:
+        assert lock.watch([operation(request)], 0.0, longest=20.0, **HOW)
+    thread.join()
+    assert took[0] < 10
+
+
+def test_what_waits_for_more_than_messages_is_not_for_it(message):
+    request, _ = message
+    lock = WatchedLock()
+    polled = operation(request, poll=lambda: False)
+    arrived = SimpleNamespace(_pending=Pending([request], [0]), _arrived=1)
+    with lock:
+        for active in ([], [polled], [operation(request), arrived]):
+            assert not lock.watch(active, 0.0, longest=20.0, **HOW)
+
+
+def test_an_address_is_needed():
+    with pytest.raises(ValueError, match="MPI_Request_get_status"):
+        kernels().MpiWatch(0)
