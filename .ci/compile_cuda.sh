@@ -17,23 +17,31 @@ compile_module() { # module source options...
     -o "$out/$module.fatbin" "kernels/cuda/$source" 2>"$out/$module.log" || { cat "$out/$module.log"; return 1; }
 }
 
+compile_header() { # header
+  local name
+  name=$(basename "$1" .hpp)
+  echo "#include \"hybridcomp/$name.hpp\"" >"$out/$name-header.cu"
+  nvcc "${flags[@]}" -arch=sm_75 -cubin -o "$out/$name-header.cubin" "$out/$name-header.cu"
+}
+
+wait_for_a_core() { while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done; }
+
 wanted=" $* "
 count=0
 while read -r module source options; do
   [[ -z $module || $module == \#* ]] && continue
   [[ $# -gt 0 && $wanted != *" $module "* ]] && continue
   read -ra words <<<"${options:-}"
-  while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+  wait_for_a_core
   compile_module "$module" "$source" "${words[@]}" &
   count=$((count + 1))
 done <kernels/cuda/modules.txt
-while [ "$(jobs -p | wc -l)" -gt 0 ]; do wait -n; jobs -p >/dev/null; done
-python3 .ci/cuda_usage.py "$out"
-
 headers=()
 if [ $# -eq 0 ]; then headers=(kernels/include/hybridcomp/*.hpp); fi
 for header in "${headers[@]}"; do
-  echo "#include \"hybridcomp/$(basename "$header")\"" >"$out/header.cu"
-  nvcc "${flags[@]}" -arch=sm_75 -cubin -o "$out/header.cubin" "$out/header.cu"
+  wait_for_a_core
+  compile_header "$header" &
 done
+while [ "$(jobs -p | wc -l)" -gt 0 ]; do wait -n; jobs -p >/dev/null; done
+python3 .ci/cuda_usage.py "$out"
 echo "compiled $count CUDA modules for sm_75, sm_80 and sm_90, and ${#headers[@]} headers"
