@@ -1,4 +1,4 @@
-"""Waiting for MPI without Python: a look from here costs tens of microseconds, one from compiled code a few.
+"""Waiting for MPI in compiled code, where a look costs a core less time than in Python.
 
 Where ranks share cores, what they spend on looking is taken from those that compute.
 """

@@ -122,26 +122,30 @@ def _processes(namespaces: set[tuple[int, int]], mark: bytes) -> tuple[list[int]
             info = os.stat(f"/proc/{entry}/ns/net")
             inside = (info.st_dev, info.st_ino) in namespaces
         with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
-            unclear |= _starting(entry)
+            unclear |= _starting(int(entry))
             inside = inside or any(part.startswith(mark) for part in file.read().split(b"\0"))
         if inside:
             found.append(int(entry))
     return found, unclear
 
 
-def _starting(process: str) -> bool:
-    """Tell whether a process is inside execve(2), with its old environment gone and the new one to come."""
+def _stat(process: int) -> list[str]:
+    """Return what proc(5) says of a process, from its state on, which is the third field."""
     with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-        fields = file.read().rpartition(")")[2].split()
-    # proc(5): vsize, which the kernel's own threads have not; and env_start.
+        return file.read().rpartition(")")[2].split()
+
+
+def _starting(process: int) -> bool:
+    """Tell whether a process is inside execve(2), with its old environment gone and the new one to come."""
+    fields = _stat(process)
+    # vsize, which the kernel's own threads have not; and env_start.
     return int(fields[20]) > 0 and int(fields[47]) == 0
 
 
 def _dying(process: int) -> bool:
     """Tell whether a killed process is still on its way out; its environment goes before its files do."""
     try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+        return _stat(process)[0] not in "ZX"
     except OSError:
         return False
 

@@ -11,6 +11,11 @@ from tests.train.harness import ROOT, TINY, metrics
 
 pytestmark = pytest.mark.timeout(180)
 
+ALL_REDUCE = (
+    "slurm/allreduce.sbatch",
+    *("--codec", "int8", "--size", "1M", "--iters", "1", "--warmup", "0"),
+)
+
 
 def completed(cluster: Cluster, job: str, *, log: str | None = None, seconds: float = 90) -> str:
     """What the job printed, once it has ended well."""
@@ -21,9 +26,7 @@ def completed(cluster: Cluster, job: str, *, log: str | None = None, seconds: fl
 
 
 def test_an_all_reduce_over_four_nodes(cluster: Cluster) -> None:
-    job = cluster.submit(
-        "slurm/allreduce.sbatch", "--codec", "int8", "--size", "1M", "--iters", "1", "--warmup", "0"
-    )
+    job = cluster.submit(*ALL_REDUCE)
     text = completed(cluster, job)
     assert f"job {job} on n[1-4], start 0" in text
     assert re.search(r"^.*\bint8:block=128\b.*$", text, re.MULTILINE), text
@@ -34,12 +37,8 @@ def test_open_mpi_by_pmix(cluster: Cluster) -> None:
     """By which alone srun tells Open MPI 5 its ranks."""
     if "pmix" not in cluster.command("srun", "--mpi=list"):
         pytest.skip("this Slurm was built without PMIx")
-    job = cluster.submit(
-        "slurm/allreduce.sbatch",
-        *("--codec", "int8", "--size", "1M", "--iters", "1", "--warmup", "0"),
-        HYBRIDCOMP_VENV=str(ROOT / "build/openmpi"),
-        SLURM_MPI_TYPE="pmix",
-    )
+    openmpi = {"HYBRIDCOMP_VENV": str(ROOT / "build/openmpi"), "SLURM_MPI_TYPE": "pmix"}
+    job = cluster.submit(*ALL_REDUCE, **openmpi)
     text = completed(cluster, job)
     assert re.search(r"\b4 ranks\b", text), text
     assert "Open MPI" in text, text

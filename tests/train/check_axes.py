@@ -63,9 +63,8 @@ def outcome(job, topology: Topology) -> Outcome:
     problems = differing(schedule.updater.parameters, model.split, model.apart, topology)
     weights = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
     told = [(r.step, r.loss, r.norm) for r in results]
-    axes = tuple(
-        a for a in job.config.axes if getattr(job.config, a, 2) > 1
-    )  # experts: of a size that divides dp
+    # Experts' is no field: it is as many ranks as divide both.
+    axes = tuple(axis for axis in job.config.axes if getattr(job.config, axis, 2) > 1)
     return Outcome(job.policy.compresses, axes, weights, told, rows, problems)
 
 
