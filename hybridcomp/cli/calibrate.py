@@ -18,10 +18,11 @@ from hybridcomp.codecs import get_codec
 from hybridcomp.collectives import Communicator
 from hybridcomp.collectives.choosing import CHUNK_VARIABLE
 from hybridcomp.collectives.near import meet, own_pool
-from hybridcomp.collectives.topology import Topology
+from hybridcomp.collectives.topology import discover
 from hybridcomp.errors import CollectiveTimeoutError
 from hybridcomp.perfmodel.calibrate import SPECS, codec_speed, memory_speed
 from hybridcomp.perfmodel.profile import DEFAULT, Profile, Speed, Tier
+from hybridcomp.schedules.topology import Topology
 
 _TIMEOUT = 120.0  # seconds
 _SLEEP, _LONG_SLEEP = 50e-6, 5e-3
@@ -57,7 +58,7 @@ def hosts_of(comm: MPI.Comm) -> tuple[Topology, bool]:
     """Which ranks share a host, and whether those of each can read each other's messages in place; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        topology = Topology.of(comm, node)
+        topology = discover(comm, node)
         near = own_pool() is not None if node.size == 1 else meet(comm, node) is not None
     finally:
         node.Free()

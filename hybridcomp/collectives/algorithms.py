@@ -28,7 +28,7 @@ from hybridcomp.collectives.reduce import direct_reduce, tree_reduce
 from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
 from hybridcomp.collectives.ring import ring_allgather, ring_allreduce, ring_reduce_scatter
 from hybridcomp.collectives.sparse import sparse_allreduce
-from hybridcomp.collectives.topology import Topology
+from hybridcomp.schedules.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

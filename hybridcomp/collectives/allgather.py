@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming
+from hybridcomp.schedules.shards import Shards
 
 
 def allgather(carrier: Carrier, send: Flat, recv: Flat, tags: Sequence[int]) -> Steps:

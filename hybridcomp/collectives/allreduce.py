@@ -25,8 +25,8 @@ from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Memory
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming, Sealed
+from hybridcomp.schedules.shards import Shards
 
 _AHEAD = 3  # chunks sent before the first one is summed
 _BEHIND = 2  # chunks summed before the first result is decoded

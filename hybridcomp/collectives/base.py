@@ -28,7 +28,7 @@ from hybridcomp.collectives.notices import Notices
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.through_host import Extents as ByteExtents
 from hybridcomp.collectives.through_host import through_host
-from hybridcomp.collectives.topology import Topology
+from hybridcomp.collectives.topology import discover
 from hybridcomp.collectives.transport import Transport
 from hybridcomp.collectives.turns import Turn
 from hybridcomp.device import DeviceArray
@@ -73,7 +73,7 @@ class Base:
         self.cuda_aware = agreed.awareness
         direct = self.cuda_aware.messages
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self._topology = Topology.of(self.mpi, node)
+        self._topology = discover(self.mpi, node)
         # Where MPI takes device pointers, it takes them between the ranks of a host, too.
         near = None if direct else meet(self.mpi, node)
         node.Free()

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming
+from hybridcomp.schedules.shards import Shards
 
 
 def bcast(carrier: Carrier, buf: Flat, root: int, tags: Sequence[int]) -> Steps:

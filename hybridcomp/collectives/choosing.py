@@ -12,9 +12,9 @@ from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec, parse_form
 from hybridcomp.collectives.agreement import same_text
 from hybridcomp.collectives.algorithms import ALGORITHMS, Algorithm
-from hybridcomp.collectives.topology import Topology
 from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel import Profile, Setting, choose, chunk_bytes, load_profile
+from hybridcomp.schedules.topology import Topology
 
 VARIABLE = "HYBRIDCOMP_ALGORITHM"
 CHUNK_VARIABLE = "HYBRIDCOMP_CHUNK_BYTES"

@@ -15,12 +15,12 @@ from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
 from hybridcomp.codecs.feedback import Key
 from hybridcomp.codecs.forms import Form
 from hybridcomp.codecs.registry import codec_for
-from hybridcomp.collectives.shards import CHUNK_BYTES
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport import Incoming, Mailbox, Sealed, Transport
 from hybridcomp.collectives.widths import narrow
 from hybridcomp.device import Queue
 from hybridcomp.errors import MismatchError
+from hybridcomp.schedules.shards import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.links import Link

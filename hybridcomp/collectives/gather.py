@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming
 from hybridcomp.collectives.vectors import Extents
+from hybridcomp.schedules.shards import Shards
 
 
 def allgatherv(carrier: Carrier, send: Flat, recv: Flat, incoming: Extents, tags: Sequence[int]) -> Steps:

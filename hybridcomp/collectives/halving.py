@@ -27,8 +27,8 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Memory
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming, Mailbox
+from hybridcomp.schedules.shards import Shards
 
 
 def halving_allreduce(

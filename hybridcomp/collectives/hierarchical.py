@@ -23,9 +23,9 @@ from hybridcomp.codecs import Codec, Memory
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.coding import NONE
 from hybridcomp.collectives.engine import Pending, Steps
-from hybridcomp.collectives.shards import Shards
-from hybridcomp.collectives.topology import Topology
 from hybridcomp.collectives.transport import Incoming
+from hybridcomp.schedules.shards import Shards
+from hybridcomp.schedules.topology import Topology
 
 AHEAD = 1  # chunks handed to their leaders before the first one is summed there
 CROSSING = 2  # chunks sent across before the first one is summed by its owner

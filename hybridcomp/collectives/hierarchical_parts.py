@@ -9,8 +9,8 @@ from hybridcomp.codecs import Memory
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.hierarchical import AHEAD, CROSSING, Crossing, Roles, Stage, pipelined
-from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming
+from hybridcomp.schedules.shards import Shards
 
 
 def hierarchical_reduce_scatter(

@@ -27,8 +27,8 @@ from hybridcomp.codecs import Memory
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.coding import NONE
 from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming, Sealed
+from hybridcomp.schedules.shards import Shards
 
 _REGIONS = 8  # for each rank at least, of data that has so many cache lines
 _LEAST_BYTES = 1 << 12  # of a region, uncompressed

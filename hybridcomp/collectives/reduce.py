@@ -21,8 +21,8 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.collectives.bcast import binomial_tree
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming
+from hybridcomp.schedules.shards import Shards
 
 _AHEAD = 3  # chunks for which there is room before they are summed
 

@@ -8,8 +8,8 @@ from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Memory
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming
+from hybridcomp.schedules.shards import Shards
 
 _AHEAD = 3
 

@@ -22,8 +22,8 @@ from hybridcomp.codecs import Memory
 from hybridcomp.collectives.allreduce import Run
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Pending, Steps
-from hybridcomp.collectives.shards import Shards
 from hybridcomp.collectives.transport import Incoming, Mailbox
+from hybridcomp.schedules.shards import Shards
 
 _AHEAD = 4  # rounds under way: what the wire carries while a chunk is summed and encoded
 

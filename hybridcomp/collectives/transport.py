@@ -17,9 +17,9 @@ from hybridcomp.collectives.engine import Pending, Ready, Steps
 from hybridcomp.collectives.near import Near, heap
 from hybridcomp.collectives.pools import Pool
 from hybridcomp.collectives.stats import Call
-from hybridcomp.collectives.topology import Topology
 from hybridcomp.collectives.turns import Turns
 from hybridcomp.errors import MismatchError
+from hybridcomp.schedules.topology import Topology
 
 _NOTE_FROM = 1 << 12  # bytes: shorter messages travel as they are
 _TAGS = 30_000  # below MPI's guaranteed 32767; a tag comes round after as many operations

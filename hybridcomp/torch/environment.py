@@ -29,11 +29,11 @@ def export_environment() -> None:
         raise ConfigError('export_environment comes after dist.init_process_group("hybridcomp")')
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 
-    from hybridcomp.collectives.topology import Topology  # noqa: PLC0415
+    from hybridcomp.collectives.topology import discover  # noqa: PLC0415
 
     node = comm.mpi.Split_type(MPI.COMM_TYPE_SHARED)
     local_rank, local_size = node.rank, node.size
-    host = Topology.of(comm.mpi, node).hosts[comm.rank]
+    host = discover(comm.mpi, node).hosts[comm.rank]
     node.Free()
     with socket.create_server(("", 0)) as server:
         main = [addresses()[0], str(server.getsockname()[1])]

@@ -1,0 +1,382 @@
+"""A schedule: the part of one rank in one operation, as data.
+
+An algorithm is a function that records steps (:class:`Recorder`) and returns a :class:`Schedule`. Nothing here moves
+data or imports MPI: the same schedules are verified (:mod:`.verify`), drawn (:mod:`.draw`), costed, and run by the
+compiled engine.
+
+Steps work on *spans* of elements in named buffers (:class:`Buffer`), and on *slots*, each of which holds one message at
+a time. A step begins when all steps of its ``after`` have ended:
+
+=============  ===================================================================================================
+ENCODE         encode ``span`` into ``slot``
+SEND           send the message in ``slot`` to ``peer``; ends when the slot may be written again
+RECV           receive a message of ``count`` elements from ``peer`` into ``slot``
+CHECK          check a received message, so that it can be sent on
+DECODE         check the message in ``slot``, and write its values to ``out``
+SUM            add the messages in ``slots``, in this order, to ``span`` (to zeros if there is none); write to ``out``
+SUM_ENCODE     the same, encoded into ``slot``; ``out``, if any, gets what receivers of the message will decode
+COPY           copy ``span`` to ``out``
+=============  ===================================================================================================
+
+Sends to one peer on one *channel* are posted in the order of the schedule, and so are receives: the n-th send meets the
+n-th receive. Dependencies are hazards and nothing else: a step waits for whoever writes what it reads, and for whoever
+uses what it overwrites. A pipeline of chunks is limited by the number of slots that its chunks take in turn.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from hybridcomp.schedules.shards import CHUNK_BYTES
+from hybridcomp.schedules.topology import Topology
+
+
+class Kind(IntEnum):
+    """What a step does; the engine knows them by these numbers."""
+
+    ENCODE = 0
+    SEND = 1
+    RECV = 2
+    CHECK = 3
+    DECODE = 4
+    SUM = 5
+    SUM_ENCODE = 6
+    COPY = 7
+
+
+class Buffer(IntEnum):
+    """The arrays that spans lie in: elements of the caller's dtype; of the accumulator's in SCRATCH."""
+
+    SEND = 0
+    RECV = 1
+    SCRATCH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is to be done: the same on all ranks. A key of caches.
+
+    Attributes:
+        kind: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ...
+        counts: elements. Of an all-reduce, a broadcast or a reduce one number; else one for each rank: of the part
+            that rank gets (reduce-scatter, scatter), or gives (all-gather, gather).
+        itemsize: bytes of an element.
+        plain: messages are the elements as they are, not encoded.
+        exact: the codec is lossless: sums are encoded in the caller's dtype, not in the accumulator's.
+        feedback: parts and sums are corrected by a memory of error feedback, in the accumulator's dtype.
+        mean: sums are divided by the number of ranks.
+        root: of operations that have one.
+        chunk_bytes: uncompressed bytes of one message of a pipeline, at most.
+    """
+
+    kind: str
+    counts: tuple[int, ...]
+    itemsize: int
+    plain: bool = False
+    exact: bool = False
+    feedback: bool = False
+    mean: bool = False
+    root: int = 0
+    chunk_bytes: int = CHUNK_BYTES
+
+    @property
+    def part_wide(self) -> bool:
+        """Whether messages of what a rank has itself are of the accumulator's dtype."""
+        return self.feedback
+
+    @property
+    def sum_wide(self) -> bool:
+        """Whether messages of sums are of the accumulator's dtype."""
+        return self.feedback or not (self.exact or self.plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Elements ``start`` to ``start + count`` of a buffer."""
+
+    buffer: Buffer
+    start: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """The element after the last one."""
+        return self.start + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Room for one message at a time.
+
+    Attributes:
+        count: elements of the longest message.
+        wide: its elements are of the accumulator's dtype, not of the caller's.
+        plain: it holds the elements as they are, not encoded.
+    """
+
+    count: int
+    wide: bool = False
+    plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step; see the module. Fields that a kind does not use have their defaults.
+
+    Attributes:
+        kind: what it does.
+        after: indices of the steps that must have ended.
+        slot: the message that it writes, sends, receives or reads.
+        slots: the messages that it sums.
+        peer: rank to send to, or to receive from.
+        channel: of a send or receive, from 0.
+        count: elements of the message.
+        span: elements that it reads.
+        out: elements that it writes.
+        divide: divide the sum by the number of ranks.
+        memory: first element of the memory of error feedback that it corrects and updates; -1 for none.
+    """
+
+    kind: Kind
+    after: tuple[int, ...] = ()
+    slot: int = -1
+    slots: tuple[int, ...] = ()
+    peer: int = -1
+    channel: int = 0
+    count: int = 0
+    span: Span | None = None
+    out: Span | None = None
+    divide: bool = False
+    memory: int = -1
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The slots whose messages it reads."""
+        if self.kind in (Kind.SEND, Kind.CHECK, Kind.DECODE):
+            return (self.slot,)
+        return self.slots
+
+    @property
+    def writes(self) -> int:
+        """The slot that it fills; -1 for none."""
+        return self.slot if self.kind in (Kind.ENCODE, Kind.RECV, Kind.SUM_ENCODE) else -1
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The steps of one rank.
+
+    Attributes:
+        operation, topology, rank: what it was built for.
+        steps: in an order that respects their dependencies; of steps that are ready, the first goes first.
+        slots: room for messages.
+        scratch: elements of the buffer SCRATCH.
+        channels: how many channels sends and receives use.
+    """
+
+    operation: Operation
+    topology: Topology
+    rank: int
+    steps: tuple[Step, ...]
+    slots: tuple[Slot, ...]
+    scratch: int
+    channels: int
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.topology.hosts)
+
+    def packed(self) -> tuple[array[int], array[int], array[int]]:
+        """As the engine takes it: rows of integers for steps and for slots, and the lists that steps refer to."""
+        steps, lists = array("q"), array("q")
+        for s in self.steps:
+            where = [len(lists), len(s.slots), len(lists) + len(s.slots), len(s.after)]
+            lists.extend((*s.slots, *s.after))
+            span = (-1, 0) if s.span is None else (s.span.buffer, s.span.start)
+            out = (-1, 0) if s.out is None else (s.out.buffer, s.out.start)
+            steps.extend(
+                (s.kind, s.slot, s.peer, s.channel, s.count, *span, *out, s.divide, s.memory, *where)
+            )
+        slots = array("q")
+        for slot in self.slots:
+            slots.extend((slot.count, slot.wide, slot.plain))
+        return steps, slots, lists
+
+
+#: Integers of a step in :meth:`Schedule.packed`.
+STEP_WORDS = 15
+
+
+class Recorder:
+    """Records the steps of one rank, and finds out what each must wait for.
+
+    Attributes:
+        operation, topology, rank: what is built.
+        ranks: how many there are.
+        others: the other ranks, beginning after this one, so that not all of them send to rank 0 first.
+    """
+
+    def __init__(self, operation: Operation, topology: Topology, rank: int) -> None:
+        self.operation = operation
+        self.topology = topology
+        self.rank = rank
+        self.ranks = len(topology.hosts)
+        self.others = [(rank + i) % self.ranks for i in range(1, self.ranks)]
+        self._steps: list[Step] = []
+        self._before: list[int] = []  # of each step, all that must have ended: a set of bits
+        self._slots: list[Slot] = []
+        self._scratch = 0
+        self._channels = 0
+        self._writer: dict[int, int] = {}  # of each slot, the step that wrote it last
+        self._readers: dict[int, list[int]] = {}  # and those that read it since
+        self._touched: dict[Buffer, list[tuple[int, int, int, bool]]] = {b: [] for b in Buffer}
+
+    # -- room ----------------------------------------------------------------------------------------
+
+    def slot(self, count: int, *, wide: bool = False, plain: bool | None = None) -> int:
+        """Make room for messages of at most ``count`` elements; ``plain`` is the operation's unless given."""
+        self._slots.append(Slot(count, wide, self.operation.plain if plain is None else plain))
+        return len(self._slots) - 1
+
+    def scratch(self, count: int) -> Span:
+        """Make room for ``count`` elements of the accumulator's dtype."""
+        self._scratch += count
+        return Span(Buffer.SCRATCH, self._scratch - count, count)
+
+    # -- steps ---------------------------------------------------------------------------------------
+
+    def encode(self, slot: int, span: Span, *, memory: int = -1) -> None:
+        """Encode ``span`` into ``slot``."""
+        self._add(Step(Kind.ENCODE, slot=slot, count=span.count, span=span, memory=memory))
+
+    def send(self, slot: int, peer: int, channel: int = 0) -> None:
+        """Send what was put last into ``slot``."""
+        count = self._steps[self._writer[slot]].count
+        self._add(Step(Kind.SEND, slot=slot, peer=peer, channel=channel, count=count))
+
+    def recv(self, slot: int, count: int, peer: int, channel: int = 0) -> None:
+        """Receive ``count`` elements into ``slot``."""
+        self._add(Step(Kind.RECV, slot=slot, peer=peer, channel=channel, count=count))
+
+    def check(self, slot: int) -> None:
+        """Check the message in ``slot``."""
+        self._add(Step(Kind.CHECK, slot=slot, count=self._steps[self._writer[slot]].count))
+
+    def decode(self, slot: int, out: Span, *, memory: int = -1) -> None:
+        """Write the values of the message in ``slot`` to ``out``."""
+        self._add(Step(Kind.DECODE, slot=slot, count=out.count, out=out, memory=memory))
+
+    def sum(
+        self,
+        slots: Iterable[int],
+        own: Span | None,
+        out: Span,
+        *,
+        divide: bool = False,
+        memory: int = -1,
+    ) -> None:
+        """Add messages to ``own``, or to zeros, and write the sum to ``out``."""
+        step = Step(
+            Kind.SUM, slots=tuple(slots), count=out.count, span=own, out=out, divide=divide, memory=memory
+        )
+        self._add(step)
+
+    def sum_encode(
+        self,
+        slots: Iterable[int],
+        own: Span,
+        slot: int,
+        out: Span | None,
+        *,
+        divide: bool = False,
+        memory: int = -1,
+    ) -> None:
+        """Add messages to ``own``, encode the sum into ``slot``, and decode that to ``out``."""
+        kind, read = Kind.SUM_ENCODE, tuple(slots)
+        step = Step(
+            kind, slot=slot, slots=read, count=own.count, span=own, out=out, divide=divide, memory=memory
+        )
+        self._add(step)
+
+    def copy(self, span: Span, out: Span) -> None:
+        """Copy ``span`` to ``out``."""
+        self._add(Step(Kind.COPY, count=span.count, span=span, out=out))
+
+    def finish(self) -> Schedule:
+        """Return the schedule of what was recorded."""
+        steps, slots = tuple(self._steps), tuple(self._slots)
+        return Schedule(self.operation, self.topology, self.rank, steps, slots, self._scratch, self._channels)
+
+    # -- dependencies --------------------------------------------------------------------------------
+
+    def _add(self, step: Step) -> None:
+        index = len(self._steps)
+        needed = self._slot_hazards(step, index) | self._span_hazards(step, index)
+        after = self._reduced(needed)
+        before = 0
+        for one in after:
+            before |= self._before[one] | 1 << one
+        self._before.append(before)
+        if step.kind in (Kind.SEND, Kind.RECV):
+            self._channels = max(self._channels, step.channel + 1)
+        self._steps.append(
+            Step(
+                step.kind,
+                after,
+                step.slot,
+                step.slots,
+                step.peer,
+                step.channel,
+                step.count,
+                step.span,
+                step.out,
+                step.divide,
+                step.memory,
+            )
+        )
+
+    def _slot_hazards(self, step: Step, index: int) -> set[int]:
+        needed = set()
+        for slot in step.reads:
+            needed.add(self._writer[slot])
+            self._readers.setdefault(slot, []).append(index)
+        slot = step.writes
+        if slot >= 0:
+            if slot in self._writer:
+                needed.update(self._readers.get(slot) or [self._writer[slot]])
+            self._writer[slot] = index
+            self._readers[slot] = []
+        return needed
+
+    def _span_hazards(self, step: Step, index: int) -> set[int]:
+        needed = set()
+        for span, writes in ((step.span, False), (step.out, True)):
+            if span is None or not span.count:
+                continue
+            touched = self._touched[span.buffer]
+            for start, stop, other, wrote in touched:
+                if other != index and start < span.stop and span.start < stop and (writes or wrote):
+                    needed.add(other)
+            if writes:  # what lies within is ordered through this step from now on
+                touched[:] = [t for t in touched if not (span.start <= t[0] and t[1] <= span.stop)]
+            touched.append((span.start, span.stop, index, writes))
+        return needed
+
+    def _reduced(self, needed: set[int]) -> tuple[int, ...]:
+        """Leave out what others of ``needed`` wait for anyway."""
+        kept: list[int] = []
+        covered = 0
+        for one in sorted(needed, reverse=True):
+            if not covered >> one & 1:
+                kept.append(one)
+                covered |= self._before[one]
+        return tuple(reversed(kept))
+
+
+def spans(buffer: Buffer, cuts: Sequence[slice]) -> list[Span]:
+    """Slices of a buffer as spans."""
+    return [Span(buffer, cut.start, cut.stop - cut.start) for cut in cuts]

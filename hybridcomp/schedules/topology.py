@@ -1,0 +1,35 @@
+"""Which ranks are on which host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The hosts of a communicator's ranks; the same on all ranks.
+
+    Attributes:
+        hosts: per rank, its host's number, from 0 in the order of their first ranks.
+    """
+
+    hosts: tuple[int, ...]
+
+    @classmethod
+    def even(cls, ranks: int, ranks_per_host: int) -> Topology:
+        """Hosts of ``ranks_per_host`` consecutive ranks each; the last one may have fewer."""
+        return cls(tuple(rank // ranks_per_host for rank in range(ranks)))
+
+    @property
+    def count(self) -> int:
+        """Number of hosts."""
+        return max(self.hosts) + 1
+
+    @property
+    def largest(self) -> int:
+        """Ranks of the host that has most."""
+        return max(self.hosts.count(h) for h in range(self.count))
+
+    def ranks(self, host: int) -> list[int]:
+        """The ranks of a host, in order."""
+        return [rank for rank, h in enumerate(self.hosts) if h == host]

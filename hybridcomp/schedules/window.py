@@ -1,0 +1,49 @@
+"""Pipelines of chunks: the order in which their stages are recorded, and the slots that they take in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hybridcomp.schedules.schedule import Recorder
+
+
+class Slots:
+    """Slots that chunks take in turn: a chunk's message waits until the one ``depth`` before it is used up.
+
+    Args:
+        recorder: of the schedule.
+        depth: how many.
+        count: elements of the longest message.
+        wide: they hold elements of the accumulator's dtype.
+        plain: they hold elements as they are; None is as the operation says.
+    """
+
+    def __init__(
+        self, recorder: Recorder, depth: int, count: int, *, wide: bool = False, plain: bool | None = None
+    ) -> None:
+        self._slots = [recorder.slot(count, wide=wide, plain=plain) for _ in range(depth)]
+
+    def __getitem__(self, chunk: int) -> int:
+        """The slot of a chunk."""
+        return self._slots[chunk % len(self._slots)]
+
+
+class Stage(NamedTuple):
+    """One of the stages that every chunk passes through.
+
+    Attributes:
+        ahead: of a common count, in chunks; negative is behind it.
+        record: records the stage for a chunk.
+    """
+
+    ahead: int
+    record: Callable[[int], None]
+
+
+def pipelined(count: int, *stages: Stage) -> None:
+    """Record the stages of ``count`` chunks, the first stage furthest ahead."""
+    for step in range(-stages[0].ahead, count - stages[-1].ahead):
+        for stage in stages:
+            if 0 <= step + stage.ahead < count:
+                stage.record(step + stage.ahead)
