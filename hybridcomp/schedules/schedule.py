@@ -11,7 +11,7 @@ a time. A step begins when all steps of its ``after`` have ended:
 ENCODE         encode ``span`` into ``slot``
 SEND           send the message in ``slot`` to ``peer``; ends when the slot may be written again
 RECV           receive a message of ``count`` elements from ``peer`` into ``slot``
-CHECK          check a received message, so that it can be sent on
+CHECK          check the received message in ``slot``, so that it can be sent on
 DECODE         check the message in ``slot``, and write its values to ``out``
 SUM            add the messages in ``slots``, in this order, to ``span`` (to zeros if there is none); write to ``out``
 SUM_ENCODE     the same, encoded into ``slot``; ``out``, if any, gets what receivers of the message will decode
@@ -81,6 +81,10 @@ class Operation:
     mean: bool = False
     root: int = 0
     chunk_bytes: int = CHUNK_BYTES
+
+    def memory(self, start: int) -> int:
+        """The memory of error feedback for what begins at element ``start``: -1 if there is none."""
+        return start if self.feedback else -1
 
     @property
     def part_wide(self) -> bool:
@@ -233,6 +237,7 @@ class Recorder:
         self._channels = 0
         self._writer: dict[int, int] = {}  # of each slot, the step that wrote it last
         self._readers: dict[int, list[int]] = {}  # and those that read it since
+        self._checks: dict[int, int] = {}  # of each slot, the step that checked what it holds
         self._touched: dict[Buffer, list[tuple[int, int, int, bool]]] = {b: [] for b in Buffer}
 
     # -- room ----------------------------------------------------------------------------------------
@@ -323,29 +328,24 @@ class Recorder:
         self._before.append(before)
         if step.kind in (Kind.SEND, Kind.RECV):
             self._channels = max(self._channels, step.channel + 1)
-        self._steps.append(
-            Step(
-                step.kind,
-                after,
-                step.slot,
-                step.slots,
-                step.peer,
-                step.channel,
-                step.count,
-                step.span,
-                step.out,
-                step.divide,
-                step.memory,
-            )
-        )
+        object.__setattr__(
+            step, "after", after
+        )  # nobody has seen it yet; to make another one takes as long as all this
+        self._steps.append(step)
 
     def _slot_hazards(self, step: Step, index: int) -> set[int]:
         needed = set()
         for slot in step.reads:
             needed.add(self._writer[slot])
             self._readers.setdefault(slot, []).append(index)
+        slot = step.slot
+        if step.kind is Kind.CHECK:
+            self._checks[slot] = index
+        elif step.kind is Kind.SEND and slot in self._checks:
+            needed.add(self._checks[slot])
         slot = step.writes
         if slot >= 0:
+            self._checks.pop(slot, None)
             if slot in self._writer:
                 needed.update(self._readers.get(slot) or [self._writer[slot]])
             self._writer[slot] = index

@@ -13,7 +13,7 @@ class Slots:
 
     Args:
         recorder: of the schedule.
-        depth: how many.
+        depth: how many, at most: one is made when it is first asked for.
         count: elements of the longest message.
         wide: they hold elements of the accumulator's dtype.
         plain: they hold elements as they are; None is as the operation says.
@@ -22,11 +22,16 @@ class Slots:
     def __init__(
         self, recorder: Recorder, depth: int, count: int, *, wide: bool = False, plain: bool | None = None
     ) -> None:
-        self._slots = [recorder.slot(count, wide=wide, plain=plain) for _ in range(depth)]
+        self._depth = depth
+        self._make = lambda: recorder.slot(count, wide=wide, plain=plain)
+        self._slots: dict[int, int] = {}
 
     def __getitem__(self, chunk: int) -> int:
         """The slot of a chunk."""
-        return self._slots[chunk % len(self._slots)]
+        place = chunk % self._depth
+        if place not in self._slots:
+            self._slots[place] = self._make()
+        return self._slots[place]
 
 
 class Stage(NamedTuple):

@@ -1,0 +1,49 @@
+"""What is wrong with a schedule, said in a sentence."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from hybridcomp.schedules.schedule import Kind, Schedule, Span, Step
+
+
+class ScheduleError(ValueError):
+    """A schedule that does not do what it promises; names the rank and the step at fault."""
+
+
+def describe(step: Step) -> str:
+    """Say what a step does, in a few words."""
+    match step.kind:
+        case Kind.ENCODE:
+            return f"encode {_span(step.span)} into slot {step.slot}"
+        case Kind.SEND:
+            return f"send slot {step.slot} to rank {step.peer}"
+        case Kind.RECV:
+            return f"receive slot {step.slot} from rank {step.peer}"
+        case Kind.CHECK:
+            return f"check slot {step.slot}"
+        case Kind.DECODE:
+            return f"decode slot {step.slot} to {_span(step.out)}"
+        case Kind.SUM:
+            return f"{_addends(step)} to {_span(step.out)}"
+        case Kind.SUM_ENCODE:
+            also = f" and {_span(step.out)}" if step.out is not None else ""
+            return f"{_addends(step)}, encode into slot {step.slot}{also}"
+        case Kind.COPY:
+            return f"copy {_span(step.span)} to {_span(step.out)}"
+
+
+def fail(schedule: Schedule, index: int, problem: str) -> NoReturn:
+    """Raise a ScheduleError about a step."""
+    raise ScheduleError(f"rank {schedule.rank}, step {index} ({describe(schedule.steps[index])}): {problem}")
+
+
+def _span(span: Span | None) -> str:
+    return "nothing" if span is None else f"{span.buffer.name}[{span.start}:{span.stop}]"
+
+
+def _addends(step: Step) -> str:
+    slots = ", ".join(map(str, step.slots))
+    own = [] if step.span is None else [_span(step.span)]
+    terms = own + ([f"slot{'s' * (len(step.slots) > 1)} {slots}"] if step.slots else [])
+    return f"{'average' if step.divide else 'sum'} {' and '.join(terms) or 'nothing'}"

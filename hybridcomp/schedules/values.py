@@ -1,0 +1,246 @@
+"""What buffers and messages hold in a symbolic run: which ranks' elements, summed and encoded in which order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from hybridcomp.schedules.topology import Topology
+
+#: A run of elements: how many, the value that they hold (a number of :class:`Values`), and the position of the first
+#: of them in the ``SEND`` buffer that they come from.
+Run = tuple[int, int, int]
+Order = Callable[[tuple[int, ...], Topology], bool]
+
+
+def any_order(ranks: tuple[int, ...], topology: Topology) -> bool:
+    """Accept any order: that of a tree."""
+    return True
+
+
+def rank_order(ranks: tuple[int, ...], topology: Topology) -> bool:
+    """Accept the order of the ranks."""
+    return list(ranks) == sorted(ranks)
+
+
+def owner_first(ranks: tuple[int, ...], topology: Topology) -> bool:
+    """Accept any rank, and then the others in order."""
+    return list(ranks[1:]) == sorted(ranks[1:])
+
+
+def host_order(ranks: tuple[int, ...], topology: Topology) -> bool:
+    """Accept the sums of hosts, any one first and then the others in order; each as of :func:`owner_first`."""
+    hosts: list[int] = []
+    groups: list[list[int]] = []
+    for rank in ranks:
+        if not hosts or hosts[-1] != topology.hosts[rank]:
+            hosts.append(topology.hosts[rank])
+            groups.append([])
+        groups[-1].append(rank)
+    return hosts[1:] == sorted(set(hosts[1:])) and all(owner_first(tuple(g), topology) for g in groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What an algorithm promises of its results, beyond their being right.
+
+    Attributes:
+        order: whether the ranks whose parts make a sum may have been added in this order.
+        parts: how often a part is encoded, at most, on its way into the sum of all.
+        sums: how often the sum of all is encoded, at most.
+    """
+
+    order: Order = owner_first
+    parts: int = 1
+    sums: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an element holds.
+
+    Attributes:
+        ranks: whose parts it is the sum of, in the order in which they were added.
+        parts: how often one of them was encoded, at most, before all were summed.
+        sums: how often the sum of all was encoded.
+        total: it is the sum of all ranks' parts, encoded or not.
+        divided: it was divided by the number of ranks.
+    """
+
+    ranks: tuple[int, ...]
+    parts: int = 0
+    sums: int = 0
+    total: bool = False
+    divided: bool = False
+
+
+class Values:
+    """The values of one symbolic run, by number; equal numbers are equal bits."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._known: list[Value] = [Value((rank,)) for rank in range(ranks)]
+        self._numbers: dict[object, int] = {}
+
+    def __getitem__(self, number: int) -> Value:
+        """What is known of a value."""
+        return self._known[number]
+
+    def encoded(self, number: int, step: int) -> int:
+        """What the message decodes to that a step, of all ranks', made of a value."""
+        key = (number, step)
+        if key not in self._numbers:
+            old = self._known[number]
+            parts, sums = old.parts + (not old.total), old.sums + old.total
+            self._add(key, Value(old.ranks, parts, sums, old.total, old.divided))
+        return self._numbers[key]
+
+    def sum(self, addends: Sequence[int], divide: bool) -> int:
+        """Add values in this order.
+
+        Raises:
+            ValueError: they have a part in common, or were divided already.
+        """
+        key = (tuple(addends), divide)
+        if key in self._numbers:
+            return self._numbers[key]
+        terms = [self._known[number] for number in addends]
+        ranks = tuple(rank for term in terms for rank in term.ranks)
+        twice = {rank for rank in ranks if ranks.count(rank) > 1} if len(set(ranks)) < len(ranks) else set()
+        if twice:
+            raise ValueError(f"the part of rank {min(twice)} is added twice")
+        if any(term.divided for term in terms):
+            raise ValueError("it sums what was divided by the number of ranks already")
+        parts, sums = (max(getattr(t, name) for t in terms) for name in ("parts", "sums"))
+        return self._add(key, Value(ranks, parts, sums, len(ranks) == self._ranks, divide))
+
+    def _add(self, key: object, value: Value) -> int:
+        self._known.append(value)
+        self._numbers[key] = len(self._known) - 1
+        return len(self._known) - 1
+
+
+class Piece:
+    """Elements of a buffer that hold one value, and who has used them.
+
+    Attributes:
+        start, stop: elements.
+        value: a number of :class:`Values`; -1 if nothing was written.
+        source: as of :data:`Run`.
+        users: the step that wrote them, if one did, and those that have read them since.
+        writer: the former; -1 for none.
+    """
+
+    __slots__ = ("source", "start", "stop", "users", "value", "writer")
+
+    def __init__(self, start: int, stop: int, value: int, source: int, writer: int, users: list[int]) -> None:
+        self.start, self.stop = start, stop
+        self.value, self.source = value, source
+        self.writer, self.users = writer, users
+
+
+class Content:
+    """What a buffer holds."""
+
+    def __init__(self, size: int) -> None:
+        """Make a buffer in which nothing was written."""
+        self.size = size
+        self._pieces = [Piece(0, size, -1, 0, -1, [])] if size else []
+        self._starts = [0] if size else []
+
+    def fill(self, start: int, count: int, value: int) -> None:
+        """Put a value there before the first step."""
+        self.write(start, [(count, value, 0)] if count else [], -1)
+
+    def pieces(self, start: int, count: int) -> list[Piece]:
+        """The pieces of a range, cut at its ends."""
+        return self._pieces[self._cut(start) : self._cut(start + count)]
+
+    def runs(self, start: int, count: int) -> list[Run]:
+        """What a range holds."""
+        return joined((p.stop - p.start, p.value, p.source) for p in self.pieces(start, count))
+
+    def write(self, start: int, runs: Iterable[Run], step: int) -> None:
+        """Put values there."""
+        begin, at = self._cut(start), start
+        fresh = []
+        for count, value, source in runs:
+            fresh.append(Piece(at, at + count, value, source, step, [step] if step >= 0 else []))
+            at += count
+        end = self._cut(at)
+        self._pieces[begin:end] = fresh
+        self._starts[begin:end] = [piece.start for piece in fresh]
+
+    def _cut(self, at: int) -> int:
+        """The index of the piece that begins at an element, which becomes one."""
+        i = bisect_left(self._starts, at)
+        if at == self.size or self._starts[i : i + 1] == [at]:
+            return i
+        piece = self._pieces[i - 1]
+        rest = Piece(
+            at,
+            piece.stop,
+            piece.value,
+            piece.source + at - piece.start,
+            piece.writer,
+            list(piece.users),
+        )
+        piece.stop = at
+        self._pieces.insert(i, rest)
+        self._starts.insert(i, at)
+        return i
+
+
+def joined(runs: Iterable[Run]) -> list[Run]:
+    """Runs, those that continue one another as one."""
+    result: list[Run] = []
+    for count, value, source in runs:
+        if result:
+            before, last, first = result[-1]
+            if last == value and (value < 0 or first + before == source):
+                result[-1] = (before + count, value, first)
+                continue
+        result.append((count, value, source))
+    return result
+
+
+def added(values: Values, addends: Sequence[Sequence[Run]], divide: bool) -> list[Run]:
+    """Sum runs of equally many elements in all, in this order.
+
+    Raises:
+        ValueError: elements that do not belong together; or as from :meth:`Values.sum`.
+    """
+    if all(len(runs) == 1 for runs in addends):
+        counts, numbers, sources = zip(*(runs[0] for runs in addends), strict=True)
+        _same_position(sources)
+        return [(counts[0], values.sum(numbers, divide), sources[0])]
+    edges = sorted({edge for runs in addends for edge in _edges(runs)})
+    result = []
+    for start, stop in zip([0, *edges], edges, strict=False):
+        parts = [_at(runs, start) for runs in addends]
+        _same_position([source for _, source in parts])
+        result.append((stop - start, values.sum([value for value, _ in parts], divide), parts[0][1]))
+    return joined(result)
+
+
+def _same_position(sources: Sequence[int]) -> None:
+    if min(sources) != max(sources):
+        raise ValueError(f"elements {min(sources)} and {max(sources)} of the ranks' data are added together")
+
+
+def _edges(runs: Sequence[Run]) -> list[int]:
+    result, at = [], 0
+    for count, _, _ in runs:
+        at += count
+        result.append(at)
+    return result
+
+
+def _at(runs: Sequence[Run], place: int) -> tuple[int, int]:
+    """The value of an element, and its source."""
+    for count, value, source in runs:
+        if place < count:
+            return value, source + place
+        place -= count
+    raise AssertionError("runs of different lengths")
