@@ -17,6 +17,7 @@ read in place holds the end back until they have. So a slot's races are all with
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
@@ -82,7 +83,7 @@ class Order:
                     self.fail(g, f"there is no peer {step.peer} among {ranks} ranks")
                 lines.setdefault((step.kind, self.rank[g], step.peer, step.channel), []).append(g)
         self._lines = list(lines.values())
-        sender = {}
+        sender: dict[int, int] = {}
         for (kind, rank, peer, channel), line in lines.items():
             other = Kind.RECV if kind is Kind.SEND else Kind.SEND
             met = lines.get((other, peer, rank, channel), [])
@@ -98,7 +99,7 @@ class Order:
     def _waits(self) -> Iterator[tuple[int, int]]:
         """Pairs of events of which the second may have to wait for the first, but for those of one rank's steps."""
         for line in self._lines:
-            for g, after in zip(line, line[1:], strict=False):
+            for g, after in itertools.pairwise(line):
                 yield 2 * g, 2 * after
         readers = self._readers()
         for recv, send in self.sender.items():

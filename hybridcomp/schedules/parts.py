@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from hybridcomp.schedules.schedule import Buffer, Operation, Span
 from hybridcomp.schedules.shards import Shards
@@ -36,13 +36,13 @@ class Parts:
         """Parts of ``counts`` elements, of those of the operation unless given."""
         sizes = operation.counts if counts is None else counts
         starts = list(accumulate(sizes, initial=0))
-        edges = zip(starts, starts[1:], strict=False)
+        edges = pairwise(starts)
         return cls(starts[:-1], [chunks(operation, start, stop) for start, stop in edges])
 
     def size(self, part: int, k: int) -> int:
         """Elements of chunk ``k`` of a part; 0 past its end."""
         cuts = self._cuts[part]
-        return cuts[k].stop - cuts[k].start if k < len(cuts) else 0
+        return int(cuts[k].stop - cuts[k].start) if k < len(cuts) else 0
 
     def longest(self, part: int) -> int:
         """Elements of the longest chunk of a part."""
@@ -50,7 +50,7 @@ class Parts:
 
     def start(self, part: int, k: int) -> int:
         """The first element of a chunk in the buffer of all parts."""
-        return self._cuts[part][k].start
+        return int(self._cuts[part][k].start)
 
     def whole(self, buffer: Buffer, part: int, k: int) -> Span:
         """A chunk in a buffer of all parts."""

@@ -26,6 +26,12 @@ _KEPT = 1024  # schedules that are not built again
 _MOST_TIMES = 64  # a part is encoded again, at most: once for each bit of the number of ranks
 
 
+_DIRECT = Promise(owner_first)
+_TREE = Promise(any_order, parts=_MOST_TIMES)
+_HOSTS = Promise(host_order)
+_GATHERED = Promise(rank_order, sums=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """One way to do an operation.
@@ -43,7 +49,7 @@ class Algorithm:
 
     name: str
     build: Callable[[Operation, Topology, int], Schedule]
-    promise: Promise = Promise(owner_first)
+    promise: Promise = _DIRECT
     reencodes: bool = False
     feedback: bool = False
     estimates: bool = True
@@ -54,11 +60,6 @@ class Algorithm:
 def _only_two(topology: Topology) -> str | None:
     ranks = len(topology.hosts)
     return None if ranks == 2 else f"there are {ranks} ranks, not 2"
-
-
-_TREE = Promise(any_order, parts=_MOST_TIMES)
-_HOSTS = Promise(host_order)
-_GATHERED = Promise(rank_order, sums=0)
 
 
 def _named(*algorithms: Algorithm) -> dict[str, Algorithm]:

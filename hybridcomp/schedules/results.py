@@ -106,7 +106,7 @@ def check_results(run: Run, promise: Promise) -> None:
 
 
 def _sources(operation: Operation, ranks: int, rank: int) -> Sequence[tuple[int | None, int, int]]:
-    """What a rank's ``RECV`` should hold: whose elements (None: all ranks' sum), how many, from which of ``SEND`` on."""
+    """What a rank's ``RECV`` should hold: whose elements (None: the sum of all), how many, from which on."""
     counts, root = operation.counts, operation.root
     starts = list(accumulate(counts, initial=0))
     match operation.kind:

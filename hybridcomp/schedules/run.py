@@ -137,7 +137,8 @@ class Run:
                     self._whole(runs, "writes", "to the caller's buffer")
                     self._write(g, step.out, message)
             case Kind.COPY:
-                assert step.span is not None and step.out is not None
+                assert step.span is not None
+                assert step.out is not None
                 self._write(g, step.out, self._read(g, step.span))
 
     def _send(self, g: int, step: Step) -> None:
@@ -177,7 +178,9 @@ class Run:
             return runs
         if wide > slot.wide or (wide < slot.wide and step.kind is Kind.ENCODE):
             kinds = ("the caller's", "the accumulator's")
-            raise ValueError(f"the slot is of {kinds[slot.wide]} dtype, the message should be of {kinds[wide]}")
+            raise ValueError(
+                f"the slot is of {kinds[slot.wide]} dtype, the message should be of {kinds[wide]}"
+            )
         return [(count, self.values.encoded(value, g), source) for count, value, source in runs]
 
     def _whole(self, runs: list[Elements], does: str, where: str) -> None:

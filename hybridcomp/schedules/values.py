@@ -38,7 +38,8 @@ def host_order(ranks: tuple[int, ...], topology: Topology) -> bool:
             hosts.append(topology.hosts[rank])
             groups.append([])
         groups[-1].append(rank)
-    return hosts[1:] == sorted(set(hosts[1:])) and all(owner_first(tuple(g), topology) for g in groups)
+    once = len(set(hosts)) == len(hosts)
+    return once and hosts[1:] == sorted(hosts[1:]) and all(owner_first(tuple(g), topology) for g in groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from hybridcomp.schedules.schedule import Recorder
@@ -23,7 +24,7 @@ class Slots:
         self, recorder: Recorder, depth: int, count: int, *, wide: bool = False, plain: bool | None = None
     ) -> None:
         self._depth = depth
-        self._make = lambda: recorder.slot(count, wide=wide, plain=plain)
+        self._make: Callable[[], int] = partial(recorder.slot, count, wide=wide, plain=plain)
         self._slots: dict[int, int] = {}
 
     def __getitem__(self, chunk: int) -> int:

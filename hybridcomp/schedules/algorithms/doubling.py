@@ -3,12 +3,14 @@
 Every rank encodes its part once; the messages are checked and sent on, and all ranks decode the same ones. Messages go
 in the order of Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
 1997, which suits any number of ranks.
+
+The messages of each place have a channel of their own: see :mod:`.ring`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from hybridcomp.schedules.parts import chunks
 from hybridcomp.schedules.schedule import Buffer, Operation, Recorder, Schedule, Span
@@ -22,13 +24,13 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
     """Gather every rank's ``SEND`` into ``RECV``, in rank order; parts may be of any size."""
     r = Recorder(operation, topology, rank)
     starts = list(accumulate(operation.counts, initial=0))
-    cuts = [chunks(operation, *edge) for edge in zip(starts, starts[1:], strict=False)]
+    cuts = [chunks(operation, *edge) for edge in pairwise(starts)]
     spread = Spread(r, list(range(r.ranks)), rank, cuts, 0, wide=False)
     slots = Slots(r, _AHEAD, max((cut.stop - cut.start for cut in cuts[rank]), default=0))
     for k, cut in enumerate(cuts[rank]):
         r.encode(slots[k], Span(Buffer.SEND, cut.start - starts[rank], cut.stop - cut.start))
         for q in spread.first:
-            r.send(slots[k], q)
+            r.send(slots[k], q, rank)
         r.decode(slots[k], Span(Buffer.RECV, cut.start, cut.stop - cut.start))
     spread.lead([])
     return r.finish()
@@ -61,7 +63,7 @@ class Spread:
             ranks: in each place.
             place: this rank's, or that of the rank which it follows.
             cuts: each place's chunks.
-            channel: of their messages.
+            channel: of the messages of the first place; those of the others follow.
             wide: whether these are of the accumulator's dtype.
         """
         self._r, self._ranks, self._place, self._cuts = r, ranks, place, cuts
@@ -82,18 +84,19 @@ class Spread:
 
     def _take(self, j: int, source: int, onward: list[int]) -> None:
         """Receive the chunks of a place, send them on and decode them."""
-        r, cuts = self._r, self._cuts[(self._place + j) % len(self._ranks)]
+        r, origin = self._r, (self._place + j) % len(self._ranks)
+        cuts, channel = self._cuts[origin], self._channel + origin
         longest = max((cut.stop - cut.start for cut in cuts), default=0)
         slots = Slots(r, _AHEAD, longest, wide=self._wide)
 
         def receive(k: int) -> None:
-            r.recv(slots[k], cuts[k].stop - cuts[k].start, source, self._channel)
+            r.recv(slots[k], cuts[k].stop - cuts[k].start, source, channel)
 
         def pass_on(k: int) -> None:
             if onward:
                 r.check(slots[k])
             for q in onward:
-                r.send(slots[k], q, self._channel)
+                r.send(slots[k], q, channel)
             r.decode(slots[k], Span(Buffer.RECV, cuts[k].start, cuts[k].stop - cuts[k].start))
 
         pipelined(len(cuts), Stage(_AHEAD - 1, receive), Stage(0, pass_on))

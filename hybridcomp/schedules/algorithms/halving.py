@@ -19,7 +19,7 @@ type, and so are exact up to the order of the sum. There is no error feedback: p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from hybridcomp.schedules.algorithms.doubling import Spread
 from hybridcomp.schedules.parts import chunks
@@ -29,7 +29,7 @@ from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.window import Slots, Stage, pipelined
 
 _AHEAD = 3  # chunks of a step for which there is room
-_SUMS, _RESULTS = 0, 1  # channels
+_SUMS, _RESULTS = 0, 1  # channels: that of partial sums, and the first one of results
 
 
 def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
@@ -40,7 +40,7 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
     place = places.place(rank)
     length = Shards.of(n, places.count, operation.itemsize, operation.chunk_bytes).length
     edges = [min(v * length, n) for v in range(places.count + 1)]
-    cuts = [chunks(operation, *edge) for edge in zip(edges, edges[1:], strict=False)]
+    cuts = [chunks(operation, *edge) for edge in pairwise(edges)]
     wide = operation.sum_wide
     halves = _Halves(r, places, edges)
     spread = Spread(r, places.leaders, place, cuts, _RESULTS, wide=wide)
@@ -57,7 +57,7 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
         result, out = results[next(numbers)], Span(Buffer.RECV, cut.start, cut.stop - cut.start)
         r.sum_encode(slots, halves.total(cut.start, cut.stop), result, out, divide=operation.mean)
         for q in spread.first + followers:
-            r.send(result, q, _RESULTS)
+            r.send(result, q, _RESULTS + place)
 
     halves.run(finish)
     spread.lead(followers)

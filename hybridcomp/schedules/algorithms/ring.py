@@ -1,14 +1,17 @@
 """All-reduce, reduce-scatter and all-gather that load every link evenly, with the bits of ``direct``.
 
-*   Parts go in rounds. In round i a rank sends its part of the shard of rank + i and receives from rank - i; a few
-    rounds are under way at a time. No rank is sent to by many at once. (The pairwise exchange of Thakur, Rabenseifner
-    and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.)
+*   Parts go in rounds. In round i a rank sends its part of the shard of rank + i and receives from rank - i, so that
+    no rank is sent to by many at once. (The pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of
+    Collective Communication Operations in MPICH", 2005.)
 *   Results go around: a rank sends what it encoded to the next rank alone, which checks it, sends it on and decodes
     it. (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, who also
     send partial sums around; encoded again at each hop their error would grow.)
 
 Every part and every sum is encoded once, in the same chunks as by ``direct``, and added in the same order: the same
 bits, with error feedback too. A result takes p - 1 steps, so this is for bulk.
+
+The results of each rank have a channel of their own. On one for all, a message that waits until it may be written over
+(where ranks read in place: until it has been around) would hold up the very messages that it waits for.
 """
 
 from __future__ import annotations
@@ -18,10 +21,9 @@ from hybridcomp.schedules.schedule import Buffer, Operation, Recorder, Schedule
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.window import Slots, Stage, pipelined
 
-_ROUNDS = 4  # messages of parts that are encoded and not sent yet: what the wire carries while a chunk is summed
-_CHUNKS = 2  # of this rank's shard, for whose parts there is room
+_CHUNKS = 2  # of each shard, for whose parts there is room
 _TURNS = 2  # turns of results for which there is room
-_PARTS, _RESULTS = 0, 1  # channels
+_PARTS, _RESULTS = 0, 1  # channels: that of parts, and the first one of results
 
 
 def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
@@ -37,7 +39,7 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
             own, out = parts.whole(Buffer.SEND, rank, k), parts.whole(Buffer.RECV, rank, k)
             memory = operation.memory(own.start)
             r.sum_encode(rounds.messages(k), own, result[k], out, divide=operation.mean, memory=memory)
-            relay.send(result[k])
+            relay.send(result[k], rank)
 
     stages = Stage(1, rounds.exchange), Stage(1, relay.receive), Stage(0, reduce), Stage(0, relay.pass_on)
     pipelined(relay.turns, *stages)
@@ -70,7 +72,7 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
     def give(k: int) -> None:
         if parts.size(rank, k):
             r.encode(own[k], parts.alone(Buffer.SEND, rank, k))
-            relay.send(own[k])
+            relay.send(own[k], rank)
             r.decode(own[k], parts.whole(Buffer.RECV, rank, k))
 
     pipelined(relay.turns, Stage(1, relay.receive), Stage(0, give), Stage(0, relay.pass_on))
@@ -82,10 +84,9 @@ class _Rounds:
 
     def __init__(self, r: Recorder, parts: Parts) -> None:
         self._r, self._parts = r, parts
-        wide, longest = r.operation.part_wide, max(map(parts.longest, range(r.ranks)))
-        self._outgoing = Slots(r, _ROUNDS, longest, wide=wide)
+        wide = r.operation.part_wide
+        self._outgoing = {q: Slots(r, _CHUNKS, parts.longest(q), wide=wide) for q in r.others}
         self._incoming = {q: Slots(r, _CHUNKS, parts.longest(r.rank), wide=wide) for q in r.others}
-        self._sent = 0
 
     def exchange(self, k: int) -> None:
         """Do all rounds of the chunks ``k``."""
@@ -95,10 +96,9 @@ class _Rounds:
             if parts.size(r.rank, k):
                 r.recv(self._incoming[source][k], parts.size(r.rank, k), source, _PARTS)
             if parts.size(to, k):
-                span, slot = parts.whole(Buffer.SEND, to, k), self._outgoing[self._sent]
+                span, slot = parts.whole(Buffer.SEND, to, k), self._outgoing[to][k]
                 r.encode(slot, span, memory=r.operation.memory(span.start))
                 r.send(slot, to, _PARTS)
-                self._sent += 1
 
     def messages(self, k: int) -> list[int]:
         """The slots of the others' parts of chunk ``k`` of this rank's shard, in rank order."""
@@ -116,39 +116,35 @@ class _Relay:
     """
 
     def __init__(self, r: Recorder, parts: Parts, channel: int, *, wide: bool) -> None:
-        """Relay messages of elements that are ``wide`` or not."""
+        """Relay messages of elements that are ``wide`` or not, on channels from ``channel`` on."""
         self._r, self._parts, self._channel = r, parts, channel
         self.turns = parts.rounds + r.ranks - 1 if parts.rounds else 0
-        # A pool for each number of hops: messages that have further to go cannot take the room of others.
-        self._slots = {
-            hops: Slots(r, _TURNS + 1, parts.longest((r.rank - hops) % r.ranks), wide=wide)
-            for hops in range(1, r.ranks)
-        }
+        self._slots = {q: Slots(r, _TURNS + 1, parts.longest(q), wide=wide) for q in reversed(r.others)}
 
-    def send(self, slot: int) -> None:
-        """Send a message to the next rank, if there is another."""
+    def send(self, slot: int, owner: int) -> None:
+        """Send a message of an owner's shard to the next rank, if there is another."""
         if self._r.ranks > 1:
-            self._r.send(slot, self._r.others[0], self._channel)
+            self._r.send(slot, self._r.others[0], self._channel + owner)
 
     def receive(self, k: int) -> None:
         """Receive what comes in turn ``k``."""
-        for hops, owner in self._coming(k):
-            count = self._parts.size(owner, k - hops)
-            self._r.recv(self._slots[hops][k], count, self._r.others[-1], self._channel)
+        for chunk, owner in self._coming(k):
+            count, channel = self._parts.size(owner, chunk), self._channel + owner
+            self._r.recv(self._slots[owner][chunk], count, self._r.others[-1], channel)
 
     def pass_on(self, k: int) -> None:
         """Send on and decode what came in turn ``k``."""
-        r, parts = self._r, self._parts
-        for hops, owner in self._coming(k):
-            slot = self._slots[hops][k]
-            if hops < r.ranks - 1:
+        r = self._r
+        for chunk, owner in self._coming(k):
+            slot = self._slots[owner][chunk]
+            if owner != r.others[0]:
                 r.check(slot)
-                self.send(slot)
-            out = parts.whole(Buffer.RECV, owner, k - hops)
+                self.send(slot, owner)
+            out = self._parts.whole(Buffer.RECV, owner, chunk)
             r.decode(slot, out, memory=r.operation.memory(out.start))
 
     def _coming(self, k: int) -> list[tuple[int, int]]:
-        """Hops and owner of each message of turn ``k``."""
+        """Chunk and owner of each message of turn ``k``."""
         r = self._r
-        owners = [(hops, (r.rank - hops) % r.ranks) for hops in range(1, r.ranks) if hops <= k]
-        return [(hops, owner) for hops, owner in owners if self._parts.size(owner, k - hops)]
+        coming = [(k - hops, (r.rank - hops) % r.ranks) for hops in range(1, min(r.ranks, k + 1))]
+        return [(chunk, owner) for chunk, owner in coming if self._parts.size(owner, chunk)]

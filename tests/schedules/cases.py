@@ -1,0 +1,73 @@
+"""Operations to try algorithms on, and what may be done to a schedule to spoil it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hybridcomp.schedules.registry import ALGORITHMS, Algorithm
+from hybridcomp.schedules.results import WHOLE
+from hybridcomp.schedules.schedule import Operation, Schedule, Step
+from hybridcomp.schedules.topology import Topology
+from hybridcomp.schedules.verify import verify
+
+CHUNK_BYTES = 256  # 64 elements: chunks are cut on borders of as many
+PAIRS = [(kind, name) for kind, algorithms in ALGORITHMS.items() for name in algorithms]
+
+
+def built(algorithm: Algorithm, operation: Operation, topology: Topology) -> list[Schedule]:
+    """The schedules of all ranks."""
+    return [algorithm.build(operation, topology, rank) for rank in range(len(topology.hosts))]
+
+
+def operation(kind: str, ranks: int, n: int, **how) -> Operation:
+    """An operation on one array of ``n`` elements, or on parts of about as many: every third one has one more."""
+    count = 1 if kind in WHOLE else ranks * ranks if kind == "all_to_all" else ranks
+    counts = (n,) if kind in WHOLE else tuple(n + (i % 3 == 1) for i in range(count))
+    return Operation(kind, counts, 4, chunk_bytes=CHUNK_BYTES, **how)
+
+
+def check(kind: str, name: str, topology: Topology, n: int, **how) -> list[Schedule]:
+    """Build and verify the schedules of an operation."""
+    algorithm = ALGORITHMS[kind][name]
+    schedules = built(algorithm, operation(kind, len(topology.hosts), n, **how), topology)
+    verify(schedules, algorithm.promise)
+    return schedules
+
+
+def without_step(schedule: Schedule, index: int) -> Schedule:
+    """Leave a step out; those that waited for it wait for what it waited for."""
+    gone = schedule.steps[index]
+
+    def renumbered(step: Step) -> Step:
+        after = {*step.after} - {index}
+        if index in step.after:
+            after |= {*gone.after}
+        return replace(step, after=tuple(sorted(one - (one > index) for one in after)))
+
+    steps = [renumbered(step) for i, step in enumerate(schedule.steps) if i != index]
+    return replace(schedule, steps=tuple(steps))
+
+
+def with_step(schedule: Schedule, index: int, **changes) -> Schedule:
+    """Change fields of a step."""
+    steps = list(schedule.steps)
+    steps[index] = replace(steps[index], **changes)
+    return replace(schedule, steps=tuple(steps))
+
+
+def without_dependencies(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
+    """Leave each dependency of each step out, in turn."""
+    for index, step in enumerate(schedule.steps):
+        for one in step.after:
+            after = tuple(other for other in step.after if other != one)
+            yield f"step {index} after step {one}", with_step(schedule, index, after=after)
+
+
+def swapped(schedule: Schedule, first: int, second: int) -> Schedule:
+    """Exchange two steps that do not wait for each other, and what each waits for."""
+    steps = list(schedule.steps)
+    places = {first: second, second: first}
+    steps[first], steps[second] = steps[second], steps[first]
+    moved = [replace(s, after=tuple(sorted(places.get(one, one) for one in s.after))) for s in steps]
+    return replace(schedule, steps=tuple(moved))
