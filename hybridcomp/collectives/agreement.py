@@ -24,10 +24,12 @@ class Agreement(NamedTuple):
     Attributes:
         awareness: whether every rank's MPI takes device pointers: both ends of a message treat it alike.
         key: a random number of 64 bits, which tells the communicator from others.
+        on_host: no rank's arrays can lie on a device.
     """
 
     awareness: Awareness
     key: int
+    on_host: bool
 
 
 def duplicate(comm: MPI.Comm, axis: str, timeout: float) -> MPI.Comm:
@@ -53,7 +55,7 @@ def duplicate(comm: MPI.Comm, axis: str, timeout: float) -> MPI.Comm:
     return comm.Dup()
 
 
-def agree(comm: MPI.Comm, policy: Policy, mine: Awareness, detail: bool) -> Agreement:
+def agree(comm: MPI.Comm, policy: Policy, mine: Awareness, detail: bool, *, on_host: bool) -> Agreement:
     """Check that every rank of ``comm`` has the same policy and debug level. Collective.
 
     Args:
@@ -61,6 +63,7 @@ def agree(comm: MPI.Comm, policy: Policy, mine: Awareness, detail: bool) -> Agre
         policy: of this rank.
         mine: whether this rank's MPI takes device pointers.
         detail: this rank compares operations.
+        on_host: this rank's arrays cannot lie on a device.
 
     Returns:
         What holds for all ranks.
@@ -68,15 +71,15 @@ def agree(comm: MPI.Comm, policy: Policy, mine: Awareness, detail: bool) -> Agre
     Raises:
         MismatchError: on every rank; names the ranks and both policies, or levels.
     """
-    card = np.zeros(32 + _NAME_BYTES + 11, np.uint8)
+    card = np.zeros(32 + _NAME_BYTES + 12, np.uint8)
     card[:32] = np.frombuffer(bytes.fromhex(policy.digest), np.uint8)
     name = policy.name.encode()[-_NAME_BYTES:]
     card[32 : 32 + len(name)] = np.frombuffer(name, np.uint8)
-    card[-11:-3] = np.frombuffer(secrets.token_bytes(8), np.uint8)
-    card[-3:] = detail, mine.messages, mine.collectives
+    card[-12:-4] = np.frombuffer(secrets.token_bytes(8), np.uint8)
+    card[-4:] = detail, on_host, mine.messages, mine.collectives
     cards = np.empty((comm.Get_size(), card.size), np.uint8)
     comm.Allgather(card, cards)
-    levels = cards[:, -3].tolist()
+    levels = cards[:, -4].tolist()
     if len(set(levels)) > 1:
         other = levels.index(1 - levels[0])
         raise MismatchError(
@@ -90,14 +93,14 @@ def agree(comm: MPI.Comm, policy: Policy, mine: Awareness, detail: bool) -> Agre
             f"the ranks have different policies: rank 0 has {_name(cards[0])!r} ({_digest(cards[0])}), "
             f"rank {other} has {_name(cards[other])!r} ({_digest(cards[other])}); give all ranks the same policy"
         )
-    messages, collectives = cards[:, -2:].min(axis=0).astype(bool).tolist()
+    on_host, messages, collectives = cards[:, -3:].min(axis=0).astype(bool).tolist()
     why = mine.why if messages == mine.messages else "another rank's MPI does not"
-    key = int.from_bytes(cards[0, -11:-3].tobytes(), "little")
-    return Agreement(Awareness(messages, collectives, why), key)
+    key = int.from_bytes(cards[0, -12:-4].tobytes(), "little")
+    return Agreement(Awareness(messages, collectives, why), key, on_host)
 
 
 def _name(card: ByteArray) -> str:
-    return bytes(card[32:-11]).rstrip(b"\0").decode(errors="replace")
+    return bytes(card[32:-12]).rstrip(b"\0").decode(errors="replace")
 
 
 def _digest(card: ByteArray) -> str:

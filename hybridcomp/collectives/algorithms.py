@@ -28,7 +28,11 @@ from hybridcomp.collectives.reduce import direct_reduce, tree_reduce
 from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
 from hybridcomp.collectives.ring import ring_allgather, ring_allreduce, ring_reduce_scatter
 from hybridcomp.collectives.sparse import sparse_allreduce
+from hybridcomp.schedules.algorithms import direct, one_shot
+from hybridcomp.schedules.schedule import Operation, Schedule
 from hybridcomp.schedules.topology import Topology
+
+Build = Callable[[Operation, Topology, int], Schedule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +41,24 @@ class Algorithm:
 
     Attributes:
         name: as callers and the cost model say it.
-        run: the generator.
+        run: the generator; None where only the compiled engine can run it.
         tags: how many it takes.
         feedback: whether it takes a memory of error feedback.
         estimates: whether that may be of ``ef21``, whose messages are differences from what receivers hold.
         device: whether it works on a device's memory; else on a copy in the host's.
         reencodes: whether it encodes sums of sums, so that a lossy codec loses more; then it must be asked for.
+        schedule: builds its schedule, which the compiled engine runs; None if it has none.
         refuses: why it cannot be used by these ranks with this codec; None if it can.
     """
 
     name: str
-    run: Callable[..., Steps]
+    run: Callable[..., Steps] | None
     tags: int = 1
     feedback: bool = False
     estimates: bool = True
     device: bool = True
     reencodes: bool = False
+    schedule: Build | None = None
     refuses: Callable[[Topology, Codec], str | None] = lambda topology, codec: None
 
 
@@ -63,7 +69,8 @@ def _only_sparse(topology: Topology, codec: Codec) -> str | None:
 #: By operation, the default first.
 ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "all_reduce": (
-        Algorithm("direct", allreduce, tags=2, feedback=True),
+        Algorithm("direct", allreduce, tags=2, feedback=True, schedule=direct.all_reduce),
+        Algorithm("one_shot", None, schedule=one_shot.all_reduce),
         Algorithm(
             "hierarchical",
             hierarchical_allreduce,

@@ -90,18 +90,7 @@ class ArenaPool:
         Raises:
             OSError: this system has none, or limits the address space, which arenas would use up.
         """
-        if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-            raise OSError("this process's address space is limited")
-        nbytes = min(_PAGE * os.sysconf("SC_PHYS_PAGES"), _MOST)
-        token = int.from_bytes(secrets.token_bytes(_TOKEN_BYTES), "little")
-        fd = os.memfd_create("hybridcomp")
-        try:
-            os.ftruncate(fd, nbytes)
-            self.arena = Arena(Card(os.getpid(), fd, token, nbytes), fd)
-        except OSError:
-            os.close(fd)
-            raise
-        self.arena.memory[:_TOKEN_BYTES] = np.frombuffer(token.to_bytes(_TOKEN_BYTES, "little"), np.uint8)
+        self.arena = make_arena()
         self._used = LINE
         self._sizes: dict[int, int] = {}  # by offset
         self._free: dict[int, list[int]] = {}  # offsets by size
@@ -173,6 +162,27 @@ class ArenaPool:
             offset = self._lent.popleft()
             self._late -= self._sizes[offset]
             self._take_back(offset)
+
+
+def make_arena() -> Arena:
+    """Make an arena of this process's.
+
+    Raises:
+        OSError: this system has none, or limits the address space, which arenas would use up.
+    """
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        raise OSError("this process's address space is limited")
+    nbytes = min(_PAGE * os.sysconf("SC_PHYS_PAGES"), _MOST)
+    token = int.from_bytes(secrets.token_bytes(_TOKEN_BYTES), "little")
+    fd = os.memfd_create("hybridcomp")
+    try:
+        os.ftruncate(fd, nbytes)
+        arena = Arena(Card(os.getpid(), fd, token, nbytes), fd)
+    except OSError:
+        os.close(fd)
+        raise
+    arena.memory[:_TOKEN_BYTES] = np.frombuffer(token.to_bytes(_TOKEN_BYTES, "little"), np.uint8)
+    return arena
 
 
 def open_arena(card: Card) -> Arena:

@@ -13,6 +13,7 @@ from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
 from hybridcomp.codecs.device.driver import has_driver
+from hybridcomp.codecs.sparse import SparseCodec
 from hybridcomp.collectives.agreement import agree, duplicate
 from hybridcomp.collectives.awareness import awareness
 from hybridcomp.collectives.carry import Carrier
@@ -22,6 +23,8 @@ from hybridcomp.collectives.debug import Comparison, described, in_detail
 from hybridcomp.collectives.device_carry import DeviceCarrier
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
 from hybridcomp.collectives.exact import AVG, native
+from hybridcomp.collectives.execution.groups import join, may_use_devices
+from hybridcomp.collectives.execution.programs import Programs
 from hybridcomp.collectives.lanes import callers_events
 from hybridcomp.collectives.near import meet
 from hybridcomp.collectives.notices import Notices
@@ -69,16 +72,20 @@ class Base:
         self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
         self._table = StatTable()
         self._choices: dict[tuple[Any, ...], Choice] = {}
-        agreed = agree(self.mpi, self.policy, mine, detail)
+        agreed = agree(self.mpi, self.policy, mine, detail, on_host=not may_use_devices())
         self.cuda_aware = agreed.awareness
         direct = self.cuda_aware.messages
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._topology = discover(self.mpi, node)
         # Where MPI takes device pointers, it takes them between the ranks of a host, too.
         near = None if direct else meet(self.mpi, node)
-        node.Free()
         self._chooser = chooser(self.mpi, self._topology)
-        self._transport = Transport(self.mpi, self._topology, near, direct=direct)
+        self._programs: Programs | None = None
+        if self.size > 1 and agreed.on_host:
+            self._programs = Programs(join(self.mpi, node), self._topology, self.rank)
+        node.Free()
+        group = None if self._programs is None else self._programs.group
+        self._transport = Transport(self.mpi, self._topology, near, direct=direct, group=group)
         self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
         self.spoilt = False
         self._started = 0  # collectives: the same number on all ranks
@@ -130,7 +137,7 @@ class Base:
         if isinstance(codec, Choice):
             return codec
         if codec is not None:
-            fixed = _named(codec) if isinstance(codec, str) else get_codec(codec)
+            fixed = codec_of(codec) if isinstance(codec, str) else get_codec(codec)
             reason = fixed.can_carry(data.dtype, data.shape)
             if reason is not None:
                 raise CodecMismatchError(f"{op}: codec {fixed.spec!r} cannot carry this buffer: {reason}")
@@ -167,6 +174,37 @@ class Base:
         half = data.dtype in (DType.FLOAT16, DType.BFLOAT16)
         big_half = half and op in (MPI.SUM, AVG) and data.nbytes >= _DIRECT_HALF_BYTES
         return choice.compresses or (big_half and choice.reason != "one rank")
+
+    def _engine_way(
+        self, choice: Choice, data: Flat, op: Op, name: str | None, algorithm: str | None = None
+    ) -> Way | None:
+        """How the compiled engine would all-reduce ``data``; None where it does not."""
+        codec, feedback = choice.codec, choice.feedback if name is not None else None
+        if self._programs is None or not data.dtype.is_float or op not in (MPI.SUM, AVG):
+            return None
+        if codec.linear or feedback is not None or (choice.compresses and codec.encoder is None):
+            return None
+        if isinstance(codec, SparseCodec) and data.dtype is not data.dtype.accumulator:
+            return None  # their values are not widened by compiled code
+        asked = algorithm if choice.compresses else None
+        way = self._chooser.choose(
+            "all_reduce",
+            data.nbytes,
+            data.dtype,
+            codec,
+            None,
+            asked,
+            engine=True,
+            plain=not choice.compresses,
+        )
+        return way if way.algorithm.schedule is not None else None
+
+    def _program(self, choice: Choice, data: Flat, op: Op, name: str | None) -> Any:
+        """The engine's program of an all-reduce like ``data``; None where the engine does not do it."""
+        way = self._engine_way(choice, data, op, name)
+        if way is None or self._programs is None:
+            return None
+        return self._programs.all_reduce(way, data, choice.codec, mean=op == AVG)
 
     def _residual(self, choice: Choice, name: str | None, n: int, dtype: DType) -> Array | None:
         if choice.feedback is None or name is None:
@@ -387,7 +425,7 @@ class Base:
             raise error
 
 
-_named = functools.lru_cache(256)(get_codec)  # what a call asks for by a string, it asks for often
+codec_of = functools.lru_cache(256)(get_codec)  # what a call asks for by a string, it asks for often
 
 
 def _posted(request: MPI.Request) -> Callable[[], MPI.Request]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -12,6 +12,7 @@ from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec, parse_form
 from hybridcomp.collectives.agreement import same_text
 from hybridcomp.collectives.algorithms import ALGORITHMS, Algorithm
+from hybridcomp.collectives.request import Steps
 from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel import Profile, Setting, choose, chunk_bytes, load_profile
 from hybridcomp.schedules.topology import Topology
@@ -26,6 +27,12 @@ class Way(NamedTuple):
 
     algorithm: Algorithm
     chunk_bytes: int
+
+    @property
+    def run(self) -> Callable[..., Steps]:
+        """The generator of an algorithm that was not chosen for the compiled engine."""
+        assert self.algorithm.run is not None
+        return self.algorithm.run
 
 
 class Chooser:
@@ -45,10 +52,19 @@ class Chooser:
         self._profile = profile
         self._forced = forced
         self._chunk = chunk
-        self._ways: dict[tuple[str, int, DType, Codec, str | None, str | None], Way] = {}
+        self._ways: dict[tuple[Any, ...], Way] = {}
 
     def choose(
-        self, op: str, nbytes: int, dtype: DType, codec: Codec, feedback: str | None, asked: str | None = None
+        self,
+        op: str,
+        nbytes: int,
+        dtype: DType,
+        codec: Codec,
+        feedback: str | None,
+        asked: str | None = None,
+        *,
+        engine: bool = False,
+        plain: bool = False,
     ) -> Way:
         """The way to do an operation.
 
@@ -59,13 +75,15 @@ class Chooser:
             codec: that carries it.
             feedback: the form of its memory; None if it has none.
             asked: the caller's algorithm; None to choose.
+            engine: the compiled engine can run the operation where the algorithm has a schedule.
+            plain: the engine is to run it without compression.
 
         Raises:
             ValueError: there is no algorithm of that name, or it cannot be used here.
         """
         # Sizes within an eighth of each other are as one: to ask the model takes a millisecond or more.
         coarse = max(0, nbytes.bit_length() - 4)
-        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, asked)
+        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, asked, engine, plain)
         way = self._ways.get(key)
         if way is None:
             if len(self._ways) > 4096:
@@ -74,7 +92,15 @@ class Chooser:
         return way
 
     def _choose(
-        self, op: str, nbytes: int, dtype: DType, codec: Codec, feedback: str | None, asked: str | None
+        self,
+        op: str,
+        nbytes: int,
+        dtype: DType,
+        codec: Codec,
+        feedback: str | None,
+        asked: str | None,
+        engine: bool,
+        plain: bool,
     ) -> Way:
         able: dict[str, Algorithm] = {}
         refused: dict[str, str] = {}
@@ -84,6 +110,10 @@ class Chooser:
                 why = "it has no error feedback"
             elif feedback is not None and not algorithm.estimates and parse_form(feedback).name == "ef21":
                 why = "it has no error feedback of the form ef21"
+            elif algorithm.run is None and not engine:
+                why = "only the compiled engine runs it, on arrays in host memory without error feedback"
+            elif algorithm.schedule is None and plain:
+                why = "it has no schedule"
             if why is None:
                 able[algorithm.name] = algorithm
             else:
@@ -93,7 +123,7 @@ class Chooser:
             raise ValueError(f"{op} cannot use algorithm {asked!r} here: {why}; allowed: {', '.join(able)}")
         topology = self._topology
         setting = Setting(
-            op, nbytes, dtype.itemsize, codec, len(topology.hosts), topology.count, topology.largest
+            op, nbytes, dtype.itemsize, codec, len(topology.hosts), topology.count, topology.largest, engine
         )
         name = asked or self._forced.get(op)
         if name not in able:

@@ -17,6 +17,7 @@ from hybridcomp.collectives.bcast import binomial_tree
 from hybridcomp.collectives.buffers import copied, overlap, raw, same_memory, together
 from hybridcomp.collectives.engine import Request
 from hybridcomp.collectives.exact import AVG, native, reduce_native, reduces_directly
+from hybridcomp.collectives.execution.programs import running
 from hybridcomp.collectives.linear import linear_allreduce
 from hybridcomp.collectives.moves import Moves
 from hybridcomp.collectives.reduce_scatterv import reduce_scatterv
@@ -64,6 +65,18 @@ class Core(Moves):
         about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": name}
         call = self._call("all_reduce", choice, recv.nbytes, 2 * (p - 1) * recv.nbytes // p, **about)
         mean = op == AVG
+        found = self._engine_way(choice, recv, op, name, algorithm)
+        if found is not None and self._programs is not None:
+            program = self._programs.all_reduce(found, recv, choice.codec, mean=mean)
+            return self._carried(
+                lambda carrier, s, r, _: running(program, s, r, carrier),
+                choice.codec,
+                call,
+                send,
+                recv,
+                device,
+                on_host=True,
+            )
         if not self._direct(choice, recv, op):
             return self._reduced(self.mpi.Iallreduce, op, (), call, send, recv, device)
         tag = self._transport.tag
@@ -95,7 +108,7 @@ class Core(Moves):
             "all_reduce", recv, choice.codec, algorithm, choice.feedback if feedback else None
         )
         return self._carried(
-            lambda carrier, s, r, memory: way.algorithm.run(carrier, s, r, tags, mean=mean, memory=memory),
+            lambda carrier, s, r, memory: way.run(carrier, s, r, tags, mean=mean, memory=memory),
             choice.codec,
             call,
             send,
@@ -138,7 +151,7 @@ class Core(Moves):
             "reduce_scatter", send, choice.codec, algorithm, choice.feedback if feedback else None
         )
         return self._carried(
-            lambda carrier, s, r, memory: way.algorithm.run(carrier, s, r, tags, mean=mean, memory=memory),
+            lambda carrier, s, r, memory: way.run(carrier, s, r, tags, mean=mean, memory=memory),
             choice.codec,
             call,
             send,
@@ -230,7 +243,7 @@ class Core(Moves):
             )
         way, tags = self._way("all_gather", recv, choice.codec, algorithm)
         return self._carried(
-            lambda carrier, s, r, _: way.algorithm.run(carrier, s, r, tags),
+            lambda carrier, s, r, _: way.run(carrier, s, r, tags),
             choice.codec,
             call,
             send,
@@ -267,7 +280,7 @@ class Core(Moves):
             )
         way, tags = self._way("broadcast", buf, choice.codec, algorithm)
         return self._carried(
-            lambda carrier, _s, r, _m: way.algorithm.run(carrier, r, root, tags),
+            lambda carrier, _s, r, _m: way.run(carrier, r, root, tags),
             choice.codec,
             call,
             None,
@@ -307,7 +320,7 @@ class Core(Moves):
         mean = op == AVG
         way, tags = self._way("reduce", send, choice.codec, algorithm)
         return self._carried(
-            lambda carrier, s, r, _: way.algorithm.run(carrier, s, r, root, tags, mean=mean),
+            lambda carrier, s, r, _: way.run(carrier, s, r, root, tags, mean=mean),
             choice.codec,
             call,
             send,

@@ -276,6 +276,8 @@ class Engine:
                 if until():
                     return
                 between = max(least, (time.monotonic() - began) * _AGE_SHARE)
+                if not aside and self._wait_natively():
+                    continue
                 if not aside and self._watch(between):
                     continue
                 looks += 1
@@ -287,6 +289,14 @@ class Engine:
             self._foreground -= 1
             if self._active:
                 self._wake.set()  # the background goes on
+
+    def _wait_natively(self) -> bool:
+        """Wait for the compiled engine, if nothing else is in flight; return whether it was so."""
+        runs = [request._pending.run for request in self._active]
+        if not runs or None in runs:
+            return False
+        runs[0].wait(_LISTEN)
+        return True
 
     def _watch(self, least: float) -> bool:
         """Wait until one of the messages that operations wait for is there, for some milliseconds at most.

@@ -117,22 +117,40 @@ def meet(comm: MPI.Comm, node: MPI.Comm) -> Near | None:
     """
     if node.size == 1:
         return None
-    pool = own_pool() if os.environ.get(_SWITCH) != "0" else None
+    pool = own_pool() if shares_memory() else None
+    found = map_arenas(comm, node, None if pool is None else pool.arena.card)
+    if pool is None or found is None:
+        return None
+    return Near(pool, dict(neighbour for neighbour in found if neighbour is not None))
+
+
+def shares_memory() -> bool:
+    """Whether ranks of a host may share memory: the environment does not forbid it."""
+    return os.environ.get(_SWITCH) != "0"
+
+
+def map_arenas(comm: MPI.Comm, node: MPI.Comm, card: Card | None) -> list[tuple[int, Arena] | None] | None:
+    """Map the arenas of the ranks of this host. Collective.
+
+    Args:
+        comm: whose ranks.
+        node: those of this host.
+        card: of this process's arena; None if it has none.
+
+    Returns:
+        For each rank of ``node``, its rank in ``comm`` and its arena; None for this one. None in all unless each of
+        them can see all others'.
+    """
     mine = np.zeros(5, np.uint64)
-    if pool is not None:
-        mine[:] = (comm.Get_rank(), *pool.arena.card)
+    if card is not None:
+        mine[:] = (comm.Get_rank(), *card)
     cards = np.empty((node.size, mine.size), np.uint64)
     node.Allgather(mine, cards)
-    arenas: dict[int, Arena] = {}
-    good = pool is not None
+    found: list[tuple[int, Arena] | None] = []
     for place, (rank, pid, fd, token, nbytes) in enumerate(cards.tolist()):
-        if place == node.rank or not good:
-            continue
-        arena = _arena_at(Card(pid, fd, token, nbytes)) if token else None
-        if arena is None:
-            good = False
-        else:
-            arenas[rank] = arena
+        arena = _arena_at(Card(pid, fd, token, nbytes)) if token and place != node.rank else None
+        found.append(None if arena is None else (rank, arena))
+    good = card is not None and sum(one is None for one in found) == 1
     verdict = np.array([good], np.uint8)
     node.Allreduce(MPI.IN_PLACE, verdict, MPI.MIN)
-    return Near(pool, arenas) if pool is not None and verdict[0] else None
+    return found if verdict[0] else None

@@ -20,8 +20,12 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp import trace
+from hybridcomp.arrays import DType
+from hybridcomp.collectives.base import codec_of
+from hybridcomp.collectives.coding import Coder
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
+from hybridcomp.collectives.execution.programs import awaited
 from hybridcomp.collectives.handle import called_back
 from hybridcomp.collectives.library import address
 from hybridcomp.collectives.p2p import encoded
@@ -33,7 +37,8 @@ from hybridcomp.native import kernels
 _MOST_OPERATIONS = 4096
 _MOST_KINDS = 64  # of arrays, for each
 
-Key = tuple[str, int, str | None, str | None]  # operation; id of the reduction, or root; name and phase
+# Operation; id of the reduction, or root; name and phase; of a reduction the codec.
+Key = tuple[Any, ...]
 
 
 class Shape(NamedTuple):
@@ -63,9 +68,9 @@ _SHAPES = {
 }
 
 
-# What an operation on arrays is counted as, and the arguments of MPI's function up to the communicator: 0 where a
-# buffer, a peer or a tag goes.
-Kind = tuple[Call, list[int]]
+# What an operation on arrays is counted as, and what does it: a program of the engine, or MPI's function with these
+# arguments up to the communicator, 0 where a buffer, a peer or a tag goes.
+Kind = tuple[Call, list[int] | Any]
 # Which kind a key, two buffers and a reduction make; None if it is not for MPI alone.
 Ask = Callable[[Key, Any, Any, Any], Kind | None]
 # How those of one kind are counted: their row, and the raw and plain bytes of each; and the reduction.
@@ -158,11 +163,19 @@ class Quick(Core):
         return MismatchError(f"{what}: {sender(peer)} sent more than this rank has room for ({why})")
 
     def _await(
-        self, left: tuple[int, _Counted], keep: Any, peer: int | None = None, status: MPI.Status | None = None
+        self,
+        left: tuple[int | Any, _Counted],
+        keep: Any,
+        peer: int | None = None,
+        status: MPI.Status | None = None,
     ) -> None:
         """Have the engine wait for what was posted, with ``peer`` or with all ranks, and count it."""
         handle, (row, raw, plain, _) = left
         call = Call(row.axis, row.op, row.codec, row.reason, raw, plain)
+        if not isinstance(handle, int):  # a run of the engine
+            coder = Coder(self._transport, codec_of(row.codec), DType.FLOAT32, call)
+            self._start(awaited(handle, coder), call).wait()
+            return
         request = MPI.Request.fromhandle(handle)
         steps = _remaining(request, -1 if peer is None else peer, status, keep)
         self._start(steps, call, exact=True, status=status, common=peer is None).wait()
@@ -191,23 +204,29 @@ class Quick(Core):
         kind = ask(key, send, recv, op)
         counted: _Counted | None = None
         arguments: list[int] = []
+        program = None
         if kind is not None:
-            call, arguments = kind
+            call, how = kind
+            if isinstance(how, list):
+                arguments = how
+            else:
+                program = how
             counted = (self._table.row(call), call.raw_bytes, call.plain_bytes, op)
-        operation.learn(send, recv, counted, arguments)
+        operation.learn(send, recv, counted, arguments, program)
 
     def _settle(self, operation: Any) -> None:
         """Count what an operation has not counted yet."""
-        for (row, raw, plain, _), calls, seconds in operation.take():
-            self._table.count(row, calls, raw, plain, seconds)
+        for (row, raw, plain, _), calls, seconds, tally in operation.take():
+            self._table.count(row, calls, raw, plain, seconds, tally)
 
     def _trace(self, operation: Any, recorder: trace.Recorder) -> None:
         """Count and record the one that has just ended; some before it may have gone by before a trace began."""
         ended = time.perf_counter()
-        for (row, raw, plain, _), calls, seconds in operation.take():
-            self._table.count(row, calls, raw, plain, seconds)
+        for (row, raw, plain, _), calls, seconds, tally in operation.take():
+            self._table.count(row, calls, raw, plain, seconds, tally)
             if calls == 1:
-                one = replace(row, raw_bytes=raw, plain_bytes=plain, wire_bytes=plain)
+                wire = plain if tally is None else tally[0]
+                one = replace(row, raw_bytes=raw, plain_bytes=plain, wire_bytes=wire)
                 record(recorder, one, ended - seconds, ended)
 
     def _forget(self) -> None:

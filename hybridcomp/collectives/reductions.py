@@ -20,7 +20,7 @@ from hybridcomp.collectives.buffers import (
     same_dtype,
     typed,
 )
-from hybridcomp.collectives.exact import reduces_directly
+from hybridcomp.collectives.exact import AVG, reduces_directly
 from hybridcomp.collectives.handle import Request
 from hybridcomp.collectives.quick import Key, Kind, Quick
 
@@ -54,17 +54,26 @@ class Reductions(Quick):
             op: see the class.
             name, phase, codec, algorithm: see :mod:`~hybridcomp.collectives.communicator`.
         """
-        if codec is None and self.allreduce_at_once(sendbuf, recvbuf, op, name=name, phase=phase):
+        if algorithm is None and self.allreduce_at_once(
+            sendbuf, recvbuf, op, name=name, phase=phase, codec=codec
+        ):
             return
         return self.start_allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
 
     def allreduce_at_once(
-        self, sendbuf: Buffer, recvbuf: Buffer, op: Op, *, name: str | None = None, phase: str | None = None
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        op: Op,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
     ) -> bool:
-        """:meth:`Allreduce` if that is one call of MPI on plain arrays; False, with nothing done, if it is not."""
-        return not self._line and self._done(
-            ("all_reduce", id(op), name, phase), self._sums, sendbuf, recvbuf, op
-        )
+        """:meth:`Allreduce` if that is one native call on plain arrays; False, with nothing done, if it is not."""
+        if self._line or not (codec is None or isinstance(codec, str)):
+            return False
+        return self._done(("all_reduce", id(op), name, phase, codec), self._sums, sendbuf, recvbuf, op)
 
     def Iallreduce(
         self,
@@ -118,7 +127,7 @@ class Reductions(Quick):
         if (
             codec is None
             and not self._line
-            and self._done(("reduce_scatter", id(op), name, phase), self._sums, sendbuf, recvbuf, op)
+            and self._done(("reduce_scatter", id(op), name, phase, None), self._sums, sendbuf, recvbuf, op)
         ):
             return
         return self.start_reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
@@ -302,11 +311,11 @@ class Reductions(Quick):
     # -- quickly -------------------------------------------------------------------------------------
 
     def _sums(self, key: Key, send: Any, recv: Any, op: Any) -> Kind | None:
-        """The kind of a blocking reduction on plain arrays; None if it is not for MPI alone."""
-        what, _, name, phase = key
+        """The kind of a blocking reduction on plain arrays; None if neither MPI nor the engine does it alone."""
+        what, _, name, phase, codec = key
         whole, p = what == "all_reduce", self.size
         data = recv if whole else send  # what the policy is asked about
-        if not data.size or not isinstance(op, MPI.Op):
+        if not data.size or not (isinstance(op, MPI.Op) or (whole and op == AVG)):
             return None
         if send is not MPI.IN_PLACE and send.size != recv.size * (1 if whole else p):
             return None
@@ -314,8 +323,15 @@ class Reductions(Quick):
             flat = parse(data)
         except ForeignBufferError:
             return None
-        choice = self._choose_sum(what, flat, op, name, phase, None)
-        if self._direct(choice, flat, op) or choice.codec.linear or not reduces_directly(flat.dtype, 1):
+        choice = self._choose_sum(what, flat, op, name, phase, codec)
+        if whole and (program := self._program(choice, flat, op, name)) is not None:
+            return self._call(what, choice, flat.nbytes, 2 * (p - 1) * flat.nbytes // p), program
+        if (
+            not isinstance(op, MPI.Op)
+            or self._direct(choice, flat, op)
+            or choice.codec.linear
+            or not reduces_directly(flat.dtype, 1)
+        ):
             return None
         call = self._call(what, choice, flat.nbytes, (1 + whole) * (p - 1) * flat.nbytes // p)
         datatype = typed(data, flat.dtype)[1]

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mpi4py import MPI
 
@@ -35,6 +35,7 @@ class Pending(NamedTuple):
         events: looked at once all requests are done, until they are, too.
         poll: called at every look, before it: posts what has become ready meanwhile. Returns whether it did anything.
         source: what the events come from, for error messages.
+        run: of the compiled engine, whose end is the event.
     """
 
     requests: list[MPI.Request]
@@ -43,6 +44,7 @@ class Pending(NamedTuple):
     events: Sequence[Ready] = ()
     poll: Callable[[], bool] | None = None
     source: str = "the device"
+    run: Any = None
 
 
 Steps = Generator[Pending, None, None]
@@ -190,6 +192,8 @@ class Request:
 
     def _abandon(self, error: BaseException) -> None:
         """End with ``error`` while messages of it may be on their way."""
+        if self._pending.run is not None:
+            self._pending.run.abandon()
         for peer, request in zip(self._pending.peers, self._pending.requests, strict=True):
             if peer != -1 and request != MPI.REQUEST_NULL:  # MPI cannot cancel collectives: Open MPI hangs
                 with suppress(MPI.Exception):
@@ -219,6 +223,8 @@ class Request:
             with suppress(MPI.Exception):
                 if request != MPI.REQUEST_NULL and not request.Get_status():
                     waiting.add(peer)
+        if self._pending.run is not None:
+            waiting.update(self._pending.run.waiting_for() or [-1])
         if not waiting and self._pending.events:
             who = self._pending.source
         elif -1 in waiting or not waiting:

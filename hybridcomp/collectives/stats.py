@@ -150,6 +150,18 @@ class Call(StatRow):
         """Count the time inside as decoding."""
         return self._decoding
 
+    def tally(
+        self, counts: tuple[int, int, float, float], intervals: Sequence[tuple[str, float, float]]
+    ) -> None:
+        """Count what the compiled engine did: bytes on wires and in shared memory, seconds in kernels."""
+        wire, shared, encoding, decoding = counts
+        self.wire_bytes += wire
+        self.shared_bytes += shared
+        self._encoding.seconds += encoding
+        self._decoding.seconds += decoding
+        if self._recorder is not None:
+            self._parts.extend(intervals)
+
     def close(self) -> None:
         """The operation has ended."""
         ended = time.perf_counter()
@@ -207,14 +219,34 @@ class StatTable:
                 row = self._rows[call.key] = StatRow(*call.key)
             return row
 
-    def count(self, row: StatRow, calls: int, raw: int, plain: int, seconds: float) -> None:
-        """Count uncompressed operations in ``row``, one of this table's: bytes of each, ``seconds`` of all."""
+    def count(
+        self,
+        row: StatRow,
+        calls: int,
+        raw: int,
+        plain: int,
+        seconds: float,
+        tally: tuple[int, int, float, float] | None = None,
+    ) -> None:
+        """Count operations in ``row``, one of this table's.
+
+        Args:
+            row: of their kind.
+            calls: how many.
+            raw, plain: bytes of each.
+            seconds: of all.
+            tally: what the engine did in all: see :meth:`Call.tally`; None where MPI sent ``plain`` bytes of each.
+        """
+        wire, shared, encoding, decoding = (calls * plain, 0, 0.0, 0.0) if tally is None else tally
         with self._lock:
             row.calls += calls
             row.raw_bytes += calls * raw
             row.plain_bytes += calls * plain
-            row.wire_bytes += calls * plain
-            row.wire_seconds += seconds
+            row.wire_bytes += wire
+            row.shared_bytes += shared
+            row.encode_seconds += encoding
+            row.decode_seconds += decoding
+            row.wire_seconds += max(0.0, seconds - encoding - decoding)
 
     def rows(self) -> list[StatRow]:
         """Copies of the rows, sorted by axis, operation and codec."""

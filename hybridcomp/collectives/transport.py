@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -41,9 +42,15 @@ class Transport:
     """
 
     def __init__(
-        self, comm: MPI.Comm, topology: Topology, near: Near | None = None, *, direct: bool = False
+        self,
+        comm: MPI.Comm,
+        topology: Topology,
+        near: Near | None = None,
+        *,
+        direct: bool = False,
+        group: Any = None,
     ) -> None:
-        """Send and receive on ``comm``; to ranks that are ``near`` by notes."""
+        """Send and receive on ``comm``; to ranks that are ``near`` by notes. The engine's ``group`` counts tags."""
         self.topology = topology
         self.comm = comm
         self.near = near
@@ -51,14 +58,13 @@ class Transport:
         self.size = comm.Get_size()
         self.turns = Turns()
         self.direct = direct
-        self._next = 0
+        self._next_tag = _counter() if group is None else group.next_tag
         self._pool: Pool = heap() if near is None else near.pool
         self._failed: list[object] = []
 
     def tag(self) -> int:
         """The next sequence tag."""
-        self._next += 1
-        return self._next % _TAGS
+        return int(self._next_tag())
 
     def isend(self, data: Any, peer: int, tag: int) -> MPI.Request:
         """Start to send bytes; ``data`` must stay unchanged until the request is done."""
@@ -94,6 +100,12 @@ class Transport:
     def give(self, buffer: ByteArray) -> None:
         """Return a buffer that no request uses any more."""
         self._pool.give(buffer)
+
+
+def _counter() -> Callable[[], int]:
+    """Count tags where the engine does not."""
+    numbers = itertools.count(1)
+    return lambda: next(numbers) % _TAGS
 
 
 class Sealed(NamedTuple):

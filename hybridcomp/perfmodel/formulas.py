@@ -96,6 +96,15 @@ def allreduce_direct(c: Case) -> float:
     return phase.seconds()
 
 
+def allreduce_one_shot(c: Case) -> float:
+    """a + [E(n) + p A(n) + (p - 1) o || l (p - l) W(n)]: every message to everyone, and every rank sums all."""
+    phase = c.phase()
+    phase.encode(c.n)
+    phase.add(c.n, c.p)
+    c.to_all(phase, c.n)
+    return phase.seconds()
+
+
 def allreduce_ring(c: Case) -> float:
     """2 (p - 1) a + [as direct || (l (p - l) + p - 1) W(s)]: parts by pairwise exchange, results around the ring."""
     phase, s = c.phase(), c.n / c.p
@@ -276,6 +285,7 @@ def reduce_direct(c: Case) -> float:
 FORMULAS: dict[str, dict[str, Formula]] = {
     "all_reduce": {
         "direct": allreduce_direct,
+        "one_shot": allreduce_one_shot,
         "ring": allreduce_ring,
         "halving": allreduce_halving,
         "hierarchical": allreduce_hierarchical,

@@ -12,6 +12,9 @@ from hybridcomp.perfmodel.profile import Profile
 
 _KINDS = {1: DType.UINT8, 2: DType.FLOAT16, 4: DType.FLOAT32, 8: DType.FLOAT64, 16: DType.COMPLEX128}
 _FP32 = 4  # bytes; speeds are of fp32
+_COMPILED_MESSAGE = (
+    4e-6  # seconds of a core for a message of the compiled engine's, with all that belongs to it
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class Setting:
         ranks: of the communicator.
         hosts: that they are on.
         ranks_per_host: the most on any host.
+        compiled: the compiled engine runs it, which needs less of a core for a message.
     """
 
     op: str
@@ -36,6 +40,7 @@ class Setting:
     ranks: int
     hosts: int
     ranks_per_host: int
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         if self.nbytes < 0:
@@ -120,7 +125,10 @@ class Phase:
         """
         pieces = self.pieces(n)
         nbytes = pieces * self.message_bytes(n / pieces)
-        self.cpu += own * pieces * self._profile.message + near * nbytes / self._profile.host.bandwidth
+        each = self._profile.message
+        if self._setting.compiled:
+            each = min(each, _COMPILED_MESSAGE)
+        self.cpu += own * pieces * each + near * nbytes / self._profile.host.bandwidth
         through = 2 * far / self._setting.ranks_per_host * nbytes  # sent and received
         self.cpu += through * self._profile.wire
         self.link += far * nbytes / self._profile.network.bandwidth

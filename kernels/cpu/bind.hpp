@@ -63,6 +63,7 @@ void bind_message(nb::module_& m);
 void bind_block(nb::module_& m);
 void bind_bounded(nb::module_& m);
 void bind_convert(nb::module_& m);
+void bind_engine(nb::module_& m);
 void bind_feedback(nb::module_& m);
 void bind_lattice(nb::module_& m);
 void bind_lease(nb::module_& m);

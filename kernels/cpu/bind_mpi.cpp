@@ -5,6 +5,7 @@
 // are. All their arguments are integers or pointers, in an order that the standard sets. A handle is an int
 // in one MPI and a pointer in another; the calling conventions of x86-64 and AArch64 pass either in a slot of
 // eight bytes, and do not mind slots after the last argument.
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
@@ -12,8 +13,10 @@
 #include <climits>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <vector>
 
+#include "../engine/objects.hpp"
 #include "bind.hpp"
 #include "looks.hpp"
 
@@ -43,11 +46,13 @@ struct Library {
 // Operations on arrays of one dtype and size.
 struct Kind {
   nb::object dtype;
-  std::size_t alignment, send, recv;  // bytes
-  nb::object note;                    // of the caller; None if such arrays are not for this
-  Slots slots;
+  std::size_t alignment = 1, send = 0, recv = 0;  // bytes
+  nb::object note;                                // of the caller; None if such arrays are not for this
+  Slots slots{};
+  std::optional<engine::ProgramHandle> program;  // of the engine, in place of MPI's function
   std::uint64_t calls = 0;
   double seconds = 0;
+  engine::Tally tally;
 };
 
 // A plain array's memory while this lives.
@@ -98,7 +103,8 @@ class Operation {
   }
 
   // See hybridcomp/collectives/quick.py, as for the other methods.
-  void learn(nb::handle send, nb::handle recv, nb::object note, const std::vector<std::uint64_t>& arguments) {
+  void learn(nb::handle send, nb::handle recv, nb::object note, const std::vector<std::uint64_t>& arguments,
+             const engine::ProgramHandle* program) {
     Arrays arrays;
     if (arguments.size() > kSlots || !open(arrays, send, recv))
       Buffer::fail("not plain arrays, or too many arguments");
@@ -106,9 +112,14 @@ class Operation {
     const std::size_t alignment =
         arrays.dtype.is_none() ? 1 : nb::cast<std::size_t>(arrays.dtype.attr("alignment"));
     if (from > INT_MAX || to > INT_MAX) note = nb::none();  // MPI's counts are ints
-    auto kind =
-        std::make_shared<Kind>(Kind{arrays.dtype, alignment, arrays.in_place ? to : from, to, note, {}});
+    auto kind = std::make_shared<Kind>();
+    kind->dtype = arrays.dtype;
+    kind->alignment = alignment;
+    kind->send = arrays.in_place ? to : from;
+    kind->recv = to;
+    kind->note = note;
     for (std::size_t i = 0; i < arguments.size(); ++i) kind->slots[i] = arguments[i];
+    if (program) kind->program = *program;
     kinds_.push_back(std::move(kind));
   }
 
@@ -134,9 +145,16 @@ class Operation {
   nb::list take() {
     nb::list rows;
     for (const auto& kind : kinds_) {
-      if (kind->calls) rows.append(nb::make_tuple(kind->note, kind->calls, kind->seconds));
+      const engine::Tally& t = kind->tally;
+      if (kind->calls)
+        rows.append(nb::make_tuple(
+            kind->note, kind->calls, kind->seconds,
+            kind->program
+                ? nb::cast(std::make_tuple(t.wire_bytes, t.shared_bytes, t.encode_seconds, t.decode_seconds))
+                : nb::none()));
       kind->calls = 0;
       kind->seconds = 0;
+      kind->tally = {};
     }
     return rows;
   }
@@ -152,6 +170,7 @@ class Operation {
     if (!kind) return nb::none();
     if (kind->note.is_none() || (from.begin() | to.begin()) % kind->alignment) return nb::bool_(false);
 
+    if (kind->program) return execute(*kind, arrays, send, recv);
     std::uint64_t request = 0;
     Slots slots = kind->slots;
     if (send_at_ >= 0) slots[send_at_] = arrays.in_place ? library_.in_place_address : from.begin();
@@ -188,6 +207,29 @@ class Operation {
     if (!done) return nb::make_tuple(request, kind->note);
     kind->calls += 1;
     kind->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    return nb::bool_(true);
+  }
+
+  // The same by the engine, which is waited for as long.
+  nb::object execute(Kind& kind, const Arrays& arrays, nb::handle send, nb::handle recv) {
+    const auto began = std::chrono::steady_clock::now();
+    const std::uint64_t to = arrays.to.begin(), from = arrays.in_place ? to : arrays.from.begin();
+    std::shared_ptr<engine::Execution> execution;
+    bool done = false;
+    {
+      nb::gil_scoped_release release;
+      execution = engine::launch(*kind.program, from, to, 0, false);
+      done = engine::the_engine()->wait(*execution, kWaiting);
+    }
+    if (!done || execution->failure().fault != engine::Fault::kNone)
+      return nb::make_tuple(engine::Run(std::move(execution), nb::make_tuple(send, recv)), kind.note);
+    kind.calls += 1;
+    kind.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    const engine::Tally& tally = execution->tally();
+    kind.tally.wire_bytes += tally.wire_bytes;
+    kind.tally.shared_bytes += tally.shared_bytes;
+    kind.tally.encode_seconds += tally.encode_seconds;
+    kind.tally.decode_seconds += tally.decode_seconds;
     return nb::bool_(true);
   }
 
@@ -253,7 +295,8 @@ void bind_mpi(nb::module_& m) {
   nb::class_<Operation>(m, "MpiOperation")
       .def(nb::init<const Library&, std::uintptr_t, int, int, int, bool>(), "library"_a, "post"_a,
            "send_at"_a, "recv_at"_a, "request_at"_a, "in_place"_a, nb::keep_alive<1, 2>())
-      .def("learn", &Operation::learn, "send"_a.none(), "recv"_a.none(), "note"_a.none(), "arguments"_a)
+      .def("learn", &Operation::learn, "send"_a.none(), "recv"_a.none(), "note"_a.none(), "arguments"_a,
+           "program"_a.none())
       .def("forget", &Operation::forget)
       .def("start", &Operation::start, nb::arg().none(), nb::arg().none())
       .def("message", &Operation::message, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg())

@@ -1,15 +1,11 @@
 // Several messages in one call from Python: opened, decoded, encoded, or summed.
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <deque>
 #include <vector>
 
+#include "../engine/messages.hpp"
 #include "bind.hpp"
-#include "decoders.hpp"
-#include "encoder.hpp"
-#include "opening.hpp"
-#include "sums.hpp"
 
 namespace hybridcomp {
 using namespace nb::literals;
@@ -37,28 +33,12 @@ nb::object open_messages(const nb::list& messages, std::uint8_t codec, std::uint
   {
     nb::gil_scoped_release release;
     for (; i < from.size(); ++i) {
-      Header h;
-      if (!read_header(from[i].data(), from[i].bytes(), &h)) break;
-      if (h.codec != codec || h.params != params || h.dtype != dtype || h.count != counts[i]) break;
-      if (crc && crc_of(from[i].data(), h.payload) != h.crc) break;
+      // Of any dtype: what is not floating-point has a header, too.
+      const Expected expected{codec, params, static_cast<DTypeCode>(dtype), counts[i]};
+      if (!check_message(from[i].data(), from[i].bytes(), expected, crc)) break;
     }
   }
   return i < from.size() ? nb::cast(i) : nb::none();
-}
-
-// Decode a message of n elements; false if it is malformed, or decoded elsewhere.
-bool decode_one(const Kernels& k, const std::uint8_t* message, std::size_t bytes, std::size_t n,
-                std::uint8_t* out, DTypeCode type, bool stream) {
-  Header h;
-  if (!read_header(message, bytes, &h) || h.dtype > kBFloat16 || h.count != n) return false;
-  const DTypeCode dtype = static_cast<DTypeCode>(h.dtype);
-  const std::uint8_t* const payload = message + sizeof(h);
-  Parts parts;
-  if (stream && open_parts(h.codec, payload, h.payload, dtype, n, &parts)) {
-    decode_streaming(k, parts, n, thread_count(), out, type);
-    return true;
-  }
-  return decode_payload(k, h.codec, payload, h.payload, dtype, n, thread_count(), out, type, false) == kOk;
 }
 
 // Decode each message, as many elements as its output has; returns how many of them, from the first, could
@@ -72,7 +52,7 @@ std::size_t decode_many(const nb::list& messages, const nb::list& outs, int out_
   for (std::size_t i = 0; i < from.size(); ++i) {
     const std::size_t n = to[i].bytes() / size_of(type);
     if (to[i].bytes() % size_of(type)) return i;
-    if (!decode_one(k, from[i].data(), from[i].bytes(), n, to[i].data(), type, stream)) return i;
+    if (!decode_message(k, from[i].data(), from[i].bytes(), n, to[i].data(), type, stream)) return i;
   }
   return from.size();
 }
@@ -96,38 +76,12 @@ std::vector<std::size_t> encode_many(const Encoder& encoder, const nb::list& sou
   return sizes;
 }
 
-// Check payloads of n elements that are read in stretches; false if one cannot.
-bool open_all(const std::vector<Payload>& payloads, std::size_t n, std::vector<Parts>* parts) {
-  parts->resize(payloads.size());
-  for (std::size_t i = 0; i < payloads.size(); ++i) {
-    const Payload& m = payloads[i];
-    if (!open_parts(m.codec, m.data, m.bytes, m.dtype, n, &(*parts)[i])) return false;
-  }
-  return true;
-}
-
 // The payloads of messages of n elements that can be added to elements of `dtype`; false if one cannot.
 bool payloads_of(const Buffers& messages, DTypeCode dtype, std::size_t n, std::vector<Payload>* payloads) {
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    Header h;
-    if (!read_header(messages[i].data(), messages[i].bytes(), &h) || h.dtype > kBFloat16) return false;
-    if (h.count != n || (h.dtype == kFloat64) != (dtype == kFloat64)) return false;
-    payloads->push_back(
-        {h.codec, messages[i].data() + sizeof(h), h.payload, static_cast<DTypeCode>(h.dtype)});
-  }
+  payloads->resize(messages.size());
+  for (std::size_t i = 0; i < messages.size(); ++i)
+    if (!payload_of(messages[i].data(), messages[i].bytes(), dtype, n, &(*payloads)[i])) return false;
   return true;
-}
-
-// Sum whole arrays, and encode that; as sum_encode below.
-std::size_t encode_whole(const Encoder& encoder, const Sum& sum, const std::vector<Payload>& payloads,
-                         std::uint8_t* out) {
-  const Kernels& k = kernels();
-  Scratch memory;
-  const std::uint8_t* const values = sum_whole(k, sum, payloads, thread_count(), &memory);
-  if (!values) return 0;
-  const std::size_t bytes = encoder.write(k, values, sum.dtype, sum.n, thread_count(), out);
-  const bool done = !sum.result || decode_one(k, out, bytes, sum.n, sum.result, sum.result_dtype, sum.stream);
-  return done ? bytes : 0;
 }
 
 int divisor(int ranks) {
@@ -155,12 +109,9 @@ std::size_t sum_encode(const Encoder& encoder, nb::handle own, int own_dtype, co
   std::vector<Payload> payloads;
   if (!payloads_of(others, own_type, n, &payloads)) return 0;
   nb::gil_scoped_release release;
-  std::vector<Parts> parts;
-  const bool stretches = encoder.write_sum && open_all(payloads, n, &parts);
-  const Sum sum{from.data(), own_type, parts, n, ranks, type, wanted ? decoded.data() : nullptr,
+  const Sum sum{from.data(), own_type, {}, n, ranks, type, wanted ? decoded.data() : nullptr,
                 result_type, stream};
-  if (!stretches || !sum.unit()) return encode_whole(encoder, sum, payloads, to.data());
-  return encoder.write_sum(kernels(), sum, thread_count(), to.data());
+  return encode_sum(kernels(), encoder, sum, payloads, to.data());
 }
 
 // Write a sum as elements of `dtype`; false if it must be done in separate steps. Nothing has been written
@@ -176,17 +127,8 @@ bool sum_into(nb::handle own, int own_dtype, const nb::list& messages, int ranks
   std::vector<Payload> payloads;
   if (!payloads_of(others, own_type, n, &payloads)) return false;
   nb::gil_scoped_release release;
-  std::vector<Parts> parts;
-  const bool stretches = open_all(payloads, n, &parts);
-  const Sum sum{from.data(), own_type, parts, n, ranks, type, to.data(), type, stream};
-  if (stretches && sum.unit()) {
-    write_sum(kernels(), sum, thread_count());
-    return true;
-  }
-  Scratch memory;
-  const std::uint8_t* const values = sum_whole(kernels(), sum, payloads, thread_count(), &memory);
-  if (values) std::memcpy(to.data(), values, n * size_of(type));
-  return values != nullptr;
+  const Sum sum{from.data(), own_type, {}, n, ranks, type, to.data(), type, stream};
+  return store_sum(kernels(), sum, payloads);
 }
 
 }  // namespace

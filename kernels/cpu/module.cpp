@@ -50,6 +50,7 @@ NB_MODULE(_kernels, m) {
   bind_block(m);
   bind_bounded(m);
   bind_convert(m);
+  bind_engine(m);
   bind_feedback(m);
   bind_lattice(m);
   bind_lease(m);

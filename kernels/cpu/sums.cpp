@@ -11,8 +11,11 @@ namespace hybridcomp {
 
 const std::uint8_t* Sum::tile(const Kernels& k, std::size_t at, std::size_t m, Buffer* buffer) const {
   const DTypeCode wide = accumulator();
-  const std::uint8_t* from = own + at * size_of(own_dtype);
-  if (own_dtype != wide || reinterpret_cast<std::uintptr_t>(from) % size_of(wide) || messages.empty()) {
+  const std::uint8_t* from = own ? own + at * size_of(own_dtype) : buffer->wide;
+  if (!own) {
+    std::memset(buffer->wide, 0, m * size_of(wide));
+  } else if (own_dtype != wide || reinterpret_cast<std::uintptr_t>(from) % size_of(wide) ||
+             messages.empty()) {
     k.convert->convert(from, own_dtype, buffer->wide, wide, m, false);
     from = buffer->wide;
   }
@@ -40,7 +43,10 @@ const std::uint8_t* sum_whole(const Kernels& k, const Sum& sum, std::span<const 
   const DTypeCode wide = sum.accumulator();
   const std::size_t bytes = sum.n * size_of(wide);
   std::uint8_t* const total = memory->reserve(bytes + (sum.dtype == wide ? 0 : sum.n * size_of(sum.dtype)));
-  convert_all(k, sum.own, sum.own_dtype, sum.n, threads, total, wide, false);
+  if (sum.own)
+    convert_all(k, sum.own, sum.own_dtype, sum.n, threads, total, wide, false);
+  else
+    std::memset(total, 0, bytes);
   for (const Payload& m : messages)
     if (decode_payload(k, m.codec, m.data, m.bytes, m.dtype, sum.n, threads, total, wide, true) != kOk)
       return nullptr;
@@ -54,18 +60,19 @@ const std::uint8_t* sum_whole(const Kernels& k, const Sum& sum, std::span<const 
   return total + bytes;
 }
 
-void write_sum(const Kernels& k, const Sum& sum, int threads) {
+void write_sum(const Kernels& k, const Sum& sum, int threads, std::uint8_t* also) {
   const std::size_t tile = tile_of(sum.unit()), size = size_of(sum.dtype);
   split(sum.n, tile, ranges_of(sum.n, tile, threads), [&](int, std::size_t begin, std::size_t end) {
     Sum::Buffer buffer;
     for (std::size_t at = begin; at < end; at += tile) {
       const std::size_t m = std::min(tile, end - at);
       const std::uint8_t* const values = sum.tile(k, at, m, &buffer);
-      std::uint8_t* const to = sum.result + at * size;
+      if (also) std::memcpy(sum.result + at * size, values, m * size);
+      std::uint8_t* const last = (also ? also : sum.result) + at * size;
       if (sum.stream)
-        k.convert->stream(values, to, m * size);
+        k.convert->stream(values, last, m * size);
       else
-        std::memcpy(to, values, m * size);
+        std::memcpy(last, values, m * size);
     }
     if (sum.stream) streamed();
   });

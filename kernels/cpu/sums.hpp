@@ -14,7 +14,7 @@
 namespace hybridcomp {
 
 struct Sum {
-  const std::uint8_t* own;  // n elements
+  const std::uint8_t* own;  // n elements; null for zeros
   DTypeCode own_dtype;
   std::span<const Parts> messages;  // of n elements each; doubles with doubles only
   std::size_t n;
@@ -56,8 +56,9 @@ struct Sum {
   }
 };
 
-// Write the sum itself, as `dtype`, to `result`, whose type that is.
-void write_sum(const Kernels& k, const Sum& sum, int threads);
+// Write the sum itself, as `dtype`, to `result`, whose type that is, and to `also` if that is not null. Only
+// the last of them goes past the caches.
+void write_sum(const Kernels& k, const Sum& sum, int threads, std::uint8_t* also = nullptr);
 
 // The payload of a message by any codec.
 struct Payload {

@@ -115,12 +115,14 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Through pinned memory, or with an MPI that takes device pointers: the emulation's are the host's."""
     from hybridcomp.collectives.awareness import VARIABLE, awareness
+    from hybridcomp.collectives.execution.groups import DEVICES
 
     if os.environ.get("HYBRIDCOMP_TEST_DEVICE") == "cuda" and request.param == "direct":
         awareness.cache_clear()
         if not awareness().messages:
             pytest.skip("this MPI takes no device pointers")
     monkeypatch.setenv(VARIABLE, "1" if request.param == "direct" else "0")
+    monkeypatch.setenv(DEVICES, "1")
     awareness.cache_clear()
     yield request.param
     monkeypatch.undo()

@@ -159,7 +159,9 @@ class _Start:
         if self.codec is None or self.p == 1:
             return None
         codec = hc.get_codec(self.codec)
-        able = [a for a in ALGORITHMS[op] if a.refuses(self.comm._topology, codec) is None]
+        able = [
+            a for a in ALGORITHMS[op] if a.run is not None and a.refuses(self.comm._topology, codec) is None
+        ]
         chosen = [None, *able][self.d.way % (len(able) + 1)]
         if chosen is None:
             return None

@@ -1,0 +1,54 @@
+"""Errors of operations that the engine ran: what its codes mean, in words."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp.arrays import DType
+from hybridcomp.collectives.coding import Coder
+from hybridcomp.collectives.request import sender
+from hybridcomp.errors import MismatchError, WireError
+
+
+class Fault(IntEnum):
+    """Why an execution failed; ``Fault`` of kernels/engine/execution.hpp."""
+
+    MESSAGE = 1
+    LENGTH = 2
+    MPI = 3
+    CODEC = 4
+    MEMORY = 5
+
+
+def error_of(failure: tuple[Any, ...], coder: Coder) -> Exception:
+    """The error of a failed run.
+
+    Args:
+        failure: of ``EngineRun.failure``.
+        coder: of the operation: its codec, transport and statistics.
+    """
+    fault, step, peer, code, count, dtype, nbytes, message = failure
+    what = f"{coder.call.op} on axis {coder.call.axis!r}: rank {coder.transport.rank}"
+    if fault == Fault.MESSAGE:
+        try:
+            coder.open(np.frombuffer(message, np.uint8), count, peer, DType(dtype))
+        except (WireError, MismatchError) as error:
+            return error
+        return WireError(f"{what} cannot decode what {sender(peer)} sent")
+    if fault == Fault.LENGTH:
+        kind = DType(dtype)
+        return MismatchError(
+            f"{what} expects {count} {kind.label} ({count * kind.itemsize} bytes), {sender(peer)} sent {nbytes} bytes"
+        )
+    if fault == Fault.MPI:
+        refused = MPI.Exception(code)
+        if refused.Get_error_class() == MPI.ERR_TRUNCATE:
+            return MismatchError(f"{what}: {sender(peer)} sent more than this rank has room for ({refused})")
+        return refused
+    if fault == Fault.MEMORY:
+        return MemoryError(f"{what} has no memory for its messages")
+    return RuntimeError(f"{what}: codec {coder.codec.spec!r} failed in step {step} of its schedule")

@@ -1,0 +1,78 @@
+"""Join the ranks of a communicator in the engine: those of this host by shared memory, the others by MPI."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp.collectives.arena import Arena, make_arena
+from hybridcomp.collectives.execution.native import native_engine
+from hybridcomp.collectives.near import map_arenas, shares_memory
+from hybridcomp.errors import ConfigError
+
+DEVICES = "HYBRIDCOMP_DEVICES"
+_FIRST = 128  # bytes of an arena before its blocks: the token's line and the bell's
+
+
+def may_use_devices(environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether arrays of this process may lie in a GPU's memory.
+
+    Raises:
+        ConfigError: ``HYBRIDCOMP_DEVICES`` is neither 0 nor 1.
+    """
+    given = environ.get(DEVICES)
+    if given is None:
+        return any(map(Path.exists, map(Path, ("/dev/nvidiactl", "/dev/dxg"))))
+    if given not in ("0", "1"):
+        raise ConfigError(
+            f"{DEVICES} is {given!r}; allowed: 1 (arrays may lie on a GPU), 0 (they do not), or unset (the devices "
+            "of this host are looked at)"
+        )
+    return given == "1"
+
+
+@functools.cache
+def _own_arena() -> Arena | None:
+    """This process's arena for the engine's messages; None where the system has none."""
+    try:
+        arena = make_arena()
+    except (OSError, AttributeError, ValueError):
+        return None
+    native_engine().engine_use_arena(arena.start, arena.card.nbytes, _FIRST)
+    return arena
+
+
+def join(comm: MPI.Comm, node: MPI.Comm) -> Any:
+    """Make the engine's group of a communicator. Collective.
+
+    Args:
+        comm: whose ranks; nobody else sends on it.
+        node: those of this host.
+
+    Returns:
+        The compiled module's ``EngineGroup``.
+    """
+    module = native_engine()
+    group = module.engine_group(MPI._handleof(comm), comm.Get_rank(), comm.Get_size())
+    if node.size == 1:
+        return group
+    arena = _own_arena() if shares_memory() else None
+    rings = -1 if arena is None else module.engine_take_rings(node.size - 1)
+    found = map_arenas(comm, node, None if arena is None else arena.card)
+    offsets = np.empty(node.size, np.int64)
+    node.Allgather(np.array([rings], np.int64), offsets)
+    for place, neighbour in enumerate(found or ()):
+        if neighbour is None:
+            continue
+        # A rank's rings are in the order of its neighbours, which leaves itself out.
+        theirs = int(offsets[place]) + (node.rank - (node.rank > place)) * module.ENGINE_RING_BYTES
+        mine = rings + (place - (place > node.rank)) * module.ENGINE_RING_BYTES
+        rank, other = neighbour
+        group.add_neighbour(rank, other.start, other.card.nbytes, theirs, mine)
+    return group

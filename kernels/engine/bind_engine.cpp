@@ -1,0 +1,260 @@
+// The engine in Python: hybridcomp/collectives/execution has what is made of it.
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <list>
+#include <mutex>
+#include <optional>
+
+#include "objects.hpp"
+
+namespace hybridcomp {
+namespace engine {
+namespace {
+
+Engine* made = nullptr;  // kept until the process ends
+
+// Runs that Python has dropped while they were in flight.
+std::list<std::pair<std::shared_ptr<Execution>, nb::object>>& orphans() {
+  static auto& all = *new std::list<std::pair<std::shared_ptr<Execution>, nb::object>>;
+  return all;
+}
+
+// Let go of the memory of those that have ended. With the interpreter's lock.
+void bury() {
+  orphans().remove_if([](const auto& orphan) {
+    return orphan.first->done() && orphan.first->failure().fault == Fault::kNone;
+  });
+}
+
+}  // namespace
+
+Engine* the_engine() {
+  if (!made) Buffer::fail("the engine has not been made");
+  return made;
+}
+
+Run::~Run() {
+  if (execution_ && !(execution_->done() && execution_->failure().fault == Fault::kNone))
+    orphans().emplace_back(execution_, keep_);
+}
+
+std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::uint64_t send, std::uint64_t recv,
+                                  double seconds, bool traced) {
+  Engine& engine = *the_engine();
+  std::shared_ptr<Execution> execution;
+  {
+    const std::lock_guard lock(engine.mutex());  // a group counts its operations
+    execution = std::make_shared<Execution>(engine, handle.group, handle.program,
+                                            reinterpret_cast<const std::uint8_t*>(send),
+                                            reinterpret_cast<std::uint8_t*>(recv), traced);
+  }
+  engine.start(execution, seconds);
+  return execution;
+}
+
+namespace {
+
+std::span<const std::int64_t> integers(const Buffer& buffer, const char* name) {
+  const std::size_t n = buffer.elements(sizeof(std::int64_t), name);
+  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % alignof(std::int64_t))
+    Buffer::fail(std::string(name) + " must be aligned integers");
+  return {reinterpret_cast<const std::int64_t*>(buffer.data()), n};
+}
+
+void make_engine(const std::array<std::uintptr_t, 5>& functions, std::uint64_t byte,
+                 std::size_t request_bytes, std::size_t status_bytes, std::size_t error_at) {
+  if (made) Buffer::fail("there is an engine");
+  for (const std::uintptr_t function : functions)
+    if (!function) Buffer::fail("a function of MPI's has an address");
+  if (request_bytes != 4 && request_bytes != 8) Buffer::fail("a request has 4 or 8 bytes");
+  if (!status_bytes || status_bytes > 256 || error_at + sizeof(int) > status_bytes)
+    Buffer::fail("a status has its error within it");
+  Mpi mpi{};
+  mpi.isend = reinterpret_cast<decltype(mpi.isend)>(functions[0]);
+  mpi.irecv = reinterpret_cast<decltype(mpi.irecv)>(functions[1]);
+  mpi.testsome = reinterpret_cast<decltype(mpi.testsome)>(functions[2]);
+  mpi.get_count = reinterpret_cast<decltype(mpi.get_count)>(functions[3]);
+  mpi.cancel = reinterpret_cast<decltype(mpi.cancel)>(functions[4]);
+  mpi.byte = byte;
+  mpi.request_bytes = request_bytes;
+  mpi.status_bytes = status_bytes;
+  mpi.error_at = error_at;
+  made = new Engine(mpi);
+}
+
+// Make messages in an arena of which `first` bytes are taken.
+void use_arena(std::uintptr_t base, std::size_t bytes, std::size_t first) {
+  if (!base || base % kLine || first % kLine || first < 2 * kLine || first > bytes)
+    Buffer::fail("an arena has a line for its token and one for its bell");
+  Engine& engine = *the_engine();
+  nb::gil_scoped_release release;
+  const std::lock_guard lock(engine.mutex());
+  engine.blocks.use({reinterpret_cast<std::uint8_t*>(base), bytes}, first);
+}
+
+// Rings for as many neighbours, in the arena: where the first one is. They are one after the other.
+std::size_t take_rings(std::size_t count) {
+  Engine& engine = *the_engine();
+  nb::gil_scoped_release release;
+  const std::lock_guard lock(engine.mutex());
+  std::uint8_t* const block = engine.blocks.take(count * Ring::kBytes);
+  std::memset(block, 0, count * Ring::kBytes);
+  return static_cast<std::size_t>(block - engine.blocks.arena().base);
+}
+
+struct GroupHandle {
+  std::shared_ptr<Group> group;
+};
+
+GroupHandle make_group(std::uint64_t comm, int rank, int size) {
+  if (size < 1 || rank < 0 || rank >= size) Buffer::fail("a rank is below the number of ranks");
+  auto group = std::make_shared<Group>();
+  group->comm = comm;
+  group->rank = rank;
+  group->size = size;
+  group->place.assign(static_cast<std::size_t>(size), -1);
+  group->contacts.assign(static_cast<std::size_t>(size), 0);
+  return {std::move(group)};
+}
+
+void add_neighbour(const GroupHandle& handle, int rank, std::uintptr_t base, std::size_t bytes,
+                   std::size_t to, std::size_t from) {
+  Group& group = *handle.group;
+  const Arena own = the_engine()->blocks.arena(), other{reinterpret_cast<std::uint8_t*>(base), bytes};
+  if (rank < 0 || rank >= group.size || rank == group.rank || group.near(rank))
+    Buffer::fail("a neighbour is another rank, once");
+  if (!base || !other.holds(to, Ring::kBytes) || !own.holds(from, Ring::kBytes))
+    Buffer::fail("a ring lies within its arena");
+  group.place[static_cast<std::size_t>(rank)] = static_cast<int>(group.neighbours.size());
+  Neighbour near;
+  near.rank = rank;
+  near.arena = other;
+  near.to = Ring(other.base + to);
+  near.from = Ring(own.base + from);
+  group.neighbours.push_back(std::move(near));
+}
+
+// The number of the next operation that is not the engine's; one mechanism counts for both.
+std::uint32_t next_tag(const GroupHandle& handle) {
+  Engine& engine = *the_engine();
+  nb::gil_scoped_release release;
+  const std::lock_guard lock(engine.mutex());
+  return handle.group->take(1) % Group::kTags;
+}
+
+ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int codec, std::uint32_t params,
+                           int dtype, int ranks, bool stream, std::size_t bytes, nb::handle steps,
+                           nb::handle slots, nb::handle lists, const std::array<std::size_t, 3>& limits,
+                           int channels) {
+  const Buffer rows(steps, false), rooms(slots, false), refs(lists, false);
+  if (codec < 0 || codec > 255) Buffer::fail("a codec's id fits a byte");
+  if (ranks < 1) Buffer::fail("ranks must be at least 1");
+  Carriage carriage{std::nullopt, static_cast<std::uint8_t>(codec), params, float_dtype(dtype), ranks, stream,
+                    bytes};
+  if (encoder) carriage.encoder = *encoder;
+  std::string fault;
+  const std::size_t elements[kBuffers] = {limits[0], limits[1], limits[2]};
+  const Group& g = *group.group;
+  auto program =
+      std::make_shared<Program>(carriage, integers(rows, "steps"), integers(rooms, "slots"),
+                                integers(refs, "lists"), elements, g.rank, g.size, channels, &fault);
+  if (!fault.empty()) Buffer::fail("schedule: " + fault);
+  return {std::move(program), group.group};
+}
+
+Run start(const ProgramHandle& program, std::uintptr_t send, std::uintptr_t recv, nb::object keep,
+          double seconds, bool traced) {
+  bury();
+  std::shared_ptr<Execution> execution;
+  {
+    nb::gil_scoped_release release;
+    execution = launch(program, send, recv, seconds, traced);
+  }
+  return Run(std::move(execution), std::move(keep));
+}
+
+nb::object failure(const Run& run) {
+  const Failure& failure = run->failure();
+  if (!run->done() || failure.fault == Fault::kNone) return nb::none();
+  const auto* const text = reinterpret_cast<const char*>(failure.message.data());
+  const Program& program = run->program();
+  const Step& step = program.steps[failure.step];
+  int dtype = program.carriage.dtype;
+  // The slot that the message was in, or should have come to.
+  for (const std::uint32_t at : program.list(step.slots)) dtype = program.slots[at].dtype;
+  if (!step.slots.count && !program.slots.empty()) dtype = program.slots[step.slot].dtype;
+  return nb::make_tuple(static_cast<int>(failure.fault), failure.step, failure.peer, failure.code, step.count,
+                        dtype, failure.bytes, nb::bytes(text, failure.message.size()));
+}
+
+nb::tuple tally(const Run& run) {
+  const Tally& t = run->tally();
+  return nb::make_tuple(t.wire_bytes, t.shared_bytes, t.encode_seconds, t.decode_seconds);
+}
+
+nb::list intervals(const Run& run) {
+  nb::list all;
+  for (const Interval& i : run->intervals())
+    all.append(nb::make_tuple(i.encodes ? "encode" : "decode", i.began, i.ended));
+  return all;
+}
+
+}  // namespace
+}  // namespace engine
+
+void bind_engine(nb::module_& m) {
+  using namespace nb::literals;
+  using namespace engine;
+  m.def("make_engine", &make_engine, "functions"_a, "byte"_a, "request_bytes"_a, "status_bytes"_a,
+        "error_at"_a);
+  m.def("engine_use_arena", &use_arena, "base"_a, "bytes"_a, "first"_a);
+  m.def("engine_take_rings", &take_rings, "count"_a);
+  m.attr("ENGINE_RING_BYTES") = static_cast<std::size_t>(Ring::kBytes);
+  m.def("engine_used_bytes", [] { return the_engine()->blocks.used(); });
+  m.def("engine_on_news", [](nb::object call) {
+    the_engine()->on_news = [call] {
+      nb::gil_scoped_acquire acquire;
+      try {
+        call();
+      } catch (nb::python_error& error) {
+        error.discard_as_unraisable("the engine's thread");
+      }
+    };
+  });
+  m.def(
+      "engine_damage", [](int peer, std::size_t least) { the_engine()->damage(peer, least); }, "peer"_a,
+      "least"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "For tests: turn a bit of the next such message over MPI.");
+  m.def("engine_stop", [] {
+    if (!made) return;
+    nb::gil_scoped_release release;
+    made->stop();
+  });
+  nb::class_<GroupHandle>(m, "EngineGroup")
+      .def("add_neighbour", &add_neighbour, "rank"_a, "base"_a, "bytes"_a, "to"_a, "from_"_a)
+      .def("next_tag", &next_tag);
+  m.def("engine_group", &make_group, "comm"_a, "rank"_a, "size"_a);
+  nb::class_<ProgramHandle>(m, "EngineProgram");
+  m.def("engine_program", &make_program, "group"_a, "encoder"_a.none(), "codec"_a, "params"_a, "dtype"_a,
+        "ranks"_a, "stream"_a, "bytes"_a, "steps"_a, "slots"_a, "lists"_a, "limits"_a, "channels"_a);
+  m.def("engine_start", &start, "program"_a, "send"_a, "recv"_a, "keep"_a, "seconds"_a, "traced"_a);
+  nb::class_<Run>(m, "EngineRun")
+      .def("done", [](const Run& run) { return run->done(); })
+      .def("watch", [](const Run& run) { run->watched.store(true); })
+      .def(
+          "wait", [](const Run& run, double seconds) { return the_engine()->wait(*run, seconds); },
+          "seconds"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "abandon", [](const Run& run) { the_engine()->abandon(*run); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "waiting_for", [](const Run& run) { return the_engine()->waiting_for(*run); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("failure", &failure)
+      .def("tally", &tally)
+      .def("intervals", &intervals);
+}
+
+}  // namespace hybridcomp

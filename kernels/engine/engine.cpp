@@ -1,0 +1,305 @@
+#include "engine.hpp"
+
+#include <sched.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace hybridcomp::engine {
+namespace {
+
+double knob(const char* name, double usual) {
+  const char* const text = std::getenv(name);
+  return text ? std::atof(text) : usual;
+}
+const int kSpins = static_cast<int>(knob("HC_SPINS", 20));
+const double kYielding = knob("HC_YIELD_US", 100) * 1e-6;
+const double kSleepMin = knob("HC_SLEEP_US", 30) * 1e-6, kSleepMax = knob("HC_SLEEP_MAX_US", 500) * 1e-6,
+             kShare = 1 / knob("HC_SHARE", 16);
+const double kBackMin = knob("HC_BACK_US", 300) * 1e-6, kBackMax = knob("HC_BACK_MAX_US", 1000) * 1e-6;
+
+constexpr double kBellSleep = 5e-3;  // that only neighbours' bells end
+constexpr double kAside = 0.1;       // that the thread leaves what others wait for
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void sleep_for(double seconds) {
+  timespec time{};
+  time.tv_sec = static_cast<time_t>(seconds);
+  time.tv_nsec = static_cast<long>((seconds - static_cast<double>(time.tv_sec)) * 1e9);
+  nanosleep(&time, nullptr);
+}
+
+// Sleeps end 50 us late unless a thread asks for better.
+void sleep_precisely() {
+  thread_local bool asked = false;
+  if (!asked) prctl(PR_SET_TIMERSLACK, 1000);
+  asked = true;
+}
+
+}  // namespace
+
+double now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+Engine::Engine(const Mpi& mpi) : mpi_(mpi) {}
+
+Engine::~Engine() { stop(); }
+
+// -- what executions call ----------------------------------------------------------------------------------
+
+void Engine::send(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
+                  const std::uint8_t* data, std::size_t bytes) {
+  if (peer == damaged_peer_ && bytes >= damaged_least_) {
+    damaged_peer_ = -1;
+    damaged_.assign(data, data + bytes);
+    damaged_[bytes / 2] ^= 4;
+    data = damaged_.data();
+  }
+  const Requests::Owner owner{&execution, step};
+  const int count = static_cast<int>(bytes);
+  std::int32_t& contacts = group.contacts[static_cast<std::size_t>(peer)];
+  if (contacts >= 0) {
+    ++contacts;
+    return contacts_.post({owner, data, count, peer, tag, group.comm, &contacts});
+  }
+  const int code = mpi_.isend(data, count, mpi_.byte, peer, tag, group.comm, requests_.room());
+  if (code) return execution.refused(step, code);
+  requests_.keep(owner);
+}
+
+void Engine::receive(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
+                     std::uint8_t* data, std::size_t room) {
+  const int code =
+      mpi_.irecv(data, static_cast<int>(room), mpi_.byte, peer, tag, group.comm, requests_.room());
+  if (code) return execution.refused(step, code);
+  requests_.keep({&execution, step});
+}
+
+void Engine::damage(int peer, std::size_t least) {
+  const std::lock_guard lock(mutex_);
+  damaged_peer_ = peer;
+  damaged_least_ = least;
+}
+
+void Engine::forget(Execution* execution) {
+  requests_.abandon(execution);
+  contacts_.forget(execution);
+  for (const auto& one : active_)
+    if (one.get() == execution) abandoned_.push_back(one);
+}
+
+// -- progress ----------------------------------------------------------------------------------------------
+
+void Engine::start(const std::shared_ptr<Execution>& execution, double seconds) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto later = [](const auto& a, const auto& b) {
+      return a->program().carriage.bytes < b->program().carriage.bytes;
+    };
+    active_.insert(std::upper_bound(active_.begin(), active_.end(), execution, later), execution);
+    in_flight_.store(active_.size());
+    execution->start();
+    for (const double until = now() + seconds; execution->ready() && now() < until;) execution->compute();
+    retire();
+  }
+  if (!execution->done() && !waiters_.load() && seconds > 0) {
+    const std::lock_guard lock(sleep_);
+    if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
+    wake_.notify_one();
+  }
+}
+
+// One look at everything, and one step of computing. Under the lock.
+bool Engine::advance() {
+  bool moved = look();
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    Execution& execution = *active_[i];
+    if (execution.done()) continue;
+    if (execution.compute()) {
+      moved = true;
+      break;
+    }
+  }
+  if (moved) retire();
+  requested_.store(!requests_.empty() || !contacts_.idle());
+  return moved;
+}
+
+bool Engine::look() {
+  bool moved = false;
+  if (!contacts_.idle()) {
+    for (const Contacts::Job& job : contacts_.take()) {
+      moved = true;
+      if (job.code) {
+        static_cast<Execution*>(job.owner.execution)->refused(job.owner.step, job.code);
+        continue;
+      }
+      if (--*job.open == 0) *job.open = -1;
+      std::memcpy(requests_.room(), &job.request, sizeof(job.request));
+      requests_.keep(job.owner);
+    }
+  }
+  if (!requests_.empty()) {
+    done_.clear();
+    requests_.test(&done_);
+    for (const Requests::Done& done : done_) {
+      moved = true;
+      auto* const execution = static_cast<Execution*>(done.owner.execution);
+      if (!execution->done())
+        execution->completed(done.owner.step, done.code, static_cast<std::size_t>(done.bytes));
+    }
+  }
+  bool shares = false;
+  const Group* last = nullptr;
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    Execution& execution = *active_[i];
+    if (execution.done()) continue;
+    Group& group = execution.group();
+    shares = shares || !group.neighbours.empty();
+    if (&group != last)
+      for (Neighbour& near : group.neighbours) moved |= drain(near);
+    last = &group;
+    if (!execution.done()) moved |= execution.settle();
+    if (!execution.done()) moved |= execution.retry();
+  }
+  shares_.store(shares);
+  return moved;
+}
+
+bool Engine::drain(Neighbour& near) {
+  bool moved = false;
+  for (Entry entry; near.from.pop(&entry); moved = true) {
+    const auto found = std::find_if(near.posted.begin(), near.posted.end(),
+                                    [&](const auto& posted) { return posted.sequence == entry.sequence; });
+    if (found == near.posted.end()) {
+      near.early.push_back(entry);
+      continue;
+    }
+    const Neighbour::Posted posted = *found;
+    near.posted.erase(found);
+    posted.execution->received(posted.step, entry);
+  }
+  return moved;
+}
+
+// Let go of what has ended.
+void Engine::retire() {
+  for (const auto& execution : active_)
+    if (execution->done() && execution->watched.load()) news_.store(true);
+  std::erase_if(active_, [](const auto& execution) { return execution->done(); });
+  in_flight_.store(active_.size());
+}
+
+bool Engine::poll() {
+  if (!mutex_.try_lock()) return false;
+  const bool moved = advance();
+  mutex_.unlock();
+  return moved;
+}
+
+bool Engine::wait(const Execution& execution, double seconds) {
+  if (execution.done()) return true;
+  sleep_precisely();
+  waiters_.fetch_add(1);
+  Bell* const bell = blocks.arena().base ? &Bell::of(blocks.arena()) : nullptr;
+  int looks = 0;
+  double since = 0, until = 0;
+  while (!execution.done()) {
+    const std::uint32_t seen = bell ? bell->rung.load() : 0;
+    if (poll()) {
+      looks = 0;
+      continue;
+    }
+    if (execution.done()) break;
+    if (++looks <= kSpins) {
+      relax();
+      continue;
+    }
+    const double time = now();
+    if (looks == kSpins + 1) since = time;
+    if (!until) until = time + seconds;
+    if (time >= until) break;
+    const double quiet = time - since;
+    if (quiet < kYielding) {
+      sched_yield();
+      continue;
+    }
+    const double share = std::min(std::clamp(quiet * kShare, kSleepMin, kSleepMax), until - time);
+    if (bell && shares_.load())
+      bell->sleep(seen, requested_.load() ? share : std::min(kBellSleep, until - time));
+    else
+      sleep_for(share);
+  }
+  if (waiters_.fetch_sub(1) == 1 && in_flight_.load()) {
+    const std::lock_guard lock(sleep_);
+    if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
+    wake_.notify_one();
+  }
+  return execution.done();
+}
+
+void Engine::abandon(Execution& execution) {
+  const std::lock_guard lock(mutex_);
+  if (execution.done()) return;
+  execution.abandon();
+  retire();
+}
+
+std::vector<int> Engine::waiting_for(const Execution& execution) {
+  const std::lock_guard lock(mutex_);
+  return execution.waiting_for();
+}
+
+// The thread that makes progress while nobody waits.
+void Engine::run() {
+  sleep_precisely();
+  double moved_at = now();
+  while (true) {
+    {
+      std::unique_lock lock(sleep_);
+      const auto wanted = [this] { return stopping_ || (in_flight_.load() && !waiters_.load()); };
+      if (!in_flight_.load())
+        wake_.wait(lock, wanted);
+      else if (waiters_.load())
+        wake_.wait_for(lock, std::chrono::duration<double>(kAside), wanted);
+      if (stopping_) return;
+    }
+    Bell* const bell = blocks.arena().base ? &Bell::of(blocks.arena()) : nullptr;
+    const std::uint32_t seen = bell ? bell->rung.load() : 0;
+    const bool moved = poll();
+    if (news_.exchange(false) && on_news) on_news();
+    if (moved) {
+      moved_at = now();
+      continue;
+    }
+    const double pause = std::clamp((now() - moved_at) / 4, kBackMin, kBackMax);
+    if (bell && shares_.load())
+      bell->sleep(seen, pause);
+    else
+      sleep_for(pause);
+  }
+}
+
+void Engine::stop() {
+  {
+    const std::lock_guard lock(sleep_);
+    stopping_ = true;
+    wake_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace hybridcomp::engine

@@ -1,0 +1,86 @@
+// All operations in flight in this process, and who makes them progress: whoever waits for one, and one
+// thread while nobody does.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "contacts.hpp"
+#include "execution.hpp"
+#include "mpi.hpp"
+
+namespace hybridcomp::engine {
+
+double now();  // seconds of CLOCK_MONOTONIC
+
+class Engine {
+ public:
+  explicit Engine(const Mpi& mpi);
+  ~Engine();
+
+  // None of these is called with the interpreter's lock held: MPI may call Python while it is in the engine.
+
+  // Begin an operation, and compute for so many seconds of it at most.
+  void start(const std::shared_ptr<Execution>& execution, double seconds);
+  // Make progress until an operation has ended, for so many seconds at most; whether it has.
+  bool wait(const Execution& execution, double seconds);
+  // Look once at all operations; false if nothing moved, or another thread does that.
+  bool poll();
+  void abandon(Execution& execution);
+  std::vector<int> waiting_for(const Execution& execution);
+  // End the thread. What is in flight moves only while somebody waits.
+  void stop();
+
+  // Under the lock, of executions:
+  void send(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
+            const std::uint8_t* data, std::size_t bytes);
+  void receive(Execution& execution, std::uint32_t step, Group& group, int peer, int tag, std::uint8_t* data,
+               std::size_t room);
+  void forget(Execution* execution);
+
+  std::mutex& mutex() { return mutex_; }
+
+  // For tests: the next message of at least so many bytes that MPI carries to a rank arrives with a bit
+  // turned.
+  void damage(int peer, std::size_t least);
+  Blocks blocks;  // under the lock
+
+  // Called by the engine's own thread, without the lock, when operations have ended that are watched. Set
+  // before anything is started.
+  std::function<void()> on_news;
+
+ private:
+  bool advance();
+  bool look();
+  bool drain(Neighbour& near);
+  void retire();
+  void run();
+
+  Mpi mpi_;
+  std::mutex mutex_;
+  Requests requests_{mpi_};
+  Contacts contacts_{mpi_};
+  std::vector<Requests::Done> done_;
+  std::vector<std::shared_ptr<Execution>> active_;     // small ones first
+  std::vector<std::shared_ptr<Execution>> abandoned_;  // whose memory others may still use
+  std::atomic<int> waiters_ = 0;
+  std::atomic<std::size_t> in_flight_ = 0;
+  std::atomic<bool> shares_ = false;     // a group in use has neighbours
+  std::atomic<bool> news_ = false;       // watched operations have ended
+  std::atomic<bool> requested_ = false;  // requests of MPI's are in flight
+
+  int damaged_peer_ = -1;
+  std::size_t damaged_least_ = 0;
+  std::vector<std::uint8_t> damaged_;
+
+  std::mutex sleep_;
+  std::condition_variable wake_;
+  std::thread thread_;
+  bool stopping_ = false;
+};
+
+}  // namespace hybridcomp::engine

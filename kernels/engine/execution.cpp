@@ -1,0 +1,283 @@
+#include "execution.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "engine.hpp"
+
+namespace hybridcomp::engine {
+
+Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_ptr<const Program> program,
+                     const std::uint8_t* send, std::uint8_t* recv, bool traced)
+    : engine_(engine),
+      group_(std::move(group)),
+      program_(std::move(program)),
+      send_(send),
+      recv_(recv),
+      traced_(traced),
+      waits_(program_->steps.size()),
+      states_(program_->steps.size(), kWaiting),
+      posted_(program_->queues.size()),
+      held_(program_->slots.size()),
+      left_(program_->steps.size()) {
+  sequence_ = group_->take(program_->channels);
+  for (std::size_t i = 0; i < waits_.size(); ++i) waits_[i] = program_->steps[i].waits;
+}
+
+Execution::~Execution() = default;
+
+std::uint8_t* Execution::address(BufferId buffer, std::size_t at) const {
+  const std::size_t offset = at * size_of(program_->dtype_of(buffer));
+  if (buffer == kScratch) return scratch_ + offset;
+  return (buffer == kSendBuffer ? const_cast<std::uint8_t*>(send_) : recv_) + offset;
+}
+
+void Execution::start() {
+  if (program_->scratch_bytes) scratch_ = engine_.blocks.take(program_->scratch_bytes);
+  for (const std::uint32_t step : program_->first) {
+    begin(step);
+    if (done()) return;
+  }
+  if (!left_) finish();
+}
+
+// All that a step waits for has ended.
+void Execution::begin(std::uint32_t index) {
+  const Step& step = program_->steps[index];
+  states_[index] = kReady;
+  if (step.kind == kSend || step.kind == kRecv) return post_next(step.queue);
+  ready_.push_back(index);
+  std::push_heap(ready_.begin(), ready_.end(), std::greater<>());
+}
+
+// Post what is ready of a queue, in the order of the schedule.
+void Execution::post_next(std::uint32_t queue) {
+  const Range range = program_->queues[queue];
+  while (!done() && posted_[queue] < range.count) {
+    const std::uint32_t index = program_->queue_steps[range.first + posted_[queue]];
+    if (states_[index] != kReady) return;
+    ++posted_[queue];
+    states_[index] = kPosted;
+    program_->steps[index].kind == kSend ? post_send(index) : post_receive(index);
+  }
+}
+
+void Execution::post_send(std::uint32_t index) {
+  const Step& step = program_->steps[index];
+  Held& held = held_[step.slot];
+  tally_.wire_bytes += held.bytes;
+  const Neighbour* const near = group_->near(step.peer);
+  if (near) {
+    tally_.shared_bytes += held.bytes;
+    if (!push(index)) blocked_.push_back(index);
+    return;
+  }
+  engine_.send(*this, index, *group_, step.peer,
+               Group::tag(sequence_ + static_cast<std::uint32_t>(step.channel)), held.data, held.bytes);
+}
+
+// Tell a neighbour where a message is; false if its ring is full.
+bool Execution::push(std::uint32_t index) {
+  const Step& step = program_->steps[index];
+  const Held& held = held_[step.slot];
+  Neighbour& near = *group_->near(step.peer);
+  Entry entry{};
+  entry.sequence = sequence_ + static_cast<std::uint32_t>(step.channel);
+  entry.bytes = held.bytes;
+  const bool own = held.data == held.block;
+  const int owner = own ? group_->rank : held.owner;
+  const Arena& arena = own ? engine_.blocks.arena() : group_->near(owner)->arena;
+  entry.owner = static_cast<std::uint32_t>(owner);
+  entry.offset = static_cast<std::uint64_t>(held.data - arena.base);
+  lease_of(held.data).fetch_add(1, std::memory_order_acq_rel);
+  if (!near.to.push(entry)) {
+    lease_of(held.data).fetch_sub(1, std::memory_order_acq_rel);
+    return false;
+  }
+  Bell::of(near.arena).ring();
+  // What lies in another's arena is not written here: this send need not last until it was read.
+  if (own)
+    lending_.push_back(index);
+  else
+    end(index);
+  return true;
+}
+
+void Execution::post_receive(std::uint32_t index) {
+  const Step& step = program_->steps[index];
+  const std::uint32_t sequence = sequence_ + static_cast<std::uint32_t>(step.channel);
+  if (Neighbour* const near = group_->near(step.peer)) {
+    const auto early = std::find_if(near->early.begin(), near->early.end(),
+                                    [&](const Entry& entry) { return entry.sequence == sequence; });
+    if (early == near->early.end()) {
+      near->posted.push_back({sequence, index, this});
+      return;
+    }
+    const Entry entry = *early;
+    near->early.erase(early);
+    return received(index, entry);
+  }
+  const Slot& slot = program_->slots[step.slot];
+  std::uint8_t* const data = room(step.slot, slot.room);
+  engine_.receive(*this, index, *group_, step.peer, Group::tag(sequence), data, slot.room);
+}
+
+void Execution::received(std::uint32_t index, const Entry& entry) {
+  const Step& step = program_->steps[index];
+  const Neighbour* const owner =
+      entry.owner < group_->place.size() ? group_->near(static_cast<int>(entry.owner)) : nullptr;
+  Held found;
+  found.bytes = entry.bytes;
+  if (!owner || !owner->arena.holds(entry.offset, entry.bytes) ||
+      entry.bytes > program_->slots[step.slot].room)
+    return fail(Fault::kLength, index, step.peer, 0, &found);
+  filled(step, owner->arena.base + entry.offset, entry.bytes, true, true);
+  held_[step.slot].owner = owner->rank;
+  end(index);
+}
+
+// A request of MPI's is done.
+void Execution::completed(std::uint32_t index, int code, std::size_t bytes) {
+  const Step& step = program_->steps[index];
+  if (code) return fail(Fault::kMpi, index, step.peer, code);
+  if (step.kind == kRecv) {
+    Held& held = held_[step.slot];
+    filled(step, held.block, bytes, false, false);
+  }
+  end(index);
+}
+
+void Execution::refused(std::uint32_t index, int code) {
+  fail(Fault::kMpi, index, program_->steps[index].peer, code);
+}
+
+// This rank's own block for a slot.
+std::uint8_t* Execution::room(std::uint32_t slot, std::size_t bytes) {
+  Held& held = held_[slot];
+  if (!held.block) {
+    const Slot& made = program_->slots[slot];
+    held.block = engine_.blocks.take(std::max(bytes, made.bytes));
+  }
+  return held.block;
+}
+
+// A slot has its message.
+void Execution::filled(const Step& step, std::uint8_t* data, std::size_t bytes, bool lent, bool trusted) {
+  Held& held = held_[step.slot];
+  held.data = data;
+  held.bytes = bytes;
+  held.uses = step.readers;
+  held.lent = lent;
+  held.trusted = trusted;
+  held.peer = step.kind == kRecv ? step.peer : group_->rank;
+}
+
+void Execution::used(std::uint32_t slot) {
+  Held& held = held_[slot];
+  if (--held.uses || !held.lent) return;
+  held.lent = false;
+  // Reads of the block come before this; who then sees none left may write.
+  if (lease_of(held.data).fetch_sub(1, std::memory_order_acq_rel) == 1)
+    Bell::of(group_->near(held.owner)->arena).ring();
+}
+
+void Execution::end(std::uint32_t index) {
+  const Step& step = program_->steps[index];
+  states_[index] = kEnded;
+  --left_;
+  if (step.kind == kSend || step.kind == kCheck || step.kind == kDecode) used(step.slot);
+  for (const std::uint32_t slot : program_->list(step.slots)) used(slot);
+  const auto next = std::span(program_->next).subspan(step.next.first, step.next.count);
+  for (const std::uint32_t other : next) {
+    if (--waits_[other] == 0) begin(other);
+    if (done()) return;
+  }
+  // What others read, they may read after the end: the blocks wait for them.
+  if (left_ == lending_.size() && !done()) finish();
+}
+
+// End the sends that all have read.
+bool Execution::settle() {
+  bool moved = false;
+  for (std::size_t i = 0; i < lending_.size() && !done();) {
+    const std::uint32_t index = lending_[i];
+    if (lease_of(held_[program_->steps[index].slot].data).load(std::memory_order_acquire)) {
+      ++i;
+      continue;
+    }
+    lending_.erase(lending_.begin() + static_cast<std::ptrdiff_t>(i));
+    moved = true;
+    end(index);
+  }
+  return moved;
+}
+
+// Send what found its ring full.
+bool Execution::retry() {
+  bool moved = false;
+  for (std::size_t i = blocked_.size(); i-- > 0 && !done();) {
+    const std::uint32_t index = blocked_.front();
+    blocked_.erase(blocked_.begin());
+    if (push(index))
+      moved = true;
+    else
+      blocked_.push_back(index);
+  }
+  return moved;
+}
+
+bool Execution::compute() {
+  if (ready_.empty()) return false;
+  const std::uint32_t index = ready_.front();
+  std::pop_heap(ready_.begin(), ready_.end(), std::greater<>());
+  ready_.pop_back();
+  const double began = now();
+  const bool encodes = program_->steps[index].kind == kEncode;
+  const bool good = run(index);
+  const double ended = now();
+  (encodes ? tally_.encode_seconds : tally_.decode_seconds) += ended - began;
+  if (traced_) intervals_.push_back({encodes, began, ended});
+  if (good) end(index);
+  return true;
+}
+
+void Execution::finish() {
+  for (Held& held : held_)
+    if (held.block) engine_.blocks.give(held.block);
+  if (scratch_) engine_.blocks.give(scratch_);
+  scratch_ = nullptr;
+  done_.store(true, std::memory_order_release);
+}
+
+void Execution::fail(Fault fault, std::uint32_t step, int peer, int code, const Held* held) {
+  failure_ = {fault, step, peer, code, 0, {}};
+  if (held) {
+    failure_.bytes = held->bytes;
+    if (held->data) failure_.message.assign(held->data, held->data + held->bytes);
+  }
+  abandon();
+}
+
+// Its blocks are not given back: MPI may still write to them, or another rank read them.
+void Execution::abandon() {
+  engine_.forget(this);
+  for (Neighbour& near : group_->neighbours)
+    std::erase_if(near.posted, [this](const auto& posted) { return posted.execution == this; });
+  ready_.clear();
+  done_.store(true, std::memory_order_release);
+}
+
+std::vector<int> Execution::waiting_for() const {
+  std::vector<int> peers;
+  for (const Kind kind : {kRecv, kSend}) {
+    for (std::size_t i = 0; i < states_.size(); ++i)
+      if (program_->steps[i].kind == kind && states_[i] == kPosted) peers.push_back(program_->steps[i].peer);
+    if (!peers.empty()) break;
+  }
+  std::sort(peers.begin(), peers.end());
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  return peers;
+}
+
+}  // namespace hybridcomp::engine

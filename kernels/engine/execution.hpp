@@ -1,0 +1,140 @@
+// One run of a program: which steps have ended, and where its messages are. Under the engine's lock, but for
+// what is atomic.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "group.hpp"
+#include "program.hpp"
+
+namespace hybridcomp::engine {
+
+// Why an execution failed; see hybridcomp/collectives/execution/faults.py.
+enum class Fault : int {
+  kNone = 0,
+  kMessage = 1,  // a message that is damaged, or not what this rank expects
+  kLength = 2,   // a message of another length than this rank expects, or has room for
+  kMpi = 3,      // an error of MPI's
+  kCodec = 4,    // the codec could not do what its kind of message says
+  kMemory = 5,   // no memory
+};
+
+struct Failure {
+  Fault fault = Fault::kNone;
+  std::uint32_t step = 0;
+  int peer = -1;
+  int code = 0;                       // of MPI's error
+  std::size_t bytes = 0;              // of the message
+  std::vector<std::uint8_t> message;  // what was received
+};
+
+// What an execution did, for statistics.
+struct Tally {
+  std::uint64_t wire_bytes = 0, shared_bytes = 0;
+  double encode_seconds = 0, decode_seconds = 0;
+};
+
+// An interval of a trace: of a kernel, by the clock CLOCK_MONOTONIC.
+struct Interval {
+  bool encodes;
+  double began, ended;
+};
+
+class Engine;
+
+class Execution {
+ public:
+  Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_ptr<const Program> program,
+            const std::uint8_t* send, std::uint8_t* recv, bool traced);
+  ~Execution();
+  Execution(const Execution&) = delete;
+  Execution& operator=(const Execution&) = delete;
+
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  const Failure& failure() const { return failure_; }  // once done
+  const Tally& tally() const { return tally_; }        // once done
+  const std::vector<Interval>& intervals() const { return intervals_; }
+  const Program& program() const { return *program_; }
+  Group& group() { return *group_; }
+  std::atomic<bool> watched = false;  // Python is to be told when it ends
+
+  // Under the lock: begin; run the first step that is ready and computes, if there is one; take a request
+  // that is done; see what others have read; end early, as what MPI or another rank still uses is kept.
+  void start();
+  bool compute();
+  bool ready() const { return !ready_.empty(); }
+  void received(std::uint32_t step, const Entry& entry);
+  void completed(std::uint32_t step, int code, std::size_t bytes);
+  bool settle();
+  bool retry();
+  void abandon();
+  void refused(std::uint32_t step, int code);
+
+  // Peers that it waits for, in order; under the lock.
+  std::vector<int> waiting_for() const;
+
+ private:
+  // A slot while it holds a message.
+  struct Held {
+    std::uint8_t* data = nullptr;   // the message
+    std::size_t bytes = 0;          // of it
+    std::uint8_t* block = nullptr;  // room of this rank's own
+    std::uint32_t uses = 0;         // steps that have still to read it
+    bool lent = false;              // it lies in another's arena, or was handed on there
+    bool trusted = false;           // checked, or on no wire that could damage it
+    int peer = -1;                  // who sent it; this rank itself
+    int owner = -1;                 // in whose arena it is
+  };
+  enum State : std::uint8_t { kWaiting, kReady, kPosted, kEnded };
+
+  std::uint8_t* address(BufferId buffer, std::size_t at) const;
+  std::uint8_t* room(std::uint32_t slot, std::size_t bytes);
+  void begin(std::uint32_t step);
+  void post_next(std::uint32_t queue);
+  void post_send(std::uint32_t step);
+  bool push(std::uint32_t step);
+  void post_receive(std::uint32_t step);
+  void filled(const Step& step, std::uint8_t* data, std::size_t bytes, bool lent, bool trusted);
+  void used(std::uint32_t slot);
+  void end(std::uint32_t step);
+  void finish();
+  void fail(Fault fault, std::uint32_t step, int peer, int code = 0, const Held* held = nullptr);
+
+  // The steps that compute; false if they failed.
+  bool run(std::uint32_t step);
+  bool encode(std::uint32_t index, const Step& step);
+  bool check(std::uint32_t index, const Step& step, std::uint32_t slot);
+  bool decode(std::uint32_t index, const Step& step);
+  bool sum(std::uint32_t index, const Step& step);
+  void fail_sum(std::uint32_t index, const Step& step);
+  bool payload(std::uint32_t index, const Step& step, std::uint32_t slot, Payload* payload);
+
+  Engine& engine_;
+  std::shared_ptr<Group> group_;
+  std::shared_ptr<const Program> program_;
+  const std::uint8_t* send_;
+  std::uint8_t* recv_;
+  std::uint32_t sequence_;  // of its first channel
+  bool traced_;
+
+  std::vector<std::uint32_t> waits_;    // of each step: how many must still end
+  std::vector<State> states_;           // of each step
+  std::vector<std::uint32_t> posted_;   // of each queue: how many of its steps have been
+  std::vector<Held> held_;              // of each slot
+  std::vector<std::uint32_t> ready_;    // steps that compute: a heap, the first on top
+  std::vector<std::uint32_t> lending_;  // sends that others of this host have not read yet
+  std::vector<std::uint32_t> blocked_;  // sends whose ring was full
+  std::vector<Payload> payloads_;       // of a sum
+  std::uint8_t* scratch_ = nullptr;
+  std::size_t left_;  // steps
+  Failure failure_;
+  Tally tally_;
+  std::vector<Interval> intervals_;
+  std::atomic<bool> done_ = false;
+};
+
+}  // namespace hybridcomp::engine

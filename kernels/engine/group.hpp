@@ -1,0 +1,54 @@
+// The ranks of a communicator, as the engine reaches them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "shared_memory.hpp"
+
+namespace hybridcomp::engine {
+
+class Execution;
+
+// A rank of this host, with whom this one shares memory.
+struct Neighbour {
+  int rank = -1;
+  Arena arena;  // its own
+  Ring to;      // in its arena
+  Ring from;    // in this process's
+
+  // A receive that waits for its message, and a message that came before its receive.
+  struct Posted {
+    std::uint32_t sequence, step;
+    Execution* execution;
+  };
+  std::vector<Posted> posted;
+  std::vector<Entry> early;
+};
+
+struct Group {
+  static constexpr std::uint32_t kTags = 30'000;  // below MPI's guaranteed 32767
+
+  std::uint64_t comm = 0;
+  int rank = 0, size = 1;
+  std::vector<Neighbour> neighbours;
+  std::vector<int> place;              // of each rank: its index among the neighbours, or -1
+  std::vector<std::int32_t> contacts;  // of each rank: first messages that are being posted; -1: it is known
+  std::uint32_t sequence = 0;          // of the operations that were started
+
+  Neighbour* near(int peer) {
+    const int at = place[static_cast<std::size_t>(peer)];
+    return at < 0 ? nullptr : &neighbours[static_cast<std::size_t>(at)];
+  }
+
+  // So many sequence numbers, one for each channel of an operation; the first of them. The same on all ranks,
+  // which start their operations in one order.
+  std::uint32_t take(int channels) {
+    const std::uint32_t first = sequence + 1;
+    sequence += static_cast<std::uint32_t>(channels);
+    return first;
+  }
+  static int tag(std::uint32_t sequence) { return static_cast<int>(sequence % kTags); }
+};
+
+}  // namespace hybridcomp::engine

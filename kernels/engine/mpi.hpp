@@ -1,0 +1,79 @@
+// The functions of MPI that the engine calls. The module is not linked with MPI, of which every process has
+// its own: Python tells where its functions are (hybridcomp/collectives/library.py).
+//
+// All their arguments are integers or pointers, in an order that the standard sets. A handle is an int in one
+// MPI and a pointer in another; the calling conventions of x86-64 and AArch64 pass either in a slot of eight
+// bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace hybridcomp::engine {
+
+struct Mpi {
+  int (*isend)(const void* data, int count, std::uint64_t type, int peer, int tag, std::uint64_t comm,
+               void* request);
+  int (*irecv)(void* data, int count, std::uint64_t type, int peer, int tag, std::uint64_t comm,
+               void* request);
+  int (*testsome)(int count, void* requests, int* done, int* indices, void* statuses);
+  int (*get_count)(const void* status, std::uint64_t type, int* count);
+  int (*cancel)(void* request);
+  std::uint64_t byte;         // the datatype
+  std::size_t request_bytes;  // of a request in an array
+  std::size_t status_bytes;   // of a status in an array
+  std::size_t error_at;       // where a status has its error, an int
+};
+
+// Requests in an array as MPI takes it, each with who waits for it.
+class Requests {
+ public:
+  // Whose request it is: what the engine is told when it is done.
+  struct Owner {
+    void* execution;
+    std::uint32_t step;
+  };
+  // A request that is done.
+  struct Done {
+    Owner owner;
+    int code;   // 0, or an error of MPI's
+    int bytes;  // that a receive got
+  };
+
+  explicit Requests(const Mpi& mpi) : mpi_(mpi) {}
+
+  bool empty() const { return owners_.empty(); }
+  std::size_t size() const { return owners_.size(); }
+
+  // Room for another request, which is in the array once `post` has filled it and `keep` is called.
+  void* room() {
+    const std::size_t at = owners_.size() * mpi_.request_bytes;
+    if (handles_.size() < at + sizeof(std::uint64_t)) handles_.resize(2 * at + 64 * sizeof(std::uint64_t));
+    return handles_.data() + at;
+  }
+  void keep(Owner owner) { owners_.push_back(owner); }
+
+  // Look once at all of them, and add those that are done to `out`. MPI makes progress meanwhile.
+  void test(std::vector<Done>* out);
+
+  // Forget the requests of one owner, which are cancelled where they can be; MPI may still use their memory.
+  void abandon(const void* execution);
+
+  // Peers are looked up by the owner: calls f(owner) for all.
+  template <typename F>
+  void each(F f) const {
+    for (const Owner& owner : owners_) f(owner);
+  }
+
+ private:
+  void drop(std::size_t i);
+
+  const Mpi& mpi_;
+  std::vector<std::uint8_t> handles_;
+  std::vector<Owner> owners_;
+  std::vector<int> indices_;
+  std::vector<std::uint8_t> statuses_;
+};
+
+}  // namespace hybridcomp::engine

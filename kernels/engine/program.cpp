@@ -1,0 +1,148 @@
+#include "program.hpp"
+
+#include <algorithm>
+#include <climits>
+#include <map>
+#include <tuple>
+
+namespace hybridcomp::engine {
+namespace {
+
+constexpr std::int64_t kMost = std::int64_t(1) << 48;  // elements, and anything else in a row
+
+bool reads_slot(Kind kind) { return kind == kSend || kind == kCheck || kind == kDecode; }
+bool fills_slot(Kind kind) { return kind == kEncode || kind == kRecv || kind == kSumEncode; }
+
+}  // namespace
+
+Program::Program(const Carriage& given, std::span<const std::int64_t> rows,
+                 std::span<const std::int64_t> rooms, std::span<const std::int64_t> refs,
+                 const std::size_t (&limits)[kBuffers], int rank, int ranks, int given_channels,
+                 std::string* fault)
+    : carriage(given),
+      scratch_bytes(limits[kScratch] * size_of(wide())),
+      send_elements(limits[kSendBuffer]),
+      recv_elements(limits[kRecvBuffer]),
+      channels(given_channels) {
+  *fault = compile(rows, rooms, refs, limits, rank, ranks);
+}
+
+std::string Program::compile(std::span<const std::int64_t> rows, std::span<const std::int64_t> rooms,
+                             std::span<const std::int64_t> refs, const std::size_t (&limits)[kBuffers],
+                             int rank, int ranks) {
+  if (rows.size() % kStepWords || rooms.size() % kSlotWords) return "steps or slots are not whole";
+  for (std::size_t at = 0; at < rooms.size(); at += kSlotWords) {
+    const std::int64_t count = rooms[at];
+    if (count < 0 || count > kMost) return "a slot has no such length";
+    const auto n = static_cast<std::size_t>(count);
+    const DTypeCode dtype = rooms[at + 1] ? wide() : carriage.dtype;
+    Slot slot{rooms[at + 2] != 0, dtype, n * size_of(dtype), n * size_of(dtype)};
+    if (!slot.plain) {
+      if (!carriage.encoder) return "a slot is encoded, and there is no codec";
+      slot.bytes = carriage.encoder->bound(n, dtype);
+      slot.room = std::max(slot.bytes, sizeof(Header) + n * size_of(wide()));
+      if (!slot.bytes) return "the codec does not take this dtype";
+    }
+    if (slot.room > INT_MAX) return "a message is longer than MPI's counts reach; make chunks smaller";
+    slots.push_back(slot);
+  }
+
+  const std::size_t count = rows.size() / kStepWords;
+  std::vector<std::vector<std::uint32_t>> after(count);
+  std::vector<std::uint32_t> writer(slots.size(), UINT32_MAX);  // of what is in each slot
+  std::map<std::tuple<bool, int, int>, std::vector<std::uint32_t>> posts;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::int64_t* const w = rows.data() + i * kStepWords;
+    for (std::size_t f = 0; f < kStepWords; ++f)
+      if (w[f] < -1 || w[f] > kMost) return "a step has a field out of range";
+    if (w[0] < 0 || w[0] >= kKinds) return "a step is of an unknown kind";
+    if (w[5] >= kBuffers || w[7] >= kBuffers) return "a step has an unknown buffer";
+    const Kind kind = static_cast<Kind>(w[0]);
+    Step step{};
+    step.kind = kind;
+    step.span = static_cast<BufferId>(w[5]);
+    step.out = static_cast<BufferId>(w[7]);
+    step.divide = w[9] == 1;
+    step.peer = static_cast<int>(w[2]);
+    step.channel = static_cast<int>(w[3]);
+    if (w[4] <= 0 || w[6] < 0 || w[8] < 0) return "a step has no elements, or begins before its buffer";
+    step.count = static_cast<std::size_t>(w[4]);
+    step.span_at = static_cast<std::size_t>(w[6]);
+    step.out_at = static_cast<std::size_t>(w[8]);
+    step.memory = w[10];
+    if (step.span != kNoBuffer && step.span_at + step.count > limits[step.span])
+      return "a step reads past the end of its buffer";
+    if (step.out != kNoBuffer && step.out_at + step.count > limits[step.out])
+      return "a step writes past the end of its buffer";
+    const bool one = reads_slot(kind) || fills_slot(kind);
+    if (one && (w[1] < 0 || w[1] >= static_cast<std::int64_t>(slots.size())))
+      return "a step has no such slot";
+    step.slot = one ? static_cast<std::uint32_t>(w[1]) : 0;
+    const bool needs_span = kind == kEncode || kind == kSumEncode || kind == kCopy;
+    const bool needs_out = kind == kDecode || kind == kSum || kind == kCopy;
+    if ((needs_span && step.span == kNoBuffer) || (needs_out && step.out == kNoBuffer))
+      return "a step lacks a span";
+    if (kind == kCopy && dtype_of(step.span) != dtype_of(step.out)) return "a copy is between two dtypes";
+    const auto within = [&](std::int64_t at, std::int64_t n) {
+      return at >= 0 && n >= 0 && at + n <= static_cast<std::int64_t>(refs.size());
+    };
+    if (!within(w[11], w[12]) || !within(w[13], w[14])) return "a step refers past the end of the lists";
+
+    // Whoever reads a slot is counted with whoever filled it last.
+    const auto read = [&](std::int64_t slot) {
+      if (slot < 0 || slot >= static_cast<std::int64_t>(slots.size()) || writer[slot] == UINT32_MAX)
+        return false;
+      Step& from = steps[writer[slot]];
+      ++from.readers;
+      return from.count == step.count;
+    };
+    if (reads_slot(kind) && !read(w[1])) return "a step reads a slot that holds no message of its length";
+    step.slots = {static_cast<std::uint32_t>(lists.size()), static_cast<std::uint32_t>(w[12])};
+    for (std::int64_t s = 0; s < w[12]; ++s) {
+      const std::int64_t slot = refs[static_cast<std::size_t>(w[11] + s)];
+      if (!read(slot)) return "a step sums a slot that holds no message of its length";
+      lists.push_back(static_cast<std::uint32_t>(slot));
+    }
+    if (fills_slot(kind)) {
+      const Slot& slot = slots[step.slot];
+      if (step.count * size_of(slot.dtype) > slot.room) return "a message is longer than its slot";
+      if (kind == kEncode && slot.dtype != dtype_of(step.span))
+        return "a message is of another dtype than its span";
+      writer[step.slot] = i;
+    }
+    for (std::int64_t d = 0; d < w[14]; ++d) {
+      const std::int64_t before = refs[static_cast<std::size_t>(w[13] + d)];
+      if (before < 0 || before >= i) return "a step waits for a later one";
+      after[i].push_back(static_cast<std::uint32_t>(before));
+    }
+    if (kind == kSend || kind == kRecv) {
+      if (step.peer < 0 || step.peer >= ranks || step.peer == rank) return "a message has no such peer";
+      if (step.channel < 0 || step.channel >= channels) return "a message has no such channel";
+      posts[{kind == kSend, step.peer, step.channel}].push_back(i);
+    }
+    step.waits = static_cast<std::uint32_t>(after[i].size());
+    if (!step.waits) first.push_back(i);
+    steps.push_back(step);
+  }
+
+  for (const auto& [key, members] : posts) {
+    for (const std::uint32_t i : members) steps[i].queue = static_cast<std::uint32_t>(queues.size());
+    queues.push_back(
+        {static_cast<std::uint32_t>(queue_steps.size()), static_cast<std::uint32_t>(members.size())});
+    queue_steps.insert(queue_steps.end(), members.begin(), members.end());
+  }
+  link(after);
+  return {};
+}
+
+void Program::link(const std::vector<std::vector<std::uint32_t>>& after) {
+  std::vector<std::vector<std::uint32_t>> waiting(after.size());
+  for (std::uint32_t i = 0; i < after.size(); ++i)
+    for (const std::uint32_t before : after[i]) waiting[before].push_back(i);
+  for (std::size_t i = 0; i < waiting.size(); ++i) {
+    steps[i].next = {static_cast<std::uint32_t>(next.size()), static_cast<std::uint32_t>(waiting[i].size())};
+    next.insert(next.end(), waiting[i].begin(), waiting[i].end());
+  }
+}
+
+}  // namespace hybridcomp::engine

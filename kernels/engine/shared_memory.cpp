@@ -1,0 +1,80 @@
+#include "shared_memory.hpp"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <bit>
+#include <climits>
+#include <cstdlib>
+#include <new>
+
+namespace hybridcomp::engine {
+namespace {
+
+constexpr std::size_t kLeast = 4096;  // bytes of a block
+
+std::size_t size_class(std::size_t bytes) { return std::bit_ceil(bytes < kLeast ? kLeast : bytes); }
+
+}  // namespace
+
+void Bell::ring() {
+  rung.fetch_add(1);  // sequentially consistent, as is the look at the sleepers: one side sees the other
+  if (sleepers.load()) syscall(SYS_futex, &rung, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Bell::sleep(std::uint32_t seen, double seconds) {
+  timespec time{};
+  time.tv_sec = static_cast<time_t>(seconds);
+  time.tv_nsec = static_cast<long>((seconds - static_cast<double>(time.tv_sec)) * 1e9);
+  sleepers.fetch_add(1);
+  if (rung.load() == seen) syscall(SYS_futex, &rung, FUTEX_WAIT, seen, &time, nullptr, 0);
+  sleepers.fetch_sub(1);
+}
+
+void Blocks::use(const Arena& arena, std::size_t first) {
+  arena_ = arena;
+  used_ = first;
+}
+
+std::uint8_t* Blocks::take(std::size_t bytes) {
+  const std::size_t size = size_class(bytes);
+  auto& free = free_[size];
+  if (free.empty() && !lent_.empty()) collect();
+  if (!free.empty()) {
+    std::uint8_t* const block = free.back();
+    free.pop_back();
+    return block;
+  }
+  std::uint8_t* block = nullptr;
+  if (arena_.base) {
+    if (used_ + kLine + size > arena_.bytes) throw std::bad_alloc();  // others could not read it elsewhere
+    block = arena_.base + used_ + kLine;
+    used_ += kLine + size;
+  } else {
+    void* const memory = std::aligned_alloc(kLine, size + kLine);
+    if (!memory) throw std::bad_alloc();
+    block = static_cast<std::uint8_t*>(memory) + kLine;
+    new (block - kLine) std::atomic<std::uint32_t>(0);
+  }
+  sizes_[block] = size;
+  return block;
+}
+
+void Blocks::give(std::uint8_t* block) {
+  if (shared(block) && lease_of(block).load(std::memory_order_acquire))
+    lent_.push_back(block);
+  else
+    free_[sizes_[block]].push_back(block);
+}
+
+void Blocks::collect() {
+  for (std::size_t i = lent_.size(); i-- > 0;) {
+    std::uint8_t* const block = lent_.front();
+    lent_.pop_front();
+    give(block);
+  }
+}
+
+}  // namespace hybridcomp::engine

@@ -1,0 +1,125 @@
+// Memory that the processes of a host share. A process makes its messages in an arena of its own, which the
+// others have mapped; a ring from each rank to each other rank of the host carries where they are. No call of
+// MPI's is made for them.
+//
+// A *lease*, in the line before each block of an arena, counts who still reads the block. That a block is
+// where a ring's entry says, and has been lent, is believed: who can write to an arena of this user could as
+// well change this process. Bounds are checked nevertheless: a bug must not read elsewhere.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+namespace hybridcomp::engine {
+
+constexpr std::size_t kLine = 64;
+
+// One process's arena, as it is mapped here.
+struct Arena {
+  std::uint8_t* base = nullptr;
+  std::size_t bytes = 0;
+
+  bool holds(std::uint64_t offset, std::uint64_t size) const {
+    return offset >= 2 * kLine && offset % kLine == 0 && size <= bytes && offset <= bytes - size;
+  }
+};
+
+// In the second line of every arena: on what its process sleeps while it waits for ranks of this host.
+struct Bell {
+  std::atomic<std::uint32_t> rung;
+  std::atomic<std::uint32_t> sleepers;
+
+  static Bell& of(const Arena& arena) { return *reinterpret_cast<Bell*>(arena.base + kLine); }
+
+  // Wake the arena's process if it sleeps. What was written before is seen by who wakes.
+  void ring();
+
+  // Sleep until rung after `seen` was read, or for so many seconds.
+  void sleep(std::uint32_t seen, double seconds);
+};
+
+inline std::atomic<std::uint32_t>& lease_of(std::uint8_t* block) {
+  return *reinterpret_cast<std::atomic<std::uint32_t>*>(block - kLine);
+}
+
+// Blocks of this process's arena, or of its heap where it has none. Under the engine's lock. A block that is
+// given back while others read it waits for them.
+class Blocks {
+ public:
+  // Use an arena from `first` bytes on; none if its base is null.
+  void use(const Arena& arena, std::size_t first);
+
+  const Arena& arena() const { return arena_; }
+  bool shared(const std::uint8_t* block) const {
+    return block >= arena_.base && block < arena_.base + arena_.bytes;
+  }
+
+  std::uint8_t* take(std::size_t bytes);  // throws std::bad_alloc
+  void give(std::uint8_t* block);
+
+  // Bytes of the arena ever taken: does not grow while free blocks serve.
+  std::size_t used() const { return used_; }
+
+ private:
+  void collect();
+
+  Arena arena_;
+  std::size_t used_ = 0;
+  std::unordered_map<const std::uint8_t*, std::size_t> sizes_;
+  std::unordered_map<std::size_t, std::vector<std::uint8_t*>> free_;
+  std::deque<std::uint8_t*> lent_;
+};
+
+// What a ring carries: a message of the operation's sequence number, in which process's arena and where.
+struct Entry {
+  std::uint64_t offset;
+  std::uint64_t bytes;
+  std::uint32_t sequence;
+  std::uint32_t owner;  // rank whose arena it is in
+  std::uint64_t unused[5];
+};
+static_assert(sizeof(Entry) == kLine);
+
+// A ring of one producer and one consumer, in the consumer's arena.
+class Ring {
+ public:
+  static constexpr std::uint32_t kEntries = 256;
+  static constexpr std::size_t kBytes = 2 * kLine + kEntries * sizeof(Entry);
+
+  explicit Ring(std::uint8_t* at = nullptr) : at_(at) {}
+
+  bool push(const Entry& entry) {
+    const std::uint32_t head = count(0).load(std::memory_order_relaxed);
+    if (head - count(1).load(std::memory_order_acquire) == kEntries) return false;
+    entries()[head % kEntries] = entry;
+    count(0).store(head + 1, std::memory_order_release);
+    return true;
+  }
+
+  bool pop(Entry* entry) {
+    const std::uint32_t tail = count(1).load(std::memory_order_relaxed);
+    if (count(0).load(std::memory_order_acquire) == tail) return false;
+    *entry = entries()[tail % kEntries];
+    count(1).store(tail + 1, std::memory_order_release);
+    return true;
+  }
+
+  bool empty() const {
+    return count(0).load(std::memory_order_acquire) == count(1).load(std::memory_order_relaxed);
+  }
+
+ private:
+  // How many entries were pushed, and how many popped, each on a line of its own.
+  std::atomic<std::uint32_t>& count(int which) const {
+    return *reinterpret_cast<std::atomic<std::uint32_t>*>(at_ + which * kLine);
+  }
+  Entry* entries() const { return reinterpret_cast<Entry*>(at_ + 2 * kLine); }
+
+  std::uint8_t* at_;
+};
+
+}  // namespace hybridcomp::engine

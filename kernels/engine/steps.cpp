@@ -1,0 +1,169 @@
+// The steps of an execution that compute.
+#include <cstring>
+#include <new>
+
+#include "../cpu/convert.hpp"
+#include "../cpu/decoders.hpp"
+#include "engine.hpp"
+#include "execution.hpp"
+
+namespace hybridcomp::engine {
+
+bool Execution::run(std::uint32_t index) {
+  const Step& step = program_->steps[index];
+  try {
+    switch (step.kind) {
+      case kEncode:
+        return encode(index, step);
+      case kCheck:
+        return check(index, step, step.slot);
+      case kDecode:
+        return decode(index, step);
+      case kSum:
+      case kSumEncode:
+        return sum(index, step);
+      default: {
+        const std::size_t size = size_of(program_->dtype_of(step.span));
+        std::memmove(address(step.out, step.out_at), address(step.span, step.span_at), step.count * size);
+        return true;
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    fail(Fault::kMemory, index, -1);
+    return false;
+  }
+}
+
+bool Execution::encode(std::uint32_t index, const Step& step) {
+  const Slot& slot = program_->slots[step.slot];
+  std::uint8_t* const to = room(step.slot, slot.bytes);
+  const std::uint8_t* const from = address(step.span, step.span_at);
+  std::size_t bytes = step.count * size_of(slot.dtype);
+  if (slot.plain)
+    std::memcpy(to, from, bytes);
+  else
+    bytes = program_->carriage.encoder->write(kernels(), from, slot.dtype, step.count, thread_count(), to);
+  if (!bytes) {
+    fail(Fault::kCodec, index, -1);
+    return false;
+  }
+  filled(step, to, bytes, false, true);
+  return true;
+}
+
+// Check the message in a slot, once.
+bool Execution::check(std::uint32_t index, const Step& step, std::uint32_t at) {
+  Held& held = held_[at];
+  const Slot& slot = program_->slots[at];
+  const Carriage& carriage = program_->carriage;
+  bool good = false;
+  if (slot.plain) {
+    good = held.bytes == step.count * size_of(slot.dtype);
+  } else {
+    const Expected expected{carriage.codec, carriage.params, slot.dtype, step.count};
+    good = check_message(held.data, held.bytes, expected, !held.trusted);
+  }
+  if (good)
+    held.trusted = true;
+  else
+    fail(slot.plain ? Fault::kLength : Fault::kMessage, index, held_[at].peer, 0, &held);
+  return good;
+}
+
+bool Execution::decode(std::uint32_t index, const Step& step) {
+  if (!check(index, step, step.slot)) return false;
+  const Slot& slot = program_->slots[step.slot];
+  const Held& held = held_[step.slot];
+  const Kernels& k = kernels();
+  std::uint8_t* const to = address(step.out, step.out_at);
+  const DTypeCode type = program_->dtype_of(step.out);
+  const bool stream = program_->carriage.stream && step.out == kRecvBuffer;
+  if (slot.plain && slot.dtype == type) {
+    if (stream) {
+      k.convert->stream(held.data, to, held.bytes);
+      streamed();
+    } else {
+      std::memcpy(to, held.data, held.bytes);
+    }
+    return true;
+  }
+  Payload payload;
+  if (!this->payload(index, step, step.slot, &payload)) return false;
+  if (decode_stretches(k, payload, step.count, to, type, stream)) return true;
+  fail(Fault::kMessage, index, held.peer, 0, &held);
+  return false;
+}
+
+// The payload of the message in a slot.
+bool Execution::payload(std::uint32_t index, const Step& step, std::uint32_t at, Payload* payload) {
+  if (!check(index, step, at)) return false;
+  const Slot& slot = program_->slots[at];
+  const Held& held = held_[at];
+  if (slot.plain) {
+    *payload = {kNoneId, held.data, held.bytes, slot.dtype};
+    return true;
+  }
+  if (payload_of(held.data, held.bytes, program_->carriage.dtype, step.count, payload)) return true;
+  fail(Fault::kMessage, index, held_[at].peer, 0, &held);
+  return false;
+}
+
+bool Execution::sum(std::uint32_t index, const Step& step) {
+  const Carriage& carriage = program_->carriage;
+  const auto slots = program_->list(step.slots);
+  payloads_.resize(slots.size());
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    if (!payload(index, step, slots[i], &payloads_[i])) return false;
+
+  const Kernels& k = kernels();
+  const bool owned = step.span != kNoBuffer, wanted = step.out != kNoBuffer;
+  const DTypeCode own = owned ? program_->dtype_of(step.span) : carriage.dtype;
+  const bool stream = carriage.stream && step.out == kRecvBuffer;
+  Sum sum{owned ? address(step.span, step.span_at) : nullptr,
+          own,
+          {},
+          step.count,
+          step.divide ? carriage.ranks : 1,
+          own,
+          wanted ? address(step.out, step.out_at) : nullptr,
+          wanted ? program_->dtype_of(step.out) : own,
+          stream};
+  if (step.kind == kSum) {
+    sum.dtype = sum.result_dtype;
+    if (store_sum(k, sum, payloads_)) return true;
+  } else {
+    const Slot& slot = program_->slots[step.slot];
+    std::uint8_t* const to = room(step.slot, slot.bytes);
+    sum.dtype = slot.dtype;
+    std::size_t bytes = 0;
+    if (slot.plain) {
+      std::uint8_t* const also = sum.result;
+      sum.result = to;
+      sum.stream = stream && also;
+      if (store_sum_twice(k, sum, payloads_, also)) bytes = step.count * size_of(slot.dtype);
+    } else {
+      bytes = encode_sum(k, *carriage.encoder, sum, payloads_, to);
+    }
+    if (bytes) {
+      filled(step, to, bytes, false, true);
+      return true;
+    }
+  }
+  fail_sum(index, step);
+  return false;
+}
+
+// Say which of a sum's messages cannot be decoded.
+void Execution::fail_sum(std::uint32_t index, const Step& step) {
+  for (const std::uint32_t at : program_->list(step.slots)) {
+    const Held& held = held_[at];
+    Payload found;
+    if (program_->slots[at].plain) continue;
+    if (!payload_of(held.data, held.bytes, program_->carriage.dtype, step.count, &found) ||
+        check_payload(found.codec, found.data, found.bytes, found.dtype, step.count) != kOk)
+      return fail(Fault::kMessage, index, held_[at].peer, 0, &held);
+  }
+  fail(Fault::kCodec, index, -1);
+}
+
+}  // namespace hybridcomp::engine
