@@ -67,6 +67,22 @@ class Order:
         rank = self.rank[step]
         return f"rank {rank}, step {step - self._first[rank]} ({describe(self.steps[step])})"
 
+    def dependencies(self, step: int) -> list[int]:
+        """The steps that one lists."""
+        first = self._first[self.rank[step]]
+        return [first + one for one in self.steps[step].after]
+
+    def longest_chain(self) -> int:
+        """The number of steps of which each has to wait for the one before, over all ranks."""
+        length = [0] * len(self.steps)
+        for event in self.events:
+            g = event >> 1
+            if event & 1 == 0:
+                length[g] = 1 + max((length[one] for one in self.dependencies(g)), default=0)
+            elif g in self.sender:
+                length[g] = max(length[g], 1 + length[self.sender[g]])
+        return max(length, default=0)
+
     def _sorted_dependencies(self) -> None:
         for g, step in enumerate(self.steps):
             index = g - self._first[self.rank[g]]

@@ -243,7 +243,7 @@ class Run:
         if step.count > room:
             raise ValueError(f"slot {step.slot} has room for {room} elements, not {step.count}")
         held = self._slots[rank].get(step.slot)
-        for user in held.users if held is not None else ():
+        for user in reversed(held.users) if held is not None else ():
             self._after(g, user, f"slot {step.slot}")
         self._slots[rank][step.slot] = _Held(runs, g, [g], step.kind is Kind.RECV)
 
@@ -272,7 +272,7 @@ class Run:
     def _touch(self, g: int, pieces: Sequence[Piece], what: str, *, writes: bool) -> None:
         for piece in pieces:
             if writes:
-                for user in piece.users:
+                for user in reversed(piece.users):
                     self._after(g, user, what)
             elif piece.writer >= 0:
                 self._after(g, piece.writer, what)
