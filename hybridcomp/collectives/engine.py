@@ -23,7 +23,7 @@ from contextlib import contextmanager
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.notices import Notices
+from hybridcomp.collectives.notices import Failure, Notices
 from hybridcomp.collectives.request import Pending, Ready, Request, Steps
 from hybridcomp.collectives.watch import WatchedLock
 from hybridcomp.errors import CollectiveTimeoutError, MismatchError, RemoteError
@@ -105,7 +105,13 @@ class Engine:
                 pass
             self._moved = time.monotonic()
             if request._ended:
-                self._close(request)
+                # All messages may be here of an operation that the other ranks have given up.
+                failure = None if notices is None else notices.failures.get(number)
+                if failure is not None and request.exception is None:
+                    request._finish(_told(request, failure))
+                    notices.end(number)
+                else:
+                    self._close(request)
                 ended.append(request)
             else:
                 insort(self._active, request, key=_urgency)
@@ -227,9 +233,7 @@ class Engine:
         for request in [r for r in self._active if r._notices is notices]:
             failure = notices.failures.get(request.number)
             if failure is not None and not request._asking:
-                kind = CollectiveTimeoutError if failure.late else RemoteError
-                verb = "gave up" if failure.late else "failed"
-                request._abandon(kind(f"{request.what}: rank {failure.rank} {verb}: {failure.text}"))
+                request._abandon(_told(request, failure))
                 notices.end(request.number)
                 self._active.remove(request)
                 self._abandoned.append(request)
@@ -359,6 +363,13 @@ class Engine:
         # MPI_Finalize makes progress, too: what a peer sends even now must not be written to freed memory.
         for request in [*self._active, *self._abandoned]:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
+
+
+def _told(request: Request, failure: Failure) -> Exception:
+    """The error of an operation that has failed on another rank."""
+    kind = CollectiveTimeoutError if failure.late else RemoteError
+    verb = "gave up" if failure.late else "failed"
+    return kind(f"{request.what}: rank {failure.rank} {verb}: {failure.text}")
 
 
 def _urgency(request: Request) -> int:

@@ -106,7 +106,7 @@ class Quick(Core):
 
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
         """Do a collective on two buffers; False if it must take the usual way."""
-        if called_back:
+        if called_back or (self._notices is not None and self._notices.troubled):
             return False
         operation = self._operations.get(key)
         if operation is None or self.step != self._step_asked:

@@ -58,7 +58,7 @@ namespace {
 
 std::span<const std::int64_t> integers(const Buffer& buffer, const char* name) {
   const std::size_t n = buffer.elements(sizeof(std::int64_t), name);
-  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % alignof(std::int64_t))
+  if (n && reinterpret_cast<std::uintptr_t>(buffer.data()) % alignof(std::int64_t))
     Buffer::fail(std::string(name) + " must be aligned integers");
   return {reinterpret_cast<const std::int64_t*>(buffer.data()), n};
 }

@@ -85,7 +85,7 @@ void Engine::receive(Execution& execution, std::uint32_t step, Group& group, int
   const int code =
       mpi_.irecv(data, static_cast<int>(room), mpi_.byte, peer, tag, group.comm, requests_.room());
   if (code) return execution.refused(step, code);
-  requests_.keep({&execution, step});
+  requests_.keep({&execution, step, true});
 }
 
 void Engine::damage(int peer, std::size_t least) {

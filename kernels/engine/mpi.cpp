@@ -35,7 +35,7 @@ void Requests::test(std::vector<Done>* out) {
 void Requests::abandon(const void* execution) {
   for (std::size_t i = owners_.size(); i-- > 0;) {
     if (owners_[i].execution != execution) continue;
-    mpi_.cancel(handles_.data() + i * mpi_.request_bytes);
+    if (owners_[i].receives) mpi_.cancel(handles_.data() + i * mpi_.request_bytes);
     drop(i);
   }
 }

@@ -33,6 +33,7 @@ class Requests {
   struct Owner {
     void* execution;
     std::uint32_t step;
+    bool receives = false;
   };
   // A request that is done.
   struct Done {
@@ -57,7 +58,8 @@ class Requests {
   // Look once at all of them, and add those that are done to `out`. MPI makes progress meanwhile.
   void test(std::vector<Done>* out);
 
-  // Forget the requests of one owner, which are cancelled where they can be; MPI may still use their memory.
+  // Forget the requests of one owner; MPI may still use their memory. Receives are cancelled. Sends are not:
+  // MPICH 5 crashes where it cancels some over UCX, and the standard deprecates it.
   void abandon(const void* execution);
 
   // Peers are looked up by the owner: calls f(owner) for all.

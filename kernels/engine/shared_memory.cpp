@@ -34,8 +34,17 @@ void Bell::sleep(std::uint32_t seen, double seconds) {
 }
 
 void Blocks::use(const Arena& arena, std::size_t first) {
+  // What comes from the heap others could not read.
+  for (auto& [size, blocks] : free_)
+    for (std::uint8_t* const block : blocks) release(block);
+  free_.clear();
   arena_ = arena;
   used_ = first;
+}
+
+void Blocks::release(std::uint8_t* block) {
+  sizes_.erase(block);
+  std::free(block - kLine);
 }
 
 std::uint8_t* Blocks::take(std::size_t bytes) {
@@ -63,6 +72,7 @@ std::uint8_t* Blocks::take(std::size_t bytes) {
 }
 
 void Blocks::give(std::uint8_t* block) {
+  if (arena_.base && !shared(block)) return release(block);  // taken before there was an arena
   if (shared(block) && lease_of(block).load(std::memory_order_acquire))
     lent_.push_back(block);
   else

@@ -66,6 +66,7 @@ class Blocks {
 
  private:
   void collect();
+  void release(std::uint8_t* block);
 
   Arena arena_;
   std::size_t used_ = 0;
