@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from hybridcomp.schedules.faults import ScheduleError
+from hybridcomp.schedules.order import Order
 from hybridcomp.schedules.registry import ALGORITHMS
-from hybridcomp.schedules.results import REDUCTIONS, WHOLE
+from hybridcomp.schedules.results import REDUCTIONS, WHOLE, layout
+from hybridcomp.schedules.run import Run
 from hybridcomp.schedules.schedule import Buffer, Kind, Recorder, Schedule, Span
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.values import Promise, host_order, owner_first, rank_order
@@ -104,6 +106,26 @@ def test_parts_of_very_different_sizes(kind: str, name: str) -> None:
         counts = [0, 700, 1, 0, 64] * (len(of.counts) // 5)
         algorithm = ALGORITHMS[kind][name]
         verify(built(algorithm, replace(of, counts=tuple(counts)), topology), algorithm.promise)
+
+
+@pytest.mark.parametrize("how", modes("all_reduce", "ring"))
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_a_ring_has_the_bits_of_direct(kind: str, how: dict[str, bool]) -> None:
+    """The same chunks are encoded, and added in the same order."""
+    if kind == "all_gather":
+        how = {key: value for key, value in how.items() if key in ("plain", "exact")}
+    told = []
+    for name in ("direct", "ring"):
+        run = Run(Order(check(kind, name, Topology.even(5, 1), 64 * 7 + 5, **how)), in_place=False)
+        run.play()
+        found = []
+        for rank in range(5):
+            n = layout(run.operation, 5, rank).recv
+            found.append(
+                [(count, run.values[value], source) for count, value, source in run.result(rank, 0, n)]
+            )
+        told.append(found)
+    assert told[0] == told[1]
 
 
 # -- spoiled schedules ----------------------------------------------------------------------------------
