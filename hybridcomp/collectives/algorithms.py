@@ -28,7 +28,7 @@ from hybridcomp.collectives.reduce import direct_reduce, tree_reduce
 from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
 from hybridcomp.collectives.ring import ring_allgather, ring_allreduce, ring_reduce_scatter
 from hybridcomp.collectives.sparse import sparse_allreduce
-from hybridcomp.schedules.algorithms import direct, one_shot
+from hybridcomp.schedules.registry import ALGORITHMS as SCHEDULES
 from hybridcomp.schedules.schedule import Operation, Schedule
 from hybridcomp.schedules.topology import Topology
 
@@ -66,21 +66,31 @@ def _only_sparse(topology: Topology, codec: Codec) -> str | None:
     return None if isinstance(codec, SparseCodec) else f"{codec.name} is not a sparse codec"
 
 
+_SUMS = SCHEDULES["all_reduce"]
+
 #: By operation, the default first.
 ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "all_reduce": (
-        Algorithm("direct", allreduce, tags=2, feedback=True, schedule=direct.all_reduce),
-        Algorithm("one_shot", None, schedule=one_shot.all_reduce),
+        Algorithm("direct", allreduce, tags=2, feedback=True, schedule=_SUMS["direct"].build),
+        Algorithm("one_shot", None, schedule=_SUMS["one_shot"].build),
         Algorithm(
             "hierarchical",
             hierarchical_allreduce,
             tags=4,
             feedback=True,
+            schedule=_SUMS["hierarchical"].build,
             refuses=hierarchical.refuses,
         ),
-        Algorithm("ring", ring_allreduce, tags=2, feedback=True),
-        Algorithm("halving", halving_allreduce, tags=2, reencodes=True),
-        Algorithm("sparse", sparse_allreduce, feedback=True, estimates=False, refuses=_only_sparse),
+        Algorithm("ring", ring_allreduce, tags=2, feedback=True, schedule=_SUMS["ring"].build),
+        Algorithm("halving", halving_allreduce, tags=2, reencodes=True, schedule=_SUMS["halving"].build),
+        Algorithm(
+            "sparse",
+            sparse_allreduce,
+            feedback=True,
+            estimates=False,
+            schedule=_SUMS["sparse"].build,
+            refuses=_only_sparse,
+        ),
         Algorithm(
             "oktopk",
             oktopk_allreduce,

@@ -146,8 +146,7 @@ std::uint32_t next_tag(const GroupHandle& handle) {
 
 ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int codec, std::uint32_t params,
                            int dtype, int ranks, bool stream, std::size_t bytes, nb::handle steps,
-                           nb::handle slots, nb::handle lists, const std::array<std::size_t, 3>& limits,
-                           int channels) {
+                           nb::handle slots, nb::handle lists, const std::array<std::size_t, 3>& limits) {
   const Buffer rows(steps, false), rooms(slots, false), refs(lists, false);
   if (codec < 0 || codec > 255) Buffer::fail("a codec's id fits a byte");
   if (ranks < 1) Buffer::fail("ranks must be at least 1");
@@ -159,7 +158,7 @@ ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int
   const Group& g = *group.group;
   auto program =
       std::make_shared<Program>(carriage, integers(rows, "steps"), integers(rooms, "slots"),
-                                integers(refs, "lists"), elements, g.rank, g.size, channels, &fault);
+                                integers(refs, "lists"), elements, g.rank, g.size, g.channels(), &fault);
   if (!fault.empty()) Buffer::fail("schedule: " + fault);
   return {std::move(program), group.group};
 }
@@ -238,7 +237,7 @@ void bind_engine(nb::module_& m) {
   m.def("engine_group", &make_group, "comm"_a, "rank"_a, "size"_a);
   nb::class_<ProgramHandle>(m, "EngineProgram");
   m.def("engine_program", &make_program, "group"_a, "encoder"_a.none(), "codec"_a, "params"_a, "dtype"_a,
-        "ranks"_a, "stream"_a, "bytes"_a, "steps"_a, "slots"_a, "lists"_a, "limits"_a, "channels"_a);
+        "ranks"_a, "stream"_a, "bytes"_a, "steps"_a, "slots"_a, "lists"_a, "limits"_a);
   m.def("engine_start", &start, "program"_a, "send"_a, "recv"_a, "keep"_a, "seconds"_a, "traced"_a);
   nb::class_<Run>(m, "EngineRun")
       .def("done", [](const Run& run) { return run->done(); })

@@ -21,7 +21,7 @@ Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_p
       posted_(program_->queues.size()),
       held_(program_->slots.size()),
       left_(program_->steps.size()) {
-  sequence_ = group_->take(program_->channels);
+  sequence_ = group_->take(group_->channels());
   for (std::size_t i = 0; i < waits_.size(); ++i) waits_[i] = program_->steps[i].waits;
 }
 

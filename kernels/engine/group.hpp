@@ -29,6 +29,10 @@ struct Neighbour {
 struct Group {
   static constexpr std::uint32_t kTags = 30'000;  // below MPI's guaranteed 32767
 
+  // Channels of an operation, at most. Each takes as many numbers whatever it uses: a rank that has no part
+  // in one of the channels does not know of it.
+  int channels() const { return size + 1 < 4 ? 4 : size + 1; }
+
   std::uint64_t comm = 0;
   int rank = 0, size = 1;
   std::vector<Neighbour> neighbours;
@@ -41,11 +45,11 @@ struct Group {
     return at < 0 ? nullptr : &neighbours[static_cast<std::size_t>(at)];
   }
 
-  // So many sequence numbers, one for each channel of an operation; the first of them. The same on all ranks,
-  // which start their operations in one order.
-  std::uint32_t take(int channels) {
+  // So many sequence numbers; the first of them. The same on all ranks, which start their operations in one
+  // order.
+  std::uint32_t take(int numbers) {
     const std::uint32_t first = sequence + 1;
-    sequence += static_cast<std::uint32_t>(channels);
+    sequence += static_cast<std::uint32_t>(numbers);
     return first;
   }
   static int tag(std::uint32_t sequence) { return static_cast<int>(sequence % kTags); }

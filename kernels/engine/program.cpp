@@ -17,19 +17,17 @@ bool fills_slot(Kind kind) { return kind == kEncode || kind == kRecv || kind == 
 
 Program::Program(const Carriage& given, std::span<const std::int64_t> rows,
                  std::span<const std::int64_t> rooms, std::span<const std::int64_t> refs,
-                 const std::size_t (&limits)[kBuffers], int rank, int ranks, int given_channels,
-                 std::string* fault)
+                 const std::size_t (&limits)[kBuffers], int rank, int ranks, int channels, std::string* fault)
     : carriage(given),
       scratch_bytes(limits[kScratch] * size_of(wide())),
       send_elements(limits[kSendBuffer]),
-      recv_elements(limits[kRecvBuffer]),
-      channels(given_channels) {
-  *fault = compile(rows, rooms, refs, limits, rank, ranks);
+      recv_elements(limits[kRecvBuffer]) {
+  *fault = compile(rows, rooms, refs, limits, rank, ranks, channels);
 }
 
 std::string Program::compile(std::span<const std::int64_t> rows, std::span<const std::int64_t> rooms,
                              std::span<const std::int64_t> refs, const std::size_t (&limits)[kBuffers],
-                             int rank, int ranks) {
+                             int rank, int ranks, int channels) {
   if (rows.size() % kStepWords || rooms.size() % kSlotWords) return "steps or slots are not whole";
   for (std::size_t at = 0; at < rooms.size(); at += kSlotWords) {
     const std::int64_t count = rooms[at];

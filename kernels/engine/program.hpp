@@ -79,12 +79,11 @@ class Program {
   std::vector<std::uint32_t> first;        // steps that wait for none
   std::size_t scratch_bytes;
   std::size_t send_elements, recv_elements;
-  int channels;
 
  private:
   std::string compile(std::span<const std::int64_t> rows, std::span<const std::int64_t> rooms,
                       std::span<const std::int64_t> refs, const std::size_t (&limits)[kBuffers], int rank,
-                      int ranks);
+                      int ranks, int channels);
   void link(const std::vector<std::vector<std::uint32_t>>& after);
 };
 

@@ -83,7 +83,6 @@ class Programs:
             slots,
             lists,
             (*sizes, schedule.scratch),
-            schedule.channels,
         )
 
 
