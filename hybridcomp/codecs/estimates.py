@@ -32,7 +32,7 @@ class EstimateMemory(Memory):
     extras = ("total", "known")
 
     def _made(self, n: int, wide: bool, rooms: Any) -> Any:
-        self._owns: dict[int, Flat] = {}  # what the kernels' memory refers to, by where its span begins
+        self._owns: dict[tuple[int, int], Flat] = {}  # what the kernels' memory refers to, by span
         return native.kernels().EstimateMemory(n, wide, rooms)
 
     @property
@@ -58,12 +58,12 @@ class EstimateMemory(Memory):
 
     def own(self, codec: Codec, data: Flat, span: slice) -> Array:
         total = super().own(codec, data, span)
-        self._owns[span.start] = data
+        self._owns[span.start, data.size] = data
         return total
 
     def encode_sum(self, codec: Codec, total: Array, out: ByteArray, span: slice, ranks: int = 1) -> int:
         nbytes = super().encode_sum(codec, total, out, span, ranks)
-        self._owns.pop(span.start, None)
+        self._owns.pop((span.start, total.size), None)
         return nbytes
 
     def add(self, decoded: Array) -> Array:

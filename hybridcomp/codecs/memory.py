@@ -115,7 +115,7 @@ class Memory(abc.ABC):
         encoder = self._encoder(codec, data.shape)
         if encoder is None:
             return self._encode_by_halves(codec, data, out, span)
-        nbytes: int = self.native.encode(encoder, data.data, data.dtype, span.start, out)
+        nbytes: int = self.native.encode(encoder, data.data, data.dtype, _start(span, data.size), out)
         return nbytes
 
     def _encode_by_halves(self, codec: Codec, data: Flat, out: ByteArray, span: slice) -> int:
@@ -127,7 +127,7 @@ class Memory(abc.ABC):
     def correct(self, data: Flat, span: slice) -> Array:
         """What to encode for ``data``: an array that goes back to :meth:`keep`."""
         corrected = self._take(data.size)
-        self.native.correct(data.data, data.dtype, span.start, corrected)
+        self.native.correct(data.data, data.dtype, _start(span, data.size), corrected)
         return corrected
 
     def keep(self, corrected: Array, decoded: Array, span: slice, weight: float = 1.0) -> None:
@@ -139,7 +139,7 @@ class Memory(abc.ABC):
             span: as for :meth:`correct`.
             weight: ranks, where the message is of a mean over them.
         """
-        self.native.keep(corrected, decoded, span.start, weight)
+        self.native.keep(corrected, decoded, _start(span, corrected.size), weight)
 
     # -- the owner of a shard ------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Memory(abc.ABC):
         ``data`` must stay as it is until :meth:`encode_sum`.
         """
         total = self._take(data.size)
-        self.native.own(codec.encoder, data.data, data.dtype, span.start, total)
+        self.native.own(codec.encoder, data.data, data.dtype, _start(span, data.size), total)
         return total
 
     def summed(self, codec: Codec, data: Flat, messages: Sequence[ByteArray], span: slice) -> Array:
@@ -177,13 +177,13 @@ class Memory(abc.ABC):
         encoder = self._encoder(codec, total.shape)
         if encoder is None:
             return self._encode_sum_by_halves(codec, total, out, span, ranks)
-        nbytes: int = self.native.encode_sum(encoder, total, span.start, ranks, out)
+        nbytes: int = self.native.encode_sum(encoder, total, _start(span, total.size), ranks, out)
         return nbytes
 
     def _encode_sum_by_halves(
         self, codec: Codec, total: Array, out: ByteArray, span: slice, ranks: int
     ) -> int:
-        self.native.correct_sum(total, span.start, ranks)
+        self.native.correct_sum(total, _start(span, total.size), ranks)
         nbytes = codec.encode_flat(self._flat(total, total.shape), out)
         if not self.tracks:
             decoded = self._decoded(codec, out[:nbytes], total.size)
@@ -195,7 +195,7 @@ class Memory(abc.ABC):
 
         Every rank calls this for every span, its own too, where :attr:`tracks` is true.
         """
-        self.native.result(values, span.start)
+        self.native.result(values, _start(span, values.size))
 
     # -- the state -----------------------------------------------------------------------------------
 
@@ -253,6 +253,14 @@ class Memory(abc.ABC):
 
 
 _NOTHING: Array = np.empty(0, np.float32)
+
+
+def _start(span: slice, n: int) -> int:
+    """Where a span begins; ValueError unless it is of ``n`` elements."""
+    start: int = span.start
+    if span.stop - start != n:
+        raise ValueError(f"elements {start} .. {span.stop} are not {n}")
+    return start
 
 
 def _main_array(arrays: dict[str, Array], others: tuple[str, ...]) -> tuple[Array, DType]:

@@ -220,8 +220,7 @@ bool feedback_add(nb::handle x, int dtype, nb::handle e, nb::handle out, bool su
 void bind_memory(nb::module_& m) {
   m.def("feedback_add", &feedback_add, "x"_a, "dtype"_a, "e"_a, "out"_a, "subtract"_a);
   nb::class_<Rooms>(m, "Rooms", "Memory that is used again.")
-      .def(nb::new_([] { return std::make_shared<Rooms>(); }))
-      .def("clear", &Rooms::clear, "Let all memory go that is not in use.");
+      .def(nb::new_([] { return std::make_shared<Rooms>(); }));
   m.def("take", &take, "rooms"_a, "n"_a, "wide"_a,
         "An array of n values with anything in it, whose memory goes back with the last reference.");
   nb::class_<Memory>(m, "Memory", "What one key of error feedback remembers.")

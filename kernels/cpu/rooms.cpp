@@ -68,10 +68,4 @@ void Rooms::give(RoomPointer room) noexcept {
   if (small) small_ += bytes;
 }
 
-void Rooms::clear() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  free_.clear();
-  small_ = 0;
-}
-
 }  // namespace hybridcomp

@@ -36,7 +36,6 @@ class Rooms {
  public:
   RoomPointer take(std::size_t bytes);  // throws std::bad_alloc
   void give(RoomPointer room) noexcept;
-  void clear();
 
  private:
   std::mutex mutex_;
