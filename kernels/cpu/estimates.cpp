@@ -41,10 +41,15 @@ void EstimateMemory::correct(const Kernels& k, const std::uint8_t* x, DTypeCode 
 void EstimateMemory::keep(const Kernels& k, const std::uint8_t*, Lease& decoded, std::size_t n,
                           std::size_t start, double, int threads) {
   const Span span{start, n};
-  const bool again = waiting_.meets(span);  // what waits is good until this is known to be
-  std::uint8_t* const to = again ? decoded.data() : place(waiting_, span);
+  // A whole array takes the place of what waits; and that stays until what comes in its place is known to be
+  // good.
+  const bool apart = n == n_ || waiting_.meets(span);
+  std::uint8_t* const to = apart ? decoded.data() : place(waiting_, span);
   const bool finite = add_pass(k, decoded.data(), kind(), at(sent_, start), to, n, false, threads);
-  if (finite && again && n) std::memcpy(place(waiting_, span), to, n * size_of(kind()));
+  if (finite && n == n_ && decoded.owned())
+    std::swap(waiting_.values, decoded);
+  else if (finite && apart && n)
+    std::memcpy(place(waiting_, span), to, n * size_of(kind()));
   if (finite) waiting_.put(span);
   if (waiting_.spans.empty()) waiting_.values.release();
 }

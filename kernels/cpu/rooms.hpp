@@ -58,6 +58,7 @@ class Lease {
 
   std::uint8_t* data() const { return data_; }
   explicit operator bool() const { return data_ != nullptr; }
+  bool owned() const { return room_ != nullptr; }
 
   // Exchange the room with another of the same size; false if this is somebody else's memory.
   bool exchange(RoomPointer& other) noexcept {
