@@ -5,6 +5,7 @@
 
 #include "bind.hpp"
 #include "memories.hpp"
+#include "opening.hpp"
 #include "passes.hpp"
 
 namespace hybridcomp {
@@ -191,7 +192,7 @@ nb::object take(const std::shared_ptr<Rooms>& rooms, std::size_t n, bool wide) {
     RoomPointer room;
   };
   const std::size_t size = wide ? 8 : 4;
-  if (n > SIZE_MAX / 16) Buffer::fail("so many elements cannot be");
+  if (n > kMostElements) Buffer::fail("so many elements cannot be");
   const nb::capsule held(new Taken{rooms, rooms->take(n * size)}, [](void* p) noexcept {
     Taken* const taken = static_cast<Taken*>(p);
     taken->rooms->give(std::move(taken->room));
@@ -200,8 +201,30 @@ nb::object take(const std::shared_ptr<Rooms>& rooms, std::size_t n, bool wide) {
   return array_of(*static_cast<const Taken*>(held.data())->room, size, held);
 }
 
+// -- the forms ---------------------------------------------------------------------------------------------
+
+using Shared = std::shared_ptr<Rooms>;
+
+template <typename M, typename... Options>
+void make(M* self, std::size_t n, bool wide, Shared rooms, Options... options) {
+  if (n > kMostElements) Buffer::fail("so many elements cannot be");
+  new (self) M(n, wide, std::move(rooms), options...);
+}
+
 void check_share(double value, const char* name) {
   if (!(value >= 0 && value < 1)) Buffer::fail(std::string(name) + " must be from 0 to below 1");
+}
+
+void make_average(AverageMemory* self, std::size_t n, bool wide, Shared rooms, double beta,
+                  std::uint64_t reset_steps) {
+  check_share(beta, "beta");
+  if (!reset_steps) Buffer::fail("reset_steps must be at least 1");
+  make(self, n, wide, std::move(rooms), beta, reset_steps);
+}
+
+void make_momentum(MomentumMemory* self, std::size_t n, bool wide, Shared rooms, double momentum) {
+  check_share(momentum, "momentum");
+  make(self, n, wide, std::move(rooms), momentum);
 }
 
 bool feedback_add(nb::handle x, int dtype, nb::handle e, nb::handle out, bool subtract) {
@@ -219,8 +242,9 @@ bool feedback_add(nb::handle x, int dtype, nb::handle e, nb::handle out, bool su
 
 void bind_memory(nb::module_& m) {
   m.def("feedback_add", &feedback_add, "x"_a, "dtype"_a, "e"_a, "out"_a, "subtract"_a);
-  nb::class_<Rooms>(m, "Rooms", "Memory that is used again.")
-      .def(nb::new_([] { return std::make_shared<Rooms>(); }));
+  nb::class_<Rooms>(m, "Rooms", "Memory that is used again.").def(nb::new_([] {
+    return std::make_shared<Rooms>();
+  }));
   m.def("take", &take, "rooms"_a, "n"_a, "wide"_a,
         "An array of n values with anything in it, whose memory goes back with the last reference.");
   nb::class_<Memory>(m, "Memory", "What one key of error feedback remembers.")
@@ -242,27 +266,13 @@ void bind_memory(nb::module_& m) {
       .def("state", &state, "name"_a, "make"_a = false,
            "An array of the state, its own memory; None if there is none of this name.");
   nb::class_<PlainMemory, Memory>(m, "PlainMemory")
-      .def(nb::init<std::size_t, bool, std::shared_ptr<Rooms>>(), "n"_a, "wide"_a, "rooms"_a);
+      .def("__init__", &make<PlainMemory>, "n"_a, "wide"_a, "rooms"_a);
   nb::class_<AverageMemory, Memory>(m, "AverageMemory")
-      .def(
-          "__init__",
-          [](AverageMemory* self, std::size_t n, bool wide, std::shared_ptr<Rooms> rooms, double beta,
-             std::uint64_t reset_steps) {
-            check_share(beta, "beta");
-            if (!reset_steps) Buffer::fail("reset_steps must be at least 1");
-            new (self) AverageMemory(n, wide, std::move(rooms), beta, reset_steps);
-          },
-          "n"_a, "wide"_a, "rooms"_a, "beta"_a, "reset_steps"_a);
+      .def("__init__", &make_average, "n"_a, "wide"_a, "rooms"_a, "beta"_a, "reset_steps"_a);
   nb::class_<MomentumMemory, Memory>(m, "MomentumMemory")
-      .def(
-          "__init__",
-          [](MomentumMemory* self, std::size_t n, bool wide, std::shared_ptr<Rooms> rooms, double momentum) {
-            check_share(momentum, "momentum");
-            new (self) MomentumMemory(n, wide, std::move(rooms), momentum);
-          },
-          "n"_a, "wide"_a, "rooms"_a, "momentum"_a);
+      .def("__init__", &make_momentum, "n"_a, "wide"_a, "rooms"_a, "momentum"_a);
   nb::class_<EstimateMemory, Memory>(m, "EstimateMemory")
-      .def(nb::init<std::size_t, bool, std::shared_ptr<Rooms>>(), "n"_a, "wide"_a, "rooms"_a)
+      .def("__init__", &make<EstimateMemory>, "n"_a, "wide"_a, "rooms"_a)
       .def("add", &add, "decoded"_a, "out"_a)
       .def("settle", nb::overload_cast<bool>(&EstimateMemory::settle), "good"_a);
 }

@@ -264,3 +264,8 @@ def test_what_must_come_before():
             kernels.MomentumMemory(10, False, rooms, beta)
     with pytest.raises(ValueError, match="reset_steps"):
         kernels.AverageMemory(10, False, rooms, 0.5, 0)
+    for many in (2**48 + 1, 2**62, 2**64 - 1):
+        with pytest.raises(ValueError, match="so many elements"):
+            kernels.PlainMemory(many, True, rooms)
+    with pytest.raises(TypeError):
+        kernels.EstimateMemory(10, True, None)
