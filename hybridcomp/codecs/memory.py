@@ -13,6 +13,7 @@ missing from the sum is the sum of all ranks' states; :mod:`.resharding` relies 
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -20,76 +21,80 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridcomp import native, wire
-from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.arrays import ByteArray, DType, Flat, as_dtype
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.forms import Form
 from hybridcomp.errors import CodecMismatchError
 
 Array = npt.NDArray[Any]
-_LARGE = 1 << 20  # bytes; smaller arrays come cheaply from the allocator
-_SPARE = 3  # arrays of one size that are kept: two during a step, one of another key's
 
 
 class Scratch:
-    """Arrays that are used again: fresh pages of a large array cost more than encoding it.
+    """Memory that is used again by the memories that share it, and by their arrays."""
 
-    A state is replaced by exchanging its array with one of these, so there are few for each size in use.
-    """
+    @functools.cached_property
+    def rooms(self) -> Any:
+        """The kernels' ``Rooms``."""
+        return native.kernels().Rooms()
 
-    def __init__(self) -> None:
-        self._free: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
-
-    def take(self, n: int, dtype: npt.DTypeLike) -> Array:
-        """An array of ``n`` elements with anything in it."""
-        kind = np.dtype(dtype)
-        try:
-            return self._free[n, kind].pop()
-        except (KeyError, IndexError):
-            return np.empty(n, kind)
-
-    def give(self, array: Array) -> None:
-        """Take back an array that nobody uses any more."""
-        if array.nbytes >= _LARGE and array.base is None:
-            free = self._free.setdefault((array.size, array.dtype), [])
-            if len(free) < _SPARE:
-                free.append(array)
+    def take(self, n: int, kind: DType) -> Array:
+        """An array of ``n`` float32 or float64 with anything in it; its memory comes back when nothing refers to it."""
+        array: Array = native.kernels().take(self.rooms, n, kind is DType.FLOAT64)
+        return array
 
     def clear(self) -> None:
-        """Let all arrays go."""
-        self._free.clear()
+        """Let all memory go that is not in use."""
+        self.__dict__.pop("rooms", None)
 
 
 class Memory(abc.ABC):
     """The state of one key; made by :meth:`~hybridcomp.codecs.feedback.ErrorFeedback.memory`.
 
+    It is the kernels' own, which encode, correct and keep without Python for every codec that has an ``Encoder``
+    (:file:`kernels/cpu/memory.hpp`). Other codecs encode and decode between the halves of what those do at once.
+
     Attributes:
         form: with its parameters.
         n: elements.
         kind: float32, or float64 for float64 data: of all that is computed here.
-        steps: how often :meth:`begin` was called.
+        native: the kernels' memory.
         tracks: whether the receiver adds messages to what it has (:meth:`result`), rather than take them.
         adds_own: whether a rank adds its own part of its shard as it is.
     """
 
     name: ClassVar[str]
-    tracks: ClassVar[bool] = False
-    adds_own: ClassVar[bool] = True
+    extras: ClassVar[tuple[str, ...]] = ()  # arrays of the state beside the main one
 
     def __init__(self, form: Form, n: int, kind: DType, scratch: Scratch) -> None:
         self.form = form
         self.n = n
         self.kind = kind
-        self.steps = 0
+        self.native = self._made(n, kind is DType.FLOAT64, scratch.rooms)
+        self.tracks: bool = self.native.tracks
+        self.adds_own: bool = self.native.adds_own
         self._scratch = scratch
-        self._wide = kind is DType.FLOAT64
-        self._kernels = native.kernels()
+        self._seen: dict[str, Array] = {}
+
+    @abc.abstractmethod
+    def _made(self, n: int, wide: bool, rooms: Any) -> Any:
+        """The kernels' memory of this form."""
+
+    @property
+    def steps(self) -> int:
+        """How often :meth:`begin` was called."""
+        count: int = self.native.steps
+        return count
+
+    @steps.setter
+    def steps(self, count: int) -> None:
+        self.native.steps = count
 
     # -- a sender ------------------------------------------------------------------------------------
 
     def begin(self) -> int:
         """Begin a step, of one or of many spans; return its number, from 0, for :meth:`Codec.at_step`."""
-        self.steps += 1
-        return self.steps - 1
+        step: int = self.native.begin()
+        return step
 
     def encode(self, codec: Codec, data: Flat, out: ByteArray, span: slice | None = None) -> int:
         """Encode corrected data and keep what that lost.
@@ -107,37 +112,45 @@ class Memory(abc.ABC):
             CodecMismatchError: the codec cannot carry it.
         """
         span = slice(0, self.n) if span is None else span
-        nbytes = self._encode_at_once(codec, data, out, span)
-        if nbytes is None:
-            corrected = self.correct(data, span)
-            nbytes = self._write(codec, corrected, data.shape, out)
-            self.keep(corrected, self._decoded(codec, out[:nbytes], corrected.size), span)
+        encoder = self._encoder(codec, data.shape)
+        if encoder is None:
+            return self._encode_by_halves(codec, data, out, span)
+        nbytes: int = self.native.encode(encoder, data.data, data.dtype, _start(span, data.size), out)
         return nbytes
 
-    @abc.abstractmethod
+    def _encode_by_halves(self, codec: Codec, data: Flat, out: ByteArray, span: slice) -> int:
+        corrected = self.correct(data, span)
+        nbytes = codec.encode_flat(self._flat(corrected, data.shape), out)
+        self.keep(corrected, self._decoded(codec, out[:nbytes], corrected.size), span)
+        return nbytes
+
     def correct(self, data: Flat, span: slice) -> Array:
         """What to encode for ``data``: an array that goes back to :meth:`keep`."""
+        corrected = self._take(data.size)
+        self.native.correct(data.data, data.dtype, _start(span, data.size), corrected)
+        return corrected
 
-    @abc.abstractmethod
     def keep(self, corrected: Array, decoded: Array, span: slice, weight: float = 1.0) -> None:
         """Keep what a message lost, unless it is not finite.
 
         Args:
-            corrected: from :meth:`correct`; not to be used any more.
+            corrected: from :meth:`correct`.
             decoded: what the message decodes to; not to be used any more.
             span: as for :meth:`correct`.
             weight: ranks, where the message is of a mean over them.
         """
-
-    def _encode_at_once(self, codec: Codec, data: Flat, out: ByteArray, span: slice) -> int | None:
-        """:meth:`encode` in one pass over memory, or None where there is no kernel for it."""
-        return None
+        self.native.keep(corrected, decoded, _start(span, corrected.size), weight)
 
     # -- the owner of a shard ------------------------------------------------------------------------
 
     def own(self, codec: Codec, data: Flat, span: slice) -> Array:
-        """A new array for the sum of all ranks' parts of an owned span, with this rank's own part in it."""
-        return self._widened(data)
+        """A new array for the sum of all ranks' parts of an owned span, with this rank's own part in it.
+
+        ``data`` must stay as it is until :meth:`encode_sum`.
+        """
+        total = self._take(data.size)
+        self.native.own(codec.encoder, data.data, data.dtype, _start(span, data.size), total)
+        return total
 
     def summed(self, codec: Codec, data: Flat, messages: Sequence[ByteArray], span: slice) -> Array:
         """:meth:`own` with the other ranks' parts added: opened messages of :meth:`encode`, in their order."""
@@ -161,11 +174,20 @@ class Memory(abc.ABC):
             span: as for :meth:`own`.
             ranks: number of ranks for a mean, 1 for a sum.
         """
-        corrected = self.correct(self._flat(total), span)
-        if ranks > 1:
-            corrected /= ranks
-        nbytes = self._write(codec, corrected, corrected.shape, out)
-        self.keep(corrected, self._decoded(codec, out[:nbytes], corrected.size), span, ranks)
+        encoder = self._encoder(codec, total.shape)
+        if encoder is None:
+            return self._encode_sum_by_halves(codec, total, out, span, ranks)
+        nbytes: int = self.native.encode_sum(encoder, total, _start(span, total.size), ranks, out)
+        return nbytes
+
+    def _encode_sum_by_halves(
+        self, codec: Codec, total: Array, out: ByteArray, span: slice, ranks: int
+    ) -> int:
+        self.native.correct_sum(total, _start(span, total.size), ranks)
+        nbytes = codec.encode_flat(self._flat(total, total.shape), out)
+        if not self.tracks:
+            decoded = self._decoded(codec, out[:nbytes], total.size)
+            self.native.keep_sum(total, decoded, span.start, ranks)
         return nbytes
 
     def result(self, values: Array, span: slice) -> None:
@@ -173,53 +195,85 @@ class Memory(abc.ABC):
 
         Every rank calls this for every span, its own too, where :attr:`tracks` is true.
         """
-        raise NotImplementedError(f"messages of {self.name} are results")
+        self.native.result(values, _start(span, values.size))
 
-    # -- saving --------------------------------------------------------------------------------------
+    # -- the state -----------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     def arrays(self) -> dict[str, Array]:
         """Copies of the state's arrays by name; the main one is ``""``."""
+        found = {name: self._state(name) for name in ("", *self.extras)}
+        return {name: array.copy() for name, array in found.items() if array is not None}
 
     @classmethod
-    @abc.abstractmethod
     def restore(cls, form: Form, arrays: dict[str, Array], scratch: Scratch) -> Memory:
         """The memory that gave ``arrays``.
 
         Raises:
             ValueError: they are not of this form.
         """
+        main, kind = _main_array(arrays, cls.extras)
+        memory = cls(form, main.size, kind, scratch)
+        for name, array in arrays.items():
+            memory.native.state(name, True)[:] = array
+        return memory
+
+    def _state(self, name: str) -> Array | None:
+        """An array of the state, to be changed in place: the same object for as long as it is the same memory."""
+        found: Array | None = self.native.state(name)
+        seen = self._seen.get(name)
+        if found is None or (seen is not None and seen.ctypes.data == found.ctypes.data):
+            return seen
+        self._seen[name] = found
+        return found
+
+    def _main(self) -> Array:
+        main = self._state("")
+        assert main is not None
+        return main
 
     # -- what forms share ----------------------------------------------------------------------------
 
     def _take(self, n: int) -> Array:
-        return self._scratch.take(n, self.kind.storage)
+        return self._scratch.take(n, self.kind)
 
-    def _flat(self, values: Array) -> Flat:
-        return Flat(values, self.kind, values.shape, True, False)
+    def _flat(self, values: Array, shape: tuple[int, ...]) -> Flat:
+        return Flat(values, self.kind, shape, True, False)
 
-    def _widened(self, data: Flat) -> Array:
-        wide = np.empty(data.size, self.kind.storage)
-        self._kernels.convert(data.data, data.dtype, wide, self.kind, False)
-        return wide
-
-    def _write(self, codec: Codec, values: Array, shape: tuple[int, ...], out: ByteArray) -> int:
-        flat = Flat(values, self.kind, shape, True, False)
-        reason = codec.refuses(flat)
+    def _encoder(self, codec: Codec, shape: tuple[int, ...]) -> Any:
+        """The codec's encoder, or None; CodecMismatchError if it cannot carry an array of such a shape."""
+        reason = codec.refuses(self._flat(_NOTHING, shape))
         if reason is not None:
             raise CodecMismatchError(f"codec {codec.spec!r} cannot carry this array: {reason}")
-        return codec.encode_flat(flat, out)
+        return codec.encoder
 
     def _decoded(self, codec: Codec, message: ByteArray, n: int) -> Array:
         decoded = self._take(n)
         codec.decode_flat(message, wire.peek(message), decoded, self.kind)
         return decoded
 
-    def _replaced(self, state: Array, fresh: Array, span: slice) -> Array:
-        """``state`` with ``fresh`` in a span: ``fresh`` itself if that is all of it. The other is scratch then."""
-        if fresh.size == self.n and fresh.base is None:
-            self._scratch.give(state)
-            return fresh
-        state[span] = fresh
-        self._scratch.give(fresh)
-        return state
+
+_NOTHING: Array = np.empty(0, np.float32)
+
+
+def _start(span: slice, n: int) -> int:
+    """Where a span begins; ValueError unless it is of ``n`` elements."""
+    start: int = span.start
+    if span.stop - start != n:
+        raise ValueError(f"elements {start} .. {span.stop} are not {n}")
+    return start
+
+
+def _main_array(arrays: dict[str, Array], others: tuple[str, ...]) -> tuple[Array, DType]:
+    """The main array and its dtype; ValueError unless all are float32, or all float64, and of one size."""
+    if "" not in arrays or not set(arrays) <= {"", *others}:
+        raise ValueError(f"it has the arrays {sorted(arrays)}, not {sorted(['', *others])}")
+    main = arrays[""]
+    kind = as_dtype(main.dtype)
+    if kind not in (DType.FLOAT32, DType.FLOAT64):
+        raise ValueError(f"it is {kind.label}, not float32 or float64")
+    for name, array in arrays.items():
+        if array.size != main.size or array.dtype != main.dtype:
+            raise ValueError(
+                f"its array {name!r} is {array.dtype}[{array.size}], not {main.dtype}[{main.size}]"
+            )
+    return main, kind

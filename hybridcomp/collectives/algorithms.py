@@ -72,7 +72,7 @@ _SUMS = SCHEDULES["all_reduce"]
 ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "all_reduce": (
         Algorithm("direct", allreduce, tags=2, feedback=True, schedule=_SUMS["direct"].build),
-        Algorithm("one_shot", None, schedule=_SUMS["one_shot"].build),
+        Algorithm("one_shot", None, feedback=True, estimates=False, schedule=_SUMS["one_shot"].build),
         Algorithm(
             "hierarchical",
             hierarchical_allreduce,

@@ -176,35 +176,33 @@ class Base:
         return choice.compresses or (big_half and choice.reason != "one rank")
 
     def _engine_way(
-        self, choice: Choice, data: Flat, op: Op, name: str | None, algorithm: str | None = None
+        self, choice: Choice, data: Flat, op: Op, form: str | None, algorithm: str | None = None
     ) -> Way | None:
-        """How the compiled engine would all-reduce ``data``; None where it does not."""
-        codec, feedback = choice.codec, choice.feedback if name is not None else None
+        """How the compiled engine would all-reduce ``data`` with feedback of a form; None where it does not."""
+        codec = choice.codec
         if self._programs is None or not data.dtype.is_float or op not in (MPI.SUM, AVG):
             return None
-        if codec.linear or feedback is not None or (choice.compresses and codec.encoder is None):
+        if codec.linear or (choice.compresses and codec.encoder is None):
             return None
+        if form is not None and codec.at_step(1) is not codec:
+            return None  # a codec for each step would be a program for each
         if isinstance(codec, SparseCodec) and data.dtype is not data.dtype.accumulator:
             return None  # their values are not widened by compiled code
         asked = algorithm if choice.compresses else None
+        plain = not choice.compresses
         way = self._chooser.choose(
-            "all_reduce",
-            data.nbytes,
-            data.dtype,
-            codec,
-            None,
-            asked,
-            engine=True,
-            plain=not choice.compresses,
+            "all_reduce", data.nbytes, data.dtype, codec, form, asked, engine=True, plain=plain
         )
         return way if way.algorithm.schedule is not None else None
 
     def _program(self, choice: Choice, data: Flat, op: Op, name: str | None) -> Any:
-        """The engine's program of an all-reduce like ``data``; None where the engine does not do it."""
-        way = self._engine_way(choice, data, op, name)
-        if way is None or self._programs is None:
+        """The engine's program of an all-reduce like ``data`` without a memory; None where it is none of those."""
+        if self._programs is None or (choice.feedback is not None and name is not None):
             return None
-        return self._programs.all_reduce(way, data, choice.codec, mean=op == AVG)
+        way = self._engine_way(choice, data, op, None)
+        if way is None:
+            return None
+        return self._programs.all_reduce(way, data, choice.codec, mean=op == AVG, feedback=False)
 
     def _residual(self, choice: Choice, name: str | None, n: int, dtype: DType) -> Array | None:
         if choice.feedback is None or name is None:

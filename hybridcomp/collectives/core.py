@@ -65,17 +65,24 @@ class Core(Moves):
         about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": name}
         call = self._call("all_reduce", choice, recv.nbytes, 2 * (p - 1) * recv.nbytes // p, **about)
         mean = op == AVG
-        found = self._engine_way(choice, recv, op, name, algorithm)
+        feedback = None
+        if not choice.codec.linear:
+            feedback = self._remembering("all_reduce", choice, name, recv.size)
+        form = choice.feedback if feedback else None
+        found = self._engine_way(choice, recv, op, form, algorithm)
         if found is not None and self._programs is not None:
-            program = self._programs.all_reduce(found, recv, choice.codec, mean=mean)
+            program = self._programs.all_reduce(
+                found, recv, choice.codec, mean=mean, feedback=feedback is not None
+            )
             return self._carried(
-                lambda carrier, s, r, _: running(program, s, r, carrier),
+                lambda carrier, s, r, memory: running(program, s, r, carrier, memory),
                 choice.codec,
                 call,
                 send,
                 recv,
                 device,
                 on_host=True,
+                feedback=feedback,
             )
         if not self._direct(choice, recv, op):
             return self._reduced(self.mpi.Iallreduce, op, (), call, send, recv, device)
@@ -103,10 +110,7 @@ class Core(Moves):
                 device,
                 on_host=residual is not None,
             )
-        feedback = self._remembering("all_reduce", choice, name, recv.size)
-        way, tags = self._way(
-            "all_reduce", recv, choice.codec, algorithm, choice.feedback if feedback else None
-        )
+        way, tags = self._way("all_reduce", recv, choice.codec, algorithm, form)
         return self._carried(
             lambda carrier, s, r, memory: way.run(carrier, s, r, tags, mean=mean, memory=memory),
             choice.codec,

@@ -107,7 +107,7 @@ class Engine:
             if request._ended:
                 # All messages may be here of an operation that the other ranks have given up.
                 failure = None if notices is None else notices.failures.get(number)
-                if failure is not None and request.exception is None:
+                if notices is not None and failure is not None and request.exception is None:
                     request._finish(_told(request, failure))
                     notices.end(number)
                 else:

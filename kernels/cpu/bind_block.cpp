@@ -11,7 +11,9 @@ Encoder quantize_encoder(int bits, std::uint32_t block, bool symmetric, bool had
   if (bits != 8 && bits != 4 && bits != 2) Buffer::fail("bits must be 8, 4 or 2");
   const BlockFormat format{block, bits, symmetric, hadamard, seed};
   if (!valid_format(format)) Buffer::fail("block is not allowed");
+  const bool plain = symmetric && !hadamard && !stochastic;
   return {
+      {codec, params, plain ? bits : 0, plain ? block : 0},
       [=](std::size_t n, DTypeCode dtype) { return sizeof(Header) + quantized_payload(n, dtype, format); },
       [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
           std::uint8_t* out) {

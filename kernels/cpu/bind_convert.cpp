@@ -21,7 +21,8 @@ void convert(nb::handle src, int src_dtype, nb::handle dst, int dst_dtype, bool 
 Encoder cast_encoder(int target, std::uint8_t codec, std::uint32_t params) {
   if (target) float_dtype(target);
   const auto type_for = [target](DTypeCode dtype) { return target ? static_cast<DTypeCode>(target) : dtype; };
-  return {[=](std::size_t n, DTypeCode dtype) { return sizeof(Header) + n * size_of(type_for(dtype)); },
+  return {{codec, params},
+          [=](std::size_t n, DTypeCode dtype) { return sizeof(Header) + n * size_of(type_for(dtype)); },
           [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
               std::uint8_t* out) {
             return cast_message(k, src, dtype, n, type_for(dtype), codec, params, threads, out);

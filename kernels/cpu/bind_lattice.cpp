@@ -77,7 +77,8 @@ std::size_t encode(nb::handle src, int dtype, int bits, std::uint32_t ranks, dou
 Encoder encoder(int bits, std::uint32_t ranks, bool stochastic, std::uint64_t seed, std::uint8_t codec,
                 std::uint32_t params) {
   check_bits(bits, ranks);
-  return {[=](std::size_t n, DTypeCode) { return message_bytes(n, bits); },
+  return {{codec, params},
+          [=](std::size_t n, DTypeCode) { return message_bytes(n, bits); },
           [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
               std::uint8_t* out) {
             const std::uint64_t peak = lattice_peak(k, src, dtype, n, threads);

@@ -153,6 +153,11 @@ std::size_t encode(const Encoder& encoder, nb::handle src, int dtype, nb::handle
   return encoder.write(kernels(), from.data(), type, n, thread_count(), to.data());
 }
 
+nb::tuple identity(const Encoder& encoder) {
+  const CodecIdentity& codec = encoder.identity;
+  return nb::make_tuple(codec.codec, codec.params, codec.bits, codec.block, codec.sparse);
+}
+
 }  // namespace
 
 void bind_message(nb::module_& m) {
@@ -165,6 +170,7 @@ void bind_message(nb::module_& m) {
   m.def("decode_plain", &decode_plain, "message"_a.none(), "out"_a.none(), "add"_a,
         "Whether the message could be decoded by this one call.");
   nb::class_<Encoder>(m, "Encoder", "A codec with its parameters.")
+      .def_prop_ro("identity", &identity, "Wire id, hash of the spec, bits and block of integers, sparse.")
       .def("encode_plain", &encode_plain, "x"_a.none(), "out"_a.none(), "Returns the message's bytes, or 0.")
       .def("encode", &encode, "src"_a, "dtype"_a, "out"_a, "Returns the message's bytes.");
 }

@@ -13,7 +13,8 @@ Encoder minifloat_encoder(std::uint32_t format, bool mx, std::uint32_t block, st
   if (mx ? block != kMxBlock : !valid_block(block))
     Buffer::fail("block must be a multiple of 8 from 8 to 65536, with mx 32");
   const MinifloatKind kind{static_cast<MinifloatFormat>(format), mx};
-  return {[=](std::size_t n, DTypeCode) { return sizeof(Header) + minifloat_payload(n, block, kind); },
+  return {{codec, params},
+          [=](std::size_t n, DTypeCode) { return sizeof(Header) + minifloat_payload(n, block, kind); },
           [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
               std::uint8_t* out) {
             return minifloat_message(k, src, dtype, n, block, kind, codec, params, threads, out);

@@ -65,7 +65,8 @@ std::size_t write_indices(const Selected& selected, nb::handle indices) {
 // `most(n)`: the most elements of n that are sent. `select(kernels, src, dtype, n, threads)` selects them.
 template <typename Most, typename Select>
 Encoder sparse_encoder(Most most, Select select, CodecId id, std::uint32_t plain) {
-  return {[=](std::size_t n, DTypeCode dtype) { return sparse_message_bound(n, most(n), dtype); },
+  return {{.codec = id.codec, .params = id.params, .sparse = true},
+          [=](std::size_t n, DTypeCode dtype) { return sparse_message_bound(n, most(n), dtype); },
           [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
               std::uint8_t* out) {
             return write_sparse_message(k, select(k, src, dtype, n, threads), id, plain, out);

@@ -8,6 +8,7 @@ namespace {
 
 Encoder zfp_encoder(std::uint32_t bits, std::uint8_t codec, std::uint32_t params) {
   return {
+      {codec, params},
       [=](std::size_t n, DTypeCode dtype) {
         return zfp_valid_bits(dtype, bits) ? sizeof(Header) + sizeof(ZfpPrefix) + zfp_bytes(n, bits) : 0;
       },

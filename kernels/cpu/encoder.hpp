@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "codec_identity.hpp"
 #include "kernels.hpp"
 
 namespace hybridcomp {
@@ -12,6 +13,8 @@ namespace hybridcomp {
 struct Sum;
 
 struct Encoder {
+  CodecIdentity identity;
+
   // The most bytes of a message of n elements, header included; 0 if the codec does not take this type.
   std::function<std::size_t(std::size_t n, DTypeCode dtype)> bound;
 

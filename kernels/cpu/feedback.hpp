@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "block.hpp"
+#include "codec_identity.hpp"
 #include "hybridcomp/wire.hpp"
 #include "kernels.hpp"
 
@@ -60,24 +61,18 @@ struct State8 {
   std::size_t n;
 };
 
-// What codec a message is for: one that rounds to nearest, with scales alone.
-struct BlockCodec {
-  std::uint8_t codec;    // wire id
-  std::uint32_t params;  // hash of the spec
-  std::uint32_t block;
-  int bits;
-};
-constexpr BlockFormat format_of(const BlockCodec& codec) { return {codec.block, codec.bits, true, false, 0}; }
-
 // Longest block that the functions below take.
 constexpr std::uint32_t kLongestFused = 8192;
+
+// Whether a codec is one of those that the functions below take.
+constexpr bool fusible(const CodecIdentity& codec) { return codec.block && codec.block <= kLongestFused; }
 
 // Write the message of x + e, over `ranks` for a mean, to `out` and what it lost, times `ranks`, to `lost`,
 // all in one pass; `n` elements. `lost` may be `e`. Returns the message's bytes; `finite` tells whether all
 // of `lost` is.
-std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std::uint8_t* x, DTypeCode dtype,
-                            std::size_t n, const std::uint8_t* e, std::uint8_t* lost, double ranks,
-                            int threads, std::uint8_t* out, bool* finite);
+std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const std::uint8_t* x,
+                            DTypeCode dtype, std::size_t n, const std::uint8_t* e, std::uint8_t* lost,
+                            double ranks, int threads, std::uint8_t* out, bool* finite);
 
 // The same of a sparse codec whose values go as they are: `e` becomes what was lost. The caller has found x +
 // e to be modest.
@@ -88,9 +83,9 @@ std::size_t encode_sparse_residual(const Kernels& k, const Encoder& encoder, con
 // The same as encode_residual with the moving average of elements start .. start + n of `state`, which must
 // be whole blocks of it, and a codec whose tile (see fused_tile) is whole blocks too. What becomes of the
 // state is written to `fresh` (state_bytes of the span) and from there to the state if all is finite.
-std::size_t encode_average(const Kernels& k, const BlockCodec& codec, const std::uint8_t* x, DTypeCode dtype,
-                           std::size_t start, std::size_t n, const State8& state, std::uint8_t* fresh,
-                           double beta, int threads, std::uint8_t* out, bool* finite);
+std::size_t encode_average(const Kernels& k, const CodecIdentity& codec, const std::uint8_t* x,
+                           DTypeCode dtype, std::size_t start, std::size_t n, const State8& state,
+                           std::uint8_t* fresh, double beta, int threads, std::uint8_t* out, bool* finite);
 
 // Elements that the two functions above take at a time: few, so that memory is read all the while.
 constexpr std::size_t fused_tile(std::uint32_t block) { return block <= 256 ? 256 / block * block : block; }

@@ -58,11 +58,11 @@ struct Window {
 // Write the message of n corrected elements, tile by tile. correct(at, m, state, out) fills a tile, and may
 // leave something in `state` for keep(at, m, state, corrected, decoded), which takes what became of it.
 template <typename Correct, typename Keep>
-std::size_t encode_tiles(const Kernels& k, const BlockCodec& codec, DTypeCode dtype, std::size_t n,
+std::size_t encode_tiles(const Kernels& k, const CodecIdentity& codec, DTypeCode dtype, std::size_t n,
                          int threads, std::uint8_t* out, Correct correct, Keep keep) {
   const bool wide = dtype == kFloat64;
   const std::size_t tile = fused_tile(codec.block);
-  const BlockFormat format = format_of(codec);
+  const BlockFormat format{codec.block, codec.bits, true, false, 0};
   const QuantizePrefix prefix{codec.block, 0};
   const auto scales_of = [&](std::size_t e) { return blocks_of(e, codec.block) * scale_bytes(wide); };
   const auto packed_of = [&](std::size_t e) { return packed_bytes(e, codec.block, codec.bits); };
@@ -85,9 +85,9 @@ std::size_t encode_tiles(const Kernels& k, const BlockCodec& codec, DTypeCode dt
 
 }  // namespace
 
-std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std::uint8_t* x, DTypeCode dtype,
-                            std::size_t n, const std::uint8_t* e, std::uint8_t* lost, double ranks,
-                            int threads, std::uint8_t* out, bool* finite) {
+std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const std::uint8_t* x,
+                            DTypeCode dtype, std::size_t n, const std::uint8_t* e, std::uint8_t* lost,
+                            double ranks, int threads, std::uint8_t* out, bool* finite) {
   const bool wide = dtype == kFloat64;
   const std::size_t size = scale_bytes(wide);
   const bool streams = n * size >= kStreamed;
@@ -123,9 +123,9 @@ std::size_t encode_residual(const Kernels& k, const BlockCodec& codec, const std
   return bytes;
 }
 
-std::size_t encode_average(const Kernels& k, const BlockCodec& codec, const std::uint8_t* x, DTypeCode dtype,
-                           std::size_t start, std::size_t n, const State8& state, std::uint8_t* fresh,
-                           double beta, int threads, std::uint8_t* out, bool* finite) {
+std::size_t encode_average(const Kernels& k, const CodecIdentity& codec, const std::uint8_t* x,
+                           DTypeCode dtype, std::size_t start, std::size_t n, const State8& state,
+                           std::uint8_t* fresh, double beta, int threads, std::uint8_t* out, bool* finite) {
   const bool wide = dtype == kFloat64;
   const Window window(k, state, start, n, wide, fresh);
   std::atomic<bool> good{true};

@@ -51,10 +51,10 @@ NB_MODULE(_kernels, m) {
   bind_bounded(m);
   bind_convert(m);
   bind_engine(m);
-  bind_feedback(m);
   bind_lattice(m);
   bind_lease(m);
   bind_lowrank(m);
+  bind_memory(m);
   bind_mpc(m);
   bind_mpi(m);
   bind_watch(m);

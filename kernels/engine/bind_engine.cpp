@@ -41,14 +41,14 @@ Run::~Run() {
 }
 
 std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::uint64_t send, std::uint64_t recv,
-                                  double seconds, bool traced) {
+                                  Memory* memory, double seconds, bool traced) {
   Engine& engine = *the_engine();
   std::shared_ptr<Execution> execution;
   {
     const std::lock_guard lock(engine.mutex());  // a group counts its operations
     execution = std::make_shared<Execution>(engine, handle.group, handle.program,
                                             reinterpret_cast<const std::uint8_t*>(send),
-                                            reinterpret_cast<std::uint8_t*>(recv), traced);
+                                            reinterpret_cast<std::uint8_t*>(recv), memory, traced);
   }
   engine.start(execution, seconds);
   return execution;
@@ -163,13 +163,17 @@ ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int
   return {std::move(program), group.group};
 }
 
-Run start(const ProgramHandle& program, std::uintptr_t send, std::uintptr_t recv, nb::object keep,
-          double seconds, bool traced) {
+Run start(const ProgramHandle& program, std::uintptr_t send, std::uintptr_t recv, Memory* memory,
+          nb::object keep, double seconds, bool traced) {
   bury();
+  for (const Step& step : program.program->steps)
+    if (step.memory >= 0 && (!memory || static_cast<std::size_t>(step.memory) + step.count > memory->size() ||
+                             memory->kind() != program.program->wide()))
+      Buffer::fail("a step has no such memory of error feedback");
   std::shared_ptr<Execution> execution;
   {
     nb::gil_scoped_release release;
-    execution = launch(program, send, recv, seconds, traced);
+    execution = launch(program, send, recv, memory, seconds, traced);
   }
   return Run(std::move(execution), std::move(keep));
 }
@@ -238,7 +242,8 @@ void bind_engine(nb::module_& m) {
   nb::class_<ProgramHandle>(m, "EngineProgram");
   m.def("engine_program", &make_program, "group"_a, "encoder"_a.none(), "codec"_a, "params"_a, "dtype"_a,
         "ranks"_a, "stream"_a, "bytes"_a, "steps"_a, "slots"_a, "lists"_a, "limits"_a);
-  m.def("engine_start", &start, "program"_a, "send"_a, "recv"_a, "keep"_a, "seconds"_a, "traced"_a);
+  m.def("engine_start", &start, "program"_a, "send"_a, "recv"_a, "memory"_a.none(), "keep"_a, "seconds"_a,
+        "traced"_a);
   nb::class_<Run>(m, "EngineRun")
       .def("done", [](const Run& run) { return run->done(); })
       .def("watch", [](const Run& run) { run->watched.store(true); })

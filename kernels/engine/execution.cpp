@@ -9,12 +9,13 @@
 namespace hybridcomp::engine {
 
 Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_ptr<const Program> program,
-                     const std::uint8_t* send, std::uint8_t* recv, bool traced)
+                     const std::uint8_t* send, std::uint8_t* recv, Memory* memory, bool traced)
     : engine_(engine),
       group_(std::move(group)),
       program_(std::move(program)),
       send_(send),
       recv_(recv),
+      memory_(memory),
       traced_(traced),
       waits_(program_->steps.size()),
       states_(program_->steps.size(), kWaiting),

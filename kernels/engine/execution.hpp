@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "../cpu/memory.hpp"
 #include "group.hpp"
 #include "program.hpp"
 
@@ -49,7 +50,7 @@ class Engine;
 class Execution {
  public:
   Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_ptr<const Program> program,
-            const std::uint8_t* send, std::uint8_t* recv, bool traced);
+            const std::uint8_t* send, std::uint8_t* recv, Memory* memory, bool traced);
   ~Execution();
   Execution(const Execution&) = delete;
   Execution& operator=(const Execution&) = delete;
@@ -110,6 +111,8 @@ class Execution {
   bool check(std::uint32_t index, const Step& step, std::uint32_t slot);
   bool decode(std::uint32_t index, const Step& step);
   bool sum(std::uint32_t index, const Step& step);
+  bool sum_with_feedback(std::uint32_t index, const Step& step);
+  bool decode_result(const Payload& payload, const Step& step);
   void fail_sum(std::uint32_t index, const Step& step);
   bool payload(std::uint32_t index, const Step& step, std::uint32_t slot, Payload* payload);
 
@@ -118,6 +121,7 @@ class Execution {
   std::shared_ptr<const Program> program_;
   const std::uint8_t* send_;
   std::uint8_t* recv_;
+  Memory* memory_;          // of error feedback; null for none
   std::uint32_t sequence_;  // of its first channel
   bool traced_;
 

@@ -36,6 +36,6 @@ struct ProgramHandle {
 
 // Start a program on two addresses; without the interpreter's lock. See Engine::start.
 std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::uint64_t send, std::uint64_t recv,
-                                  double seconds, bool traced);
+                                  Memory* memory, double seconds, bool traced);
 
 }  // namespace hybridcomp::engine

@@ -104,7 +104,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     if (fills_slot(kind)) {
       const Slot& slot = slots[step.slot];
       if (step.count * size_of(slot.dtype) > slot.room) return "a message is longer than its slot";
-      if (kind == kEncode && slot.dtype != dtype_of(step.span))
+      if (kind == kEncode && slot.dtype != dtype_of(step.span) && step.memory < 0)
         return "a message is of another dtype than its span";
       writer[step.slot] = i;
     }

@@ -8,6 +8,23 @@
 #include "execution.hpp"
 
 namespace hybridcomp::engine {
+namespace {
+
+// A block for the length of a step.
+class Room {
+ public:
+  Room(Blocks& blocks, std::size_t bytes) : blocks_(blocks), data_(blocks.take(bytes)) {}
+  ~Room() { blocks_.give(data_); }
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+  std::uint8_t* data() const { return data_; }
+
+ private:
+  Blocks& blocks_;
+  std::uint8_t* data_;
+};
+
+}  // namespace
 
 bool Execution::run(std::uint32_t index) {
   const Step& step = program_->steps[index];
@@ -41,6 +58,9 @@ bool Execution::encode(std::uint32_t index, const Step& step) {
   std::size_t bytes = step.count * size_of(slot.dtype);
   if (slot.plain)
     std::memcpy(to, from, bytes);
+  else if (step.memory >= 0)
+    bytes = memory_->encode(kernels(), *program_->carriage.encoder, from, program_->dtype_of(step.span),
+                            step.count, static_cast<std::size_t>(step.memory), thread_count(), to);
   else
     bytes = program_->carriage.encoder->write(kernels(), from, slot.dtype, step.count, thread_count(), to);
   if (!bytes) {
@@ -89,7 +109,9 @@ bool Execution::decode(std::uint32_t index, const Step& step) {
   }
   Payload payload;
   if (!this->payload(index, step, step.slot, &payload)) return false;
-  if (decode_stretches(k, payload, step.count, to, type, stream)) return true;
+  if (step.memory >= 0 ? decode_result(payload, step)
+                       : decode_stretches(k, payload, step.count, to, type, stream))
+    return true;
   fail(Fault::kMessage, index, held.peer, 0, &held);
   return false;
 }
@@ -115,6 +137,7 @@ bool Execution::sum(std::uint32_t index, const Step& step) {
   for (std::size_t i = 0; i < slots.size(); ++i)
     if (!payload(index, step, slots[i], &payloads_[i])) return false;
 
+  if (step.memory >= 0) return sum_with_feedback(index, step);
   const Kernels& k = kernels();
   const bool owned = step.span != kNoBuffer, wanted = step.out != kNoBuffer;
   const DTypeCode own = owned ? program_->dtype_of(step.span) : carriage.dtype;
@@ -151,6 +174,61 @@ bool Execution::sum(std::uint32_t index, const Step& step) {
   }
   fail_sum(index, step);
   return false;
+}
+
+// A sum of a span that this rank owns, as its memory has it.
+bool Execution::sum_with_feedback(std::uint32_t index, const Step& step) {
+  const Kernels& k = kernels();
+  const Encoder& encoder = *program_->carriage.encoder;
+  const DTypeCode wide = program_->wide(), own = program_->dtype_of(step.span);
+  const std::uint8_t* const from = address(step.span, step.span_at);
+  const auto start = static_cast<std::size_t>(step.memory);
+  const int threads = thread_count(), ranks = step.divide ? program_->carriage.ranks : 1;
+  const Room total(engine_.blocks, step.count * size_of(wide));
+  bool good = true;
+  if (memory_->adds_own()) {
+    good = store_sum(k, {from, own, {}, step.count, 1, wide, total.data(), wide, false}, payloads_);
+  } else {
+    good = memory_->own(k, encoder, from, own, step.count, start, threads, total.data());
+    for (const Payload& p : payloads_)
+      good = good && decode_payload(k, p.codec, p.data, p.bytes, p.dtype, step.count, threads, total.data(),
+                                    wide, true) == kOk;
+  }
+  if (!good) {
+    fail_sum(index, step);
+    return false;
+  }
+  if (step.kind == kSum) {
+    if (ranks != 1) k.convert->divide(total.data(), wide == kFloat64, step.count, ranks);
+    convert_all(k, total.data(), wide, step.count, threads, address(step.out, step.out_at),
+                program_->dtype_of(step.out), false);
+    return true;
+  }
+  std::uint8_t* const to = room(step.slot, program_->slots[step.slot].bytes);
+  const std::size_t bytes =
+      memory_->encode_sum(k, encoder, total.data(), step.count, start, ranks, threads, to);
+  Payload own_message;
+  if (!bytes || !payload_of(to, bytes, wide, step.count, &own_message) ||
+      (step.out != kNoBuffer && !decode_result(own_message, step))) {
+    fail(Fault::kCodec, index, -1);
+    return false;
+  }
+  filled(step, to, bytes, false, true);
+  return true;
+}
+
+// Write what a message of an owner's sum means.
+bool Execution::decode_result(const Payload& payload, const Step& step) {
+  const Kernels& k = kernels();
+  std::uint8_t* const to = address(step.out, step.out_at);
+  const DTypeCode wide = program_->wide(), type = program_->dtype_of(step.out);
+  if (!memory_->tracks())
+    return decode_stretches(k, payload, step.count, to, type, program_->carriage.stream);
+  const Room values(engine_.blocks, step.count * size_of(wide));
+  if (!decode_stretches(k, payload, step.count, values.data(), wide, false)) return false;
+  memory_->result(k, values.data(), step.count, static_cast<std::size_t>(step.memory), thread_count());
+  convert_all(k, values.data(), wide, step.count, thread_count(), to, type, false);
+  return true;
 }
 
 // Say which of a sum's messages cannot be decoded.

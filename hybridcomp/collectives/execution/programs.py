@@ -6,7 +6,7 @@ from typing import Any
 
 from hybridcomp import native, trace
 from hybridcomp.arrays import Flat
-from hybridcomp.codecs import Codec
+from hybridcomp.codecs import Codec, Memory
 from hybridcomp.collectives.choosing import Way
 from hybridcomp.collectives.coding import Coder
 from hybridcomp.collectives.execution.faults import error_of
@@ -45,9 +45,9 @@ class Programs:
         self._rank = rank
         self._programs: dict[tuple[Any, ...], Any] = {}
 
-    def all_reduce(self, way: Way, flat: Flat, codec: Codec, *, mean: bool) -> Any:
+    def all_reduce(self, way: Way, flat: Flat, codec: Codec, *, mean: bool, feedback: bool) -> Any:
         """The program of an all-reduce of arrays like ``flat``, by an algorithm that has a schedule."""
-        key = (way.algorithm.name, flat.size, flat.dtype, codec, mean, way.chunk_bytes)
+        key = (way.algorithm.name, flat.size, flat.dtype, codec, mean, feedback, way.chunk_bytes)
         program = self._programs.get(key)
         if program is None:
             plain = codec.name == "none"
@@ -57,6 +57,7 @@ class Programs:
                 flat.dtype.itemsize,
                 plain=plain,
                 exact=codec.lossless,
+                feedback=feedback,
                 mean=mean,
                 chunk_bytes=way.chunk_bytes,
             )
@@ -86,16 +87,18 @@ class Programs:
         )
 
 
-def running(program: Any, send: Flat, recv: Flat, coder: Coder) -> Steps:
-    """Run a program on two arrays in host memory.
+def running(program: Any, send: Flat, recv: Flat, coder: Coder, memory: Memory | None = None) -> Steps:
+    """Run a program on two arrays in host memory, with a memory of error feedback whose step has begun.
 
     Raises:
         WireError, MismatchError: from a peer's message.
     """
     address = native.kernels().address
     traced = trace.recorder is not None
+    native_memory = None if memory is None else memory.native
+    kept = (send.data, recv.data, memory)
     run = kernels().engine_start(
-        program, address(send.data), address(recv.data), (send.data, recv.data), _START_SECONDS, traced
+        program, address(send.data), address(recv.data), native_memory, kept, _START_SECONDS, traced
     )
     yield from awaited(run, coder)
 
