@@ -54,6 +54,7 @@ class Run:
         self._messages: dict[int, list[Elements]] = {}  # of each send
         self._buffers: list[dict[Buffer, tuple[Content, int]]] = []
         self._memories = [Content(0) for _ in schedules]
+        self._blocks: dict[int, dict[int, int]] = {}  # by rank and block of its memory, the last step
         self._room: list[dict[Buffer, int]] = []
         for schedule in schedules:
             found = layout(self.operation, self.ranks, schedule.rank)
@@ -199,6 +200,11 @@ class Run:
         self._touch(g, pieces, "the memory of error feedback", writes=True)
         if any(piece.value == _CORRECTED for piece in pieces):
             raise ValueError("the memory of error feedback has corrected these elements already")
+        blocks = self._blocks.setdefault(self.order.rank[g], {})
+        for block in step.memory_edges:
+            if block in blocks:
+                self._after(g, blocks[block], f"block {block} of the memory of error feedback")
+            blocks[block] = g
         memory.write(step.memory, [(step.count, _CORRECTED, step.memory)], g)
 
     def _follow(self, g: int, step: Step, runs: list[Elements]) -> None:

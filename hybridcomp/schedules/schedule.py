@@ -168,6 +168,13 @@ class Step:
         """The slot that it fills; -1 for none."""
         return self.slot if self.kind in (Kind.ENCODE, Kind.RECV, Kind.SUM_ENCODE) else -1
 
+    @property
+    def memory_edges(self) -> set[int]:
+        """The first and the last block of the memory of error feedback that it corrects; empty if it corrects none."""
+        if self.memory < 0 or self.kind is Kind.DECODE:
+            return set()
+        return {self.memory // MEMORY_BLOCK, (self.memory + self.count - 1) // MEMORY_BLOCK}
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -211,6 +218,10 @@ class Schedule:
         return steps, slots, lists
 
 
+#: Elements of a memory of error feedback that are stored together, in 8 bits: whoever corrects a part of them rounds
+#: all of them again, so that the order of such steps shows in the memory's bits.
+MEMORY_BLOCK = 128
+
 #: Integers of a step in :meth:`Schedule.packed`.
 STEP_WORDS = 15
 
@@ -238,6 +249,9 @@ class Recorder:
         self._writer: dict[int, int] = {}  # of each slot, the step that wrote it last
         self._readers: dict[int, list[int]] = {}  # and those that read it since
         self._checks: dict[int, int] = {}  # of each slot, the step that checked what it holds
+        self._edges: dict[
+            int, int
+        ] = {}  # of each block of the memory at an edge, the step that corrected it last
         self._touched: dict[Buffer, list[tuple[int, int, int, bool]]] = {b: [] for b in Buffer}
 
     # -- room ----------------------------------------------------------------------------------------
@@ -364,6 +378,10 @@ class Recorder:
             if writes:  # what lies within is ordered through this step from now on
                 touched[:] = [t for t in touched if not (span.start <= t[0] and t[1] <= span.stop)]
             touched.append((span.start, span.stop, index, writes))
+        for block in step.memory_edges:
+            if block in self._edges:
+                needed.add(self._edges[block])
+            self._edges[block] = index
         return needed
 
     def _reduced(self, needed: set[int]) -> tuple[int, ...]:

@@ -57,11 +57,28 @@ def with_step(schedule: Schedule, index: int, **changes) -> Schedule:
 
 
 def without_dependencies(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
-    """Leave each dependency of each step out, in turn."""
+    """Leave each dependency of each step out, in turn.
+
+    But not those between steps that round one block of the memory of error feedback: other ranks' messages may imply
+    their order, which differs from chunk to chunk. Another test leaves out all of those.
+    """
     for index, step in enumerate(schedule.steps):
         for one in step.after:
+            if step.memory_edges & schedule.steps[one].memory_edges:
+                continue
             after = tuple(other for other in step.after if other != one)
             yield f"step {index} after step {one}", with_step(schedule, index, after=after)
+
+
+def without_order_of_memory(schedule: Schedule) -> Schedule:
+    """Leave all dependencies out between steps that round one block of the memory of error feedback."""
+    steps = [
+        replace(
+            s, after=tuple(one for one in s.after if not s.memory_edges & schedule.steps[one].memory_edges)
+        )
+        for s in schedule.steps
+    ]
+    return replace(schedule, steps=tuple(steps))
 
 
 def swapped(schedule: Schedule, first: int, second: int) -> Schedule:

@@ -12,7 +12,7 @@ from hybridcomp.schedules.order import Order
 from hybridcomp.schedules.registry import ALGORITHMS
 from hybridcomp.schedules.results import REDUCTIONS, WHOLE, layout
 from hybridcomp.schedules.run import Run
-from hybridcomp.schedules.schedule import Buffer, Kind, Recorder, Schedule, Span
+from hybridcomp.schedules.schedule import Buffer, Kind, Operation, Recorder, Schedule, Span
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.values import Promise, host_order, owner_first, rank_order
 from hybridcomp.schedules.verify import verify
@@ -24,6 +24,7 @@ from tests.schedules.cases import (
     swapped,
     with_step,
     without_dependencies,
+    without_order_of_memory,
     without_step,
 )
 
@@ -169,6 +170,19 @@ def test_no_dependency_can_be_left_out(kind: str, name: str) -> None:
         for rank, schedule in enumerate(schedules[:2]):
             for what, mutant in without_dependencies(schedule):
                 assert not passes(schedules, rank, mutant, promise), (rank, what)
+
+
+@pytest.mark.parametrize("name", ["direct", "ring", "hierarchical"])
+def test_blocks_of_the_memory_are_rounded_in_one_order(name: str) -> None:
+    operation = Operation("all_reduce", (1167,), 4, feedback=True, chunk_bytes=1024)
+    topology = Topology.even(4, 2)
+    algorithm = ALGORITHMS["all_reduce"][name]
+    schedules = [algorithm.build(operation, topology, rank) for rank in range(4)]
+    verify(schedules, algorithm.promise)
+    assert not all(
+        passes(schedules, rank, without_order_of_memory(schedule), algorithm.promise)
+        for rank, schedule in enumerate(schedules)
+    )
 
 
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
