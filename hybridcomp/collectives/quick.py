@@ -101,7 +101,8 @@ class Quick(Core):
 
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
         """Do a collective on two buffers; False if it must take the usual way."""
-        if called_back:
+        notices = self._notices
+        if called_back or (notices is not None and notices.belated):
             return False
         operation = self._operations.get(key)
         if operation is None or self.step != self._step_asked:
@@ -112,8 +113,8 @@ class Quick(Core):
             done = operation.start(send, recv)
         if done is True:
             self._started += 1
-            if self._notices is not None:  # whoever waits for this rank later is told where it is
-                self._notices.latest = self._started
+            if notices is not None:  # whoever waits for this rank later is told where it is
+                notices.latest = self._started
             if trace.recorder is not None:
                 self._trace(operation, trace.recorder)
             return True

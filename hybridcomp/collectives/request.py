@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.failure.signals import deferral
+from hybridcomp.collectives.failure.unraisable import report
 from hybridcomp.collectives.notices import Notices, absentees
-from hybridcomp.errors import MismatchError
+from hybridcomp.errors import HybridcompError, MismatchError
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.engine import Engine
@@ -130,13 +132,14 @@ class Request:
     def add_done_callback(self, fn: Callable[[Request], None]) -> None:
         """Call ``fn(self)`` when the operation ends, or at once if it has; no lock is held in the call.
 
-        Whoever waits for the operation returns only after its callbacks.
+        Whoever waits for the operation returns only after its callbacks. What one raises goes to
+        ``sys.unraisablehook``.
         """
-        with self._callback_lock:
+        with deferral, self._callback_lock:
             if not self.done:
                 self._callbacks.append(fn)
                 return
-        fn(self)
+        self._call(fn)
 
     # -- the engine's side ---------------------------------------------------------------------------
 
@@ -157,6 +160,12 @@ class Request:
             self._finish(self._explain(error))
         except Exception as error:
             self._finish(error)
+        except BaseException as error:
+            # A generator that something was raised in would end well at the next look.
+            stopped = HybridcompError(f"{self.what} was stopped by {error!r}")
+            stopped.__cause__ = error
+            self._finish(stopped)
+            self._engine.thrown = error
         return moved or self._ended
 
     def _here(self, pending: Pending) -> bool:
@@ -201,17 +210,25 @@ class Request:
         self._ended = True
 
     def _run_callbacks(self) -> None:
+        interrupted: BaseException | None = None
         while True:
             with self._callback_lock:
                 if not self._callbacks:
                     self.done = True
-                    return
+                    break
                 fn = self._callbacks.pop(0)
             try:
-                fn(self)
-            except BaseException:
-                self.done = True
-                raise
+                self._call(fn)
+            except BaseException as error:  # of a signal that came while the callback waited
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+    def _call(self, fn: Callable[[Request], None]) -> None:
+        try:
+            fn(self)
+        except Exception as error:
+            report(error, f"{fn!r}, a callback of {self.what}")
 
     def _late_message(self, timeout: float) -> str:
         waiting = set()
