@@ -82,15 +82,18 @@ def test_an_all_reduce_that_was_interrupted_goes_on_and_ends_right(make):
     comm = make("int8")
     want = gaussian(N)
     comm.Allreduce(MPI.IN_PLACE, want)
+    began = time.monotonic()
+    comm.Allreduce(MPI.IN_PLACE, gaussian(N))
+    usual = time.monotonic() - began
     rng = np.random.default_rng(WORLD.rank)
-    hits = 0
-    for _ in range(12):
+    hits = tries = 0
+    while tries < 30 or (WORLD.size > 1 and WORLD.allreduce(hits) < 8):
         x = gaussian(N)
         request = comm.Iallreduce(MPI.IN_PLACE, x)
-        hits += interrupted(request, rng.uniform(0, 0.02))
+        hits += interrupted(request, rng.uniform(0, usual))
         request.wait()
         verdict(bool((x == want).all()))
-    verdict(WORLD.size == 1 or WORLD.allreduce(hits) > 0, "no signal came in a wait")
+        tries += 1
 
 
 def test_what_is_thrown_into_a_step_reaches_its_thread_and_fails_the_operation_everywhere(make, monkeypatch):
