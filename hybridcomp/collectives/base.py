@@ -80,6 +80,7 @@ class Base:
         self._chooser = chooser(self.mpi, self._topology)
         self._transport = Transport(self.mpi, self._topology, near, direct=direct)
         self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
+        self._p2p_transport.turns.common = False
         self.spoilt = False
         self._started = 0  # collectives: the same number on all ranks
         self._messages = 0  # sends and receives
@@ -293,13 +294,13 @@ class Base:
             direct = self.cuda_aware.collectives
 
         def steps() -> Steps:
-            turn = t.turns.take()
-            if direct or not device:
-                yield from run(send, recv, turn, callers_events(device))
-            else:
-                yield from through_host(
-                    t, device, send, recv, lambda s, r: run(s, r, turn, ()), loads=loads, written=written
-                )
+            with t.turns.take().held() as turn:
+                if direct or not device:
+                    yield from run(send, recv, turn, callers_events(device))
+                else:
+                    yield from through_host(
+                        t, device, send, recv, lambda s, r: run(s, r, turn, ()), loads=loads, written=written
+                    )
 
         request = self._start(steps(), call, exact=exact, status=status, common=transport is None)
         error = request.exception

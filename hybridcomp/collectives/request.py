@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from mpi4py import MPI
 
@@ -24,6 +24,14 @@ class Ready(Protocol):
 
     def done(self) -> bool:
         """Whether it is; does not wait. May make progress."""
+
+
+@runtime_checkable
+class Forsaken(Protocol):
+    """Something to wait for that must know if an operation ends before it is done."""
+
+    def forsake(self, error: BaseException) -> None:
+        """The operation has ended with ``error``."""
 
 
 class Pending(NamedTuple):
@@ -203,6 +211,9 @@ class Request:
             if peer != -1 and request != MPI.REQUEST_NULL:  # MPI cannot cancel collectives: Open MPI hangs
                 with suppress(MPI.Exception):
                     request.Cancel()
+        for event in self._pending.events:
+            if isinstance(event, Forsaken):
+                event.forsake(error)
         self._finish(error)
 
     def _finish(self, error: BaseException | None) -> None:
