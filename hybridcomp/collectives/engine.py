@@ -100,8 +100,7 @@ class Engine:
             notices: by which the ranks learn of its failure; None where it takes part in nothing common.
             number: its sequence number, the same on all ranks.
         """
-        if os.getpid() != self._pid:
-            raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")
+        self.check_process(what)
         request = Request(
             self, steps, what, timeout, status=status, priority=priority, notices=notices, number=number
         )
@@ -125,6 +124,11 @@ class Engine:
             if not request._ended and self._attended != threading.get_ident():
                 self._wake_thread()
         return request
+
+    def check_process(self, what: str) -> None:
+        """Raise RuntimeError in a process that was forked after the engine's start; ``what`` wanted to use MPI."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")
 
     @contextmanager
     def attended(self) -> Iterator[None]:
