@@ -86,6 +86,7 @@ class Quick(Core):
         detail, places = self._comparison is not None, self.policy.places
         self._line = deque([None]) if detail or places else self._transport.turns.line
         self._message_line = deque([None]) if places else self._p2p_transport.turns.line
+        self._met = self._p2p_transport.contacts.met  # a first message may take MPI for ever
         self._compressed_from = self.policy.least_bytes(axis, "send")
 
     def Free(self) -> None:

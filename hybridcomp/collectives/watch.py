@@ -12,6 +12,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.failure.contact import FirstRequest
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.library import address
 from hybridcomp.collectives.request import Request
@@ -80,7 +81,12 @@ class WatchedLock:
             pending, arrived = request._pending, request._arrived
             if pending.poll is not None or arrived >= len(pending.requests):
                 return False
-            handles.append(MPI._handleof(pending.requests[arrived]))
+            awaited: MPI.Request | None = pending.requests[arrived]
+            if isinstance(awaited, FirstRequest):
+                awaited = None if awaited.posting.error is not None else awaited.posting.request
+                if awaited is None:
+                    return False
+            handles.append(MPI._handleof(awaited))
         if not handles:
             return False
         if self._native is None:
