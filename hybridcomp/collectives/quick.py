@@ -20,8 +20,10 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp import trace
+from hybridcomp.collectives import engine
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
+from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.handle import called_back
 from hybridcomp.collectives.library import address
 from hybridcomp.collectives.p2p import encoded
@@ -108,10 +110,21 @@ class Quick(Core):
         operation = self._operations.get(key)
         if operation is None or self.step != self._step_asked:
             operation = self._operation(key)
-        done = operation.start(send, recv)
-        if done is None:
-            self._learn(operation, key, ask, send, recv, op)
-            done = operation.start(send, recv)
+        left: list[Any] = []
+        try:
+            # A signal that comes meanwhile is answered as soon as a call is over: by then its result is in the list.
+            left.extend(map(operation.start, (send,), (recv,)))
+            if left[0] is None:
+                left.clear()
+                self._learn(operation, key, ask, send, recv, op)
+                left.extend(map(operation.start, (send,), (recv,)))
+            done = left[0]
+            if done is not True and done:
+                self._await(left, (send, recv))
+        except BaseException as error:
+            if left and not isinstance(error, Exception):
+                self._adopt(left, (send, recv))
+            raise
         if done is True:
             self._started += 1
             if notices is not None:  # whoever waits for this rank later is told where it is
@@ -119,10 +132,7 @@ class Quick(Core):
             if trace.recorder is not None:
                 self._trace(operation, trace.recorder)
             return True
-        if not done:
-            return False
-        self._await(done, (send, recv))
-        return True
+        return bool(done)
 
     def _sent(self, key: Key, ask: Ask, array: Any, peer: int, tag: int, status: MPI.Status | None) -> bool:
         """Send or receive an array; False if it must take the usual way."""
@@ -135,20 +145,27 @@ class Quick(Core):
         if checked and status is None:
             status = MPI.Status()
         at = 0 if status is None else MPI._addressof(status)
+        left: list[Any] = []
         try:
-            done = operation.message(array, peer, tag, at)
-            if done is None:
+            left.extend(map(operation.message, (array,), (peer,), (tag,), (at,)))
+            if left[0] is None:
+                left.clear()
                 self._learn(operation, key, ask, array, array, None)
-                done = operation.message(array, peer, tag, at)
+                left.extend(map(operation.message, (array,), (peer,), (tag,), (at,)))
+            done = left[0]
+            if done is not True and done:
+                self._await(left, array, peer, status)
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
             raise self._too_large(peer, str(error)) from None
+        except BaseException as error:
+            if left and not isinstance(error, Exception):
+                self._adopt(left, array, peer, status)
+            raise
         if not done:
             return False
-        if done is not True:
-            self._await(done, array, peer, status)
-        elif trace.recorder is not None:
+        if done is True and trace.recorder is not None:
             self._trace(operation, trace.recorder)
         if checked and status is not None and array.dtype.kind == "f" and encoded(status.Get_count(MPI.BYTE)):
             # Of what is compressed, a larger array, whose message happens to fit.
@@ -160,14 +177,31 @@ class Quick(Core):
         return MismatchError(f"{what}: {sender(peer)} sent more than this rank has room for ({why})")
 
     def _await(
-        self, left: tuple[int, _Counted], keep: Any, peer: int | None = None, status: MPI.Status | None = None
+        self, left: list[Any], keep: Any, peer: int | None = None, status: MPI.Status | None = None
     ) -> None:
         """Have the engine wait for what was posted, with ``peer`` or with all ranks, and count it."""
-        handle, (row, raw, plain, _) = left
+        with deferral:
+            request = self._hand_over(left, keep, peer, status)
+        request.wait()
+
+    def _hand_over(
+        self, left: list[Any], keep: Any, peer: int | None, status: MPI.Status | None
+    ) -> engine.Request:
+        handle, (row, raw, plain, _) = left.pop()
         call = Call(row.axis, row.op, row.codec, row.reason, raw, plain)
         request = MPI.Request.fromhandle(handle)
         steps = _remaining(request, -1 if peer is None else peer, status, keep)
-        self._start(steps, call, exact=True, status=status, common=peer is None).wait()
+        return self._start(steps, call, exact=True, status=status, common=peer is None)
+
+    def _adopt(
+        self, left: list[Any], keep: Any, peer: int | None = None, status: MPI.Status | None = None
+    ) -> None:
+        """Go on with what MPI has begun, or count that it has ended, though its caller gets an exception."""
+        with deferral:
+            if left[0] is not True and left[0]:
+                self._hand_over(left, keep, peer, status)
+            elif left[0] and peer is None:
+                self._started += 1
 
     def _operation(self, key: Key) -> Any:
         if len(self._operations) >= _MOST_OPERATIONS or self.step != self._step_asked:

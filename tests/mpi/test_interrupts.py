@@ -156,3 +156,34 @@ def test_a_callback_that_raises_keeps_no_other_from_running(monkeypatch, waits):
     again = engine().start(steps(), "another test", 20.0)  # by the same thread
     again.add_done_callback(lambda _: background.set())
     verdict(background.wait(10))
+
+
+def test_a_quick_operation_that_was_interrupted_goes_on(make):
+    """A signal that comes while compiled code waits is answered as that returns, before its result is used."""
+    comm = make("none")
+    x = np.full(100, WORLD.rank, np.int64)
+    comm.Allreduce(MPI.IN_PLACE, x)  # the quick way has learnt of it
+    for late in range(min(2, WORLD.size)):
+        x = np.full(100, WORLD.rank, np.int64)
+        WORLD.Barrier()
+        if WORLD.rank == late and WORLD.size > 1:
+            time.sleep(0.1)  # the others are interrupted while they wait for this rank
+            comm.Allreduce(MPI.IN_PLACE, x)
+        else:
+            quick_interrupted(comm, x, 0.002)
+        comm.Barrier()
+        verdict(bool((x == sum(range(WORLD.size))).all()), str(x[:3]))
+        verdict(len(set(WORLD.allgather(comm._started))) == 1, "numbers differ")
+    y = gaussian(1000)
+    comm.Allreduce(MPI.IN_PLACE, y, codec="int8")
+    verdict(identical(y))
+
+
+def quick_interrupted(comm: hc.Communicator, x: np.ndarray, seconds: float) -> None:
+    """Do an operation, with Ctrl-C after some time."""
+
+    class Doing:
+        def wait(self) -> None:
+            comm.Allreduce(MPI.IN_PLACE, x)
+
+    interrupted(Doing(), seconds)
