@@ -110,21 +110,11 @@ class Quick(Core):
         operation = self._operations.get(key)
         if operation is None or self.step != self._step_asked:
             operation = self._operation(key)
-        left: list[Any] = []
-        try:
-            # A signal that comes meanwhile is answered as soon as a call is over: by then its result is in the list.
-            left.extend(map(operation.start, (send,), (recv,)))
-            if left[0] is None:
-                left.clear()
-                self._learn(operation, key, ask, send, recv, op)
-                left.extend(map(operation.start, (send,), (recv,)))
-            done = left[0]
-            if done is not True and done:
-                self._await(left, (send, recv))
-        except BaseException as error:
-            if left and not isinstance(error, Exception):
-                self._adopt(left, (send, recv))
-            raise
+        # Python answers a signal as a call is over, and the call's result would be lost: unpacking is no call.
+        (done,) = map(operation.start, (send,), (recv,))
+        if done is None:
+            self._learn(operation, key, ask, send, recv, op)
+            (done,) = map(operation.start, (send,), (recv,))
         if done is True:
             self._started += 1
             if notices is not None:  # whoever waits for this rank later is told where it is
@@ -132,7 +122,15 @@ class Quick(Core):
             if trace.recorder is not None:
                 self._trace(operation, trace.recorder)
             return True
-        return bool(done)
+        if not done:
+            return False
+        left = [done]
+        try:
+            self._await(left, (send, recv))
+        except KeyboardInterrupt:
+            self._adopt(left, (send, recv))
+            raise
+        return True
 
     def _sent(self, key: Key, ask: Ask, array: Any, peer: int, tag: int, status: MPI.Status | None) -> bool:
         """Send or receive an array; False if it must take the usual way."""
@@ -145,27 +143,25 @@ class Quick(Core):
         if checked and status is None:
             status = MPI.Status()
         at = 0 if status is None else MPI._addressof(status)
-        left: list[Any] = []
         try:
-            left.extend(map(operation.message, (array,), (peer,), (tag,), (at,)))
-            if left[0] is None:
-                left.clear()
+            (done,) = map(operation.message, (array,), (peer,), (tag,), (at,))
+            if done is None:
                 self._learn(operation, key, ask, array, array, None)
-                left.extend(map(operation.message, (array,), (peer,), (tag,), (at,)))
-            done = left[0]
-            if done is not True and done:
-                self._await(left, array, peer, status)
+                (done,) = map(operation.message, (array,), (peer,), (tag,), (at,))
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
             raise self._too_large(peer, str(error)) from None
-        except BaseException as error:
-            if left and not isinstance(error, Exception):
-                self._adopt(left, array, peer, status)
-            raise
         if not done:
             return False
-        if done is True and trace.recorder is not None:
+        if done is not True:
+            left = [done]
+            try:
+                self._await(left, array, peer, status)
+            except KeyboardInterrupt:
+                self._adopt(left, array, peer, status)
+                raise
+        elif trace.recorder is not None:
             self._trace(operation, trace.recorder)
         if checked and status is not None and array.dtype.kind == "f" and encoded(status.Get_count(MPI.BYTE)):
             # Of what is compressed, a larger array, whose message happens to fit.
@@ -196,12 +192,10 @@ class Quick(Core):
     def _adopt(
         self, left: list[Any], keep: Any, peer: int | None = None, status: MPI.Status | None = None
     ) -> None:
-        """Go on with what MPI has begun, or count that it has ended, though its caller gets an exception."""
+        """Go on with what a signal has kept from the engine."""
         with deferral:
-            if left[0] is not True and left[0]:
+            if left:
                 self._hand_over(left, keep, peer, status)
-            elif left[0] and peer is None:
-                self._started += 1
 
     def _operation(self, key: Key) -> Any:
         if len(self._operations) >= _MOST_OPERATIONS or self.step != self._step_asked:

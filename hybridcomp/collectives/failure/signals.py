@@ -7,11 +7,12 @@ locked: so in the main thread the engine works inside a :class:`Deferral`, which
 
 from __future__ import annotations
 
-import inspect
+import importlib
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -21,9 +22,11 @@ _SIGNALS = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT")
     if hasattr(signal, name)
 )
-# Without the conversion to enums and back, which takes ten times as long as the rest.
-_get: Callable[[int], Any] = inspect.unwrap(signal.getsignal)
-_set: Callable[[int, Any], Any] = inspect.unwrap(signal.signal)
+# Without the module's conversion to enums and back, which takes ten times as long as the rest.
+_compiled: Any = importlib.import_module("_signal")
+_get: Callable[[int], Any] = _compiled.getsignal
+_set: Callable[[int, Any], Any] = _compiled.signal
+_main = threading.main_thread().ident  # a forked process does not use MPI
 
 
 class Deferral:
@@ -43,7 +46,7 @@ class Deferral:
         self._own = self._note  # one object, to be told from others
 
     def __enter__(self) -> None:
-        if threading.get_ident() != threading.main_thread().ident:
+        if get_ident() != _main:
             return
         if not self._depth:
             self._replace()
@@ -52,7 +55,7 @@ class Deferral:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if threading.get_ident() != threading.main_thread().ident:
+        if get_ident() != _main:
             return
         self._depth -= 1
         if not self._depth:
@@ -61,7 +64,7 @@ class Deferral:
 
     def answer(self) -> None:
         """Call the handlers of the signals that have come, in the main thread and where its work can be left."""
-        if threading.get_ident() != threading.main_thread().ident:
+        if get_ident() != _main:
             return
         self._restore()
         try:
@@ -81,7 +84,8 @@ class Deferral:
         try:
             for number in _SIGNALS:
                 handler = _get(number)
-                if callable(handler) and handler is not self._own:
+                # Those that are not Python's are numbers, or None.
+                if handler.__class__ is not int and handler is not None and handler is not self._own:
                     self._replaced.append((number, handler))
                     self._handlers[number] = handler
                     _set(number, self._own)
