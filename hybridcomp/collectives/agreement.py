@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import secrets
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from hybridcomp.arrays import ByteArray
 from hybridcomp.collectives.awareness import Awareness
 from hybridcomp.collectives.debug import LEVELS, VARIABLE
-from hybridcomp.collectives.engine import Pending, Steps, engine
-from hybridcomp.errors import MismatchError
+from hybridcomp.errors import MismatchError, RemoteError
 from hybridcomp.policy import Policy
 
-_NAME_BYTES = 96
+_WORD_BYTES = 224
+# Words are the policy's name, or the error of a rank that has failed.
+_CARD = np.dtype(
+    [
+        ("digest", "u1", 32),
+        ("words", f"S{_WORD_BYTES}"),
+        ("key", "<u8"),
+        ("failed", "u1"),
+        ("detail", "u1"),
+        ("messages", "u1"),
+        ("collectives", "u1"),
+        ("on_host", "u1"),
+    ]
+)
 
 
 class Agreement(NamedTuple):
@@ -32,79 +43,84 @@ class Agreement(NamedTuple):
     on_host: bool
 
 
-def duplicate(comm: MPI.Comm, axis: str, timeout: float) -> MPI.Comm:
-    """Duplicate ``comm``, as soon as all of its ranks are here. Collective.
+class Preparation(NamedTuple):
+    """What a rank brings to a new communicator.
 
-    Args:
-        comm: of the caller.
-        axis: for the message.
-        timeout: seconds to wait for the other ranks.
-
-    Raises:
-        CollectiveTimeoutError: they have not all come.
-    """
-    # Not by an Idup: one that stays unmatched confuses Open MPI when it makes the next communicator.
-    request = comm.Ibarrier()
-
-    def steps() -> Steps:
-        yield Pending([request], [-1])
-
-    rank, size = comm.Get_rank(), comm.Get_size()
-    what = f"making a communicator on axis {axis!r}, rank {rank} of {size},"
-    engine().start(steps(), what, timeout).wait()
-    return comm.Dup()
-
-
-def agree(comm: MPI.Comm, policy: Policy, mine: Awareness, detail: bool, *, on_host: bool) -> Agreement:
-    """Check that every rank of ``comm`` has the same policy and debug level. Collective.
-
-    Args:
-        comm: whose ranks.
+    Attributes:
         policy: of this rank.
-        mine: whether this rank's MPI takes device pointers.
+        awareness: whether this rank's MPI takes device pointers.
         detail: this rank compares operations.
         on_host: this rank's arrays cannot lie on a device.
+        settings: rank 0's profile and environment; see :func:`~hybridcomp.collectives.choosing.own_settings`.
+    """
+
+    policy: Policy
+    awareness: Awareness
+    detail: bool
+    on_host: bool
+    settings: str
+
+
+def card_of(own: Preparation | BaseException) -> Any:
+    """What this rank tells the others: what it brings, or why it cannot."""
+    card = np.zeros(1, _CARD)
+    card["key"] = int.from_bytes(secrets.token_bytes(8), "little")
+    if isinstance(own, BaseException):
+        card["failed"] = True
+        card["words"] = f"{type(own).__name__}: {own}".encode()[:_WORD_BYTES]
+        return card
+    card["digest"] = np.frombuffer(bytes.fromhex(own.policy.digest), np.uint8)
+    card["words"] = own.policy.name.encode()[-_WORD_BYTES:]
+    card["detail"], card["messages"] = own.detail, own.awareness.messages
+    card["collectives"], card["on_host"] = own.awareness.collectives, own.on_host
+    return card
+
+
+def agree(cards: Any, own: Preparation, what: str) -> Agreement:
+    """Check that every rank could prepare itself, and has the same policy and debug level.
+
+    Args:
+        cards: of all ranks.
+        own: what this rank has.
+        what: is being done, for messages.
 
     Returns:
         What holds for all ranks.
 
     Raises:
+        RemoteError: a rank has failed.
         MismatchError: on every rank; names the ranks and both policies, or levels.
     """
-    card = np.zeros(32 + _NAME_BYTES + 12, np.uint8)
-    card[:32] = np.frombuffer(bytes.fromhex(policy.digest), np.uint8)
-    name = policy.name.encode()[-_NAME_BYTES:]
-    card[32 : 32 + len(name)] = np.frombuffer(name, np.uint8)
-    card[-12:-4] = np.frombuffer(secrets.token_bytes(8), np.uint8)
-    card[-4:] = detail, on_host, mine.messages, mine.collectives
-    cards = np.empty((comm.Get_size(), card.size), np.uint8)
-    comm.Allgather(card, cards)
-    levels = cards[:, -4].tolist()
+    for rank in np.flatnonzero(cards["failed"]).tolist():
+        raise RemoteError(f"{what}: rank {rank} failed: {_words(cards[rank])}")
+    levels = cards["detail"].tolist()
     if len(set(levels)) > 1:
         other = levels.index(1 - levels[0])
         raise MismatchError(
             f"the ranks have different debug levels: rank 0 has {VARIABLE}={LEVELS[levels[0]]}, "
             f"rank {other} has {LEVELS[levels[other]]}; give all ranks the same"
         )
-    different = [r for r in range(len(cards)) if (cards[r, :32] != cards[0, :32]).any()]
+    different = np.flatnonzero((cards["digest"] != cards["digest"][0]).any(axis=1)).tolist()
     if different:
         other = different[0]
         raise MismatchError(
-            f"the ranks have different policies: rank 0 has {_name(cards[0])!r} ({_digest(cards[0])}), "
-            f"rank {other} has {_name(cards[other])!r} ({_digest(cards[other])}); give all ranks the same policy"
+            f"the ranks have different policies: rank 0 has {_words(cards[0])!r} ({_digest(cards[0])}), "
+            f"rank {other} has {_words(cards[other])!r} ({_digest(cards[other])}); give all ranks the same policy"
         )
-    on_host, messages, collectives = cards[:, -3:].min(axis=0).astype(bool).tolist()
+    mine = own.awareness
+    messages, collectives = bool(cards["messages"].min()), bool(cards["collectives"].min())
     why = mine.why if messages == mine.messages else "another rank's MPI does not"
-    key = int.from_bytes(cards[0, -12:-4].tobytes(), "little")
-    return Agreement(Awareness(messages, collectives, why), key, on_host)
+    aware = Awareness(messages, collectives, why)
+    return Agreement(aware, int(cards["key"][0]), bool(cards["on_host"].min()))
 
 
-def _name(card: ByteArray) -> str:
-    return bytes(card[32:-12]).rstrip(b"\0").decode(errors="replace")
+def _words(card: Any) -> str:
+    text = bytes(card["words"]).decode(errors="replace")
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _digest(card: ByteArray) -> str:
-    return bytes(card[:4]).hex()
+def _digest(card: Any) -> str:
+    return bytes(card["digest"][:4]).hex()
 
 
 def same_text(comm: MPI.Comm, text: str) -> str:

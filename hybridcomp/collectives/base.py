@@ -14,24 +14,22 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
 from hybridcomp.codecs.device.driver import has_driver
 from hybridcomp.codecs.sparse import SparseCodec
-from hybridcomp.collectives.agreement import agree, duplicate
+from hybridcomp.collectives.agreement import Preparation
 from hybridcomp.collectives.awareness import awareness
 from hybridcomp.collectives.carry import Carrier
-from hybridcomp.collectives.choosing import Way, chooser
+from hybridcomp.collectives.choosing import Way, own_settings
 from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.debug import Comparison, described, in_detail
 from hybridcomp.collectives.device_carry import DeviceCarrier
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
 from hybridcomp.collectives.exact import AVG, native
-from hybridcomp.collectives.execution.groups import join, may_use_devices
+from hybridcomp.collectives.execution.groups import may_use_devices
 from hybridcomp.collectives.execution.programs import Programs
+from hybridcomp.collectives.failure.making import make
 from hybridcomp.collectives.lanes import callers_events
-from hybridcomp.collectives.near import meet
-from hybridcomp.collectives.notices import Notices
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.through_host import Extents as ByteExtents
 from hybridcomp.collectives.through_host import through_host
-from hybridcomp.collectives.topology import discover
 from hybridcomp.collectives.transport import Transport
 from hybridcomp.collectives.turns import Turn
 from hybridcomp.device import DeviceArray
@@ -58,42 +56,40 @@ class Base:
         self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
     ) -> None:
         trace.joined(MPI.COMM_WORLD.Get_rank())
-        self.policy: Policy = load_policy(policy)
         self.axis = axis
         self.timeout = timeout
         self.step = 0
         self.feedback = ErrorFeedback(form=None)
         self.warm: dict[str, Array] = {}
-        mine = awareness()
-        detail = in_detail() if detail is None else detail
         self.on_start: Callable[[Call], None] | None = None
-        self.mpi = MPI.Intracomm(duplicate(comm, axis, timeout))
-        self._p2p = MPI.Intracomm(comm.Dup())
+
+        def prepare() -> Preparation:
+            settings = own_settings() if comm.Get_rank() == 0 else ""
+            in_full = in_detail() if detail is None else detail
+            return Preparation(load_policy(policy), awareness(), in_full, not may_use_devices(), settings)
+
+        parts = make(comm, axis, timeout, prepare)
+        self.policy: Policy = parts.own.policy
+        self.mpi, self._p2p = parts.mpi, parts.p2p
         self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
         self._table = StatTable()
         self._choices: dict[tuple[Any, ...], Choice] = {}
-        agreed = agree(self.mpi, self.policy, mine, detail, on_host=not may_use_devices())
-        self.cuda_aware = agreed.awareness
+        self.cuda_aware = parts.agreed.awareness
         direct = self.cuda_aware.messages
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self._topology = discover(self.mpi, node)
-        # Where MPI takes device pointers, it takes them between the ranks of a host, too.
-        near = None if direct else meet(self.mpi, node)
-        self._chooser = chooser(self.mpi, self._topology)
+        self._topology = parts.topology
+        self._chooser = parts.chooser
         self._programs: Programs | None = None
-        if self.size > 1 and agreed.on_host:
-            self._programs = Programs(join(self.mpi, node), self._topology, self.rank)
-        node.Free()
-        group = None if self._programs is None else self._programs.group
-        self._transport = Transport(self.mpi, self._topology, near, direct=direct, group=group)
+        if parts.group is not None:
+            self._programs = Programs(parts.group, self._topology, self.rank)
+        self._transport = Transport(self.mpi, self._topology, parts.near, direct=direct, group=parts.group)
         self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
+        self._p2p_transport.turns.common = False
         self.spoilt = False
         self._started = 0  # collectives: the same number on all ranks
         self._messages = 0  # sends and receives
-        self._comparison = Comparison(self.mpi.Dup()) if detail else None
-        self._notices: Notices | None = None
-        if self.size > 1:
-            self._notices = Notices(self.mpi.Dup(), agreed.key)
+        self._comparison = None if parts.comparison is None else Comparison(parts.comparison)
+        self._notices = parts.notices
+        if self._notices is not None:
             engine().listen(self._notices)
 
     def Free(self) -> None:
@@ -329,13 +325,13 @@ class Base:
             direct = self.cuda_aware.collectives
 
         def steps() -> Steps:
-            turn = t.turns.take()
-            if direct or not device:
-                yield from run(send, recv, turn, callers_events(device))
-            else:
-                yield from through_host(
-                    t, device, send, recv, lambda s, r: run(s, r, turn, ()), loads=loads, written=written
-                )
+            with t.turns.take().held() as turn:
+                if direct or not device:
+                    yield from run(send, recv, turn, callers_events(device))
+                else:
+                    yield from through_host(
+                        t, device, send, recv, lambda s, r: run(s, r, turn, ()), loads=loads, written=written
+                    )
 
         request = self._start(steps(), call, exact=exact, status=status, common=transport is None)
         error = request.exception
@@ -363,6 +359,7 @@ class Base:
         if fixed is not None and get_codec(fixed).name != "none":
             raise CodecMismatchError(f"{op}: a codec cannot carry a buffer that only MPI understands")
         t = transport or self._transport
+        engine().check_process(op)
         if t.turns.empty and self._comparison is None:
             post = _posted(
                 post()
@@ -387,8 +384,9 @@ class Base:
         exact: bool = False,
         status: MPI.Status | None = None,
         common: bool = True,
+        counted: bool = True,
     ) -> Request:
-        """Start an operation; ``common`` if all ranks take part in it."""
+        """Start an operation; ``common`` if all ranks take part in it, ``counted`` if it is one of the statistics."""
         if exact:
             call.wire_bytes = call.plain_bytes
         if common:
@@ -399,7 +397,8 @@ class Base:
         what = f"{call.op} number {number} on axis {self.axis!r}, rank {self.rank} of {self.size}"
         if self.on_start is not None:
             self.on_start(call)
-        steps = self._counted(steps, call)
+        if counted:
+            steps = self._counted(steps, call)
         if self._comparison is not None and common:
             steps = self._comparison.before(steps, number, what, described(call))
         return engine().start(

@@ -132,20 +132,22 @@ class Chooser:
         return Way(able[name], self._chunk or chunk_bytes(self._profile, setting, name))
 
 
-def chooser(comm: MPI.Comm, topology: Topology) -> Chooser:
-    """Make one that chooses alike on all ranks: by rank 0's profile and environment. Collective.
+def own_settings() -> str:
+    """What this process's environment and profile say, for :func:`chooser`, in one text; or what is wrong in them."""
+    try:
+        asked = [os.environ.get(name, "") for name in (VARIABLE, CHUNK_VARIABLE)]
+        return "\n".join([*asked, load_profile().to_toml()])
+    except ConfigError as error:
+        return f"\n\n\n{error}"
+
+
+def chooser(comm: MPI.Comm, topology: Topology, settings: str) -> Chooser:
+    """Make one that chooses alike on all ranks: by rank 0's settings. Collective.
 
     Raises:
         ConfigError: on every rank; one of them is wrong.
     """
-    mine = ""
-    if comm.Get_rank() == 0:
-        try:
-            asked = [os.environ.get(name, "") for name in (VARIABLE, CHUNK_VARIABLE)]
-            mine = "\n".join([*asked, load_profile().to_toml()])
-        except ConfigError as error:
-            mine = f"\n\n\n{error}"
-    forced, chunk, profile = same_text(comm, mine).split("\n", 2)
+    forced, chunk, profile = same_text(comm, settings).split("\n", 2)
     if profile.startswith("\n"):
         raise ConfigError(profile.strip())
     known = Profile.from_bytes(profile.encode(), "rank 0's")

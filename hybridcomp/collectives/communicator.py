@@ -42,10 +42,14 @@ from every blocking method :class:`~hybridcomp.errors.CollectiveTimeoutError`, :
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.engine import Steps
+from hybridcomp.collectives.exact import native
+from hybridcomp.collectives.failure.making import bounded
 from hybridcomp.collectives.messages import Messages
 from hybridcomp.collectives.movement import Movement
 from hybridcomp.collectives.plans import Plans
@@ -97,6 +101,7 @@ class Communicator(Reductions, Movement, Rooted, Messages, Plans):
 
     def Dup(self) -> Communicator:
         """A new communicator of the same ranks, policy and axis, with statistics and memory of its own."""
+        self._meet("dup")
         return Communicator(self.mpi, self.policy, self.axis, timeout=self.timeout)
 
     def Clone(self) -> Communicator:
@@ -105,28 +110,41 @@ class Communicator(Reductions, Movement, Rooted, Messages, Plans):
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """A communicator of the ranks of the same color; ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``."""
-        return self._with(self.mpi.Split(color, key))
+        self._meet("split")
+        return self._made("split", lambda: self.mpi.Split(color, key))
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Any:
         """A communicator of the ranks of one kind, such as those that share memory."""
-        return self._with(self.mpi.Split_type(split_type, key, info))
+        self._meet("split_type")
+        return self._made("split_type", lambda: self.mpi.Split_type(split_type, key, info))
 
     def Create(self, group: MPI.Group) -> Any:
         """A communicator of a group's ranks; ``MPI.COMM_NULL`` on the others."""
-        return self._with(self.mpi.Create(group))
+        self._meet("create")
+        return self._made("create", lambda: self.mpi.Create(group))
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
         """As :meth:`Create`, called by the group's ranks alone."""
-        return self._with(self.mpi.Create_group(group, tag))
+        return self._made("create_group", lambda: self.mpi.Create_group(group, tag))
 
-    def _with(self, comm: MPI.Comm) -> Any:
-        """A communicator over ``comm``, which is used up."""
+    def _meet(self, op: str) -> None:
+        """Wait until all ranks are here: MPI, which does not know a timeout, then waits for none that has not come."""
+
+        def steps() -> Steps:
+            with self._transport.turns.take().held() as turn:
+                yield from native(self.mpi.Ibarrier, turn)
+
+        self._start(steps(), self._plain_call(op, 0, 0), counted=False).wait()
+
+    def _made(self, op: str, work: Callable[[], MPI.Comm]) -> Any:
+        """A communicator over one that MPI makes, which is used up."""
+        what = f"{op} on axis {self.axis!r}, rank {self.rank} of {self.size},"
+        comm = bounded(work, lambda: what, self.timeout)
         if comm == MPI.COMM_NULL:
             return comm
-        try:
-            return Communicator(comm, self.policy, self.axis, timeout=self.timeout)
-        finally:
-            comm.Free()
+        made = Communicator(comm, self.policy, self.axis, timeout=self.timeout)
+        comm.Free()  # if it was of use: MPI may be at work on one of which a rank has failed
+        return made
 
     if TYPE_CHECKING:
 

@@ -93,12 +93,12 @@ class Comparison:
         raw = words.encode()
         card[0] = (number, hashlib.blake2b(raw, digest_size=8).hexdigest().encode(), raw[:232])
         cards = np.empty(self._comm.Get_size(), _CARD)
-        turn = self._turns.take()
-        request = self._comm.Iallgather([card, MPI.BYTE], [cards, MPI.BYTE])
-        yield Pending([request], [-1], events=[turn])
-        with turn.posting():
-            compare(cards, what)
-            first = next(steps, None)
+        with self._turns.take().held() as turn:
+            request = self._comm.Iallgather([card, MPI.BYTE], [cards, MPI.BYTE])
+            yield Pending([request], [-1], events=[turn])
+            with turn.posting():
+                compare(cards, what)
+                first = next(steps, None)
         if first is not None:
             yield first
             yield from steps

@@ -318,7 +318,7 @@ class DeviceMailbox(Mailbox):
         while self._retiring and self._retiring[0][0].done():
             for arrived in self._retiring.popleft()[1]:
                 self._drop(arrived)
-        while self._sent and MPI.Request.Testall(self._sent[0][0]):
+        while self._sent and all(request.Test() for request in self._sent[0][0]):
             self._gone(self._sent.popleft()[1])
         return moved
 

@@ -23,10 +23,13 @@ from contextlib import contextmanager
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.notices import Failure, Notices
+from hybridcomp.collectives.failure.signals import deferral
+from hybridcomp.collectives.failure.supervision import close, heed
+from hybridcomp.collectives.failure.unraisable import report
+from hybridcomp.collectives.notices import Notices
 from hybridcomp.collectives.request import Pending, Ready, Request, Steps
 from hybridcomp.collectives.watch import WatchedLock
-from hybridcomp.errors import CollectiveTimeoutError, MismatchError, RemoteError
+from hybridcomp.errors import CollectiveTimeoutError
 
 __all__ = ["Engine", "Pending", "Ready", "Request", "Steps", "engine"]
 
@@ -53,7 +56,11 @@ _EXIT_SECONDS = 5.0  # that a process which exits gives its operations in flight
 
 
 class Engine:
-    """All operations in flight in this process. There is one: :func:`engine`."""
+    """All operations in flight in this process. There is one: :func:`engine`.
+
+    Attributes:
+        thrown: into a step, by a thread that is to learn of it: a signal's handler that could not be deferred.
+    """
 
     def __init__(self) -> None:
         self._lock = WatchedLock()
@@ -69,6 +76,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._stopping = False
+        self.thrown: BaseException | None = None
 
     def start(
         self,
@@ -92,37 +100,35 @@ class Engine:
             notices: by which the ranks learn of its failure; None where it takes part in nothing common.
             number: its sequence number, the same on all ranks.
         """
-        if os.getpid() != self._pid:
-            raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")
+        self.check_process(what)
         request = Request(
             self, steps, what, timeout, status=status, priority=priority, notices=notices, number=number
         )
-        ended: list[Request] = []
-        with self._lock:
-            if notices is not None:
-                notices.begin(number)
-            while request._step() and not request._ended:
-                pass
-            self._moved = time.monotonic()
-            if request._ended:
-                # All messages may be here of an operation that the other ranks have given up.
-                failure = None if notices is None else notices.failures.get(number)
-                if notices is not None and failure is not None and request.exception is None:
-                    request._finish(_told(request, failure))
-                    notices.end(number)
+        with deferral:
+            ended: list[Request] = []
+            with self._lock:
+                if notices is not None:
+                    notices.begin(number)
+                while request._step() and not request._ended:
+                    pass
+                self._moved = time.monotonic()
+                if request._ended:
+                    close(request)
+                    ended.append(request)
                 else:
-                    self._close(request)
-                ended.append(request)
-            else:
-                insort(self._active, request, key=_urgency)
+                    insort(self._active, request, key=_urgency)
                 # Its first step has run even so: what MPI matches by order, it must find posted on all ranks.
-                if notices is not None and number in notices.failures:
+                if notices is not None and (notices.news or notices.belated or number in notices.failures):
                     ended += self._apply(notices)
-        for one in ended:
-            one._run_callbacks()
-        if not request._ended and self._attended != threading.get_ident():
-            self._wake_thread()
+            self._announce(ended)
+            if not request._ended and self._attended != threading.get_ident():
+                self._wake_thread()
         return request
+
+    def check_process(self, what: str) -> None:
+        """Raise RuntimeError in a process that was forked after the engine's start; ``what`` wanted to use MPI."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")
 
     @contextmanager
     def attended(self) -> Iterator[None]:
@@ -160,15 +166,26 @@ class Engine:
 
     def poll(self) -> bool:
         """Advance every operation that can; return whether any ended. Gives way if another thread polls."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            ended = self._advance()
-        finally:
-            self._lock.release()
-        for request in ended:
-            request._run_callbacks()
+        with deferral:
+            if not self._lock.acquire(blocking=False):
+                return False
+            try:
+                ended = self._advance()
+            finally:
+                self._lock.release()
+            self._announce(ended)
         return bool(ended)
+
+    def _announce(self, ended: Iterable[Request]) -> None:
+        """Run the callbacks of operations that have ended; no lock is held. Then raise what was thrown into a step."""
+        for request in ended:
+            try:
+                request._run_callbacks()
+            except BaseException as error:
+                self.thrown = error
+        thrown, self.thrown = self.thrown, None
+        if thrown is not None:
+            raise thrown
 
     def _advance(self) -> Sequence[Request]:
         """Step what can step, until something has ended; return that."""
@@ -197,7 +214,7 @@ class Engine:
             self._moved = time.monotonic()
         if at < len(active) and active[at]._ended:
             request = active.pop(at)
-            self._close(request)
+            close(request)
             return (request,)
         if not moved and self._listening and began - self._listened > _LISTEN:
             self._listened = began
@@ -223,33 +240,18 @@ class Engine:
             self._listened_to_all = self._listened
             heard = self._listening
         for notices in heard:
-            if notices.look():
+            notices.look()
+            if notices.news:
                 ended += self._apply(notices)
         return ended
 
     def _apply(self, notices: Notices) -> list[Request]:
         """Do what notices call for; return what that has ended."""
-        ended = []
-        for request in [r for r in self._active if r._notices is notices]:
-            failure = notices.failures.get(request.number)
-            if failure is not None and not request._asking:
-                request._abandon(_told(request, failure))
-                notices.end(request.number)
-                self._active.remove(request)
-                self._abandoned.append(request)
-                ended.append(request)
-            elif request._asking and len(notices.replies(request.number)) == notices.size - 1:
-                request._deadline = 0.0
+        ended = heed(notices, [r for r in self._active if r._notices is notices])
+        for request in ended:
+            self._active.remove(request)
+            self._abandoned.append(request)
         return ended
-
-    @staticmethod
-    def _close(request: Request) -> None:
-        notices = request._notices
-        if notices is not None:
-            error = request.exception
-            if error is not None and not (isinstance(error, MismatchError) and error.everywhere):
-                notices.tell(request.number, error)
-            notices.end(request.number)
 
     def wait(self, request: Request, timeout: float | None) -> None:
         """Poll until ``request`` has ended; see :meth:`Request.wait`."""
@@ -270,6 +272,10 @@ class Engine:
             until: the condition.
             aside: other threads of this process compute meanwhile: look less often.
         """
+        with deferral:
+            self._attend(until, aside)
+
+    def _attend(self, until: Callable[[], bool], aside: bool) -> None:
         least = _ASIDE_MIN if aside else _SLEEP_MIN
         began = time.monotonic()
         looks = 0
@@ -279,6 +285,8 @@ class Engine:
                 self.poll()
                 if until():
                     return
+                if deferral.came:
+                    deferral.answer()
                 between = max(least, (time.monotonic() - began) * _AGE_SHARE)
                 if not aside and self._wait_natively():
                     continue
@@ -330,21 +338,27 @@ class Engine:
 
     def _run(self) -> None:
         while not self._stopping:
-            if not self._active:
-                self._wake.clear()
-                if not self._active and not self._wake.wait(_LISTEN_IDLE if self._listening else None):
-                    self._listen_idle()
-                continue
-            if self._foreground:
-                self._wake.wait(_BACKGROUND_ASIDE)
-                self._wake.clear()
-            else:
-                self.poll()
-                time.sleep(self._pause(_BACKGROUND_MIN, _BACKGROUND_SHARE))
+            try:
+                self._go_on()
+            except BaseException as error:  # nobody else goes on with what is in flight
+                report(error, "hybridcomp's progress thread")
+
+    def _go_on(self) -> None:
+        if not self._active:
+            self._wake.clear()
+            if not self._active and not self._wake.wait(_LISTEN_IDLE if self._listening else None):
+                self._listen_idle()
+        elif self._foreground:
+            self._wake.wait(_BACKGROUND_ASIDE)
+            self._wake.clear()
+        else:
+            self.poll()
+            time.sleep(self._pause(_BACKGROUND_MIN, _BACKGROUND_SHARE))
 
     def _listen_idle(self) -> None:
         with self._lock:
             if not MPI.Is_finalized():
+                # An operation that starts meanwhile finds the news; one that has begun to wait is looked at next.
                 for notices in self._listening:
                     notices.look()
 
@@ -357,19 +371,14 @@ class Engine:
         if self._thread is not None:
             self._thread.join(timeout=_EXIT_SECONDS)
         deadline = time.monotonic() + _EXIT_SECONDS
-        while self._active and time.monotonic() < deadline:
-            if not self.poll():
-                time.sleep(self._pause(_SLEEP_MIN))
-        # MPI_Finalize makes progress, too: what a peer sends even now must not be written to freed memory.
-        for request in [*self._active, *self._abandoned]:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
-
-
-def _told(request: Request, failure: Failure) -> Exception:
-    """The error of an operation that has failed on another rank."""
-    kind = CollectiveTimeoutError if failure.late else RemoteError
-    verb = "gave up" if failure.late else "failed"
-    return kind(f"{request.what}: rank {failure.rank} {verb}: {failure.text}")
+        try:
+            while self._active and time.monotonic() < deadline:
+                if not self.poll():
+                    time.sleep(self._pause(_SLEEP_MIN))
+        finally:
+            # MPI_Finalize makes progress, too: what a peer sends even now must not be written to freed memory.
+            for request in [*self._active, *self._abandoned]:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
 
 
 def _urgency(request: Request) -> int:

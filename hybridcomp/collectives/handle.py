@@ -8,6 +8,7 @@ there is one: each thread would wait for the other's lock.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,16 @@ from mpi4py import MPI
 from hybridcomp.collectives import engine
 
 called_back: set[object] = set()
-"""A token for each generalized request that MPI has not freed."""
+"""A token for each generalized request that MPI has not freed. A forked process has one for good: MPI is its parent's,
+and the engine, which everything goes to while there is one, says so."""
+
+
+def _forked() -> None:
+    if MPI.Is_initialized():
+        called_back.add("a fork")
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Request(MPI.Request):

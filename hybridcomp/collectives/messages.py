@@ -39,6 +39,7 @@ class Messages(Probes):
         if (
             codec is None
             and not self._message_line
+            and dest in self._met
             and self._sent(("send", 0, name, phase), self._plain_messages, buf, dest, tag, None)
         ):
             return
@@ -127,7 +128,10 @@ class Messages(Probes):
             post = getattr(self._p2p, mode)
             nobody = dest == MPI.PROC_NULL
             return self._foreign_message(
-                "send", lambda: post(buf, dest, tag), dest, None if nobody else codec
+                "send",
+                lambda: self._p2p_transport.start(dest, lambda: post(buf, dest, tag)),
+                dest,
+                None if nobody else codec,
             )
         return self.send(flat, dest, tag, name, phase, codec, mode=mode)
 

@@ -104,7 +104,7 @@ def _arena_at(card: Card) -> Arena | None:
     """Another process's arena, mapped once."""
     try:
         return open_arena(card)
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 

@@ -30,6 +30,7 @@ _BYTES = 256
 _ROOM = _BYTES - _FORM.size
 _TAG = 0
 _KEPT = 256  # failures of operations that have not started here: more than anybody has in flight
+_REMEMBERED = 4096  # operations that have ended here: more than other ranks are behind
 _LAST_LOOKS = 4  # before a communicator is freed: MPI may need one to fetch what has come, and one to show it
 
 
@@ -37,6 +38,14 @@ class _Kind(IntEnum):
     FAILED = 1
     ASK = 2
     ANSWER = 3
+
+
+class _Detail(IntEnum):
+    """How an operation has failed."""
+
+    ERROR = 0
+    LATE = 1
+    BLAMED = 2
 
 
 class State(IntEnum):
@@ -80,6 +89,9 @@ class Notices:
         rank, size: of the communicator.
         latest: number of the latest operation started here; the same operation has the same number on all ranks.
         failures: by number, of operations that have failed elsewhere and not ended here.
+        belated: number and failure of an operation that had ended well here; for the next one to tell.
+        news: something has come that the engine has not acted on.
+        ordered: operations start here in the order of their numbers.
         troubled: whether any operation has failed, here or elsewhere, or is about to: messages of it may be on their
             way. A rank that runs out of time asks before it gives up, so who has answered it knows.
     """
@@ -90,9 +102,13 @@ class Notices:
         self.latest = 0
         self.troubled = False
         self.failures: dict[int, Failure] = {}
+        self.belated: tuple[int, Failure] | None = None
+        self.news = False
+        self.ordered = True
         self._comm = comm
         self._key = key
         self._open: set[int] = set()
+        self._ended: dict[int, bool] = {}  # the latest that have; whether well
         self._replies: dict[int, dict[int, Reply]] = {}
         self._buffer: ByteArray = np.empty(_BYTES, np.uint8)
         self._status = MPI.Status()
@@ -104,18 +120,28 @@ class Notices:
         self.latest = number
         self._open.add(number)
 
-    def end(self, number: int) -> None:
+    def end(self, number: int, *, well: bool) -> None:
         """It has ended here."""
         self._open.discard(number)
+        self._ended[number] = well
+        if len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
         self.failures.pop(number, None)
         self._replies.pop(number, None)
 
-    def tell(self, number: int, error: BaseException) -> None:
-        """Tell every other rank that an operation has failed here."""
+    def tell(self, number: int, error: BaseException, *, blamed: bool = False) -> None:
+        """Tell every other rank that an operation has failed here.
+
+        Args:
+            number: of the operation.
+            error: that it ended with.
+            blamed: it was ended for an earlier one's failure, of which all ranks have been told.
+        """
         self.troubled = True
         late = isinstance(error, CollectiveTimeoutError)
         text = str(error) if late else f"{type(error).__name__}: {error}"
-        self._send(_Kind.FAILED, late, number, self._others(), text)
+        detail = _Detail.BLAMED if blamed else _Detail.LATE if late else _Detail.ERROR
+        self._send(_Kind.FAILED, detail, number, self._others(), text)
 
     def ask(self, number: int) -> None:
         """Ask every other rank how far it is."""
@@ -127,7 +153,10 @@ class Notices:
         return self._replies.get(number, {})
 
     def look(self) -> bool:
-        """Take in what has come and answer it; return whether anything had. Does not wait."""
+        """Take in what has come and answer it; return whether anything had. Does not wait.
+
+        Whoever looks need not act on it: :attr:`news` stays until the engine does.
+        """
         came = False
         if not self._comm:  # freed, while an operation is in flight that will never end
             return came
@@ -135,6 +164,7 @@ class Notices:
             while self._receive():
                 came = True
         self._outbox.look()
+        self.news = self.news or came
         return came
 
     def free(self) -> None:
@@ -177,12 +207,15 @@ class Notices:
         magic, kind, detail, length, key, number, latest = _FORM.unpack_from(raw)
         if magic != _MAGIC or key != self._key or length > _ROOM:
             return
-        if kind == _Kind.FAILED and detail <= 1:
+        if kind == _Kind.FAILED and detail <= max(_Detail):
             self.troubled = True
             words = raw[_FORM.size : _FORM.size + length].decode(errors="replace")
-            expected = number in self._open or number > self.latest
-            if expected and number not in self.failures and len(self.failures) < _KEPT:
-                self.failures[number] = Failure(rank, bool(detail), _printable(words))
+            failure = Failure(rank, detail == _Detail.LATE, _printable(words))
+            if self._state(number) is not State.ENDED:
+                if number not in self.failures and len(self.failures) < _KEPT:
+                    self.failures[number] = failure
+            elif self._ended.get(number, True) and self.belated is None and detail != _Detail.BLAMED:
+                self.belated = (number, failure)
         elif kind == _Kind.ASK:
             self.troubled = True
             self._send(_Kind.ANSWER, self._state(number), number, [rank])
@@ -192,7 +225,8 @@ class Notices:
     def _state(self, number: int) -> State:
         if number in self._open:
             return State.IN_FLIGHT
-        return State.ENDED if number <= self.latest else State.NOT_STARTED
+        ended = number in self._ended or (self.ordered and number <= self.latest)
+        return State.ENDED if ended else State.NOT_STARTED
 
 
 def absentees(replies: dict[int, Reply], rank: int, size: int) -> str:

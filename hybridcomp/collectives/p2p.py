@@ -40,9 +40,7 @@ def send_message(
     mailbox = carrier.mailbox()
     message = carrier.encode_odd(as_rows(data), link)
     with t.keeping((mailbox, message)):
-        request = yield from turn.post(
-            lambda: getattr(t.comm, mode)([message.wire(), MPI.BYTE], dest, tag), message.events
-        )
+        request = yield from turn.post(lambda: t.isend(message.wire(), dest, tag, mode), message.events)
         carrier.call.wire_bytes += message.wire().nbytes
         yield Pending([request], [dest])
         carrier.release(message)

@@ -28,6 +28,8 @@ class Parcels(Base):
 
     def __init__(self, comm: MPI.Comm, axis: str, timeout: float) -> None:
         super().__init__(comm, "none", axis, timeout)
+        if self._notices is not None:
+            self._notices.ordered = False
 
     def exchange(
         self,

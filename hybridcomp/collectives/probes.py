@@ -30,6 +30,7 @@ class Probes(Quick):
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> bool:
         """Whether a message is here."""
+        engine().check_process("probe")
         return self._p2p.Iprobe(source, tag, status)
 
     def Mprobe(
@@ -43,9 +44,11 @@ class Probes(Quick):
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> MPI.Message | None:
         """Take a message if one is here."""
+        engine().check_process("probe")
         return self._p2p.Improbe(source, tag, status)
 
     def _look(self, ask: Callable[[], Any], source: int) -> Any:
+        engine().check_process("probe")
         began = monotonic()
         while True:
             for _ in range(20):

@@ -21,11 +21,13 @@ from mpi4py import MPI
 
 from hybridcomp import trace
 from hybridcomp.arrays import DType
+from hybridcomp.collectives import engine
 from hybridcomp.collectives.base import codec_of
 from hybridcomp.collectives.coding import Coder
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.execution.programs import awaited
+from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.handle import called_back
 from hybridcomp.collectives.library import address
 from hybridcomp.collectives.p2p import encoded
@@ -91,6 +93,7 @@ class Quick(Core):
         detail, places = self._comparison is not None, self.policy.places
         self._line = deque([None]) if detail or places else self._transport.turns.line
         self._message_line = deque([None]) if places else self._p2p_transport.turns.line
+        self._met = self._p2p_transport.contacts.met  # a first message may take MPI for ever
         self._compressed_from = self.policy.least_bytes(axis, "send")
 
     def Free(self) -> None:
@@ -106,25 +109,32 @@ class Quick(Core):
 
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
         """Do a collective on two buffers; False if it must take the usual way."""
-        if called_back or (self._notices is not None and self._notices.troubled):
+        notices = self._notices
+        if called_back or (notices is not None and (notices.troubled or notices.belated)):
             return False
         operation = self._operations.get(key)
         if operation is None or self.step != self._step_asked:
             operation = self._operation(key)
-        done = operation.start(send, recv)
+        # Python answers a signal as a call is over, and the call's result would be lost: unpacking is no call.
+        (done,) = map(operation.start, (send,), (recv,))
         if done is None:
             self._learn(operation, key, ask, send, recv, op)
-            done = operation.start(send, recv)
+            (done,) = map(operation.start, (send,), (recv,))
         if done is True:
             self._started += 1
-            if self._notices is not None:  # whoever waits for this rank later is told where it is
-                self._notices.latest = self._started
+            if notices is not None:  # whoever waits for this rank later is told where it is
+                notices.latest = self._started
             if trace.recorder is not None:
                 self._trace(operation, trace.recorder)
             return True
         if not done:
             return False
-        self._await(done, (send, recv))
+        left = [done]
+        try:
+            self._await(left, (send, recv))
+        except KeyboardInterrupt:
+            self._adopt(left, (send, recv))
+            raise
         return True
 
     def _sent(self, key: Key, ask: Ask, array: Any, peer: int, tag: int, status: MPI.Status | None) -> bool:
@@ -139,10 +149,10 @@ class Quick(Core):
             status = MPI.Status()
         at = 0 if status is None else MPI._addressof(status)
         try:
-            done = operation.message(array, peer, tag, at)
+            (done,) = map(operation.message, (array,), (peer,), (tag,), (at,))
             if done is None:
                 self._learn(operation, key, ask, array, array, None)
-                done = operation.message(array, peer, tag, at)
+                (done,) = map(operation.message, (array,), (peer,), (tag,), (at,))
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
@@ -150,7 +160,12 @@ class Quick(Core):
         if not done:
             return False
         if done is not True:
-            self._await(done, array, peer, status)
+            left = [done]
+            try:
+                self._await(left, array, peer, status)
+            except KeyboardInterrupt:
+                self._adopt(left, array, peer, status)
+                raise
         elif trace.recorder is not None:
             self._trace(operation, trace.recorder)
         if checked and status is not None and array.dtype.kind == "f" and encoded(status.Get_count(MPI.BYTE)):
@@ -163,22 +178,32 @@ class Quick(Core):
         return MismatchError(f"{what}: {sender(peer)} sent more than this rank has room for ({why})")
 
     def _await(
-        self,
-        left: tuple[int | Any, _Counted],
-        keep: Any,
-        peer: int | None = None,
-        status: MPI.Status | None = None,
+        self, left: list[Any], keep: Any, peer: int | None = None, status: MPI.Status | None = None
     ) -> None:
         """Have the engine wait for what was posted, with ``peer`` or with all ranks, and count it."""
-        handle, (row, raw, plain, _) = left
+        with deferral:
+            request = self._hand_over(left, keep, peer, status)
+        request.wait()
+
+    def _hand_over(
+        self, left: list[Any], keep: Any, peer: int | None, status: MPI.Status | None
+    ) -> engine.Request:
+        handle, (row, raw, plain, _) = left.pop()
         call = Call(row.axis, row.op, row.codec, row.reason, raw, plain)
         if not isinstance(handle, int):  # a run of the engine
             coder = Coder(self._transport, codec_of(row.codec), DType.FLOAT32, call)
-            self._start(awaited(handle, coder), call).wait()
-            return
+            return self._start(awaited(handle, coder), call)
         request = MPI.Request.fromhandle(handle)
         steps = _remaining(request, -1 if peer is None else peer, status, keep)
-        self._start(steps, call, exact=True, status=status, common=peer is None).wait()
+        return self._start(steps, call, exact=True, status=status, common=peer is None)
+
+    def _adopt(
+        self, left: list[Any], keep: Any, peer: int | None = None, status: MPI.Status | None = None
+    ) -> None:
+        """Go on with what a signal has kept from the engine."""
+        with deferral:
+            if left:
+                self._hand_over(left, keep, peer, status)
 
     def _operation(self, key: Key) -> Any:
         if len(self._operations) >= _MOST_OPERATIONS or self.step != self._step_asked:

@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.failure.signals import deferral
+from hybridcomp.collectives.failure.unraisable import report
 from hybridcomp.collectives.notices import Notices, absentees
-from hybridcomp.errors import MismatchError
+from hybridcomp.errors import HybridcompError, MismatchError
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.engine import Engine
@@ -22,6 +24,14 @@ class Ready(Protocol):
 
     def done(self) -> bool:
         """Whether it is; does not wait. May make progress."""
+
+
+@runtime_checkable
+class Forsaken(Protocol):
+    """Something to wait for that must know if an operation ends before it is done."""
+
+    def forsake(self, error: BaseException) -> None:
+        """The operation has ended with ``error``."""
 
 
 class Pending(NamedTuple):
@@ -132,13 +142,14 @@ class Request:
     def add_done_callback(self, fn: Callable[[Request], None]) -> None:
         """Call ``fn(self)`` when the operation ends, or at once if it has; no lock is held in the call.
 
-        Whoever waits for the operation returns only after its callbacks.
+        Whoever waits for the operation returns only after its callbacks. What one raises goes to
+        ``sys.unraisablehook``.
         """
-        with self._callback_lock:
+        with deferral, self._callback_lock:
             if not self.done:
                 self._callbacks.append(fn)
                 return
-        fn(self)
+        self._call(fn)
 
     # -- the engine's side ---------------------------------------------------------------------------
 
@@ -159,6 +170,12 @@ class Request:
             self._finish(self._explain(error))
         except Exception as error:
             self._finish(error)
+        except BaseException as error:
+            # A generator that something was raised in would end well at the next look.
+            stopped = HybridcompError(f"{self.what} was stopped by {error!r}")
+            stopped.__cause__ = error
+            self._finish(stopped)
+            self._engine.thrown = error
         return moved or self._ended
 
     def _here(self, pending: Pending) -> bool:
@@ -198,6 +215,9 @@ class Request:
             if peer != -1 and request != MPI.REQUEST_NULL:  # MPI cannot cancel collectives: Open MPI hangs
                 with suppress(MPI.Exception):
                     request.Cancel()
+        for event in self._pending.events:
+            if isinstance(event, Forsaken):
+                event.forsake(error)
         self._finish(error)
 
     def _finish(self, error: BaseException | None) -> None:
@@ -205,17 +225,25 @@ class Request:
         self._ended = True
 
     def _run_callbacks(self) -> None:
+        interrupted: BaseException | None = None
         while True:
             with self._callback_lock:
                 if not self._callbacks:
                     self.done = True
-                    return
+                    break
                 fn = self._callbacks.pop(0)
             try:
-                fn(self)
-            except BaseException:
-                self.done = True
-                raise
+                self._call(fn)
+            except BaseException as error:  # of a signal that came while the callback waited
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+    def _call(self, fn: Callable[[Request], None]) -> None:
+        try:
+            fn(self)
+        except Exception as error:
+            report(error, f"{fn!r}, a callback of {self.what}")
 
     def _late_message(self, timeout: float) -> str:
         waiting = set()

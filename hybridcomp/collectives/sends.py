@@ -57,7 +57,9 @@ class Sends(Base):
         if not framed:
             post = getattr(t.comm, mode)
             return self._native(
-                lambda s, _, turn, events: native(lambda: post(raw(s), dest, tag), turn, events, dest),
+                lambda s, _, turn, events: native(
+                    lambda: t.start(dest, lambda: post(raw(s), dest, tag)), turn, events, dest
+                ),
                 call,
                 data,
                 None,

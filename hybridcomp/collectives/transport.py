@@ -15,6 +15,7 @@ from hybridcomp import wire
 from hybridcomp.arrays import ByteArray
 from hybridcomp.collectives.arena import ArenaPool
 from hybridcomp.collectives.engine import Pending, Ready, Steps
+from hybridcomp.collectives.failure.contact import Contacts
 from hybridcomp.collectives.near import Near, heap
 from hybridcomp.collectives.pools import Pool
 from hybridcomp.collectives.stats import Call
@@ -39,6 +40,7 @@ class Transport:
         direct: every rank's MPI takes device pointers in messages.
         topology: which of them are on which host.
         near: the ranks with whom this one shares memory, if any.
+        contacts: which ranks have had a message from this process.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Transport:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.turns = Turns()
+        self.contacts = Contacts(comm)
         self.direct = direct
         self._next_tag = _counter() if group is None else group.next_tag
         self._pool: Pool = heap() if near is None else near.pool
@@ -66,9 +69,16 @@ class Transport:
         """The next sequence tag."""
         return int(self._next_tag())
 
-    def isend(self, data: Any, peer: int, tag: int) -> MPI.Request:
-        """Start to send bytes; ``data`` must stay unchanged until the request is done."""
-        return self.comm.Isend([data, MPI.BYTE], peer, tag)
+    def isend(self, data: Any, peer: int, tag: int, mode: str = "Isend") -> MPI.Request:
+        """Start to send bytes by MPI's ``mode``; ``data`` must stay unchanged until the request is done."""
+        post = getattr(self.comm, mode)
+        return self.start(peer, lambda: post([data, MPI.BYTE], peer, tag))
+
+    def start(self, peer: int, post: Callable[[], MPI.Request]) -> MPI.Request:
+        """Start a send to ``peer``; the first to each by a thread (:mod:`~hybridcomp.collectives.failure.contact`)."""
+        if peer in self.contacts.met or not 0 <= peer < self.size:
+            return post()
+        return self.contacts.post(peer, post)
 
     def irecv(self, data: Any, peer: int, tag: int) -> MPI.Request:
         """Start to receive at most as many bytes as ``data`` has."""
@@ -81,8 +91,8 @@ class Transport:
 
     @property
     def failed(self) -> bool:
-        """Whether an operation has."""
-        return bool(self._failed)
+        """Whether an operation has, or may yet."""
+        return bool(self._failed) or self.contacts.late
 
     @contextmanager
     def keeping(self, owner: object) -> Iterator[None]:

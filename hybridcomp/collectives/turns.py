@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from mpi4py import MPI
 
 from hybridcomp.collectives.engine import Pending, Ready
+from hybridcomp.errors import MismatchError
 
 Posted = Generator[Pending, None, MPI.Request]
 
@@ -20,15 +21,18 @@ Posted = Generator[Pending, None, MPI.Request]
 class Turns:
     """The operations of one MPI communicator that have not posted yet. For steps, which run one at a time.
 
-    Who waits in line waits for a device, never for another rank, so the line moves. An operation that timed out
-    there keeps its place: what it did not post is missing on the other ranks.
+    Who waits in line waits for a device, never for another rank, so the line moves. One that fails in line posts
+    nothing: a message is merely not sent, and the next has its turn. A collective is missing on the other ranks, where
+    the next one of this rank would meet it: so all that come after it fail, too.
 
     Attributes:
         line: who waits, the first one first.
+        common: all ranks post the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, common: bool = True) -> None:
         self.line: deque[Turn] = deque()
+        self.common = common
 
     @property
     def empty(self) -> bool:
@@ -37,7 +41,7 @@ class Turns:
 
     def take(self) -> Turn:
         """A turn after all that have been taken; in an operation's first step."""
-        turn = Turn(self.line)
+        turn = Turn(self)
         self.line.append(turn)
         return turn
 
@@ -45,14 +49,25 @@ class Turns:
 class Turn:
     """A place in a line."""
 
-    __slots__ = ("_line",)
+    __slots__ = ("_turns", "_why")
 
-    def __init__(self, line: deque[Turn]) -> None:
-        self._line = line
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._why: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether it is the first."""
-        return self._line[0] is self
+        """Whether it is the first.
+
+        Raises:
+            MismatchError: the first has failed, and will never post.
+        """
+        first = self._turns.line[0]
+        if first._why is not None:
+            raise MismatchError(
+                f"an operation started before this one has failed here before MPI knew of it ({first._why!r}); "
+                "other ranks may have begun it: make a new communicator"
+            )
+        return first is self
 
     def post(self, call: Callable[[], MPI.Request], events: Sequence[Ready] = ()) -> Posted:
         """Post by ``call`` when ``events`` are done and all before it have posted; the request is the result."""
@@ -67,4 +82,23 @@ class Turn:
         try:
             yield
         finally:
-            self._line.popleft()
+            self._turns.line.popleft()
+
+    @contextmanager
+    def held(self) -> Iterator[Turn]:
+        """The block at whose end it must have posted, or have failed."""
+        try:
+            yield self
+        except BaseException as error:
+            self.forsake(error)
+            raise
+
+    def forsake(self, error: BaseException) -> None:
+        """Its operation has failed; no harm is done if it has posted."""
+        line = self._turns.line
+        if self not in line:
+            return
+        if self._turns.common and (line[0] is self or line[0]._why is None):
+            self._why = error
+        else:
+            line.remove(self)

@@ -12,6 +12,8 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.failure.contact import FirstRequest
+from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.library import address
 from hybridcomp.collectives.request import Request
 from hybridcomp.native import kernels
@@ -20,7 +22,10 @@ _BRIEF = 200e-6  # in which a look only gives up the time slice, before waiting 
 
 
 class WatchedLock:
-    """A lock whose holder may wait for messages meanwhile; it stops when somebody else wants the lock."""
+    """A lock whose holder may wait for messages meanwhile; it stops when somebody else wants the lock.
+
+    In a ``with`` statement no signal's handler interrupts its holder.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,6 +34,7 @@ class WatchedLock:
         self.release = self._lock.release
 
     def __enter__(self) -> None:
+        deferral.__enter__()
         if self._lock.acquire(blocking=False):
             return
         native = self._native
@@ -45,6 +51,7 @@ class WatchedLock:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.release()
+        deferral.__exit__(kind, value, trace)
 
     def watch(
         self,
@@ -74,7 +81,12 @@ class WatchedLock:
             pending, arrived = request._pending, request._arrived
             if pending.poll is not None or arrived >= len(pending.requests):
                 return False
-            handles.append(MPI._handleof(pending.requests[arrived]))
+            awaited: MPI.Request | None = pending.requests[arrived]
+            if isinstance(awaited, FirstRequest):
+                awaited = None if awaited.posting.error is not None else awaited.posting.request
+                if awaited is None:
+                    return False
+            handles.append(MPI._handleof(awaited))
         if not handles:
             return False
         if self._native is None:

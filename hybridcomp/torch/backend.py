@@ -68,6 +68,7 @@ def make(birth: Birth, name: str, timeout: timedelta) -> Group:
     from mpi4py import MPI  # noqa: PLC0415
 
     from hybridcomp.collectives import Communicator  # noqa: PLC0415
+    from hybridcomp.collectives.failure.making import bounded  # noqa: PLC0415
     from hybridcomp.torch.process_group import HybridProcessGroup  # noqa: PLC0415
 
     world = MPI.COMM_WORLD
@@ -76,15 +77,12 @@ def make(birth: Birth, name: str, timeout: timedelta) -> Group:
     _abort_on_exception(world)
     _wait_for_members(birth, name, timeout)
     group = world.Get_group().Incl(birth.ranks)
-    mpi = world.Create_group(group)
+    seconds = timeout.total_seconds()
+    mpi = bounded(lambda: world.Create_group(group), lambda: f"making process group {name!r} in MPI", seconds)
     group.Free()
     detail = True if get_debug_level() == DebugLevel.DETAIL else None
-    try:
-        comm = Communicator(
-            mpi, policy, options.axis or "default", timeout=timeout.total_seconds(), detail=detail
-        )
-    finally:
-        mpi.Free()
+    comm = Communicator(mpi, policy, options.axis or "default", timeout=seconds, detail=detail)
+    mpi.Free()
     return HybridProcessGroup(comm, birth)
 
 

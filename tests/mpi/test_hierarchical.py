@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hybridcomp.collectives import base, choosing
+from hybridcomp.collectives import choosing
+from hybridcomp.collectives.failure import making
 from hybridcomp.collectives.hierarchical import Roles
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.topology import Topology
@@ -25,7 +26,7 @@ LAYOUTS = {
 def on_hosts(request, make, monkeypatch):
     """Makes communicators whose ranks are said to be on two hosts; chunks are small."""
     topology = Topology(LAYOUTS[request.param](WORLD.size) if WORLD.size > 2 else (0,) * WORLD.size)
-    monkeypatch.setattr(base, "discover", lambda comm, node: topology)
+    monkeypatch.setattr(making, "discover", lambda comm, node: topology)
     monkeypatch.setattr(choosing, "chunk_bytes", lambda *_: 8192)
     return make
 

@@ -1,0 +1,157 @@
+"""The first message to a rank.
+
+``MPI_Isend`` need not return where there is no connection yet: over TCP, MPICH 5 tries without end to connect to a rank
+that is gone. A thread therefore starts the first message to each rank, and those that follow until it has come back;
+it is left behind where it does not. What waits for such a message ends in time, as for any other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from mpi4py import MPI
+
+_PATIENCE = 0.05  # seconds in which MPI nearly always has started a message; until then the caller waits
+
+
+class Posting:
+    """What a thread has MPI start.
+
+    Attributes:
+        done: MPI has come back.
+        request: then, unless MPI refused.
+        error: of MPI's.
+    """
+
+    def __init__(self, post: Callable[[], MPI.Request]) -> None:
+        self.done = threading.Event()
+        self.request: MPI.Request | None = None
+        self.error: BaseException | None = None
+        self._post = post
+
+    def run(self) -> None:
+        """Have MPI start it."""
+        try:
+            self.request = self._post()
+        except BaseException as error:
+            self.error = error
+        self.done.set()
+
+
+class FirstRequest(MPI.Request):
+    """The request of a message that MPI may not have started yet."""
+
+    posting: Posting
+
+    def __new__(cls, posting: Posting) -> FirstRequest:
+        """Of what a thread is to start."""
+        self = super().__new__(cls)
+        self.posting = posting
+        return self
+
+    @property
+    def started(self) -> MPI.Request | None:
+        """MPI's own request, once there is one. Raises what MPI has refused it with."""
+        if self.posting.done.is_set() and self.posting.error is not None:
+            raise self.posting.error
+        return self.posting.request
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether the message has been sent."""
+        started = self.started
+        return started is not None and started.Test(status)
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:
+        """As :meth:`Test`, and changes nothing."""
+        started = self.started
+        return started is not None and started.Get_status(status)
+
+    def Cancel(self) -> None:
+        """Ask MPI to forget it, if MPI knows of it."""
+        if self.posting.request is not None:
+            self.posting.request.Cancel()
+
+    def __eq__(self, other: object) -> bool:
+        request = self.posting.request
+        return self is other if request is None else request == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = MPI.Request.__hash__
+
+
+class Contact:
+    """The way to a rank to which this process may have no connection yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: deque[Posting] = deque()
+        self._thread: threading.Thread | None = None
+        self.met = False
+
+    def post(self, post: Callable[[], MPI.Request]) -> MPI.Request:
+        """Have MPI start a message, after those to the same rank that it has not started yet."""
+        with self._lock:
+            met, stuck = self.met, self._thread is not None
+            if not met:
+                posting = Posting(post)
+                self._queue.append(posting)
+                if not stuck:
+                    self._thread = threading.Thread(target=self._run, name="hybridcomp-contact", daemon=True)
+                    self._thread.start()
+        if met:
+            return post()
+        # Whoever has found MPI stuck does not wait again.
+        posting.done.wait(0 if stuck else _PATIENCE)
+        if not posting.done.is_set():
+            return FirstRequest(posting)
+        if posting.error is not None:
+            raise posting.error
+        assert posting.request is not None
+        return posting.request
+
+    def _run(self) -> None:
+        came_back = False
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self.met, self._thread = came_back, None
+                    return
+                posting = self._queue.popleft()
+            posting.run()
+            came_back = came_back or posting.error is None
+
+
+_contacts: dict[int, Contact] = {}
+
+
+class Contacts:
+    """The ranks of a communicator, as this process knows them.
+
+    Attributes:
+        met: those that have had a message from here.
+        late: MPI has not come back from some message at once, and may start it whenever it does.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        """Know which processes they are: a connection serves all communicators."""
+        self.met: set[int] = {comm.Get_rank()}
+        self.late = False
+        mine, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        self._world: list[int] = list(mine.Translate_ranks(None, world))
+        mine.Free()
+        world.Free()
+        self._own: dict[int, Contact] = {}  # of processes that COMM_WORLD does not have
+
+    def post(self, peer: int, post: Callable[[], MPI.Request]) -> MPI.Request:
+        """Have MPI start a message to a rank that is not among :attr:`met`."""
+        at = self._world[peer]
+        contact = self._own.setdefault(peer, Contact()) if at < 0 else _contacts.setdefault(at, Contact())
+        request = contact.post(post)
+        if contact.met:
+            self.met.add(peer)
+        self.late = self.late or isinstance(request, FirstRequest)
+        return request

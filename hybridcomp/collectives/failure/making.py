@@ -1,0 +1,226 @@
+"""Making a communicator: every step within the timeout, and what goes wrong on one rank is told to all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from mpi4py import MPI
+
+from hybridcomp.collectives.agreement import Agreement, Preparation, agree, card_of
+from hybridcomp.collectives.choosing import Chooser, chooser
+from hybridcomp.collectives.engine import Pending, Steps, engine
+from hybridcomp.collectives.execution.groups import join
+from hybridcomp.collectives.near import Near, meet
+from hybridcomp.collectives.notices import Notices, absentees
+from hybridcomp.collectives.topology import discover
+from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
+from hybridcomp.schedules.topology import Topology
+
+T = TypeVar("T")
+_LOOK = 0.02  # seconds between looks at notices; a communicator is made in a few milliseconds
+_ANSWER_SECONDS = 1.0  # that other ranks have to say whether they are there
+_MAKING = 0  # its number in notices: operations are numbered from 1 on
+_LEVELS = {
+    MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+    MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+    MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+}
+
+
+class Parts(NamedTuple):
+    """What a communicator is made of.
+
+    Attributes:
+        own: what this rank brought.
+        agreed: what all ranks have agreed on.
+        mpi: for collectives and their messages.
+        p2p: for sends and receives.
+        comparison: for comparing operations; None if they are not.
+        topology: which rank is on which host.
+        near: the ranks with whom this one shares memory.
+        group: the compiled engine's; None where it is not used.
+        chooser: of algorithms.
+        notices: None for one rank alone.
+    """
+
+    own: Preparation
+    agreed: Agreement
+    mpi: MPI.Intracomm
+    p2p: MPI.Intracomm
+    comparison: MPI.Intracomm | None
+    topology: Topology
+    near: Near | None
+    group: Any
+    chooser: Chooser
+    notices: Notices | None
+
+
+def check_threads() -> None:
+    """Check that MPI may be called from several threads at a time.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    level = MPI.Query_thread()
+    if level < MPI.THREAD_MULTIPLE:
+        raise ConfigError(
+            f"MPI was initialised with {_LEVELS.get(level, level)}, and hybridcomp calls it from a thread of its own: "
+            "initialise it with MPI_THREAD_MULTIPLE, as mpi4py does where mpi4py.rc.threads and "
+            "mpi4py.rc.thread_level are left as they are"
+        )
+
+
+def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Preparation]) -> Parts:
+    """Make the parts of a communicator of the ranks of ``comm``. Collective.
+
+    What may go wrong on one rank is done first, and the ranks tell each other how that went before MPI makes anything.
+
+    Args:
+        comm: of the caller.
+        axis: for messages.
+        timeout: seconds to wait for the other ranks, and for all the rest.
+        prepare: brings what this rank needs, by itself.
+
+    Raises:
+        ConfigError: MPI has too low a level of thread support.
+        CollectiveTimeoutError: the other ranks have not all come, or do not go on.
+        RemoteError: another rank has failed; names it.
+        MismatchError: on every rank; they disagree.
+        BaseException: what ``prepare`` raised.
+    """
+    check_threads()
+    rank, size = comm.Get_rank(), comm.Get_size()
+    what = f"making a communicator on axis {axis!r}, rank {rank} of {size}"
+    engine().check_process(what)
+    own: Preparation | BaseException
+    try:
+        own = prepare()
+    except BaseException as error:
+        own = error
+    card = card_of(own)
+    cards = card.repeat(size)
+
+    # Not an Idup: one that stays unmatched confuses Open MPI when it makes the next communicator.
+    def meeting() -> Steps:
+        yield Pending([comm.Ibarrier()], [-1])
+        yield Pending([comm.Iallgather([card, MPI.BYTE], [cards, MPI.BYTE])], [-1])
+
+    try:
+        engine().start(meeting(), f"{what}: the meeting of all ranks", timeout).wait()
+    except CollectiveTimeoutError:
+        if isinstance(own, BaseException):
+            raise own from None
+        raise
+    if isinstance(own, BaseException):
+        raise own
+    return _Assembly(comm, what, own, agree(cards, own, what)).run(timeout)
+
+
+class _Assembly:
+    """MPI's part, in steps that wait for the other ranks inside MPI: in a thread, which can be left behind."""
+
+    def __init__(self, comm: MPI.Comm, what: str, own: Preparation, agreed: Agreement) -> None:
+        self._comm, self._what, self._own, self._agreed = comm, what, own, agreed
+        self._step = "duplicating it"
+        self._notices: Notices | None = None
+
+    def run(self, timeout: float) -> Parts:
+        try:
+            parts = bounded(self._assemble, lambda: f"{self._what}: {self._step}", timeout, self._look)
+        except CollectiveTimeoutError as late:
+            raise CollectiveTimeoutError(f"{late}{self._absent()}") from None
+        except RemoteError:
+            raise
+        except BaseException as error:
+            if self._notices is not None:
+                self._notices.tell(_MAKING, error)
+            raise
+        if self._notices is not None:
+            self._notices.end(_MAKING, well=True)
+        return parts
+
+    def _assemble(self) -> Parts:
+        comm, own, agreed = self._comm, self._own, self._agreed
+        if comm.Get_size() > 1:
+            notices = Notices(comm.Dup(), agreed.key)
+            notices.begin(_MAKING)
+            self._notices = notices
+        mpi, p2p = MPI.Intracomm(comm.Dup()), MPI.Intracomm(comm.Dup())
+        comparison = MPI.Intracomm(mpi.Dup()) if own.detail else None
+        self._step = "finding out who is on which host"
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        topology = discover(mpi, node)
+        self._step = "sharing memory"
+        # Where MPI takes device pointers, it takes them between the ranks of a host, too.
+        near = None if agreed.awareness.messages else meet(mpi, node)
+        group = join(mpi, node) if comm.Get_size() > 1 and agreed.on_host else None
+        node.Free()
+        self._step = "telling rank 0's settings"
+        chosen = chooser(mpi, topology, own.settings)
+        return Parts(own, agreed, mpi, p2p, comparison, topology, near, group, chosen, self._notices)
+
+    def _look(self) -> None:
+        notices = self._notices
+        if notices is None:
+            return
+        notices.look()
+        failure = notices.failures.get(_MAKING)
+        if failure is not None:
+            raise RemoteError(f"{self._what}: rank {failure.rank} failed: {failure.text}")
+
+    def _absent(self) -> str:
+        """Who is silent, in words; those that wait as well answer."""
+        notices = self._notices
+        if notices is None:
+            return ""
+        notices.ask(_MAKING)
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while len(notices.replies(_MAKING)) < notices.size - 1 and time.monotonic() < deadline:
+            notices.look()
+            time.sleep(_LOOK)
+        return f"; {absentees(notices.replies(_MAKING), notices.rank, notices.size)}"
+
+
+def bounded(
+    work: Callable[[], T], what: Callable[[], str], timeout: float, look: Callable[[], None] | None = None
+) -> T:
+    """Do what waits for other ranks inside MPI, for a limited time.
+
+    Args:
+        work: to do, in a thread that is left behind where it does not come back.
+        what: it is, and where it has got to.
+        timeout: seconds that it may take.
+        look: called now and then; what it raises ends the waiting.
+
+    Raises:
+        CollectiveTimeoutError: it did not end in time.
+        BaseException: what ``work`` raised.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="hybridcomp-making", daemon=True)
+    deadline = time.monotonic() + timeout
+    thread.start()
+    while True:
+        thread.join(_LOOK)
+        if not thread.is_alive():
+            break
+        if look is not None:
+            look()
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(
+                f"{what()} did not end within the timeout of {round(timeout, 2):g} s; still waiting for other ranks"
+            )
+    if errors:
+        raise errors[0]
+    return results[0]

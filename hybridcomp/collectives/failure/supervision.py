@@ -1,0 +1,86 @@
+"""What the ranks' notices mean for the operations in flight. For the engine, which holds its lock in every call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hybridcomp.collectives.notices import Failure, Notices
+from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchError, RemoteError
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.request import Request
+
+
+def close(request: Request) -> None:
+    """Let the other ranks know how an operation has ended, if they need to; it may fail yet because of what they say.
+
+    A rank that has failed in an operation says so before it starts the next. What it says is here before any message
+    of that next one, so whoever ends one well looks.
+    """
+    notices = request._notices
+    if notices is None:
+        return
+    if request.exception is None:
+        notices.look()
+        failure = notices.failures.get(request.number)
+        notices.end(request.number, well=failure is None)
+        if failure is not None:
+            request.exception = _failed(request, failure)
+        elif (
+            notices.belated is not None
+        ):  # nobody waits for this rank in this one: the others need not be told
+            request.exception = _blame(request, notices)
+        return
+    error = request.exception
+    if not (isinstance(error, MismatchError) and error.everywhere):
+        notices.tell(request.number, error)
+    notices.end(request.number, well=False)
+
+
+def heed(notices: Notices, active: Sequence[Request]) -> list[Request]:
+    """Act on what has come.
+
+    Args:
+        notices: of a communicator.
+        active: its operations in flight.
+
+    Returns:
+        Those that have ended by it: on this rank alone, so that MPI may still write to their buffers.
+    """
+    notices.news = False
+    ended = []
+    for request in active:
+        failure = notices.failures.get(request.number)
+        if failure is not None and not request._asking:
+            request._abandon(_failed(request, failure))
+            notices.end(request.number, well=False)
+            ended.append(request)
+        elif request._asking and len(notices.replies(request.number)) == notices.size - 1:
+            request._deadline = 0.0
+    left = [request for request in active if not (request._ended or request._asking)]
+    if notices.belated is not None and left:
+        first = min(left, key=lambda request: request.number)
+        error = _blame(first, notices)
+        first._abandon(error)
+        notices.tell(first.number, error, blamed=True)
+        notices.end(first.number, well=False)
+        ended.append(first)
+    return ended
+
+
+def _failed(request: Request, failure: Failure) -> HybridcompError:
+    kind = CollectiveTimeoutError if failure.late else RemoteError
+    verb = "gave up" if failure.late else "failed"
+    return kind(f"{request.what}: rank {failure.rank} {verb}: {failure.text}")
+
+
+def _blame(request: Request, notices: Notices) -> RemoteError:
+    """Make the error of an operation that ends for one that had ended well here and failed elsewhere."""
+    assert notices.belated is not None
+    (number, failure), notices.belated = notices.belated, None
+    verb = "gave up" if failure.late else "failed"
+    return RemoteError(
+        f"{request.what} was ended for an earlier one: rank {failure.rank} {verb} in number {number}, "
+        f"which had ended well on rank {notices.rank}: {failure.text}"
+    )

@@ -1,0 +1,34 @@
+"""Errors that nobody is there to catch."""
+
+from __future__ import annotations
+
+import weakref
+
+
+def report(error: BaseException, where: str) -> None:
+    """Hand an error to ``sys.unraisablehook``, as Python does with what is raised where nobody can catch it.
+
+    Args:
+        error: that was raised.
+        where: in words.
+    """
+    # Python makes the hook's argument, which a program cannot, of what a weak reference's callback raises.
+    target = _Target()
+    reference = weakref.ref(target, _Raising(error, where))
+    del target
+    del reference
+
+
+class _Target:
+    pass
+
+
+class _Raising:
+    def __init__(self, error: BaseException, where: str) -> None:
+        self._error, self._where = error, where
+
+    def __call__(self, _: object) -> None:
+        raise self._error
+
+    def __repr__(self) -> str:
+        return self._where

@@ -1,0 +1,191 @@
+"""Ctrl-C, and whatever else is raised in the middle of an operation or of a callback, leaves no operation half done."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hybridcomp as hc
+from hybridcomp.collectives.engine import Pending, Steps, engine
+from hybridcomp.collectives.transport import Transport
+from tests.mpi.conftest import WORLD, gaussian, identical, verdict
+
+N = 1 << 21  # elements: 8 MiB
+
+
+class Gate:
+    open = False
+
+    def done(self) -> bool:
+        return self.open
+
+
+class Later:
+    """Is done at the third look of the main thread, which runs the next step."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def done(self) -> bool:
+        self.looks += threading.current_thread() is threading.main_thread()
+        return self.looks > 2 and threading.current_thread() is threading.main_thread()
+
+
+def test_a_signal_in_a_step_is_answered_after_it():
+    log = []
+
+    def steps() -> Steps:
+        yield Pending([], [], events=[Later()])
+        signal.raise_signal(signal.SIGINT)
+        log.append("the rest of the step")
+        yield Pending([], [])
+        log.append("the next")
+
+    request = engine().start(steps(), "a test", 20.0)
+    with pytest.raises(KeyboardInterrupt):
+        request.wait()
+    request.wait()
+    verdict(log == ["the rest of the step", "the next"], str(log))
+    verdict(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+
+
+def interrupted(request: Any, seconds: float) -> bool:
+    """Wait for a request, with Ctrl-C after some time; return whether that came in the wait."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        time.sleep(seconds)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    ended = False
+    try:
+        thread.start()
+        request.wait()
+        ended = True
+        for _ in range(1000):  # the signal is on its way
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        return not ended
+    raise AssertionError("the signal has not come")
+
+
+def test_an_all_reduce_that_was_interrupted_goes_on_and_ends_right(make):
+    comm = make("int8")
+    want = gaussian(N)
+    comm.Allreduce(MPI.IN_PLACE, want)
+    began = time.monotonic()
+    comm.Allreduce(MPI.IN_PLACE, gaussian(N))
+    usual = time.monotonic() - began
+    rng = np.random.default_rng(WORLD.rank)
+    hits = tries = 0
+    while tries < 30 or (WORLD.size > 1 and WORLD.allreduce(hits) < 8):
+        x = gaussian(N)
+        request = comm.Iallreduce(MPI.IN_PLACE, x)
+        hits += interrupted(request, rng.uniform(0, usual))
+        request.wait()
+        verdict(bool((x == want).all()))
+        tries += 1
+
+
+def test_what_is_thrown_into_a_step_reaches_its_thread_and_fails_the_operation_everywhere(make, monkeypatch):
+    if WORLD.size == 1:
+        return
+    comm = make("int8")
+    honest = Transport.isend
+    left = [1] if WORLD.rank == 0 else []
+
+    def isend(self: Transport, data: Any, peer: int, tag: int) -> MPI.Request:
+        if left:
+            left.pop()
+            raise KeyboardInterrupt
+        return honest(self, data, peer, tag)
+
+    monkeypatch.setattr(Transport, "isend", isend)
+    x = gaussian(50_000)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt if WORLD.rank == 0 else hc.RemoteError) as caught:
+        comm.Iallreduce(MPI.IN_PLACE, x).wait()
+    verdict(time.monotonic() - began < 10)
+    verdict(WORLD.rank == 0 or "rank 0 failed: HybridcompError" in str(caught.value), str(caught.value))
+    comm.Allreduce(MPI.IN_PLACE, x)
+    verdict(identical(x))
+
+
+def test_a_step_that_was_thrown_out_of_has_not_ended_well():
+    def steps() -> Steps:
+        yield Pending([], [], events=[Later()])
+        raise SystemExit(3)
+
+    request = engine().start(steps(), "a test", 20.0)
+    with pytest.raises(SystemExit):
+        request.wait()
+    with pytest.raises(hc.HybridcompError, match=r"a test was stopped by SystemExit\(3\)"):
+        request.wait()
+    verdict(True)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["in a wait", "in the background"])
+def test_a_callback_that_raises_keeps_no_other_from_running(monkeypatch, waits):
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda about: reported.append(about.exc_value))
+    gate, ran, background = Gate(), threading.Event(), threading.Event()
+
+    def steps() -> Steps:
+        yield Pending([], [], events=[gate])
+
+    def broken(_: object) -> None:
+        raise ValueError("of a callback")
+
+    request = engine().start(steps(), "a test", 20.0)
+    request.add_done_callback(broken)
+    request.add_done_callback(lambda _: ran.set())
+    gate.open = True
+    if waits:
+        request.wait()
+    verdict(ran.wait(10))
+    verdict([str(error) for error in reported] == ["of a callback"], str(reported))
+    again = engine().start(steps(), "another test", 20.0)  # by the same thread
+    again.add_done_callback(lambda _: background.set())
+    verdict(background.wait(10))
+
+
+def test_a_quick_operation_that_was_interrupted_goes_on(make):
+    """A signal that comes while compiled code waits is answered as that returns, before its result is used."""
+    comm = make("none")
+    x = np.full(100, WORLD.rank, np.int64)
+    comm.Allreduce(MPI.IN_PLACE, x)  # the quick way has learnt of it
+    for late in range(min(2, WORLD.size)):
+        x = np.full(100, WORLD.rank, np.int64)
+        WORLD.Barrier()
+        before = comm._started
+        if WORLD.rank == late and WORLD.size > 1:
+            time.sleep(0.1)  # the others are interrupted while they wait for this rank
+        else:
+            quick_interrupted(comm, x, 0.002)
+        if comm._started == before:  # or before they have begun
+            comm.Allreduce(MPI.IN_PLACE, x)
+        engine().attend(lambda: not comm.busy)
+        verdict(bool((x == sum(range(WORLD.size))).all()), str(x[:3]))
+        verdict(len(set(WORLD.allgather(comm._started))) == 1, "numbers differ")
+    y = gaussian(1000)
+    comm.Allreduce(MPI.IN_PLACE, y, codec="int8")
+    verdict(identical(y))
+
+
+def quick_interrupted(comm: hc.Communicator, x: np.ndarray, seconds: float) -> None:
+    """Do an operation, with Ctrl-C after some time."""
+
+    class Doing:
+        def wait(self) -> None:
+            comm.Allreduce(MPI.IN_PLACE, x)
+
+    interrupted(Doing(), seconds)

@@ -1,0 +1,196 @@
+"""Making and splitting communicators: what goes wrong on one rank is told to all, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hybridcomp as hc
+from hybridcomp.collectives.failure import making
+from hybridcomp.collectives.notices import Notices
+from tests.mpi.conftest import WORLD, verdict
+
+LAST = WORLD.size - 1
+last = WORLD.rank == LAST
+
+
+def error_of(work: Callable[[], Any]) -> BaseException | None:
+    try:
+        made = work()
+    except Exception as error:
+        return error
+    if made != MPI.COMM_NULL:
+        made.Free()
+    return None
+
+
+def broken(*_: Any) -> Any:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_what_one_rank_cannot_prepare_is_told_to_all(monkeypatch):
+    if WORLD.rank == 0:
+        monkeypatch.setattr("hybridcomp.collectives.choosing.load_profile", broken)
+    began = time.monotonic()
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    if WORLD.rank == 0:
+        verdict(isinstance(error, RuntimeError) and "home directory" in str(error), repr(error))
+    else:
+        words = f"making a communicator on axis 'dp', rank {WORLD.rank} of {WORLD.size}: rank 0 failed: RuntimeError"
+        verdict(isinstance(error, hc.RemoteError) and words in str(error), repr(error))
+    verdict(time.monotonic() - began < 5)
+    monkeypatch.undo()
+    verdict(error_of(lambda: hc.Communicator(WORLD, "none")) is None)
+
+
+def test_a_policy_that_one_rank_cannot_read_is_told_to_all():
+    if WORLD.size == 1:
+        return
+    error = error_of(lambda: hc.Communicator(WORLD, "int9" if last else "int8", "dp", timeout=10.0))
+    kind = hc.RemoteError if not last else Exception
+    verdict(isinstance(error, kind) and (last or f"rank {LAST} failed: " in str(error)), repr(error))
+
+
+def test_what_goes_wrong_while_mpi_makes_it_is_told_to_all(monkeypatch):
+    if WORLD.size == 1:
+        return
+    honest, left = making.discover, []
+
+    def discover(comm: MPI.Comm, node: MPI.Comm) -> Any:
+        left.append((comm, node))
+        raise MemoryError("made up")
+
+    if last:
+        monkeypatch.setattr(making, "discover", discover)
+    began = time.monotonic()
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    words = f"rank {LAST} failed: MemoryError: made up"
+    good = (
+        isinstance(error, MemoryError) if last else isinstance(error, hc.RemoteError) and words in str(error)
+    )
+    verdict(good, repr(error))
+    verdict(time.monotonic() - began < 5)
+    if last:  # what the others' threads still wait for in MPI
+        comm, node = left[0]
+        honest(comm, node)
+        making.meet(comm, node)
+        making.chooser(comm, None, "")
+    verdict(ended())
+
+
+def passed(comm: MPI.Comm) -> None:
+    """Wait for a barrier of all ranks, for a while."""
+    request, deadline = comm.Ibarrier(), time.monotonic() + 15
+    while not request.Test() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def ended() -> bool:
+    """Whether no thread is left behind in MPI, after a while."""
+    deadline = time.monotonic() + 10
+    while any(t.name == "hybridcomp-making" for t in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return time.monotonic() < deadline
+
+
+def test_a_rank_that_stops_while_mpi_makes_it_is_waited_for_no_longer_than_the_timeout(monkeypatch):
+    if WORLD.size == 1:
+        return
+    honest, aside = making.discover, WORLD.Dup()
+
+    def discover(comm: MPI.Comm, node: MPI.Comm) -> Any:
+        passed(aside)
+        return honest(comm, node)
+
+    if last:
+        monkeypatch.setattr(making, "discover", discover)
+        monkeypatch.setattr(Notices, "look", lambda _: False)  # as if it were stopped
+        error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=20.0))
+        verdict(error is None, repr(error))
+    else:
+        began = time.monotonic()
+        error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=1.0))
+        took = time.monotonic() - began
+        passed(aside)
+        words = "finding out who is on which host did not end within the timeout of 1 s"
+        good = words in str(error) and f"rank {LAST} (silent)" in str(error) and took < 5
+        verdict(isinstance(error, hc.CollectiveTimeoutError) and good, repr(error))
+    verdict(ended())
+    aside.Free()
+
+
+MAKERS: dict[str, Callable[[hc.Communicator], Any]] = {
+    "split": lambda comm: comm.Split(0, 0),
+    "split_type": lambda comm: comm.Split_type(MPI.COMM_TYPE_SHARED),
+    "create": lambda comm: comm.Create(WORLD.Get_group()),
+    "dup": lambda comm: comm.Dup(),
+}
+
+
+@pytest.mark.parametrize("op", MAKERS)
+def test_a_rank_that_does_not_come_to_a_split_is_named(make, op):
+    comm = make("none", timeout=0.5)
+    if WORLD.size == 1:
+        verdict(error_of(lambda: MAKERS[op](comm)) is None)
+        return
+    error = None if last else error_of(lambda: MAKERS[op](comm))
+    own, told = f"not arrived: rank {LAST} (at number 0)", "gave up"
+    good = isinstance(error, hc.CollectiveTimeoutError) and f"{op} number 1 on axis 'dp'" in str(error)
+    verdict(last or (good and (own in str(error) or told in str(error))), repr(error))
+    if last:
+        error = error_of(lambda: MAKERS[op](comm))
+        verdict(isinstance(error, hc.CollectiveTimeoutError) and told in str(error), repr(error))
+    else:
+        verdict(True)
+
+
+def test_members_of_a_group_that_do_not_come_are_not_waited_for(make):
+    if WORLD.size == 1:
+        return
+    comm = make("none", timeout=0.5)
+    group = WORLD.Get_group()
+    error = None if last else error_of(lambda: comm.Create_group(group, 7))
+    words = "create_group on axis 'dp', rank"
+    verdict(last or (isinstance(error, hc.CollectiveTimeoutError) and words in str(error)), repr(error))
+    if last:
+        comm.mpi.Create_group(group, 7)
+    verdict(ended())
+
+
+def test_too_low_a_level_of_threads_is_refused(monkeypatch):
+    monkeypatch.setattr(making.MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
+    with pytest.raises(
+        hc.ConfigError, match=r"MPI_THREAD_SERIALIZED.*initialise it with MPI_THREAD_MULTIPLE"
+    ):
+        hc.Communicator(WORLD, "none")
+    verdict(True)
+
+
+def test_a_forked_process_does_not_enter_mpi(make):
+    comm = make("none")
+    x = np.ones(10, np.float32)
+    comm.Allreduce(MPI.IN_PLACE, x)  # the quick way has learnt of it
+    calls: list[Callable[[], Any]] = [
+        lambda: comm.Allreduce(MPI.IN_PLACE, x),
+        lambda: comm.Send(x, (WORLD.rank + 1) % WORLD.size, 3),
+        comm.Barrier,
+        lambda: comm.Bcast(MPI.BOTTOM, 0),
+        comm.Iprobe,
+        lambda: hc.Communicator(WORLD, "none"),
+    ]
+    child = os.fork()
+    if not child:
+        wrong = 99
+        try:
+            wrong = sum("forked" not in str(error_of(call)) for call in calls)
+        finally:
+            os._exit(wrong)
+    _, status = os.waitpid(child, 0)
+    verdict(os.waitstatus_to_exitcode(status) == 0, str(status))
