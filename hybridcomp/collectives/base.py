@@ -184,18 +184,20 @@ class Base:
             return None  # a codec for each step would be a program for each
         if isinstance(codec, SparseCodec) and data.dtype is not data.dtype.accumulator:
             return None  # their values are not widened by compiled code
-        asked = algorithm if choice.compresses else None
         plain = not choice.compresses
+        asked = algorithm
         way = self._chooser.choose(
             "all_reduce", data.nbytes, data.dtype, codec, form, asked, engine=True, plain=plain
         )
         return way if way.algorithm.schedule is not None else None
 
-    def _program(self, choice: Choice, data: Flat, op: Op, name: str | None) -> Any:
+    def _program(
+        self, choice: Choice, data: Flat, op: Op, name: str | None, algorithm: str | None = None
+    ) -> Any:
         """The engine's program of an all-reduce like ``data`` without a memory; None where it is none of those."""
         if self._programs is None or (choice.feedback is not None and name is not None):
             return None
-        way = self._engine_way(choice, data, op, None)
+        way = self._engine_way(choice, data, op, None, algorithm)
         if way is None:
             return None
         return self._programs.all_reduce(way, data, choice.codec, mean=op == AVG, feedback=False)

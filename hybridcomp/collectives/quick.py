@@ -39,7 +39,7 @@ from hybridcomp.native import kernels
 _MOST_OPERATIONS = 4096
 _MOST_KINDS = 64  # of arrays, for each
 
-# Operation; id of the reduction, or root; name and phase; of a reduction the codec.
+# Operation; id of the reduction, or root; name and phase; of a reduction the codec and the algorithm.
 Key = tuple[Any, ...]
 
 

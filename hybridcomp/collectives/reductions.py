@@ -54,8 +54,8 @@ class Reductions(Quick):
             op: see the class.
             name, phase, codec, algorithm: see :mod:`~hybridcomp.collectives.communicator`.
         """
-        if algorithm is None and self.allreduce_at_once(
-            sendbuf, recvbuf, op, name=name, phase=phase, codec=codec
+        if self.allreduce_at_once(
+            sendbuf, recvbuf, op, name=name, phase=phase, codec=codec, algorithm=algorithm
         ):
             return
         return self.start_allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
@@ -69,11 +69,13 @@ class Reductions(Quick):
         name: str | None = None,
         phase: str | None = None,
         codec: CodecLike = None,
+        algorithm: str | None = None,
     ) -> bool:
         """:meth:`Allreduce` if that is one native call on plain arrays; False, with nothing done, if it is not."""
         if self._line or not (codec is None or isinstance(codec, str)):
             return False
-        return self._done(("all_reduce", id(op), name, phase, codec), self._sums, sendbuf, recvbuf, op)
+        key = ("all_reduce", id(op), name, phase, codec, algorithm)
+        return self._done(key, self._sums, sendbuf, recvbuf, op)
 
     def Iallreduce(
         self,
@@ -127,7 +129,9 @@ class Reductions(Quick):
         if (
             codec is None
             and not self._line
-            and self._done(("reduce_scatter", id(op), name, phase, None), self._sums, sendbuf, recvbuf, op)
+            and self._done(
+                ("reduce_scatter", id(op), name, phase, None, None), self._sums, sendbuf, recvbuf, op
+            )
         ):
             return
         return self.start_reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
@@ -312,7 +316,7 @@ class Reductions(Quick):
 
     def _sums(self, key: Key, send: Any, recv: Any, op: Any) -> Kind | None:
         """The kind of a blocking reduction on plain arrays; None if neither MPI nor the engine does it alone."""
-        what, _, name, phase, codec = key
+        what, _, name, phase, codec, algorithm = key
         whole, p = what == "all_reduce", self.size
         data = recv if whole else send  # what the policy is asked about
         if not data.size or not (isinstance(op, MPI.Op) or (whole and op == AVG)):
@@ -324,7 +328,7 @@ class Reductions(Quick):
         except ForeignBufferError:
             return None
         choice = self._choose_sum(what, flat, op, name, phase, codec)
-        if whole and (program := self._program(choice, flat, op, name)) is not None:
+        if whole and (program := self._program(choice, flat, op, name, algorithm)) is not None:
             return self._call(what, choice, flat.nbytes, 2 * (p - 1) * flat.nbytes // p), program
         if (
             not isinstance(op, MPI.Op)

@@ -1,0 +1,198 @@
+"""The compiled engine: the generators' bits, many operations at once, from several threads, and full rings."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hybridcomp as hc
+from hybridcomp.collectives import choosing
+from hybridcomp.collectives.algorithms import ALGORITHMS
+from hybridcomp.collectives.execution.groups import DEVICES
+from hybridcomp.collectives.execution.native import native_engine
+from hybridcomp.collectives.failure import making
+from hybridcomp.policy.toml import parse_policy
+from hybridcomp.schedules.topology import Topology
+from tests.mpi.conftest import WORLD, communicator, gaussian, identical, total, verdict
+
+CODECS = ["int8", "int4:rounding=stochastic", "bf16", "topk:ratio=0.1", "sign", "mpc", "zfp:rate=8"]
+FORMS = ["ef", "loco", "dgc", "ef21"]
+COMPILED = [a.name for a in ALGORITHMS["all_reduce"] if a.schedule is not None and a.run is not None]
+
+
+@pytest.fixture(params=["one host", "two hosts"])
+def both(request, monkeypatch) -> Iterator[tuple[hc.Communicator, hc.Communicator, Topology]]:
+    """A communicator of the engine's, and one whose operations go by generators; chunks are small."""
+    hosts = tuple(r * 2 // WORLD.size if request.param == "two hosts" else 0 for r in range(WORLD.size))
+    topology = Topology(hosts)
+    monkeypatch.setattr(making, "discover", lambda comm, node: topology)
+    monkeypatch.setattr(choosing, "chunk_bytes", lambda *_: 4096)
+    policy = "[dp]\nall_reduce = { codec = 'int8', feedback = '%s' }\n"
+    made = []
+    for devices in "01":
+        monkeypatch.setenv(DEVICES, devices)
+        made.append(communicator(parse_policy(policy % "ef", "test")))
+    yield made[0], made[1], topology
+    for comm in made:
+        comm.Free()
+
+
+def algorithms(topology: Topology, codec: str) -> list[str]:
+    able = [a for a in ALGORITHMS["all_reduce"] if a.name in COMPILED]
+    return [a.name for a in able if a.refuses(topology, hc.get_codec(codec)) is None]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_same_bits_as_the_generators(both, codec):
+    compiled, generated, topology = both
+    wrong = []
+    for n in (1, 130, 10_001):
+        for dtype in ("float32", "float64", "float16"):
+            for algorithm in algorithms(topology, codec):
+                x = gaussian(n, dtype=dtype)
+                got, want = np.empty_like(x), np.empty_like(x)
+                compiled.Allreduce(x, got, codec=codec, algorithm=algorithm)
+                generated.Allreduce(x, want, codec=codec, algorithm=algorithm)
+                if got.tobytes() != want.tobytes():
+                    wrong.append((n, dtype, algorithm))
+    verdict(not wrong, str(wrong))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_same_memories_as_the_generators(both, form):
+    *_, topology = both
+    if WORLD.size == 1:
+        return
+    policy = parse_policy(
+        f"min_bytes = 0\n[dp]\nall_reduce = {{ codec = 'int8', feedback = '{form}' }}\n", "test"
+    )
+    comms = [hc.Communicator(WORLD, policy, "dp", timeout=30.0) for _ in range(2)]
+    comms[1]._programs = None
+    wrong = []
+    for algorithm in algorithms(topology, "int8"):
+        if algorithm == "halving":  # which has no memory
+            continue
+        for op in (MPI.SUM, "avg"):
+            for step in range(4):
+                x = gaussian(9_001, seed=step)
+                if step == 2:
+                    x[77] = np.inf
+                got, want = np.empty_like(x), np.empty_like(x)
+                for comm, out in zip(comms, (got, want), strict=True):
+                    comm.Allreduce(x, out, op, name=f"{algorithm} {op == 'avg'}", algorithm=algorithm)
+                if got.tobytes() != want.tobytes():
+                    wrong.append((algorithm, op, step))
+    states = [comm.feedback.state_dict() for comm in comms]
+    wrong += [key for key, value in states[0].items() if value.tobytes() != states[1][key].tobytes()]
+    verdict(not wrong, str(wrong))
+    for comm in comms:
+        comm.Free()
+
+
+def test_uncompressed_sums_are_the_engines_and_alike(make):
+    comm = make("none")
+    for n in (1, 1000, 300_001):
+        for dtype in ("float32", "float64", "float16"):
+            for op in (MPI.SUM, "avg"):
+                x = gaussian(n, dtype=dtype)
+                comm.Allreduce(MPI.IN_PLACE, x, op)
+                want = total(n, dtype=dtype) / (WORLD.size if op == "avg" else 1)
+                close = np.allclose(
+                    x.astype(np.float64), want, rtol=2e-3 if dtype == "float16" else 1e-5, atol=2e-2
+                )
+                verdict(identical(x) and close, f"{n} {dtype} {op}")
+
+
+def test_more_operations_than_a_ring_holds(make):
+    """The last rank comes late: what the others send it fills its rings, and none of them may wait for ever."""
+    comm = make("int8", timeout=60.0)
+    count = 700
+    arrays = [gaussian(40, seed=i) for i in range(count)]
+    if WORLD.size > 1 and WORLD.rank == WORLD.size - 1:
+        WORLD.recv(source=0, tag=9)
+    started = [comm.Iallreduce(MPI.IN_PLACE, x) for x in arrays]
+    if WORLD.rank == 0 and WORLD.size > 1:
+        WORLD.send(None, dest=WORLD.size - 1, tag=9)
+    for request in reversed(started):
+        request.wait()
+    verdict(identical(np.concatenate(arrays)))
+
+
+def test_threads_that_overlap_on_communicators_of_their_own(make):
+    """Random programs: each thread runs its own, of the same operations on all ranks, blocking and not."""
+    threads = 3
+    comms = [make(("int8", "none", "int4")[i]) for i in range(threads)]
+    results: list[list[np.ndarray]] = [[] for _ in range(threads)]
+    errors: list[BaseException] = []
+
+    def work(i: int) -> None:
+        rng = np.random.default_rng(i)
+        flying = []
+        try:
+            for step in range(60):
+                n = int(rng.choice([1, 100, 5_000, 70_000, 400_000]))
+                x = gaussian(n, seed=step)
+                if rng.random() < 0.5:
+                    comms[i].Allreduce(MPI.IN_PLACE, x)
+                else:
+                    flying.append(comms[i].Iallreduce(MPI.IN_PLACE, x))
+                results[i].append(x)
+                while flying and rng.random() < 0.4:
+                    flying.pop(int(rng.integers(len(flying)))).wait()
+            for request in flying:
+                request.wait()
+        except BaseException as error:
+            errors.append(error)
+
+    running = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    verdict(not errors, repr(errors))
+    for mine in results:
+        verdict(identical(np.concatenate(mine)))
+
+
+def test_statistics_count_what_the_engine_sent(make):
+    comm = make("int8")
+    x = gaussian(100_000)
+    for _ in range(3):
+        comm.Allreduce(MPI.IN_PLACE, x)
+    comm.Iallreduce(MPI.IN_PLACE, x).wait()
+    (row,) = comm.stats()
+    assert (row.calls, row.raw_bytes) == (4, 1_600_000)
+    if WORLD.size > 1:
+        assert row.wire_bytes > 0
+        assert row.encode_seconds > 0
+        assert row.decode_seconds > 0
+
+
+def test_memory_of_messages_is_used_again(make):
+    comm = make("int8")
+    x = gaussian(300_000)
+    for _ in range(5):
+        comm.Allreduce(MPI.IN_PLACE, x)
+    WORLD.Barrier()
+    before = native_engine().engine_used_bytes() if WORLD.size > 1 else 0
+    for _ in range(50):
+        x[:] = gaussian(300_000)
+        comm.Allreduce(MPI.IN_PLACE, x)
+    after = native_engine().engine_used_bytes() if WORLD.size > 1 else 0
+    verdict(after - before < 8 << 20, f"{before} to {after}")
+
+
+def test_an_operation_that_nobody_waits_for_ends(make):
+    """The engine's own thread makes progress, and calls back."""
+    comm = make("int8")
+    ended = threading.Event()
+    x = gaussian(200_000)
+    request = comm.Iallreduce(MPI.IN_PLACE, x)
+    request.add_done_callback(lambda _: ended.set())
+    verdict(ended.wait(20))
+    request.wait()
+    verdict(identical(x))
