@@ -32,6 +32,9 @@ UP_SECONDS = 60.0
 DOWN_SECONDS = 30.0
 END_SECONDS = 5.0  # how long mpiexec may take to end its ranks itself
 
+# Bytes/s between hosts of this machine, in about: what bounds it is the cores.
+_UNSHAPED = 1_500_000_000
+
 
 class Lab:
     """Hosts on one machine, each behind a link of its own that is shaped in the direction out of the host.
@@ -224,6 +227,8 @@ class Lab:
         # No host of a lab has a name to look up, of which torch would warn on every connection.
         result.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         result[keeper.MARK] = f"{self._token}.{next(self._runs)}"
+        bits = self.rate.bits_per_second
+        result.setdefault("HYBRIDCOMP_BANDWIDTH", str(_UNSHAPED if bits is None else bits // 8))
         result["HYBRIDCOMP_LAB_KIND"] = self.kind
         result["HYBRIDCOMP_LAB_RATE"] = str(self.rate)
         result["HYBRIDCOMP_LAB_HOSTS"] = str(self.hosts)

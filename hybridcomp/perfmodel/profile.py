@@ -41,6 +41,7 @@ from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.errors import ConfigError
 
 VARIABLE = "HYBRIDCOMP_PROFILE"
+BANDWIDTH_VARIABLE = "HYBRIDCOMP_BANDWIDTH"
 VERSION = 1
 DEFAULT = "default"
 MAX_BYTES = 65536  # of a profile as text
@@ -195,7 +196,7 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
 
     Args:
         path: its file. None: the one at :func:`wanted_path`, or :data:`BUILT_IN` where there is none in the user's
-            configuration.
+            configuration, with the network's bandwidth that ``HYBRIDCOMP_BANDWIDTH`` says, in bytes/s.
 
     Raises:
         ConfigError: a file that was named is missing, or any is wrong.
@@ -207,11 +208,24 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         if not named:
-            return BUILT_IN
+            return _built_in(os.environ.get(BANDWIDTH_VARIABLE))
         raise ConfigError(f"profile {place} does not exist") from None
     except OSError as error:
         raise ConfigError(f"cannot read profile {place}: {error.strerror}") from error
     return Profile.from_bytes(data, str(place))
+
+
+def _built_in(bandwidth: str | None) -> Profile:
+    """The built-in profile, for links between hosts of so many bytes/s."""
+    if not bandwidth:
+        return BUILT_IN
+    try:
+        number = float(bandwidth)
+    except ValueError:
+        number = 0.0
+    if not _LEAST <= number <= _MOST:
+        raise ConfigError(f"{BANDWIDTH_VARIABLE} is {bandwidth!r}; allowed: bytes per second, such as 125e6")
+    return dataclasses.replace(BUILT_IN, network=Tier(BUILT_IN.network.latency, number))
 
 
 def _lines(values: Tier | Speed) -> list[str]:
@@ -326,7 +340,7 @@ _MEASURED = {
 }
 BUILT_IN = Profile(
     host=Tier(latency=5e-6, bandwidth=5e9),
-    network=Tier(latency=60e-6, bandwidth=117e6),
+    network=Tier(latency=90e-6, bandwidth=117e6),
     memory=11e9,
     codecs={
         spec if spec == DEFAULT else get_codec(spec).spec: Speed(

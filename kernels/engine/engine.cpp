@@ -15,7 +15,7 @@ double knob(const char* name, double usual) {
   const char* const text = std::getenv(name);
   return text ? std::atof(text) : usual;
 }
-const int kSpins = static_cast<int>(knob("HC_SPINS", 20));
+const int kSpins = static_cast<int>(knob("HC_SPINS", 3));
 const double kYielding = knob("HC_YIELD_US", 100) * 1e-6;
 const double kSleepMin = knob("HC_SLEEP_US", 30) * 1e-6, kSleepMax = knob("HC_SLEEP_MAX_US", 500) * 1e-6,
              kShare = 1 / knob("HC_SHARE", 16);

@@ -22,6 +22,11 @@ Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_p
       posted_(program_->queues.size()),
       held_(program_->slots.size()),
       left_(program_->steps.size()) {
+  const std::size_t size = size_of(program_->carriage.dtype);
+  const std::uint8_t* const received = recv_;
+  apart_ = send_ + program_->send_elements * size <= received ||
+           received + program_->recv_elements * size <= send_;
+  unshared_ = group_->neighbours.empty();
   sequence_ = group_->take(group_->channels());
   for (std::size_t i = 0; i < waits_.size(); ++i) waits_[i] = program_->steps[i].waits;
 }
@@ -120,7 +125,15 @@ void Execution::post_receive(std::uint32_t index) {
     return received(index, entry);
   }
   const Slot& slot = program_->slots[step.slot];
-  std::uint8_t* const data = room(step.slot, slot.room);
+  const bool lands = step.lands != kNowhere && step.readers == 1 && unshared_ && apart_;
+  std::uint8_t* data = nullptr;
+  if (lands) {
+    const Step& copy = program_->steps[step.lands];
+    data = address(copy.out, copy.out_at);
+  } else {
+    data = room(step.slot, slot.room);
+  }
+  held_[step.slot].data = data;
   engine_.receive(*this, index, *group_, step.peer, Group::tag(sequence), data, slot.room);
 }
 
@@ -144,7 +157,7 @@ void Execution::completed(std::uint32_t index, int code, std::size_t bytes) {
   if (code) return fail(Fault::kMpi, index, step.peer, code);
   if (step.kind == kRecv) {
     Held& held = held_[step.slot];
-    filled(step, held.block, bytes, false, false);
+    filled(step, held.data, bytes, false, false);
   }
   end(index);
 }

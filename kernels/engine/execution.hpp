@@ -124,6 +124,9 @@ class Execution {
   Memory* memory_;          // of error feedback; null for none
   std::uint32_t sequence_;  // of its first channel
   bool traced_;
+  // Plain elements are sent from where they are and received where they belong: nobody here reads them
+  // through shared memory. The caller's own only if the two arrays have no memory in common.
+  bool unshared_, apart_;
 
   std::vector<std::uint32_t> waits_;    // of each step: how many must still end
   std::vector<State> states_;           // of each step

@@ -68,6 +68,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     step.span_at = static_cast<std::size_t>(w[6]);
     step.out_at = static_cast<std::size_t>(w[8]);
     step.memory = w[10];
+    step.lands = kNowhere;
     if (step.span != kNoBuffer && step.span_at + step.count > limits[step.span])
       return "a step reads past the end of its buffer";
     if (step.out != kNoBuffer && step.out_at + step.count > limits[step.out])
@@ -119,6 +120,10 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
       posts[{kind == kSend, step.peer, step.channel}].push_back(i);
     }
     step.waits = static_cast<std::uint32_t>(after[i].size());
+    // What is only copied, and waits for nothing else, may be received where it belongs.
+    if (kind == kDecode && step.waits == 1 && slots[step.slot].plain &&
+        slots[step.slot].dtype == dtype_of(step.out) && steps[after[i][0]].kind == kRecv)
+      steps[after[i][0]].lands = i;
     if (!step.waits) first.push_back(i);
     steps.push_back(step);
   }

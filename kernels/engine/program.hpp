@@ -17,6 +17,8 @@ enum BufferId : std::int8_t { kNoBuffer = -1, kSendBuffer, kRecvBuffer, kScratch
 constexpr std::size_t kStepWords = 15;  // of a step from Python, in the order of Schedule.packed
 constexpr std::size_t kSlotWords = 3;
 
+constexpr std::uint32_t kNowhere = UINT32_MAX;
+
 // A range of one of the program's lists.
 struct Range {
   std::uint32_t first = 0, count = 0;
@@ -33,8 +35,9 @@ struct Step {
   int peer, channel;
   std::size_t count, span_at, out_at;  // elements
   std::int64_t memory;
-  Range slots;  // in Program::lists
-  Range next;   // in Program::next: the steps that wait for it
+  std::uint32_t lands;  // of a receive of plain elements: the step that copies them to where they belong
+  Range slots;          // in Program::lists
+  Range next;           // in Program::next: the steps that wait for it
 };
 
 struct Slot {

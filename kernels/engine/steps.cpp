@@ -53,9 +53,13 @@ bool Execution::run(std::uint32_t index) {
 
 bool Execution::encode(std::uint32_t index, const Step& step) {
   const Slot& slot = program_->slots[step.slot];
-  std::uint8_t* const to = room(step.slot, slot.bytes);
-  const std::uint8_t* const from = address(step.span, step.span_at);
+  std::uint8_t* const from = address(step.span, step.span_at);
   std::size_t bytes = step.count * size_of(slot.dtype);
+  if (slot.plain && unshared_ && (apart_ || step.span == kScratch)) {
+    filled(step, from, bytes, false, true);
+    return true;
+  }
+  std::uint8_t* const to = room(step.slot, slot.bytes);
   if (slot.plain)
     std::memcpy(to, from, bytes);
   else if (step.memory >= 0)
@@ -99,7 +103,9 @@ bool Execution::decode(std::uint32_t index, const Step& step) {
   const DTypeCode type = program_->dtype_of(step.out);
   const bool stream = program_->carriage.stream && step.out == kRecvBuffer;
   if (slot.plain && slot.dtype == type) {
-    if (stream) {
+    if (held.data == to) {
+      // It was received there.
+    } else if (stream) {
       k.convert->stream(held.data, to, held.bytes);
       streamed();
     } else {
@@ -156,8 +162,17 @@ bool Execution::sum(std::uint32_t index, const Step& step) {
     if (store_sum(k, sum, payloads_)) return true;
   } else {
     const Slot& slot = program_->slots[step.slot];
-    std::uint8_t* const to = room(step.slot, slot.bytes);
     sum.dtype = slot.dtype;
+    if (slot.plain && unshared_ && wanted && sum.result_dtype == slot.dtype) {
+      sum.stream = false;  // it is sent from there
+      if (store_sum(k, sum, payloads_)) {
+        filled(step, sum.result, step.count * size_of(slot.dtype), false, true);
+        return true;
+      }
+      fail_sum(index, step);
+      return false;
+    }
+    std::uint8_t* const to = room(step.slot, slot.bytes);
     std::size_t bytes = 0;
     if (slot.plain) {
       std::uint8_t* const also = sum.result;
