@@ -29,7 +29,8 @@ def test_who_has_ended_an_operation_that_fails_elsewhere_is_told_in_the_next(mak
     )
     began = time.monotonic()
     second = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N)))
-    named = f"rank 1 failed in number 1, which had ended well on rank {WORLD.rank}: WireError"
+    # By itself, or told by one who has.
+    named = "rank 1 failed in number 1, which had ended well on rank"
     verdict(first is not None or (isinstance(second, hc.RemoteError) and named in str(second)), repr(second))
     verdict(time.monotonic() - began < 10)
     y = gaussian(N, seed=2)  # once told, it goes on
