@@ -44,6 +44,7 @@ def test_a_quick_operation_is_not_done_by_who_is_still_to_be_told(make):
     comm = make("none")
     x = np.ones(10, np.float32)
     comm.Allreduce(MPI.IN_PLACE, x)
+    WORLD.Barrier()  # all have ended it
     notices = comm._notices
     if WORLD.rank == 1:
         notices.tell(1, hc.WireError("made up"))
