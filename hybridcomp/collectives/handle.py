@@ -17,6 +17,7 @@ from typing import Any, Literal
 from mpi4py import MPI
 
 from hybridcomp.collectives import engine
+from hybridcomp.collectives.failure.signals import deferral
 
 called_back: set[object] = set()
 """A token for each generalized request that MPI has not freed. A forked process has one for good: MPI is its parent's,
@@ -73,8 +74,9 @@ class Request(MPI.Request):
             if not left:
                 general.Complete()
 
-        for operation in operations:
-            operation.add_done_callback(ended)
+        with deferral:
+            for operation in operations:
+                operation.add_done_callback(ended)
         return self
 
     @property
@@ -149,13 +151,15 @@ class Request(MPI.Request):
         return False
 
     def _release(self, status: MPI.Status | None) -> None:
-        if self != MPI.REQUEST_NULL:
-            super().Wait(status)
+        with deferral:  # what a signal's handler raised in a function that MPI calls would be MPI's error
+            if self != MPI.REQUEST_NULL:
+                super().Wait(status)
 
     def __del__(self) -> None:
         # MPI keeps it until it is complete. An interpreter that ends refuses what MPI would call.
         if self != MPI.REQUEST_NULL and not (sys.is_finalizing() or MPI.Is_finalized()):
-            super().Free()
+            with deferral:
+                super().Free()
 
 
 def wait_for(operations: Sequence[engine.Request], timeout: float | None) -> None:

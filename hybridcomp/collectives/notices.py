@@ -45,7 +45,7 @@ class _Detail(IntEnum):
 
     ERROR = 0
     LATE = 1
-    BLAMED = 2
+    CAUSED = 2  # by an earlier operation's failure, whose number the notice has in place of the latest
 
 
 class State(IntEnum):
@@ -63,11 +63,13 @@ class Failure(NamedTuple):
         rank: where.
         late: it ran out of time there.
         text: its error.
+        cause: number of the earlier operation whose failure it was ended for there; None if it failed by itself.
     """
 
     rank: int
     late: bool
     text: str
+    cause: int | None = None
 
 
 class Reply(NamedTuple):
@@ -129,19 +131,27 @@ class Notices:
         self.failures.pop(number, None)
         self._replies.pop(number, None)
 
-    def tell(self, number: int, error: BaseException, *, blamed: bool = False) -> None:
+    def tell(self, number: int, error: BaseException, *, cause: int | None = None) -> None:
         """Tell every other rank that an operation has failed here.
 
         Args:
             number: of the operation.
             error: that it ended with.
-            blamed: it was ended for an earlier one's failure, of which all ranks have been told.
+            cause: number of the earlier one for whose failure it was ended; all ranks have been told of that.
         """
         self.troubled = True
         late = isinstance(error, CollectiveTimeoutError)
         text = str(error) if late else f"{type(error).__name__}: {error}"
-        detail = _Detail.BLAMED if blamed else _Detail.LATE if late else _Detail.ERROR
-        self._send(_Kind.FAILED, detail, number, self._others(), text)
+        if cause is not None:
+            self._send(_Kind.FAILED, _Detail.CAUSED, number, self._others(), text, cause)
+        else:
+            self._send(_Kind.FAILED, _Detail.LATE if late else _Detail.ERROR, number, self._others(), text)
+
+    def known(self, number: int) -> None:
+        """An operation's failure has been reported here: nothing more that is said of it is news."""
+        self._ended[number] = False
+        if self.belated is not None and self.belated[0] == number:
+            self.belated = None
 
     def ask(self, number: int) -> None:
         """Ask every other rank how far it is."""
@@ -177,9 +187,12 @@ class Notices:
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
 
-    def _send(self, kind: _Kind, detail: int, number: int, to: list[int], text: str = "") -> None:
+    def _send(
+        self, kind: _Kind, detail: int, number: int, to: list[int], text: str = "", cause: int | None = None
+    ) -> None:
         words = text.encode()[:_ROOM]
-        head = _FORM.pack(_MAGIC, kind, detail, len(words), self._key, number, self.latest)
+        latest = self.latest if cause is None else cause
+        head = _FORM.pack(_MAGIC, kind, detail, len(words), self._key, number, latest)
         raw = (head + words).ljust(_BYTES, b"\0")
         if self._comm:
             self._outbox.post(raw, to, _TAG)
@@ -210,11 +223,12 @@ class Notices:
         if kind == _Kind.FAILED and detail <= max(_Detail):
             self.troubled = True
             words = raw[_FORM.size : _FORM.size + length].decode(errors="replace")
-            failure = Failure(rank, detail == _Detail.LATE, _printable(words))
+            cause = latest if detail == _Detail.CAUSED else None
+            failure = Failure(rank, detail == _Detail.LATE, _printable(words), cause)
             if self._state(number) is not State.ENDED:
                 if number not in self.failures and len(self.failures) < _KEPT:
                     self.failures[number] = failure
-            elif self._ended.get(number, True) and self.belated is None and detail != _Detail.BLAMED:
+            elif self._ended.get(number, True) and self.belated is None and cause is None:
                 self.belated = (number, failure)
         elif kind == _Kind.ASK:
             self.troubled = True

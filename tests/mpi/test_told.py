@@ -29,7 +29,8 @@ def test_who_has_ended_an_operation_that_fails_elsewhere_is_told_in_the_next(mak
     )
     began = time.monotonic()
     second = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N)))
-    named = f"rank 1 failed in number 1, which had ended well on rank {WORLD.rank}: WireError"
+    # By itself, or told by one who has.
+    named = "rank 1 failed in number 1, which had ended well on rank"
     verdict(first is not None or (isinstance(second, hc.RemoteError) and named in str(second)), repr(second))
     verdict(time.monotonic() - began < 10)
     y = gaussian(N, seed=2)  # once told, it goes on
@@ -43,6 +44,7 @@ def test_a_quick_operation_is_not_done_by_who_is_still_to_be_told(make):
     comm = make("none")
     x = np.ones(10, np.float32)
     comm.Allreduce(MPI.IN_PLACE, x)
+    WORLD.Barrier()  # all have ended it
     notices = comm._notices
     if WORLD.rank == 1:
         notices.tell(1, hc.WireError("made up"))

@@ -26,7 +26,7 @@ def close(request: Request) -> None:
         failure = notices.failures.get(request.number)
         notices.end(request.number, well=failure is None)
         if failure is not None:
-            request.exception = _failed(request, failure)
+            request.exception = _failed(request, failure, notices)
         elif (
             notices.belated is not None
         ):  # nobody waits for this rank in this one: the others need not be told
@@ -53,7 +53,7 @@ def heed(notices: Notices, active: Sequence[Request]) -> list[Request]:
     for request in active:
         failure = notices.failures.get(request.number)
         if failure is not None and not request._asking:
-            request._abandon(_failed(request, failure))
+            request._abandon(_failed(request, failure, notices))
             notices.end(request.number, well=False)
             ended.append(request)
         elif request._asking and len(notices.replies(request.number)) == notices.size - 1:
@@ -61,15 +61,18 @@ def heed(notices: Notices, active: Sequence[Request]) -> list[Request]:
     left = [request for request in active if not (request._ended or request._asking)]
     if notices.belated is not None and left:
         first = min(left, key=lambda request: request.number)
+        cause = notices.belated[0]
         error = _blame(first, notices)
         first._abandon(error)
-        notices.tell(first.number, error, blamed=True)
+        notices.tell(first.number, error, cause=cause)
         notices.end(first.number, well=False)
         ended.append(first)
     return ended
 
 
-def _failed(request: Request, failure: Failure) -> HybridcompError:
+def _failed(request: Request, failure: Failure, notices: Notices) -> HybridcompError:
+    if failure.cause is not None:
+        notices.known(failure.cause)
     kind = CollectiveTimeoutError if failure.late else RemoteError
     verb = "gave up" if failure.late else "failed"
     return kind(f"{request.what}: rank {failure.rank} {verb}: {failure.text}")
@@ -78,7 +81,8 @@ def _failed(request: Request, failure: Failure) -> HybridcompError:
 def _blame(request: Request, notices: Notices) -> RemoteError:
     """Make the error of an operation that ends for one that had ended well here and failed elsewhere."""
     assert notices.belated is not None
-    (number, failure), notices.belated = notices.belated, None
+    number, failure = notices.belated
+    notices.known(number)
     verb = "gave up" if failure.late else "failed"
     return RemoteError(
         f"{request.what} was ended for an earlier one: rank {failure.rank} {verb} in number {number}, "
