@@ -5,21 +5,18 @@
 #include <time.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 namespace hybridcomp::engine {
 namespace {
 
-double knob(const char* name, double usual) {
-  const char* const text = std::getenv(name);
-  return text ? std::atof(text) : usual;
-}
-const int kSpins = static_cast<int>(knob("HC_SPINS", 3));
-const double kYielding = knob("HC_YIELD_US", 100) * 1e-6;
-const double kSleepMin = knob("HC_SLEEP_US", 30) * 1e-6, kSleepMax = knob("HC_SLEEP_MAX_US", 500) * 1e-6,
-             kShare = 1 / knob("HC_SHARE", 16);
-const double kBackMin = knob("HC_BACK_US", 300) * 1e-6, kBackMax = knob("HC_BACK_MAX_US", 1000) * 1e-6;
+// Waiting in the foreground: some looks at once, then looks that give way to whoever wants the core, since
+// what is short may be here any moment, then sleeps for a share of the time that nothing has happened.
+constexpr int kSpins = 3;
+constexpr double kYielding = 100e-6;
+constexpr double kSleepMin = 30e-6, kSleepMax = 500e-6, kSleepShare = 1.0 / 16;
+// In the background others compute meanwhile.
+constexpr double kBackMin = 300e-6, kBackMax = 1e-3, kBackShare = 1.0 / 4;
 
 constexpr double kBellSleep = 5e-3;  // that only neighbours' bells end
 constexpr double kAside = 0.1;       // that the thread leaves what others wait for
@@ -237,7 +234,7 @@ bool Engine::wait(const Execution& execution, double seconds) {
       sched_yield();
       continue;
     }
-    const double share = std::min(std::clamp(quiet * kShare, kSleepMin, kSleepMax), until - time);
+    const double share = std::min(std::clamp(quiet * kSleepShare, kSleepMin, kSleepMax), until - time);
     if (bell && shares_.load())
       bell->sleep(seen, requested_.load() ? share : std::min(kBellSleep, until - time));
     else
@@ -285,7 +282,7 @@ void Engine::run() {
       moved_at = now();
       continue;
     }
-    const double pause = std::clamp((now() - moved_at) / 4, kBackMin, kBackMax);
+    const double pause = std::clamp((now() - moved_at) * kBackShare, kBackMin, kBackMax);
     if (bell && shares_.load())
       bell->sleep(seen, pause);
     else

@@ -216,7 +216,7 @@ def test_a_wrong_setting(wrong, message):
 def test_unknown_names():
     with pytest.raises(ValueError, match=r"'barrier'; known: all_reduce, reduce_scatter"):
         algorithms("barrier")
-    with pytest.raises(ValueError, match=r"'magic'; known: direct, ring"):
+    with pytest.raises(ValueError, match=r"'magic'; known: direct, one_shot, ring"):
         predict(BUILT_IN, "magic", setting())
     with pytest.raises(ValueError, match="takes a sparse codec, not 'int8"):
         choose(BUILT_IN, setting(), ["direct", "sparse"])

@@ -1,0 +1,251 @@
+// The five functions of MPI that the engine calls, between ranks that are objects of one process. A mailbox for
+// each communicator, pair of ranks and tag delivers in order; some sends end at once, others when their receive
+// is there, and what has ended is told some looks later, by a generator with a seed. It can damage messages.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/mpi.hpp"
+
+namespace fake {
+
+enum Damage { kNone, kTurnedBit, kShorter, kTooLong, kRefused };
+constexpr int kTruncated = 15, kInStatus = 17, kBroken = 16, kUndefined = -32766;  // as in MPICH
+
+class Network {
+ public:
+  static Network& get() {
+    static Network& network = *new Network;  // the engines' threads may outlast main
+    return network;
+  }
+
+  void seed(std::uint64_t value) {
+    const std::lock_guard lock(mutex_);
+    random_.seed(value);
+  }
+
+  // A rank's handle of a communicator, of which `group` is the number.
+  std::uint64_t communicator(int group, int rank) {
+    const std::lock_guard lock(mutex_);
+    communicators_.push_back({group, rank});
+    return communicators_.size();
+  }
+
+  // Damage the next message of a communicator of at least so many bytes.
+  void damage(int group, std::size_t least, Damage how) {
+    const std::lock_guard lock(mutex_);
+    damaged_group_ = group;
+    damaged_least_ = least;
+    damage_ = how;
+  }
+
+  // Whether that has happened; else it will not any more.
+  bool damaged() {
+    const std::lock_guard lock(mutex_);
+    const bool happened = damage_ == kNone;
+    damage_ = kNone;
+    return happened;
+  }
+
+  int isend(const void* data, std::size_t bytes, int peer, int tag, std::uint64_t comm, std::uint64_t* id) {
+    maybe_yield();
+    const std::lock_guard lock(mutex_);
+    const auto [group, rank] = communicators_.at(comm - 1);
+    const auto* const from = static_cast<const std::uint8_t*>(data);
+    Message message{from, bytes, {}, 0};
+    const bool harm = damage_ != kNone && group == damaged_group_ && bytes >= damaged_least_;
+    const Damage how = harm ? damage_ : kNone;
+    if (harm) damage_ = kNone;
+    if (how == kRefused) return kBroken;
+    const bool eager = harm || random_() % 2;
+    if (eager) {
+      message.copy.assign(from, from + bytes);
+      if (how == kTurnedBit) message.copy[random_() % bytes] ^= static_cast<std::uint8_t>(1u << random_() % 8);
+      if (how == kShorter) message.copy.resize(random_() % bytes);
+      if (how == kTooLong) message.copy.resize(1 << 20);
+      message.bytes = message.copy.size();
+    }
+    *id = add({.from = message.from, .ended = eager});
+    message.request = eager ? 0 : *id;
+    const Key key{group, rank, peer, tag};
+    boxes_[key].sent.push_back(std::move(message));
+    match(key);
+    return 0;
+  }
+
+  int irecv(void* data, std::size_t room, int peer, int tag, std::uint64_t comm, std::uint64_t* id) {
+    maybe_yield();
+    const std::lock_guard lock(mutex_);
+    const auto [group, rank] = communicators_.at(comm - 1);
+    *id = add({.to = static_cast<std::uint8_t*>(data), .room = room});
+    const Key key{group, peer, rank, tag};
+    boxes_[key].wanted.push_back(*id);
+    match(key);
+    return 0;
+  }
+
+  // Whether a request has ended, which is told once: then it is gone, and its bytes and error are written.
+  bool test(std::uint64_t id, int* bytes, int* error) {
+    const std::lock_guard lock(mutex_);
+    const auto found = requests_.find(id);
+    if (found == requests_.end()) std::abort();  // the engine uses a request that has ended
+    Request& request = found->second;
+    if (!request.ended || request.looks-- > 0) return false;
+    *bytes = request.bytes;
+    *error = request.error;
+    requests_.erase(found);
+    return true;
+  }
+
+  // What no receive has met yet is not received any more.
+  void cancel(std::uint64_t id) {
+    const std::lock_guard lock(mutex_);
+    for (auto& [key, box] : boxes_) std::erase(box.wanted, id);
+  }
+
+  void maybe_yield() {
+    bool yields;
+    {
+      const std::lock_guard lock(mutex_);
+      yields = random_() % 4 == 0;
+    }
+    if (yields) std::this_thread::yield();
+  }
+
+ private:
+  struct Message {
+    const std::uint8_t* from;
+    std::size_t bytes;
+    std::vector<std::uint8_t> copy;
+    std::uint64_t request;  // of the send, if it waits for the receive
+  };
+  struct Request {
+    std::uint8_t* to = nullptr;
+    const std::uint8_t* from = nullptr;
+    std::size_t room = 0;
+    bool ended = false;
+    int looks = 0, bytes = 0, error = 0;
+  };
+  struct Box {
+    std::deque<Message> sent;
+    std::deque<std::uint64_t> wanted;
+  };
+
+  using Key = std::tuple<int, int, int, int>;  // communicator, sender, receiver, tag
+
+  std::uint64_t add(Request request) {
+    request.looks = static_cast<int>(random_() % 3);
+    requests_[++last_] = request;
+    return last_;
+  }
+
+  void match(const Key& key) {
+    Box& box = boxes_[key];
+    while (!box.sent.empty() && !box.wanted.empty()) {
+      const Message& message = box.sent.front();
+      Request& receive = requests_.at(box.wanted.front());
+      receive.ended = true;
+      if (message.bytes > receive.room) {
+        receive.error = kTruncated;
+      } else {
+        receive.bytes = static_cast<int>(message.bytes);
+        if (message.bytes)
+          std::memcpy(receive.to, message.request ? message.from : message.copy.data(), message.bytes);
+      }
+      if (message.request) requests_.at(message.request).ended = true;
+      box.sent.pop_front();
+      box.wanted.pop_front();
+    }
+    if (box.sent.empty() && box.wanted.empty()) boxes_.erase(key);
+  }
+
+  std::mutex mutex_;
+  std::mt19937_64 random_;
+  std::vector<std::pair<int, int>> communicators_;
+  std::map<Key, Box> boxes_;
+  std::unordered_map<std::uint64_t, Request> requests_;
+  std::uint64_t last_ = 0;
+  int damaged_group_ = 0;
+  std::size_t damaged_least_ = 0;
+  Damage damage_ = kNone;
+};
+
+struct Status {
+  int bytes, unused[3], error;
+};
+
+// The same as MPI has them: `Handle` is an integer of 4 bytes, as of MPICH, or of 8, as Open MPI's pointers.
+template <typename Handle>
+struct Functions {
+  static int isend(const void* data, int count, std::uint64_t, int peer, int tag, std::uint64_t comm,
+                   void* request) {
+    std::uint64_t id = 0;
+    const int code = Network::get().isend(data, static_cast<std::size_t>(count), peer, tag, comm, &id);
+    store(request, id);
+    return code;
+  }
+
+  static int irecv(void* data, int count, std::uint64_t, int peer, int tag, std::uint64_t comm, void* request) {
+    std::uint64_t id = 0;
+    const int code = Network::get().irecv(data, static_cast<std::size_t>(count), peer, tag, comm, &id);
+    store(request, id);
+    return code;
+  }
+
+  static int testsome(int count, void* requests, int* done, int* indices, void* statuses) {
+    int found = 0;
+    bool failed = false;
+    for (int i = 0; i < count; ++i) {
+      auto* const at = static_cast<std::uint8_t*>(requests) + static_cast<std::size_t>(i) * sizeof(Handle);
+      Status status{};
+      if (!Network::get().test(load(at), &status.bytes, &status.error)) continue;
+      store(at, 0);
+      indices[found] = i;
+      std::memcpy(static_cast<std::uint8_t*>(statuses) + static_cast<std::size_t>(found) * sizeof(status), &status,
+                  sizeof(status));
+      failed = failed || status.error;
+      ++found;
+    }
+    *done = count ? found : kUndefined;
+    if (!found) Network::get().maybe_yield();
+    return failed ? kInStatus : 0;
+  }
+
+  static int get_count(const void* status, std::uint64_t, int* count) {
+    Status copy;
+    std::memcpy(&copy, status, sizeof(copy));
+    *count = copy.bytes;
+    return 0;
+  }
+
+  static int cancel(void* request) {
+    Network::get().cancel(load(request));
+    return 0;
+  }
+
+  static hybridcomp::engine::Mpi all() {
+    return {isend, irecv, testsome, get_count, cancel, 1, sizeof(Handle), sizeof(Status), offsetof(Status, error)};
+  }
+
+ private:
+  static void store(void* at, std::uint64_t id) {
+    const auto handle = static_cast<Handle>(id);
+    std::memcpy(at, &handle, sizeof(handle));
+  }
+  static std::uint64_t load(const void* at) {
+    Handle handle;
+    std::memcpy(&handle, at, sizeof(handle));
+    return handle;
+  }
+};
+
+}  // namespace fake

@@ -1,0 +1,292 @@
+// Ranks as engines of one process, joined as hybridcomp/collectives/execution/groups.py joins processes, and the
+// operations that they run.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/memories.hpp"
+#include "cpu/message.hpp"
+#include "engine/engine.hpp"
+#include "fake_mpi.hpp"
+
+namespace checked {
+
+using namespace hybridcomp;
+using namespace hybridcomp::engine;
+
+constexpr double kPatience = 120;  // seconds; what takes longer hangs
+
+[[noreturn]] inline void fail(const std::string& what) {
+  std::fprintf(stderr, "FAILED: %s\n", what.c_str());
+  std::fflush(stderr);
+  std::_Exit(1);
+}
+
+inline void expect(bool good, const std::string& what) {
+  if (!good) fail(what);
+}
+
+// -- schedules ---------------------------------------------------------------------------------------------
+
+// A schedule of one rank, as Schedule.packed has it.
+struct Packed {
+  std::size_t scratch;
+  std::vector<std::int64_t> steps, slots, lists;
+};
+
+// One all-reduce: the schedules of all ranks, from a file of dump.py.
+struct Case {
+  std::string name;
+  std::vector<int> hosts;
+  std::size_t count;
+  bool plain, feedback, mean;
+  std::vector<Packed> packed;
+  std::vector<std::shared_ptr<const Program>> programs;
+
+  int ranks() const { return static_cast<int>(hosts.size()); }
+
+  std::shared_ptr<const Program> compile(int rank, const Packed& from, std::string* fault) const {
+    Carriage carriage{std::nullopt, kNoneId, 0, kFloat32, ranks(), mean, count * sizeof(float)};
+    if (!plain) {
+      carriage.codec = kInt8Id;
+      carriage.params = 77;
+      carriage.encoder = quantize_encoder({128, 8, true, false, 0}, false, carriage.codec, carriage.params);
+    }
+    Group group;
+    group.size = ranks();
+    const std::size_t limits[kBuffers] = {count, count, from.scratch};
+    return std::make_shared<Program>(carriage, from.steps, from.slots, from.lists, limits, rank, ranks(),
+                                     group.channels(), fault);
+  }
+
+  explicit Case(const std::string& folder, const std::string& file) : name(file) {
+    std::ifstream in(folder + "/" + file, std::ios::binary);
+    const auto next = [&] {
+      std::int64_t value = 0;
+      in.read(reinterpret_cast<char*>(&value), sizeof(value));
+      expect(in.good(), name + " is cut off");
+      return value;
+    };
+    const auto many = [&](std::vector<std::int64_t>* values) {
+      for (std::int64_t& value : *values) value = next();
+    };
+    hosts.resize(static_cast<std::size_t>(next()));
+    for (int& host : hosts) host = static_cast<int>(next());
+    count = static_cast<std::size_t>(next());
+    plain = next() != 0;
+    feedback = next() != 0;
+    mean = next() != 0;
+    packed.resize(hosts.size());
+    for (Packed& one : packed) {
+      one.scratch = static_cast<std::size_t>(next());
+      for (auto* const part : {&one.steps, &one.slots, &one.lists}) part->resize(static_cast<std::size_t>(next()));
+      for (auto* const part : {&one.steps, &one.slots, &one.lists}) many(part);
+    }
+    for (int rank = 0; rank < ranks(); ++rank) {
+      std::string fault;
+      programs.push_back(compile(rank, packed[static_cast<std::size_t>(rank)], &fault));
+      expect(fault.empty(), name + ": " + fault);
+    }
+  }
+};
+
+// -- ranks -------------------------------------------------------------------------------------------------
+
+struct Rank {
+  explicit Rank(const Mpi& mpi) : engine(mpi) {
+    engine.on_news = [this] { news.fetch_add(1); };
+  }
+  Engine engine;
+  std::atomic<int> news = 0;
+  Arena arena;  // what others see of it, once it has one
+};
+
+// Ranks on hosts. A communicator of theirs is a group for each.
+class World {
+ public:
+  using Groups = std::vector<std::shared_ptr<Group>>;
+
+  World(std::vector<int> hosts, bool wide_handles) : hosts_(std::move(hosts)) {
+    const Mpi mpi = wide_handles ? fake::Functions<std::uint64_t>::all() : fake::Functions<std::uint32_t>::all();
+    for (std::size_t i = 0; i < hosts_.size(); ++i) ranks_.push_back(std::make_unique<Rank>(mpi));
+  }
+
+  // Ends all threads. What failed may still be used by the fake's mailboxes, so arenas stay where that is so.
+  ~World() {
+    for (const auto& rank : ranks_) rank->engine.stop();
+    if (failed)
+      for (auto& rank : ranks_) kept().push_back(std::move(rank));
+    else
+      for (const auto& rank : ranks_)
+        if (rank->arena.base) munmap(rank->arena.base, rank->arena.bytes);
+  }
+
+  int size() const { return static_cast<int>(hosts_.size()); }
+  Rank& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+  const std::shared_ptr<Rooms>& rooms() const { return rooms_; }
+  bool failed = false;  // an operation has failed, or was abandoned
+
+  // Give a rank that shares its host an arena, as the first communicator of several ranks of a host does.
+  void use_arena(int rank, std::size_t bytes = std::size_t(64) << 20) {
+    Rank& own = (*this)[rank];
+    if (own.arena.base || neighbours(rank).empty()) return;
+    void* const base =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    expect(base != MAP_FAILED, "no memory for an arena");
+    own.arena = {static_cast<std::uint8_t*>(base), bytes};
+    const std::lock_guard lock(own.engine.mutex());
+    own.engine.blocks.use(own.arena, 2 * kLine);
+  }
+
+  // The groups of one more communicator, the next one; with `shared`, neighbours share memory.
+  Groups join(bool shared = true) {
+    ++last_group;
+    Groups groups;
+    std::vector<std::uint8_t*> rings(hosts_.size());
+    for (int rank = 0; rank < size(); ++rank) {
+      auto group = std::make_shared<Group>();
+      group->comm = fake::Network::get().communicator(last_group, rank);
+      group->rank = rank;
+      group->size = size();
+      group->place.assign(hosts_.size(), -1);
+      group->contacts.assign(hosts_.size(), 0);
+      groups.push_back(std::move(group));
+      const std::size_t near = neighbours(rank).size();
+      if (!shared || !near) continue;
+      use_arena(rank);
+      Engine& engine = (*this)[rank].engine;
+      const std::lock_guard lock(engine.mutex());
+      rings[static_cast<std::size_t>(rank)] = engine.blocks.take(near * Ring::kBytes);
+      std::memset(rings[static_cast<std::size_t>(rank)], 0, near * Ring::kBytes);
+    }
+    for (int rank = 0; shared && rank < size(); ++rank)
+      for (const int other : neighbours(rank)) {
+        Group& group = *groups[static_cast<std::size_t>(rank)];
+        Neighbour near;
+        near.rank = other;
+        near.arena = (*this)[other].arena;
+        near.to = Ring(rings[static_cast<std::size_t>(other)] + place(rank, other) * Ring::kBytes);
+        near.from = Ring(rings[static_cast<std::size_t>(rank)] + place(other, rank) * Ring::kBytes);
+        group.place[static_cast<std::size_t>(other)] = static_cast<int>(group.neighbours.size());
+        group.neighbours.push_back(near);
+      }
+    return groups;
+  }
+
+  // Run f(rank) on a thread for each rank, until all have returned.
+  void on_all(const std::function<void(int)>& f) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size(); ++rank) threads.emplace_back(f, rank);
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  static inline int last_group = 0;
+
+ private:
+  static std::vector<std::unique_ptr<Rank>>& kept() {
+    static auto& all = *new std::vector<std::unique_ptr<Rank>>;
+    return all;
+  }
+
+  std::vector<int> neighbours(int rank) const {
+    std::vector<int> found;
+    for (int other = 0; other < size(); ++other)
+      if (other != rank && hosts_[static_cast<std::size_t>(other)] == hosts_[static_cast<std::size_t>(rank)])
+        found.push_back(other);
+    return found;
+  }
+
+  // Which of another's rings, which are in the order of its neighbours, is a rank's.
+  std::size_t place(int rank, int of) const {
+    const std::vector<int> all = neighbours(of);
+    return static_cast<std::size_t>(std::find(all.begin(), all.end(), rank) - all.begin());
+  }
+
+  const std::vector<int> hosts_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();
+};
+
+// -- operations --------------------------------------------------------------------------------------------
+
+// Whole numbers, so that sums are exact in any order.
+inline float element(std::uint64_t seed, int rank, std::size_t i) {
+  return static_cast<float>((seed * 31 + static_cast<std::uint64_t>(rank) * 7 + i * 13) % 65) - 32;
+}
+
+// One rank's part of an operation, started.
+class Flight {
+ public:
+  Flight(World& world, const Case& what, int rank, const std::shared_ptr<Group>& group, std::uint64_t seed,
+         double seconds)
+      : case_(&what), engine_(&world[rank].engine), seed_(seed), send_(what.count), recv_(what.count, -1e9f) {
+    for (std::size_t i = 0; i < send_.size(); ++i) send_[i] = element(seed, rank, i);
+    if (what.feedback) {
+      memory_ = std::make_unique<PlainMemory>(what.count, false, world.rooms());
+      memory_->begin();
+    }
+    {
+      const std::lock_guard lock(engine_->mutex());  // a group counts its operations
+      execution_ = std::make_shared<Execution>(
+          *engine_, group, what.programs[static_cast<std::size_t>(rank)],
+          reinterpret_cast<const std::uint8_t*>(send_.data()), reinterpret_cast<std::uint8_t*>(recv_.data()),
+          memory_.get(), seed % 2 == 0);
+    }
+    engine_->start(execution_, seconds);
+  }
+
+  Execution& operator*() const { return *execution_; }
+  Execution* operator->() const { return execution_.get(); }
+
+  // As Python waits: for some milliseconds at a time.
+  void wait() const {
+    for (const double until = now() + kPatience; !engine_->wait(*execution_, 5e-3);)
+      expect(now() < until, case_->name + " hangs");
+  }
+  // Leave it to the engine's own thread.
+  void look_on() const {
+    for (const double until = now() + kPatience; !execution_->done();) {
+      expect(now() < until, case_->name + " hangs while nobody waits");
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+  void abandon() const { engine_->abandon(*execution_); }
+  std::vector<int> waiting_for() const { return engine_->waiting_for(*execution_); }
+
+  // It ended well, with the sum.
+  void check() const {
+    expect(execution_->done() && execution_->failure().fault == Fault::kNone,
+           case_->name + ": fault " + std::to_string(static_cast<int>(execution_->failure().fault)));
+    const float ranks = static_cast<float>(case_->ranks());
+    const float allowed = case_->plain ? 1e-5f * ranks : ranks;  // of int8: parts and sums are rounded
+    for (std::size_t i = 0; i < recv_.size(); ++i) {
+      float sum = 0;
+      for (int rank = 0; rank < case_->ranks(); ++rank) sum += element(seed_, rank, i);
+      if (case_->mean) sum /= ranks;
+      expect(std::abs(recv_[i] - sum) <= allowed && (case_->mean || !case_->plain || recv_[i] == sum),
+             case_->name + ": element " + std::to_string(i) + " is " + std::to_string(recv_[i]) + ", not " +
+                 std::to_string(sum));
+    }
+  }
+  const std::vector<float>& result() const { return recv_; }
+
+ private:
+  const Case* case_;
+  Engine* engine_;
+  std::uint64_t seed_;
+  std::vector<float> send_, recv_;
+  std::unique_ptr<PlainMemory> memory_;
+  std::shared_ptr<Execution> execution_;
+};
+
+}  // namespace checked
