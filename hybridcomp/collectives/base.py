@@ -13,7 +13,6 @@ from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
 from hybridcomp.codecs.device.driver import has_driver
-from hybridcomp.codecs.sparse import SparseCodec
 from hybridcomp.collectives.agreement import Preparation
 from hybridcomp.collectives.awareness import awareness
 from hybridcomp.collectives.carry import Carrier
@@ -80,7 +79,7 @@ class Base:
         self._chooser = parts.chooser
         self._programs: Programs | None = None
         if parts.group is not None:
-            self._programs = Programs(parts.group, self._topology, self.rank)
+            self._programs = Programs(parts.group, self._topology, self.rank, self._chooser)
         self._transport = Transport(self.mpi, self._topology, parts.near, direct=direct, group=parts.group)
         self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
         self._p2p_transport.turns.common = False
@@ -170,37 +169,6 @@ class Base:
         half = data.dtype in (DType.FLOAT16, DType.BFLOAT16)
         big_half = half and op in (MPI.SUM, AVG) and data.nbytes >= _DIRECT_HALF_BYTES
         return choice.compresses or (big_half and choice.reason != "one rank")
-
-    def _engine_way(
-        self, choice: Choice, data: Flat, op: Op, form: str | None, algorithm: str | None = None
-    ) -> Way | None:
-        """How the compiled engine would all-reduce ``data`` with feedback of a form; None where it does not."""
-        codec = choice.codec
-        if self._programs is None or not data.dtype.is_float or op not in (MPI.SUM, AVG):
-            return None
-        if codec.linear or (choice.compresses and codec.encoder is None):
-            return None
-        if form is not None and codec.at_step(1) is not codec:
-            return None  # a codec for each step would be a program for each
-        if isinstance(codec, SparseCodec) and data.dtype is not data.dtype.accumulator:
-            return None  # their values are not widened by compiled code
-        plain = not choice.compresses
-        asked = algorithm
-        way = self._chooser.choose(
-            "all_reduce", data.nbytes, data.dtype, codec, form, asked, engine=True, plain=plain
-        )
-        return way if way.algorithm.schedule is not None else None
-
-    def _program(
-        self, choice: Choice, data: Flat, op: Op, name: str | None, algorithm: str | None = None
-    ) -> Any:
-        """The engine's program of an all-reduce like ``data`` without a memory; None where it is none of those."""
-        if self._programs is None or (choice.feedback is not None and name is not None):
-            return None
-        way = self._engine_way(choice, data, op, None, algorithm)
-        if way is None:
-            return None
-        return self._programs.all_reduce(way, data, choice.codec, mean=op == AVG, feedback=False)
 
     def _residual(self, choice: Choice, name: str | None, n: int, dtype: DType) -> Array | None:
         if choice.feedback is None or name is None:

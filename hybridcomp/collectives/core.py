@@ -69,11 +69,10 @@ class Core(Moves):
         if not choice.codec.linear:
             feedback = self._remembering("all_reduce", choice, name, recv.size)
         form = choice.feedback if feedback else None
-        found = self._engine_way(choice, recv, op, form, algorithm)
-        if found is not None and self._programs is not None:
-            program = self._programs.all_reduce(
-                found, recv, choice.codec, mean=mean, feedback=feedback is not None
-            )
+        program = None
+        if self._programs is not None:
+            program = self._programs.all_reduce(choice, recv, op, form, algorithm)
+        if program is not None:
             return self._carried(
                 lambda carrier, s, r, memory: running(program, s, r, carrier, memory),
                 choice.codec,

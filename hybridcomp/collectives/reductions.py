@@ -328,7 +328,10 @@ class Reductions(Quick):
         except ForeignBufferError:
             return None
         choice = self._choose_sum(what, flat, op, name, phase, codec)
-        if whole and (program := self._program(choice, flat, op, name, algorithm)) is not None:
+        program = None
+        if whole and self._programs is not None and (choice.feedback is None or name is None):
+            program = self._programs.all_reduce(choice, flat, op, None, algorithm)
+        if program is not None:
             return self._call(what, choice, flat.nbytes, 2 * (p - 1) * flat.nbytes // p), program
         if (
             not isinstance(op, MPI.Op)

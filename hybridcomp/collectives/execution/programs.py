@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpi4py import MPI
+
 from hybridcomp import native, trace
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Codec, Memory
-from hybridcomp.collectives.choosing import Way
+from hybridcomp.codecs.sparse import SparseCodec
+from hybridcomp.collectives.choosing import Chooser
 from hybridcomp.collectives.coding import Coder
+from hybridcomp.collectives.exact import AVG
 from hybridcomp.collectives.execution.faults import error_of
 from hybridcomp.collectives.request import Pending, Steps
 from hybridcomp.native import kernels
+from hybridcomp.policy import Choice
 from hybridcomp.schedules.schedule import Operation, Schedule
 from hybridcomp.schedules.topology import Topology
 
@@ -37,31 +42,60 @@ class Programs:
     Args:
         group: the engine's.
         topology, rank: of the communicator.
+        chooser: of algorithms.
     """
 
-    def __init__(self, group: Any, topology: Topology, rank: int) -> None:
+    def __init__(self, group: Any, topology: Topology, rank: int, chooser: Chooser) -> None:
         self.group = group
         self._topology = topology
         self._rank = rank
+        self._chooser = chooser
         self._programs: dict[tuple[Any, ...], Any] = {}
 
-    def all_reduce(self, way: Way, flat: Flat, codec: Codec, *, mean: bool, feedback: bool) -> Any:
-        """The program of an all-reduce of arrays like ``flat``, by an algorithm that has a schedule."""
-        key = (way.algorithm.name, flat.size, flat.dtype, codec, mean, feedback, way.chunk_bytes)
+    def all_reduce(
+        self, choice: Choice, flat: Flat, op: Any, form: str | None, algorithm: str | None = None
+    ) -> Any:
+        """The program of an all-reduce of arrays like ``flat``; None where the engine does not do it.
+
+        Args:
+            choice: codec of the message.
+            flat: one of the arrays.
+            op: the reduction.
+            form: of the message's memory of error feedback; None if it has none.
+            algorithm: the caller's, for what is compressed; None to choose.
+
+        Raises:
+            ValueError: the algorithm cannot be used here.
+        """
+        codec, dtype, plain = choice.codec, flat.dtype, not choice.compresses
+        if not dtype.is_float or op not in (MPI.SUM, AVG) or codec.linear:
+            return None
+        if not plain and codec.encoder is None:
+            return None
+        if form is not None and codec.at_step(1) is not codec:
+            return None  # a codec for each step would be a program for each
+        if isinstance(codec, SparseCodec) and dtype is not dtype.accumulator:
+            return None  # their values are not widened by compiled code
+        asked = None if plain else algorithm
+        way = self._chooser.choose(
+            "all_reduce", flat.nbytes, dtype, codec, form, asked, engine=True, plain=plain
+        )
+        if way.algorithm.schedule is None:
+            return None
+        mean = op == AVG
+        key = (way.algorithm.name, flat.size, dtype, codec, mean, form is not None, way.chunk_bytes)
         program = self._programs.get(key)
         if program is None:
-            plain = codec.name == "none"
             operation = Operation(
                 "all_reduce",
                 (flat.size,),
-                flat.dtype.itemsize,
+                dtype.itemsize,
                 plain=plain,
                 exact=codec.lossless,
-                feedback=feedback,
+                feedback=form is not None,
                 mean=mean,
                 chunk_bytes=way.chunk_bytes,
             )
-            assert way.algorithm.schedule is not None
             schedule = way.algorithm.schedule(operation, self._topology, self._rank)
             program = self._compile(schedule, None if plain else codec, flat, (flat.size, flat.size))
             if len(self._programs) >= _MOST_PROGRAMS:
