@@ -373,7 +373,7 @@ class Engine:
         deadline = time.monotonic() + _EXIT_SECONDS
         try:
             while self._active and time.monotonic() < deadline:
-                if not self.poll():
+                if not self.poll() and not self._wait_natively():
                     time.sleep(self._pause(_SLEEP_MIN))
         finally:
             # MPI_Finalize makes progress, too: what a peer sends even now must not be written to freed memory.

@@ -1,6 +1,7 @@
-// The five functions of MPI that the engine calls, between ranks that are objects of one process. A mailbox for
-// each communicator, pair of ranks and tag delivers in order; some sends end at once, others when their receive
-// is there, and what has ended is told some looks later, by a generator with a seed. It can damage messages.
+// The five functions of MPI that the engine calls, between ranks that are objects of one process. A mailbox
+// for each communicator, pair of ranks and tag delivers in order; some sends end at once, others when their
+// receive is there, and what has ended is told some looks later, by a generator with a seed. It can damage
+// messages.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 
 namespace fake {
 
-enum Damage { kNone, kTurnedBit, kShorter, kTooLong, kRefused };
+enum Damage { kNone, kTurnedBit, kShorter, kLonger, kTooLong, kRefused };
 constexpr int kTruncated = 15, kInStatus = 17, kBroken = 16, kUndefined = -32766;  // as in MPICH
 
 class Network {
@@ -40,11 +41,11 @@ class Network {
     return communicators_.size();
   }
 
-  // Damage the next message of a communicator of at least so many bytes.
-  void damage(int group, std::size_t least, Damage how) {
+  // Damage a message of a communicator: the next one, after some.
+  void damage(int group, std::uint64_t after, Damage how) {
     const std::lock_guard lock(mutex_);
     damaged_group_ = group;
-    damaged_least_ = least;
+    damaged_after_ = after;
     damage_ = how;
   }
 
@@ -62,15 +63,17 @@ class Network {
     const auto [group, rank] = communicators_.at(comm - 1);
     const auto* const from = static_cast<const std::uint8_t*>(data);
     Message message{from, bytes, {}, 0};
-    const bool harm = damage_ != kNone && group == damaged_group_ && bytes >= damaged_least_;
+    const bool harm = damage_ != kNone && group == damaged_group_ && damaged_after_-- == 0;
     const Damage how = harm ? damage_ : kNone;
     if (harm) damage_ = kNone;
     if (how == kRefused) return kBroken;
     const bool eager = harm || random_() % 2;
     if (eager) {
       message.copy.assign(from, from + bytes);
-      if (how == kTurnedBit) message.copy[random_() % bytes] ^= static_cast<std::uint8_t>(1u << random_() % 8);
+      if (how == kTurnedBit)
+        message.copy[random_() % bytes] ^= static_cast<std::uint8_t>(1u << random_() % 8);
       if (how == kShorter) message.copy.resize(random_() % bytes);
+      if (how == kLonger) message.copy.resize(bytes + 4 + random_() % 128 * 4);
       if (how == kTooLong) message.copy.resize(1 << 20);
       message.bytes = message.copy.size();
     }
@@ -175,7 +178,7 @@ class Network {
   std::unordered_map<std::uint64_t, Request> requests_;
   std::uint64_t last_ = 0;
   int damaged_group_ = 0;
-  std::size_t damaged_least_ = 0;
+  std::uint64_t damaged_after_ = 0;
   Damage damage_ = kNone;
 };
 
@@ -194,7 +197,8 @@ struct Functions {
     return code;
   }
 
-  static int irecv(void* data, int count, std::uint64_t, int peer, int tag, std::uint64_t comm, void* request) {
+  static int irecv(void* data, int count, std::uint64_t, int peer, int tag, std::uint64_t comm,
+                   void* request) {
     std::uint64_t id = 0;
     const int code = Network::get().irecv(data, static_cast<std::size_t>(count), peer, tag, comm, &id);
     store(request, id);
@@ -210,8 +214,8 @@ struct Functions {
       if (!Network::get().test(load(at), &status.bytes, &status.error)) continue;
       store(at, 0);
       indices[found] = i;
-      std::memcpy(static_cast<std::uint8_t*>(statuses) + static_cast<std::size_t>(found) * sizeof(status), &status,
-                  sizeof(status));
+      std::memcpy(static_cast<std::uint8_t*>(statuses) + static_cast<std::size_t>(found) * sizeof(status),
+                  &status, sizeof(status));
       failed = failed || status.error;
       ++found;
     }
@@ -233,7 +237,9 @@ struct Functions {
   }
 
   static hybridcomp::engine::Mpi all() {
-    return {isend, irecv, testsome, get_count, cancel, 1, sizeof(Handle), sizeof(Status), offsetof(Status, error)};
+    return {isend,          irecv,          testsome,
+            get_count,      cancel,         1,
+            sizeof(Handle), sizeof(Status), offsetof(Status, error)};
   }
 
  private:

@@ -1,5 +1,5 @@
-// Ranks as engines of one process, joined as hybridcomp/collectives/execution/groups.py joins processes, and the
-// operations that they run.
+// Ranks as engines of one process, joined as hybridcomp/collectives/execution/groups.py joins processes, and
+// the operations that they run.
 #pragma once
 
 #include <sys/mman.h>
@@ -89,7 +89,8 @@ struct Case {
     packed.resize(hosts.size());
     for (Packed& one : packed) {
       one.scratch = static_cast<std::size_t>(next());
-      for (auto* const part : {&one.steps, &one.slots, &one.lists}) part->resize(static_cast<std::size_t>(next()));
+      for (auto* const part : {&one.steps, &one.slots, &one.lists})
+        part->resize(static_cast<std::size_t>(next()));
       for (auto* const part : {&one.steps, &one.slots, &one.lists}) many(part);
     }
     for (int rank = 0; rank < ranks(); ++rank) {
@@ -117,7 +118,8 @@ class World {
   using Groups = std::vector<std::shared_ptr<Group>>;
 
   World(std::vector<int> hosts, bool wide_handles) : hosts_(std::move(hosts)) {
-    const Mpi mpi = wide_handles ? fake::Functions<std::uint64_t>::all() : fake::Functions<std::uint32_t>::all();
+    const Mpi mpi =
+        wide_handles ? fake::Functions<std::uint64_t>::all() : fake::Functions<std::uint32_t>::all();
     for (std::size_t i = 0; i < hosts_.size(); ++i) ranks_.push_back(std::make_unique<Rank>(mpi));
   }
 
@@ -230,17 +232,18 @@ class Flight {
   Flight(World& world, const Case& what, int rank, const std::shared_ptr<Group>& group, std::uint64_t seed,
          double seconds)
       : case_(&what), engine_(&world[rank].engine), seed_(seed), send_(what.count), recv_(what.count, -1e9f) {
-    for (std::size_t i = 0; i < send_.size(); ++i) send_[i] = element(seed, rank, i);
+    auto& input = seed % 3 ? send_ : recv_;  // or in place
+    for (std::size_t i = 0; i < input.size(); ++i) input[i] = element(seed, rank, i);
     if (what.feedback) {
       memory_ = std::make_unique<PlainMemory>(what.count, false, world.rooms());
       memory_->begin();
     }
     {
       const std::lock_guard lock(engine_->mutex());  // a group counts its operations
-      execution_ = std::make_shared<Execution>(
-          *engine_, group, what.programs[static_cast<std::size_t>(rank)],
-          reinterpret_cast<const std::uint8_t*>(send_.data()), reinterpret_cast<std::uint8_t*>(recv_.data()),
-          memory_.get(), seed % 2 == 0);
+      execution_ = std::make_shared<Execution>(*engine_, group, what.programs[static_cast<std::size_t>(rank)],
+                                               reinterpret_cast<const std::uint8_t*>(input.data()),
+                                               reinterpret_cast<std::uint8_t*>(recv_.data()), memory_.get(),
+                                               seed % 2 == 0);
     }
     engine_->start(execution_, seconds);
   }

@@ -28,7 +28,9 @@ def rows(axis: str) -> dict[str, float]:
     """Bytes on the wire by operation, of what was compressed on an axis."""
     found = {r.op: r for r in hct.stats() if r.axis == axis and r.codec != "none"}
     for row in found.values():
-        assert row.wire_bytes < 0.3 * row.plain_bytes, row
+        # Short sums go in one exchange, in which four ranks send twice the bytes.
+        times = 2 if row.op == "all_reduce" else 1
+        assert row.wire_bytes < 0.3 * times * row.plain_bytes, row
     return {op: row.wire_bytes for op, row in found.items()}
 
 
