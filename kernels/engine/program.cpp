@@ -115,8 +115,8 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
       after[i].push_back(static_cast<std::uint32_t>(before));
     }
     if (kind == kSend || kind == kRecv) {
-      if (step.peer < 0 || step.peer >= ranks || step.peer == rank) return "a message has no such peer";
-      if (step.channel < 0 || step.channel >= channels) return "a message has no such channel";
+      if (w[2] < 0 || w[2] >= ranks || w[2] == rank) return "a message has no such peer";
+      if (w[3] < 0 || w[3] >= channels) return "a message has no such channel";
       posts[{kind == kSend, step.peer, step.channel}].push_back(i);
     }
     step.waits = static_cast<std::uint32_t>(after[i].size());
