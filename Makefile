@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 PIP_ARGS ?=
 RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
-SOURCES := $(shell find kernels tests/fuzz tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
+SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -67,6 +67,11 @@ fuzz-smoke: $(VENV)/.installed
 RUNS ?= 1000000
 fuzz: $(VENV)/.installed
 	tests/fuzz/run.sh guided $(RUNS)
+
+# The compiled engine without Python and MPI under AddressSanitizer, then under ThreadSanitizer.
+CHECKED ?= full
+engine-checked: $(VENV)/.installed
+	tests/engine/checked.sh both $(CHECKED)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

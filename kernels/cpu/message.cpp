@@ -103,6 +103,21 @@ int view_quantized(const std::uint8_t* payload, std::size_t bytes, DTypeCode dty
   return kOk;
 }
 
+Encoder quantize_encoder(const BlockFormat& format, bool stochastic, std::uint8_t codec,
+                         std::uint32_t params) {
+  const bool plain = format.symmetric && !format.hadamard && !stochastic;
+  return {
+      {codec, params, plain ? format.bits : 0, plain ? format.block : 0},
+      [=](std::size_t n, DTypeCode dtype) { return sizeof(Header) + quantized_payload(n, dtype, format); },
+      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
+          std::uint8_t* out) {
+        return quantize_message(k, src, dtype, n, format, stochastic, codec, params, threads, out);
+      },
+      [=](const Kernels& k, const Sum& sum, int threads, std::uint8_t* out) {
+        return quantize_sum(k, sum, format, stochastic, codec, params, threads, out);
+      }};
+}
+
 int check_quantized(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
                     int bits) {
   QuantizedView view;

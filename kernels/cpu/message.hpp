@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "block.hpp"
+#include "encoder.hpp"
 #include "kernels.hpp"
 #include "status.hpp"
 #include "sums.hpp"
@@ -31,6 +32,10 @@ std::size_t quantize_message(const Kernels& k, const std::uint8_t* src, DTypeCod
 // The same of a sum, as it is made; 0 if its messages are of other blocks, or of ones too long for that.
 std::size_t quantize_sum(const Kernels& k, const Sum& sum, const BlockFormat& format, bool stochastic,
                          std::uint8_t codec, std::uint32_t params, int threads, std::uint8_t* out);
+
+// These as an encoder of a valid format.
+Encoder quantize_encoder(const BlockFormat& format, bool stochastic, std::uint8_t codec,
+                         std::uint32_t params);
 
 // Whether a payload of `bits`-bit integers is whole and its lengths are right; returns a Status.
 int check_quantized(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int bits);

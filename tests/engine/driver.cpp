@@ -206,8 +206,9 @@ void all(const std::string& folder, int rounds, std::uint64_t seed) {
     for (const auto& one : cases)
       for (int rank = 0; rank < std::min(2, one->ranks()); ++rank) {
         Hostile hostile(*one, rank);
-        if (one->count < 100) told.count += hostile.all();  // the longer ones have the same steps, often
-        hostile.random(20 * rounds, seed++);
+        if (one->count < 100 && (rounds > 1 || one->ranks() == 2))
+          told.count += hostile.all();  // the longer ones have the same steps, often
+        hostile.random(5 * rounds, seed++);
       }
   }
   {
