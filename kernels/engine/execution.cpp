@@ -76,7 +76,7 @@ void Execution::post_send(std::uint32_t index) {
   const Neighbour* const near = group_->near(step.peer);
   if (near) {
     tally_.shared_bytes += held.bytes;
-    if (!push(index)) blocked_.push_back(index);
+    if (blocked(step.queue, blocked_.size()) || !push(index)) blocked_.push_back(index);
     return;
   }
   engine_.send(*this, index, *group_, step.peer,
@@ -227,16 +227,24 @@ bool Execution::settle() {
   return moved;
 }
 
+// Whether one of the first sends that found their ring full is of a queue: no other of it may pass that one.
+bool Execution::blocked(std::uint32_t queue, std::size_t first) const {
+  return std::any_of(blocked_.begin(), blocked_.begin() + static_cast<std::ptrdiff_t>(first),
+                     [&](std::uint32_t index) { return program_->steps[index].queue == queue; });
+}
+
 // Send what found its ring full.
 bool Execution::retry() {
   bool moved = false;
-  for (std::size_t i = blocked_.size(); i-- > 0 && !done();) {
-    const std::uint32_t index = blocked_.front();
-    blocked_.erase(blocked_.begin());
-    if (push(index))
-      moved = true;
-    else
-      blocked_.push_back(index);
+  for (std::size_t i = 0; i < blocked_.size() && !done();) {
+    const std::uint32_t index = blocked_[i];
+    // What its end begins comes behind all of these.
+    if (blocked(program_->steps[index].queue, i) || !push(index)) {
+      ++i;
+      continue;
+    }
+    blocked_.erase(blocked_.begin() + static_cast<std::ptrdiff_t>(i));
+    moved = true;
   }
   return moved;
 }

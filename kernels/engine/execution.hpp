@@ -98,6 +98,7 @@ class Execution {
   void post_next(std::uint32_t queue);
   void post_send(std::uint32_t step);
   bool push(std::uint32_t step);
+  bool blocked(std::uint32_t queue, std::size_t first) const;
   void post_receive(std::uint32_t step);
   void filled(const Step& step, std::uint8_t* data, std::size_t bytes, bool lent, bool trusted);
   void used(std::uint32_t slot);
