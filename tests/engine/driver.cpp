@@ -232,15 +232,11 @@ void all(const std::string& folder, int rounds, std::uint64_t seed) {
     }
   }
   {
-    Told told("operations whose last rank is late");
+    Told told("arenas that come later");
     for (const auto& [hosts, of] : by_hosts) {
       World world(hosts, seed % 2);
-      for (const Case* const what : of) {
-        if (what->count < 5000 || hosts.size() < 2 || hosts[0] != hosts.back()) continue;
-        late(world, *what, seed, 150);
-        seed += 150;
-        told.count += 150;
-      }
+      arenas_come(world, of, seed++);
+      ++told.count;
     }
   }
   {
@@ -265,11 +261,16 @@ void all(const std::string& folder, int rounds, std::uint64_t seed) {
     }
   }
   {
-    Told told("arenas that come later");
+    Told told("operations whose last rank is late");
     for (const auto& [hosts, of] : by_hosts) {
       World world(hosts, seed % 2);
-      arenas_come(world, of, seed++);
-      ++told.count;
+      for (const Case* const what : of) {
+        if (rounds == 1 && (what->plain || what->feedback)) continue;
+        if (what->count < 5000 || hosts.size() < 2 || hosts[0] != hosts.back()) continue;
+        late(world, *what, seed, 100);
+        seed += 150;
+        told.count += 150;
+      }
     }
   }
 }
