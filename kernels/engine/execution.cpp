@@ -126,15 +126,17 @@ void Execution::post_receive(std::uint32_t index) {
   }
   const Slot& slot = program_->slots[step.slot];
   const bool lands = step.lands != kNowhere && step.readers == 1 && unshared_ && apart_;
+  std::size_t bytes = slot.room;
   std::uint8_t* data = nullptr;
   if (lands) {
     const Step& copy = program_->steps[step.lands];
     data = address(copy.out, copy.out_at);
+    bytes = step.count * size_of(slot.dtype);  // behind them are others: the slot may be longer
   } else {
     data = room(step.slot, slot.room);
   }
   held_[step.slot].data = data;
-  engine_.receive(*this, index, *group_, step.peer, Group::tag(sequence), data, slot.room);
+  engine_.receive(*this, index, *group_, step.peer, Group::tag(sequence), data, bytes);
 }
 
 void Execution::received(std::uint32_t index, const Entry& entry) {
