@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <new>
 
 #include "engine.hpp"
 
@@ -40,7 +41,11 @@ std::uint8_t* Execution::address(BufferId buffer, std::size_t at) const {
 }
 
 void Execution::start() {
-  if (program_->scratch_bytes) scratch_ = engine_.blocks.take(program_->scratch_bytes);
+  try {
+    if (program_->scratch_bytes) scratch_ = engine_.blocks.take(program_->scratch_bytes);
+  } catch (const std::bad_alloc&) {
+    return fail(Fault::kMemory, 0, -1);
+  }
   for (const std::uint32_t step : program_->first) {
     begin(step);
     if (done()) return;
@@ -133,7 +138,11 @@ void Execution::post_receive(std::uint32_t index) {
     data = address(copy.out, copy.out_at);
     bytes = step.count * size_of(slot.dtype);  // behind them are others: the slot may be longer
   } else {
-    data = room(step.slot, slot.room);
+    try {
+      data = room(step.slot, slot.room);
+    } catch (const std::bad_alloc&) {
+      return fail(Fault::kMemory, index, -1);
+    }
   }
   held_[step.slot].data = data;
   engine_.receive(*this, index, *group_, step.peer, Group::tag(sequence), data, bytes);
@@ -285,6 +294,7 @@ void Execution::fail(Fault fault, std::uint32_t step, int peer, int code, const 
 
 // Its blocks are not given back: MPI may still write to them, or another rank read them.
 void Execution::abandon() {
+  if (failure_.fault == Fault::kNone) failure_.fault = Fault::kGivenUp;
   engine_.forget(this);
   for (Neighbour& near : group_->neighbours)
     std::erase_if(near.posted, [this](const auto& posted) { return posted.execution == this; });

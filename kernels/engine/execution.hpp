@@ -22,6 +22,7 @@ enum class Fault : int {
   kMpi = 3,      // an error of MPI's
   kCodec = 4,    // the codec could not do what its kind of message says
   kMemory = 5,   // no memory
+  kGivenUp = 6,  // nothing here: the caller gave it up
 };
 
 struct Failure {

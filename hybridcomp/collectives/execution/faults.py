@@ -22,6 +22,7 @@ class Fault(IntEnum):
     MPI = 3
     CODEC = 4
     MEMORY = 5
+    GIVEN_UP = 6
 
 
 def error_of(failure: tuple[Any, ...], coder: Coder) -> Exception:
@@ -51,4 +52,6 @@ def error_of(failure: tuple[Any, ...], coder: Coder) -> Exception:
         return refused
     if fault == Fault.MEMORY:
         return MemoryError(f"{what} has no memory for its messages")
+    if fault == Fault.GIVEN_UP:
+        return RuntimeError(f"{what} gave the operation up")
     return RuntimeError(f"{what}: codec {coder.codec.spec!r} failed in step {step} of its schedule")

@@ -59,10 +59,11 @@ def join(comm: MPI.Comm, node: MPI.Comm) -> Any:
         The compiled module's ``EngineGroup``.
     """
     module = native_engine()
+    # Before the first group of any kind: messages of operations in flight must not change where they lie.
+    arena = _own_arena() if shares_memory() else None
     group = module.engine_group(MPI._handleof(comm), comm.Get_rank(), comm.Get_size())
     if node.size == 1:
         return group
-    arena = _own_arena() if shares_memory() else None
     rings = -1 if arena is None else module.engine_take_rings(node.size - 1)
     found = map_arenas(comm, node, None if arena is None else arena.card)
     offsets = np.empty(node.size, np.int64)
