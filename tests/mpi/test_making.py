@@ -81,6 +81,7 @@ def test_what_goes_wrong_while_mpi_makes_it_is_told_to_all(monkeypatch):
         comm, node = left[0]
         honest(comm, node)
         making.meet(comm, node)
+        making.join(comm, node)
         making.chooser(comm, None, "")
     verdict(ended())
 
