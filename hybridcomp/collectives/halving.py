@@ -28,6 +28,7 @@ from hybridcomp.codecs import Memory
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.transport import Incoming, Mailbox
+from hybridcomp.schedules.algorithms.halving import Places
 from hybridcomp.schedules.shards import Shards
 
 
@@ -54,7 +55,7 @@ def halving_allreduce(
     """
     t = carrier.transport
     mailbox = carrier.mailbox()
-    places = _Places(t.size)
+    places = Places(t.size)
     shards = Shards.of(send.size, places.count, send.dtype.itemsize, carrier.chunk_bytes)
     edges = [min(v * shards.length, send.size) for v in range(places.count + 1)]
     dtype = send.dtype if carrier.codec.lossless else send.dtype.accumulator
@@ -103,7 +104,7 @@ def halving_reduce_scatter(
     t = carrier.transport
     (tag,) = tags
     mailbox = carrier.mailbox()
-    places = _Places(t.size)
+    places = Places(t.size)
     block, ranks = recv.size, t.size if mean else 1
     edges = [leader * block for leader in places.leaders] + [send.size]
     wide = send.dtype.accumulator
@@ -167,37 +168,11 @@ def _chunks(start: int, stop: int, carrier: Carrier, dtype: DType) -> Iterator[s
         yield slice(start + span.start, start + span.stop)
 
 
-class _Places:
-    """Which ranks take part in halving, each in a place: one of every pair that folds, and all others.
-
-    Attributes:
-        count: of places, a power of two.
-        leaders: the rank in each place.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.count = 1 << (size.bit_length() - 1)
-        self._pairs = size - self.count
-        self.leaders = [2 * v if v < self._pairs else v + self._pairs for v in range(self.count)]
-
-    def folded(self, rank: int) -> bool:
-        """Whether a rank gives its data to the one before it."""
-        return rank < 2 * self._pairs and rank % 2 == 1
-
-    def paired(self, rank: int) -> bool:
-        """Whether a rank takes the data of the one after it."""
-        return rank < 2 * self._pairs and rank % 2 == 0
-
-    def place(self, rank: int) -> int:
-        """A rank's place, or its partner's."""
-        return rank // 2 if rank < 2 * self._pairs else rank - self._pairs
-
-
 class _Halves:
     """Step 1 on this rank: the sum of the elements ``edges[place]`` to ``edges[place + 1]``."""
 
     def __init__(
-        self, carrier: Carrier, mailbox: Mailbox, send: Flat, places: _Places, edges: list[int], tag: int
+        self, carrier: Carrier, mailbox: Mailbox, send: Flat, places: Places, edges: list[int], tag: int
     ) -> None:
         self._carrier, self._mailbox, self._send = carrier, mailbox, send
         self._places, self._edges, self._tag = places, edges, tag

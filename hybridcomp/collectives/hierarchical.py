@@ -24,44 +24,13 @@ from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.coding import NONE
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.transport import Incoming
+from hybridcomp.schedules.algorithms.hierarchical import Roles
 from hybridcomp.schedules.shards import Shards
 from hybridcomp.schedules.topology import Topology
 
 AHEAD = 1  # chunks handed to their leaders before the first one is summed there
 CROSSING = 2  # chunks sent across before the first one is summed by its owner
 _BEHIND = 2  # chunks summed by their owners before the first result is decoded
-
-
-class Roles:
-    """Who leads whose shard, as one rank sees it.
-
-    Attributes:
-        local: the other ranks of this host, in order.
-        led: the ranks whose shards this one leads on its host, its own first.
-        handed: each of ``local``, with the ranks whose shards it leads, in the order in which it does.
-        peers: the leaders of this rank's shard on the other hosts, in the order of the hosts.
-    """
-
-    def __init__(self, topology: Topology, rank: int) -> None:
-        self._topology = topology
-        self._host = topology.hosts[rank]
-        self._ranks = [topology.ranks(h) for h in range(topology.count)]
-        self._place = [self._ranks[h].index(q) for q, h in enumerate(topology.hosts)]
-        self.local = [q for q in self._ranks[self._host] if q != rank]
-        self.led = self._led_by(rank)
-        self.handed = [(p, self._led_by(p)) for p in self.local]
-        self.peers = [
-            ranks[self._place[rank] % len(ranks)] for h, ranks in enumerate(self._ranks) if h != self._host
-        ]
-
-    def leader(self, owner: int) -> int:
-        """Who leads an owner's shard on this host; the owner itself if it is of this host."""
-        mine = self._ranks[self._host]
-        return mine[self._place[owner] % len(mine)]
-
-    def _led_by(self, rank: int) -> list[int]:
-        size = len(self._place)
-        return [q for q in ((rank + i) % size for i in range(size)) if self.leader(q) == rank]
 
 
 def refuses(topology: Topology, codec: Codec) -> str | None:

@@ -8,8 +8,9 @@ from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Memory
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.hierarchical import AHEAD, CROSSING, Crossing, Roles, Stage, pipelined
+from hybridcomp.collectives.hierarchical import AHEAD, CROSSING, Crossing, Stage, pipelined
 from hybridcomp.collectives.transport import Incoming
+from hybridcomp.schedules.algorithms.hierarchical import Roles
 from hybridcomp.schedules.shards import Shards
 
 

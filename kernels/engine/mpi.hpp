@@ -62,12 +62,6 @@ class Requests {
   // MPICH 5 crashes where it cancels some over UCX, and the standard deprecates it.
   void abandon(const void* execution);
 
-  // Peers are looked up by the owner: calls f(owner) for all.
-  template <typename F>
-  void each(F f) const {
-    for (const Owner& owner : owners_) f(owner);
-  }
-
  private:
   void drop(std::size_t i);
 

@@ -8,8 +8,8 @@ from mpi4py import MPI
 
 from hybridcomp.collectives import choosing
 from hybridcomp.collectives.failure import making
-from hybridcomp.collectives.hierarchical import Roles
 from hybridcomp.policy.toml import parse_policy
+from hybridcomp.schedules.algorithms.hierarchical import Roles
 from hybridcomp.schedules.topology import Topology
 
 from .conftest import WORLD, gaussian, identical, relative_error, total, verdict

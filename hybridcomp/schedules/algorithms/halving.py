@@ -36,7 +36,7 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
     """Sum ``SEND`` over all ranks into ``RECV`` by recursive halving and doubling."""
     r = Recorder(operation, topology, rank)
     (n,) = operation.counts
-    places = _Places(r.ranks)
+    places = Places(r.ranks)
     place = places.place(rank)
     length = Shards.of(n, places.count, operation.itemsize, operation.chunk_bytes).length
     edges = [min(v * length, n) for v in range(places.count + 1)]
@@ -67,7 +67,7 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
 def reduce_scatter(operation: Operation, topology: Topology, rank: int) -> Schedule:
     """Sum ``SEND`` over all ranks by recursive halving; this one's part goes to ``RECV``. Parts may be of any size."""
     r = Recorder(operation, topology, rank)
-    places = _Places(r.ranks)
+    places = Places(r.ranks)
     starts = list(accumulate(operation.counts, initial=0))
     edges = [starts[leader] for leader in places.leaders] + [starts[-1]]
     halves = _Halves(r, places, edges)
@@ -103,7 +103,7 @@ def _take(r: Recorder, cuts: list[slice], first: int, source: int) -> None:
     pipelined(len(cuts), Stage(_AHEAD - 1, receive), Stage(0, decode))
 
 
-class _Places:
+class Places:
     """Which ranks take part in halving, each in a place: one of every pair that folds, and all others.
 
     Attributes:
@@ -132,7 +132,7 @@ class _Places:
 class _Halves:
     """Step 1 on this rank: the sum of the elements ``edges[place]`` to ``edges[place + 1]``."""
 
-    def __init__(self, r: Recorder, places: _Places, edges: Sequence[int]) -> None:
+    def __init__(self, r: Recorder, places: Places, edges: Sequence[int]) -> None:
         self._r, self._places, self._edges = r, places, edges
         self._room: Span | None = None  # for partial sums, of the elements from _first on
         self._first = 0

@@ -92,7 +92,7 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
     """
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
-    spread = _Spread(r, parts, _Roles(topology, rank), (0, 1), wide=False)
+    spread = _Spread(r, parts, Roles(topology, rank), (0, 1), wide=False)
     own = Slots(r, _BEHIND, parts.longest(rank))
 
     def give(k: int) -> None:
@@ -106,8 +106,8 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
     return r.finish()
 
 
-class _Roles:
-    """Who leads whose part, as one rank sees it.
+class Roles:
+    """Tell who leads whose part, as one rank sees it.
 
     Attributes:
         local: the other ranks of this host, in order.
@@ -127,7 +127,7 @@ class _Roles:
         self.peers = [of[self._place[rank] % len(of)] for h, of in enumerate(ranks) if h != host]
 
     def leader(self, owner: int) -> int:
-        """Who leads an owner's part on this host; the owner itself if it is of this host."""
+        """Tell who leads an owner's part on this host; the owner itself if it is of this host."""
         return self._mine[self._place[owner] % len(self._mine)]
 
     def _led_by(self, rank: int) -> list[int]:
@@ -140,7 +140,7 @@ class _Crossing:
 
     def __init__(self, r: Recorder, parts: Parts) -> None:
         self._r, self._parts = r, parts
-        self.roles = roles = _Roles(r.topology, r.rank)
+        self.roles = roles = Roles(r.topology, r.rank)
         given = [(p, q) for p, led in roles.handed for q in led]
         taken = [(q, p) for q in roles.led for p in roles.local]
         self._giving = {(p, q): Slots(r, _AHEAD + 1, parts.longest(q), plain=True) for p, q in given}
@@ -207,7 +207,7 @@ class _Spread:
     """Encoded chunks of all ranks on their way to all: steps 3 and 4 on one rank."""
 
     def __init__(
-        self, r: Recorder, parts: Parts, roles: _Roles, channels: tuple[int, int], *, wide: bool
+        self, r: Recorder, parts: Parts, roles: Roles, channels: tuple[int, int], *, wide: bool
     ) -> None:
         """Spread messages of elements that are ``wide`` or not; ``channels`` are those of steps 3 and 4."""
         self._r, self._parts, self._roles = r, parts, roles
