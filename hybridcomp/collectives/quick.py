@@ -88,6 +88,7 @@ class Quick(Core):
         super().__init__(comm, policy, axis, timeout, detail)
         self._operations: dict[Key, Any] = {}
         self._step_asked = self.step  # at which the policy was asked about all of them
+        self._recorder = trace.recorder
         # As if one were always in line, the usual way is taken by operations that are compared in detail, and by all
         # of a policy that asks where in a model they belong: what is learnt of an array here does not know.
         detail, places = self._comparison is not None, self.policy.places
@@ -112,6 +113,9 @@ class Quick(Core):
         notices = self._notices
         if called_back or (notices is not None and (notices.troubled or notices.belated)):
             return False
+        recorder = trace.recorder
+        if recorder is not self._recorder:
+            self._begin_trace(recorder)
         operation = self._operations.get(key)
         if operation is None or self.step != self._step_asked:
             operation = self._operation(key)
@@ -124,8 +128,8 @@ class Quick(Core):
             self._started += 1
             if notices is not None:  # whoever waits for this rank later is told where it is
                 notices.latest = self._started
-            if trace.recorder is not None:
-                self._trace(operation, trace.recorder)
+            if recorder is not None:
+                self._trace(operation, recorder)
             return True
         if not done:
             return False
@@ -141,6 +145,9 @@ class Quick(Core):
         """Send or receive an array; False if it must take the usual way."""
         if called_back:
             return False
+        recorder = trace.recorder
+        if recorder is not self._recorder:
+            self._begin_trace(recorder)
         operation = self._operations.get(key)
         if operation is None or self.step != self._step_asked:
             operation = self._operation(key)
@@ -166,8 +173,8 @@ class Quick(Core):
             except KeyboardInterrupt:
                 self._adopt(left, array, peer, status)
                 raise
-        elif trace.recorder is not None:
-            self._trace(operation, trace.recorder)
+        elif recorder is not None:
+            self._trace(operation, recorder)
         if checked and status is not None and array.dtype.kind == "f" and encoded(status.Get_count(MPI.BYTE)):
             # Of what is compressed, a larger array, whose message happens to fit.
             raise self._too_large(status.Get_source(), "it is compressed")
@@ -244,15 +251,20 @@ class Quick(Core):
         for (row, raw, plain, _), calls, seconds, tally in operation.take():
             self._table.count(row, calls, raw, plain, seconds, tally)
 
+    def _begin_trace(self, recorder: trace.Recorder | None) -> None:
+        """Count what has ended so far: the trace that begins is not to show it."""
+        self._recorder = recorder
+        for operation in list(self._operations.values()):
+            self._settle(operation)
+
     def _trace(self, operation: Any, recorder: trace.Recorder) -> None:
-        """Count and record the one that has just ended; some before it may have gone by before a trace began."""
+        """Count and record the operation that has just ended."""
         ended = time.perf_counter()
         for (row, raw, plain, _), calls, seconds, tally in operation.take():
             self._table.count(row, calls, raw, plain, seconds, tally)
-            if calls == 1:
-                wire = plain if tally is None else tally[0]
-                one = replace(row, raw_bytes=raw, plain_bytes=plain, wire_bytes=wire)
-                record(recorder, one, ended - seconds, ended)
+            wire = plain if tally is None else tally[0]
+            one = replace(row, raw_bytes=raw, plain_bytes=plain, wire_bytes=wire)
+            record(recorder, one, ended - seconds, ended)
 
     def _forget(self) -> None:
         for operation in self._operations.values():

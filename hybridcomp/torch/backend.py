@@ -68,7 +68,7 @@ def make(birth: Birth, name: str, timeout: timedelta) -> Group:
     from mpi4py import MPI  # noqa: PLC0415
 
     from hybridcomp.collectives import Communicator  # noqa: PLC0415
-    from hybridcomp.collectives.failure.making import bounded  # noqa: PLC0415
+    from hybridcomp.collectives.failure.making import LEAST_SECONDS, bounded  # noqa: PLC0415
     from hybridcomp.torch.process_group import HybridProcessGroup  # noqa: PLC0415
 
     world = MPI.COMM_WORLD
@@ -78,7 +78,8 @@ def make(birth: Birth, name: str, timeout: timedelta) -> Group:
     _wait_for_members(birth, name, timeout)
     group = world.Get_group().Incl(birth.ranks)
     seconds = timeout.total_seconds()
-    mpi = bounded(lambda: world.Create_group(group), lambda: f"making process group {name!r} in MPI", seconds)
+    limit = max(seconds, LEAST_SECONDS)  # its members are there
+    mpi = bounded(lambda: world.Create_group(group), lambda: f"making process group {name!r} in MPI", limit)
     group.Free()
     detail = True if get_debug_level() == DebugLevel.DETAIL else None
     comm = Communicator(mpi, policy, options.axis or "default", timeout=seconds, detail=detail)

@@ -21,6 +21,9 @@ from hybridcomp.schedules.topology import Topology
 
 T = TypeVar("T")
 _LOOK = 0.02  # seconds between looks at notices; a communicator is made in a few milliseconds
+# That MPI gets at least, once all ranks are there: a timeout says how long to wait for others, and not how long MPI
+# takes on hosts where ranks share cores.
+LEAST_SECONDS = 30.0
 _ANSWER_SECONDS = 1.0  # that other ranks have to say whether they are there
 _MAKING = 0  # its number in notices: operations are numbered from 1 on
 _LEVELS = {
@@ -81,7 +84,7 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
     Args:
         comm: of the caller.
         axis: for messages.
-        timeout: seconds to wait for the other ranks, and for all the rest.
+        timeout: seconds to wait for the other ranks, and then, if it is more than :data:`LEAST_SECONDS`, for MPI.
         prepare: brings what this rank needs, by itself.
 
     Raises:
@@ -128,8 +131,9 @@ class _Assembly:
         self._notices: Notices | None = None
 
     def run(self, timeout: float) -> Parts:
+        limit = max(timeout, LEAST_SECONDS)
         try:
-            parts = bounded(self._assemble, lambda: f"{self._what}: {self._step}", timeout, self._look)
+            parts = bounded(self._assemble, lambda: f"{self._what}: {self._step}", limit, self._look)
         except CollectiveTimeoutError as late:
             raise CollectiveTimeoutError(f"{late}{self._absent()}") from None
         except RemoteError:
