@@ -29,10 +29,7 @@ from hybridcomp.collectives.reduce_scatter import reduce_scatter_block
 from hybridcomp.collectives.ring import ring_allgather, ring_allreduce, ring_reduce_scatter
 from hybridcomp.collectives.sparse import sparse_allreduce
 from hybridcomp.schedules.registry import ALGORITHMS as SCHEDULES
-from hybridcomp.schedules.schedule import Operation, Schedule
 from hybridcomp.schedules.topology import Topology
-
-Build = Callable[[Operation, Topology, int], Schedule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,6 @@ class Algorithm:
         estimates: whether that may be of ``ef21``, whose messages are differences from what receivers hold.
         device: whether it works on a device's memory; else on a copy in the host's.
         reencodes: whether it encodes sums of sums, so that a lossy codec loses more; then it must be asked for.
-        schedule: builds its schedule, which the compiled engine runs; None if it has none.
         refuses: why it cannot be used by these ranks with this codec; None if it can.
     """
 
@@ -58,39 +54,28 @@ class Algorithm:
     estimates: bool = True
     device: bool = True
     reencodes: bool = False
-    schedule: Build | None = None
     refuses: Callable[[Topology, Codec], str | None] = lambda topology, codec: None
+
+    def scheduled(self, op: str) -> bool:
+        """Whether it has a schedule of an operation, which the compiled engine runs."""
+        return self.name in SCHEDULES[op]
 
 
 def _only_sparse(topology: Topology, codec: Codec) -> str | None:
     return None if isinstance(codec, SparseCodec) else f"{codec.name} is not a sparse codec"
 
 
-_SUMS = SCHEDULES["all_reduce"]
-
 #: By operation, the default first.
 ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "all_reduce": (
-        Algorithm("direct", allreduce, tags=2, feedback=True, schedule=_SUMS["direct"].build),
-        Algorithm("one_shot", None, feedback=True, estimates=False, schedule=_SUMS["one_shot"].build),
+        Algorithm("direct", allreduce, tags=2, feedback=True),
+        Algorithm("one_shot", None, feedback=True, estimates=False),
         Algorithm(
-            "hierarchical",
-            hierarchical_allreduce,
-            tags=4,
-            feedback=True,
-            schedule=_SUMS["hierarchical"].build,
-            refuses=hierarchical.refuses,
+            "hierarchical", hierarchical_allreduce, tags=4, feedback=True, refuses=hierarchical.refuses
         ),
-        Algorithm("ring", ring_allreduce, tags=2, feedback=True, schedule=_SUMS["ring"].build),
-        Algorithm("halving", halving_allreduce, tags=2, reencodes=True, schedule=_SUMS["halving"].build),
-        Algorithm(
-            "sparse",
-            sparse_allreduce,
-            feedback=True,
-            estimates=False,
-            schedule=_SUMS["sparse"].build,
-            refuses=_only_sparse,
-        ),
+        Algorithm("ring", ring_allreduce, tags=2, feedback=True),
+        Algorithm("halving", halving_allreduce, tags=2, reencodes=True),
+        Algorithm("sparse", sparse_allreduce, feedback=True, estimates=False, refuses=_only_sparse),
         Algorithm(
             "oktopk",
             oktopk_allreduce,
@@ -104,11 +89,7 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "reduce_scatter": (
         Algorithm("direct", reduce_scatter_block, feedback=True),
         Algorithm(
-            "hierarchical",
-            hierarchical_reduce_scatter,
-            tags=2,
-            feedback=True,
-            refuses=hierarchical.refuses,
+            "hierarchical", hierarchical_reduce_scatter, tags=2, feedback=True, refuses=hierarchical.refuses
         ),
         Algorithm("ring", ring_reduce_scatter, feedback=True),
         Algorithm("halving", halving_reduce_scatter, reencodes=True),

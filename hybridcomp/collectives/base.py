@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
 
 from hybridcomp import trace
-from hybridcomp.arrays import DType, Flat
+from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
 from hybridcomp.codecs.device.driver import has_driver
 from hybridcomp.collectives.agreement import Preparation
 from hybridcomp.collectives.awareness import awareness
 from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.choices import Choices, CodecLike, asked_for
 from hybridcomp.collectives.choosing import Way, own_settings
 from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.debug import Comparison, described, in_detail
 from hybridcomp.collectives.device_carry import DeviceCarrier
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
-from hybridcomp.collectives.exact import AVG, native
+from hybridcomp.collectives.exact import native
 from hybridcomp.collectives.execution.groups import may_use_devices
-from hybridcomp.collectives.execution.programs import Programs
+from hybridcomp.collectives.execution.programs import OperationKey, Programs, running
 from hybridcomp.collectives.failure.making import make
 from hybridcomp.collectives.lanes import callers_events
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
@@ -33,10 +32,9 @@ from hybridcomp.collectives.transport import Transport
 from hybridcomp.collectives.turns import Turn
 from hybridcomp.device import DeviceArray
 from hybridcomp.errors import CodecMismatchError, CollectiveTimeoutError, RemoteError
-from hybridcomp.policy import Choice, Message, Policy, check_feedback, load_policy, place
+from hybridcomp.policy import Choice, Policy, load_policy
 
 Op = MPI.Op | str
-CodecLike = Codec | str | Choice | None
 # One of MPI's own operations on a send and a receive buffer, with its turn and what to wait for before it is posted.
 Native = Callable[[Any, Any, Turn, Sequence[Ready]], Steps]
 # One of ours, with a memory of error feedback or None.
@@ -45,7 +43,6 @@ Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
 MANY = 1 << 40  # elements: more than any min_bytes
 _FAILURES = (CollectiveTimeoutError, RemoteError)  # of an operation in progress: for who waits for it
 _STREAM_BYTES = 1 << 23  # results from here on are written past the caches
-_DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
 
 
 class Base:
@@ -72,10 +69,10 @@ class Base:
         self.mpi, self._p2p = parts.mpi, parts.p2p
         self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
         self._table = StatTable()
-        self._choices: dict[tuple[Any, ...], Choice] = {}
         self.cuda_aware = parts.agreed.awareness
         direct = self.cuda_aware.messages
         self._topology = parts.topology
+        self._choices = Choices(axis, self._topology.count)
         self._chooser = parts.chooser
         self._programs: Programs | None = None
         if parts.group is not None:
@@ -129,63 +126,10 @@ class Base:
     ) -> Choice:
         if self.size == 1:
             return Choice(NONE, None, "one rank")
-        if isinstance(codec, Choice):
-            return codec
         if codec is not None:
-            fixed = codec_of(codec) if isinstance(codec, str) else get_codec(codec)
-            reason = fixed.can_carry(data.dtype, data.shape)
-            if reason is not None:
-                raise CodecMismatchError(f"{op}: codec {fixed.spec!r} cannot carry this buffer: {reason}")
-            return Choice(fixed, None, "asked for in the call")
+            return asked_for(codec, op, data)
         shape = data.shape if elements is None else (elements,)
-        there = place()
-        key = (op, data.dtype, shape, name, phase, self.axis, self.step, there)
-        choice = self._choices.get(key)
-        if choice is None:
-            if len(self._choices) > 4096:
-                self._choices.clear()
-            nbytes = math.prod(shape) * data.dtype.itemsize
-            where = (there.stage, there.layer, there.part)
-            hosts = self._topology.count
-            message = Message(self.axis, op, phase, data.dtype, nbytes, name, self.step, shape, *where, hosts)
-            choice = self._choices[key] = self.policy.choose(message)
-        return choice
-
-    def _choose_sum(
-        self, op_name: str, data: Flat, op: Op, name: str | None, phase: str | None, codec: CodecLike
-    ) -> Choice:
-        if op not in (MPI.SUM, AVG):
-            return Choice(NONE, None, "neither sum nor average")
-        choice = self._choose(op_name, data, name, phase, codec)
-        if choice.codec.linear and op_name != "all_reduce":
-            return Choice(NONE, None, f"{choice.codec.name} only all-reduces")
-        if choice.compresses and not data.dtype.is_float:
-            return Choice(NONE, None, f"sums of {data.dtype.label} are MPI's own")
-        return choice
-
-    @staticmethod
-    def _direct(choice: Choice, data: Flat, op: Op) -> bool:
-        """Whether our own algorithm runs, and not MPI's."""
-        half = data.dtype in (DType.FLOAT16, DType.BFLOAT16)
-        big_half = half and op in (MPI.SUM, AVG) and data.nbytes >= _DIRECT_HALF_BYTES
-        return choice.compresses or (big_half and choice.reason != "one rank")
-
-    def _residual(self, choice: Choice, name: str | None, n: int, dtype: DType) -> Array | None:
-        if choice.feedback is None or name is None:
-            return None
-        check_feedback("all_reduce", choice.codec, choice.feedback)
-        return self.feedback.residual((self.axis, name), n, dtype.accumulator)
-
-    def _remembering(
-        self, op: str, choice: Choice, name: str | None, n: int
-    ) -> Callable[[Carrier], Any] | None:
-        """What gives a carrier the memory of a message and the codec of its step; None if there is no feedback."""
-        form = choice.feedback
-        if form is None or name is None:
-            return None
-        check_feedback(op, choice.codec, form)
-        key = (self.axis, name)
-        return lambda carrier: carrier.remember(self.feedback, key, n, form)
+        return self._choices.choose(self.policy, op, data.dtype, shape, name, phase, self.step)
 
     def _way(
         self, op: str, data: Flat, codec: Codec, algorithm: str | None, feedback: str | None = None
@@ -261,6 +205,46 @@ class Base:
                 )
 
         return self._start(steps(), call)
+
+    def _compiled(
+        self,
+        key: OperationKey,
+        call: Call,
+        send: Flat | None,
+        recv: Flat | None,
+        device: list[DeviceArray],
+        *,
+        algorithm: str | None = None,
+        feedback: Callable[[Carrier], Any] | None = None,
+        written: Callable[[], ByteExtents] | None = None,
+    ) -> Request | None:
+        """Start an operation in the compiled engine; None where the engine does not do it.
+
+        Args:
+            key: the operation.
+            call: statistics.
+            send, recv: its buffers.
+            device: the caller's, if they are on a device.
+            algorithm: the caller's; None to choose.
+            feedback: as of :meth:`_carried`.
+            written: as of :func:`~hybridcomp.collectives.through_host.through_host`.
+        """
+        programs = self._programs
+        program = None if programs is None else programs.find(key, algorithm)
+        if programs is None or program is None:
+            return None
+        first = programs.reserve()
+        return self._carried(
+            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory),
+            key.codec,
+            call,
+            send,
+            recv,
+            device,
+            on_host=True,
+            feedback=feedback,
+            written=written,
+        )
 
     def _native(
         self,
@@ -390,9 +374,6 @@ class Base:
             error = MPI.Exception(MPI.ERR_ROOT if what == "root" else MPI.ERR_RANK)
             error.add_note(f"{what} is {rank}; this communicator has ranks 0 to {self.size - 1}")
             raise error
-
-
-codec_of = functools.lru_cache(256)(get_codec)  # what a call asks for by a string, it asks for often
 
 
 def _posted(request: MPI.Request) -> Callable[[], MPI.Request]:

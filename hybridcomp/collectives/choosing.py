@@ -112,7 +112,7 @@ class Chooser:
                 why = "it has no error feedback of the form ef21"
             elif algorithm.run is None and not engine:
                 why = "only the compiled engine runs it, on arrays in host memory without error feedback"
-            elif algorithm.schedule is None and plain:
+            elif plain and not algorithm.scheduled(op):
                 why = "it has no schedule"
             if why is None:
                 able[algorithm.name] = algorithm

@@ -5,28 +5,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
 
-from hybridcomp.arrays import Flat
+from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.collectives.base import CodecLike, Op
-from hybridcomp.collectives.bcast import binomial_tree
-from hybridcomp.collectives.buffers import copied, overlap, raw, same_memory, together
+from hybridcomp.collectives.base import Op
+from hybridcomp.collectives.buffers import copied, overlap, same_memory, together
+from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.engine import Request
 from hybridcomp.collectives.exact import AVG, native, reduce_native, reduces_directly
-from hybridcomp.collectives.execution.programs import running
+from hybridcomp.collectives.execution.programs import OperationKey
 from hybridcomp.collectives.linear import linear_allreduce
 from hybridcomp.collectives.moves import Moves
 from hybridcomp.collectives.reduce_scatterv import reduce_scatterv
 from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.vectors import following
 from hybridcomp.device import DeviceArray
+from hybridcomp.policy import Choice, check_feedback
+
+_DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
 
 
 class Core(Moves):
-    """A communicator's operations on :class:`~hybridcomp.arrays.Flat` buffers, all non-blocking.
+    """A communicator's reductions of :class:`~hybridcomp.arrays.Flat` buffers, and all that it can, all non-blocking.
 
     Buffers of one call are all in host memory or all on one device; ranks may differ in that.
 
@@ -44,7 +50,45 @@ class Core(Moves):
             not for blocking operations on plain arrays that MPI does in one call.
     """
 
-    # -- collectives ---------------------------------------------------------------------------------
+    # -- the policy ----------------------------------------------------------------------------------
+
+    def _choose_sum(
+        self, op_name: str, data: Flat, op: Op, name: str | None, phase: str | None, codec: CodecLike
+    ) -> Choice:
+        if op not in (MPI.SUM, AVG):
+            return Choice(NONE, None, "neither sum nor average")
+        choice = self._choose(op_name, data, name, phase, codec)
+        if choice.codec.linear and op_name != "all_reduce":
+            return Choice(NONE, None, f"{choice.codec.name} only all-reduces")
+        if choice.compresses and not data.dtype.is_float:
+            return Choice(NONE, None, f"sums of {data.dtype.label} are MPI's own")
+        return choice
+
+    @staticmethod
+    def _direct(choice: Choice, data: Flat, op: Op) -> bool:
+        """Whether our own algorithm runs, and not MPI's."""
+        half = data.dtype in (DType.FLOAT16, DType.BFLOAT16)
+        big_half = half and op in (MPI.SUM, AVG) and data.nbytes >= _DIRECT_HALF_BYTES
+        return choice.compresses or (big_half and choice.reason != "one rank")
+
+    def _residual(self, choice: Choice, name: str | None, n: int, dtype: DType) -> Array | None:
+        if choice.feedback is None or name is None:
+            return None
+        check_feedback("all_reduce", choice.codec, choice.feedback)
+        return self.feedback.residual((self.axis, name), n, dtype.accumulator)
+
+    def _remembering(
+        self, op: str, choice: Choice, name: str | None, n: int
+    ) -> Callable[[Carrier], Any] | None:
+        """What gives a carrier the memory of a message and the codec of its step; None if there is no feedback."""
+        form = choice.feedback
+        if form is None or name is None:
+            return None
+        check_feedback(op, choice.codec, form)
+        key = (self.axis, name)
+        return lambda carrier: carrier.remember(self.feedback, key, n, form)
+
+    # -- reductions ----------------------------------------------------------------------------------
 
     def allreduce(
         self,
@@ -69,20 +113,10 @@ class Core(Moves):
         if not choice.codec.linear:
             feedback = self._remembering("all_reduce", choice, name, recv.size)
         form = choice.feedback if feedback else None
-        program = None
-        if self._programs is not None:
-            program = self._programs.all_reduce(choice, recv, op, form, algorithm)
-        if program is not None:
-            return self._carried(
-                lambda carrier, s, r, memory: running(program, s, r, carrier, memory),
-                choice.codec,
-                call,
-                send,
-                recv,
-                device,
-                on_host=True,
-                feedback=feedback,
-            )
+        key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), op, feedback=form)
+        request = self._compiled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
+        if request is not None:
+            return request
         if not self._direct(choice, recv, op):
             return self._reduced(self.mpi.Iallreduce, op, (), call, send, recv, device)
         tag = self._transport.tag
@@ -150,9 +184,13 @@ class Core(Moves):
                 send = copied(send)
             return self._reduced(self.mpi.Ireduce_scatter_block, op, (), call, send, recv, device)
         feedback = self._remembering("reduce_scatter", choice, name, send.size)
-        way, tags = self._way(
-            "reduce_scatter", send, choice.codec, algorithm, choice.feedback if feedback else None
-        )
+        form = choice.feedback if feedback else None
+        counts = (recv.size,) * p
+        key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, op, feedback=form)
+        request = self._compiled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
+        if request is not None:
+            return request
+        way, tags = self._way("reduce_scatter", send, choice.codec, algorithm, form)
         return self._carried(
             lambda carrier, s, r, memory: way.run(carrier, s, r, tags, mean=mean, memory=memory),
             choice.codec,
@@ -195,6 +233,15 @@ class Core(Moves):
                 return self.mpi.Ireduce_scatter(a, b, counts, mpi_op)
 
             return self._reduced(post, op, (), call, send, recv, device)
+        feedback = self._remembering("reduce_scatter", choice, name, send.size)
+        form = choice.feedback if feedback else None
+        extents = tuple(following(counts))
+        key = OperationKey.of(
+            "reduce_scatter", choice, send.dtype, tuple(counts), op, feedback=form, sends=extents
+        )
+        request = self._compiled(key, call, send, recv, device, feedback=feedback)
+        if request is not None:
+            return request
         tags = [self._transport.tag()]
         return self._carried(
             lambda carrier, s, r, memory: reduce_scatterv(
@@ -205,92 +252,7 @@ class Core(Moves):
             send,
             recv,
             device,
-            feedback=self._remembering("reduce_scatter", choice, name, send.size),
-        )
-
-    def allgather(
-        self,
-        send: Flat,
-        recv: Flat,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        algorithm: str | None = None,
-    ) -> Request:
-        """Start an all-gather of every rank's ``send`` into ``recv``."""
-        p, n = self.size, send.size
-        device = together(send, recv)
-        if recv.size != p * n:
-            raise ValueError(
-                f"all_gather of {n} elements from {p} ranks needs room for {p * n}, not {recv.size}"
-            )
-        own = slice(self.rank * n, (self.rank + 1) * n)
-        if overlap(send, recv) and not same_memory(send.data, recv.data[own]):
-            send = copied(send)
-        choice = self._choose("all_gather", send, name, phase, codec)
-        about = {"count": n, "dtype": send.dtype, "name": name}
-        call = self._call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes, **about)
-        if not choice.compresses:
-            return self._native(
-                lambda s, r, turn, events: native(
-                    lambda: self.mpi.Iallgather(
-                        MPI.IN_PLACE if same_memory(s.data, r.data[own]) else raw(s), raw(r)
-                    ),
-                    turn,
-                    events,
-                ),
-                call,
-                send,
-                recv,
-                device,
-            )
-        way, tags = self._way("all_gather", recv, choice.codec, algorithm)
-        return self._carried(
-            lambda carrier, s, r, _: way.run(carrier, s, r, tags),
-            choice.codec,
-            call,
-            send,
-            recv,
-            device,
-            way=way,
-        )
-
-    def bcast(
-        self,
-        buf: Flat,
-        root: int,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        algorithm: str | None = None,
-    ) -> Request:
-        """Start a broadcast of ``buf`` from ``root``."""
-        self._check_rank(root, "root")
-        device = together(buf)
-        choice = self._choose("broadcast", buf, name, phase, codec)
-        down = len(binomial_tree((self.rank - root) % self.size, self.size)[1])
-        about = {"count": buf.size, "dtype": buf.dtype, "root": root, "name": name}
-        call = self._call("broadcast", choice, buf.nbytes, down * buf.nbytes, **about)
-        loads = self.rank == root
-        if not choice.compresses:
-            return self._native(
-                lambda _, r, turn, events: native(lambda: self.mpi.Ibcast(raw(r), root), turn, events),
-                call,
-                None,
-                buf,
-                device,
-                loads=loads,
-            )
-        way, tags = self._way("broadcast", buf, choice.codec, algorithm)
-        return self._carried(
-            lambda carrier, _s, r, _m: way.run(carrier, r, root, tags),
-            choice.codec,
-            call,
-            None,
-            buf,
-            device,
-            way=way,
-            loads=loads,
+            feedback=feedback,
         )
 
     def reduce(
@@ -321,6 +283,10 @@ class Core(Moves):
                 f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
             )
         mean = op == AVG
+        key = OperationKey.of("reduce", choice, send.dtype, (send.size,), op, root=root)
+        request = self._compiled(key, call, send, recv, device, algorithm=algorithm)
+        if request is not None:
+            return request
         way, tags = self._way("reduce", send, choice.codec, algorithm)
         return self._carried(
             lambda carrier, s, r, _: way.run(carrier, s, r, root, tags, mean=mean),

@@ -8,8 +8,8 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.collectives import engine
-from hybridcomp.collectives.base import CodecLike
 from hybridcomp.collectives.buffers import ForeignBufferError, copied, parse
+from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.handle import Request, wait_for
 from hybridcomp.collectives.probes import Probes
 from hybridcomp.collectives.quick import Key, Kind

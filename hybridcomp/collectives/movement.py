@@ -6,13 +6,16 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hybridcomp.arrays import Flat
 from hybridcomp.collectives import engine
-from hybridcomp.collectives.base import CodecLike
 from hybridcomp.collectives.bcast import binomial_tree
 from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, like, parse, part, same_dtype
+from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.execution.programs import OperationKey
 from hybridcomp.collectives.handle import Request
 from hybridcomp.collectives.quick import Key, Kind, Quick
 from hybridcomp.collectives.vectors import parse_vector
+from hybridcomp.policy import Choice
 
 Buffer = Any
 
@@ -298,9 +301,11 @@ class Movement(Quick):
         if not flat.size or recv.size != flat.size * (p if what == "all_gather" else 1):
             return None
         choice = self._choose(what, flat, name, phase, None, flat.size if what == "all_to_all" else None)
-        if choice.compresses or (flat.dtype.is_float and flat.dtype.itemsize == 2):
-            return None
         raw, sent, comm = flat.nbytes, (p - 1) * flat.nbytes, self.mpi.handle
+        if choice.compresses:
+            return self._moves_compressed(what, choice, flat)
+        if flat.dtype.is_float and flat.dtype.itemsize == 2:
+            return None
         if what == "broadcast":
             self._check_rank(root, "root")
             sent = len(binomial_tree((self.rank - root) % p, p)[1]) * flat.nbytes
@@ -315,3 +320,18 @@ class Movement(Quick):
             each //= p
         part_of = [0, each, MPI.BYTE.handle]
         return self._call(what, choice, raw, sent), [*part_of, *part_of, comm]
+
+    def _moves_compressed(self, what: str, choice: Choice, flat: Flat) -> Kind | None:
+        """The same of compressed messages; None if the engine does not do it, or has to know a root."""
+        p, n = self.size, flat.size
+        if what == "all_gather":
+            asked = OperationKey.of(what, choice, flat.dtype, (n,) * p)
+            call = self._call(what, choice, p * flat.nbytes, (p - 1) * flat.nbytes)
+        elif what == "all_to_all" and n % p == 0:
+            parts = tuple((q * (n // p), n // p) for q in range(p))
+            asked = OperationKey.of(what, choice, flat.dtype, (), sends=parts, receives=parts)
+            call = self._call(what, choice, flat.nbytes, (p - 1) * flat.nbytes // p)
+        else:
+            return None
+        program = None if self._programs is None else self._programs.find(asked)
+        return None if program is None else (call, program)

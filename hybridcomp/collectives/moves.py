@@ -9,18 +9,20 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.alltoall import alltoallv
-from hybridcomp.collectives.base import MANY, CodecLike
+from hybridcomp.collectives.base import MANY
+from hybridcomp.collectives.bcast import binomial_tree
 from hybridcomp.collectives.buffers import copied, overlap, part, raw, same_memory, together
 from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.engine import Request, Steps
 from hybridcomp.collectives.exact import native
+from hybridcomp.collectives.execution.programs import OperationKey
 from hybridcomp.collectives.gather import allgatherv, gatherv, scatterv
 from hybridcomp.collectives.sends import Sends
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.through_host import Extents as ByteExtents
 from hybridcomp.collectives.vectors import Extents, byte_extents, following
 from hybridcomp.device import DeviceArray
-from hybridcomp.policy import Choice
 
 
 class Moves(Sends):
@@ -29,6 +31,99 @@ class Moves(Sends):
     ``extents`` are, per rank, the first element and the number of elements of its part; those that know only their own
     part give None, and the policy is then asked about a large message, alike on all ranks.
     """
+
+    def allgather(
+        self,
+        send: Flat,
+        recv: Flat,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None = None,
+    ) -> Request:
+        """Start an all-gather of every rank's ``send`` into ``recv``."""
+        p, n = self.size, send.size
+        device = together(send, recv)
+        if recv.size != p * n:
+            raise ValueError(
+                f"all_gather of {n} elements from {p} ranks needs room for {p * n}, not {recv.size}"
+            )
+        own = slice(self.rank * n, (self.rank + 1) * n)
+        if overlap(send, recv) and not same_memory(send.data, recv.data[own]):
+            send = copied(send)
+        choice = self._choose("all_gather", send, name, phase, codec)
+        about = {"count": n, "dtype": send.dtype, "name": name}
+        call = self._call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes, **about)
+        if not choice.compresses:
+            return self._native(
+                lambda s, r, turn, events: native(
+                    lambda: self.mpi.Iallgather(
+                        MPI.IN_PLACE if same_memory(s.data, r.data[own]) else raw(s), raw(r)
+                    ),
+                    turn,
+                    events,
+                ),
+                call,
+                send,
+                recv,
+                device,
+            )
+        key = OperationKey.of("all_gather", choice, send.dtype, (n,) * p)
+        request = self._compiled(key, call, send, recv, device, algorithm=algorithm)
+        if request is not None:
+            return request
+        way, tags = self._way("all_gather", recv, choice.codec, algorithm)
+        return self._carried(
+            lambda carrier, s, r, _: way.run(carrier, s, r, tags),
+            choice.codec,
+            call,
+            send,
+            recv,
+            device,
+            way=way,
+        )
+
+    def bcast(
+        self,
+        buf: Flat,
+        root: int,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None = None,
+    ) -> Request:
+        """Start a broadcast of ``buf`` from ``root``."""
+        self._check_rank(root, "root")
+        device = together(buf)
+        choice = self._choose("broadcast", buf, name, phase, codec)
+        down = len(binomial_tree((self.rank - root) % self.size, self.size)[1])
+        about = {"count": buf.size, "dtype": buf.dtype, "root": root, "name": name}
+        call = self._call("broadcast", choice, buf.nbytes, down * buf.nbytes, **about)
+        loads = self.rank == root
+        if not choice.compresses:
+            return self._native(
+                lambda _, r, turn, events: native(lambda: self.mpi.Ibcast(raw(r), root), turn, events),
+                call,
+                None,
+                buf,
+                device,
+                loads=loads,
+            )
+        key = OperationKey.of("broadcast", choice, buf.dtype, (buf.size,), root=root)
+        request = self._compiled(key, call, buf, buf, device, algorithm=algorithm)
+        if request is not None:
+            return request
+        way, tags = self._way("broadcast", buf, choice.codec, algorithm)
+        return self._carried(
+            lambda carrier, _s, r, _m: way.run(carrier, r, root, tags),
+            choice.codec,
+            call,
+            None,
+            buf,
+            device,
+            way=way,
+            loads=loads,
+        )
 
     def allgatherv(
         self,
@@ -58,10 +153,12 @@ class Moves(Sends):
             source = MPI.IN_PLACE if same_memory(s.data, r.data[start : start + n]) else raw(s)
             return self.mpi.Iallgatherv(source, raw_parts(r, extents))
 
+        counts = tuple(size for _, size in extents)
+        key = OperationKey.of("all_gather", choice, send.dtype, counts, receives=tuple(extents))
         return self._moved(
             post,
             lambda carrier, s, r, tag: allgatherv(carrier, s, r, extents, [tag]),
-            choice,
+            key,
             call,
             send,
             recv,
@@ -114,10 +211,14 @@ class Moves(Sends):
         def written() -> list[tuple[int, int]]:
             return byte_extents(parts, send.dtype.itemsize)
 
+        counts = tuple(n for _, n in parts) if at_root else self._own_count(send.size)
+        key = OperationKey.of("gather", choice, send.dtype, counts, root=root)
+        if at_root:
+            key = key._replace(receives=tuple(parts))
         return self._moved(
             post,
             lambda carrier, s, r, tag: gatherv(carrier, s, r, parts, root, [tag]),
-            choice,
+            key,
             call,
             send,
             recv,
@@ -167,10 +268,15 @@ class Moves(Sends):
                 return self.mpi.Iscatter(None if s is None else raw(s), target, root)
             return self.mpi.Iscatterv(None if s is None else raw_parts(s, parts), target, root)
 
+        at_root = self.rank == root
+        counts = tuple(n for _, n in parts) if at_root else self._own_count(recv.size)
+        key = OperationKey.of("scatter", choice, recv.dtype, counts, root=root)
+        if at_root:
+            key = key._replace(sends=tuple(parts))
         return self._moved(
             post,
             lambda carrier, s, r, tag: scatterv(carrier, s, r, parts, root, [tag]),
-            choice,
+            key,
             call,
             send,
             recv,
@@ -211,10 +317,13 @@ class Moves(Sends):
                 return self.mpi.Ialltoallv(raw_parts(s, outgoing), raw_parts(r, incoming))
             return self.mpi.Ialltoall(raw(s), raw(r))
 
+        key = OperationKey.of(
+            "all_to_all", choice, send.dtype, (), sends=tuple(outgoing), receives=tuple(incoming)
+        )
         return self._moved(
             post,
             lambda carrier, s, r, tag: alltoallv(carrier, s, outgoing, r, incoming, tag),
-            choice,
+            key,
             call,
             send,
             recv,
@@ -222,19 +331,23 @@ class Moves(Sends):
             written,
         )
 
+    def _own_count(self, n: int) -> tuple[int, ...]:
+        """Counts as a rank knows them that knows its own alone."""
+        return tuple(n if q == self.rank else 0 for q in range(self.size))
+
     def _moved(
         self,
         post: Callable[[Any, Any], MPI.Request],
         run: Callable[[Carrier, Any, Any, int], Steps],
-        choice: Choice,
+        key: OperationKey,
         call: Call,
         send: Flat | None,
         recv: Flat | None,
         device: list[DeviceArray],
         written: Callable[[], ByteExtents] | None = None,
     ) -> Request:
-        """Start a movement: by MPI, which ``post`` asks, or where it is compressed by ``run``, which gets a tag."""
-        if not choice.compresses:
+        """Start a movement: by MPI, which ``post`` asks; where it is compressed by the engine, or by ``run``."""
+        if not key.compresses:
             return self._native(
                 lambda s, r, turn, events: native(lambda: post(s, r), turn, events),
                 call,
@@ -243,10 +356,13 @@ class Moves(Sends):
                 device,
                 written=written,
             )
+        request = self._compiled(key, call, send, recv, device, written=written)
+        if request is not None:
+            return request
         tag = self._transport.tag()
         return self._carried(
             lambda carrier, s, r, _: run(carrier, s, r, tag),
-            choice.codec,
+            key.codec,
             call,
             send,
             recv,

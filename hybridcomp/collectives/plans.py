@@ -11,8 +11,9 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import DType, DTypeLike, Flat, as_dtype
 from hybridcomp.collectives import engine
-from hybridcomp.collectives.base import CodecLike, Op
+from hybridcomp.collectives.base import Op
 from hybridcomp.collectives.buffers import raw, typed
+from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.exact import native, reduces_directly
 from hybridcomp.collectives.handle import Request
 from hybridcomp.collectives.quick import Quick

@@ -22,7 +22,7 @@ from mpi4py import MPI
 from hybridcomp import trace
 from hybridcomp.arrays import DType
 from hybridcomp.collectives import engine
-from hybridcomp.collectives.base import codec_of
+from hybridcomp.collectives.choices import codec_of
 from hybridcomp.collectives.coding import Coder
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives import engine
-from hybridcomp.collectives.base import CodecLike, Op
+from hybridcomp.collectives.base import Op
 from hybridcomp.collectives.buffers import (
     ForeignBufferError,
     is_in_place,
@@ -20,7 +20,9 @@ from hybridcomp.collectives.buffers import (
     same_dtype,
     typed,
 )
+from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.exact import AVG, reduces_directly
+from hybridcomp.collectives.execution.programs import OperationKey
 from hybridcomp.collectives.handle import Request
 from hybridcomp.collectives.quick import Key, Kind, Quick
 
@@ -319,7 +321,7 @@ class Reductions(Quick):
         what, _, name, phase, codec, algorithm = key
         whole, p = what == "all_reduce", self.size
         data = recv if whole else send  # what the policy is asked about
-        if not data.size or not (isinstance(op, MPI.Op) or (whole and op == AVG)):
+        if not data.size or not (isinstance(op, MPI.Op) or op == AVG):
             return None
         if send is not MPI.IN_PLACE and send.size != recv.size * (1 if whole else p):
             return None
@@ -328,19 +330,16 @@ class Reductions(Quick):
         except ForeignBufferError:
             return None
         choice = self._choose_sum(what, flat, op, name, phase, codec)
-        program = None
-        if whole and self._programs is not None and (choice.feedback is None or name is None):
-            program = self._programs.all_reduce(choice, flat, op, None, algorithm)
-        if program is not None:
-            return self._call(what, choice, flat.nbytes, 2 * (p - 1) * flat.nbytes // p), program
-        if (
-            not isinstance(op, MPI.Op)
-            or self._direct(choice, flat, op)
-            or choice.codec.linear
-            or not reduces_directly(flat.dtype, 1)
-        ):
-            return None
         call = self._call(what, choice, flat.nbytes, (1 + whole) * (p - 1) * flat.nbytes // p)
+        direct = self._direct(choice, flat, op)
+        if self._programs is not None and (whole or direct) and (choice.feedback is None or name is None):
+            counts = (flat.size,) if whole else (recv.size,) * p
+            asked = OperationKey.of(what, choice, flat.dtype, counts, op)
+            program = self._programs.find(asked, algorithm)
+            if program is not None:
+                return call, program
+        if not isinstance(op, MPI.Op) or direct or choice.codec.linear or not reduces_directly(flat.dtype, 1):
+            return None
         datatype = typed(data, flat.dtype)[1]
         return call, [0, 0, recv.size, datatype.handle, op.handle, self.mpi.handle]
 

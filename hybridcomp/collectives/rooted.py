@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hybridcomp.collectives import engine
-from hybridcomp.collectives.base import CodecLike
 from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, parse, part, same_dtype
+from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.handle import Request
 from hybridcomp.collectives.quick import Quick
 from hybridcomp.collectives.vectors import parse_vector

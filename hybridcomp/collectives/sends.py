@@ -10,9 +10,10 @@ from hybridcomp.arrays import DType, Flat, empty_like_dtype
 from hybridcomp.codecs import get_codec
 from hybridcomp.codecs.device.driver import has_driver
 from hybridcomp.collectives import p2p
-from hybridcomp.collectives.base import Base, CodecLike
+from hybridcomp.collectives.base import Base
 from hybridcomp.collectives.buffers import raw, together
 from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.device_carry import DeviceCarrier
 from hybridcomp.collectives.engine import Request

@@ -218,7 +218,7 @@ class Operation {
     bool done = false;
     {
       nb::gil_scoped_release release;
-      execution = engine::launch(*kind.program, from, to, nullptr, 0, false);
+      execution = engine::launch(*kind.program, std::nullopt, from, to, nullptr, 0, false);
       done = engine::the_engine()->wait(*execution, kWaiting);
     }
     if (!done || execution->failure().fault != engine::Fault::kNone)

@@ -40,16 +40,17 @@ Run::~Run() {
     orphans().emplace_back(execution_, keep_);
 }
 
-std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::uint64_t send, std::uint64_t recv,
-                                  Memory* memory, double seconds, bool traced) {
+std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::optional<std::uint32_t> first,
+                                  std::uint64_t send, std::uint64_t recv, Memory* memory, double seconds,
+                                  bool traced) {
   Engine& engine = *the_engine();
-  std::shared_ptr<Execution> execution;
-  {
+  if (!first) {
     const std::lock_guard lock(engine.mutex());  // a group counts its operations
-    execution = std::make_shared<Execution>(engine, handle.group, handle.program,
-                                            reinterpret_cast<const std::uint8_t*>(send),
-                                            reinterpret_cast<std::uint8_t*>(recv), memory, traced);
+    first = handle.group->reserve();
   }
+  auto execution = std::make_shared<Execution>(engine, handle.group, handle.program, *first,
+                                               reinterpret_cast<const std::uint8_t*>(send),
+                                               reinterpret_cast<std::uint8_t*>(recv), memory, traced);
   engine.start(execution, seconds);
   return execution;
 }
@@ -144,6 +145,14 @@ std::uint32_t next_tag(const GroupHandle& handle) {
   return handle.group->take(1) % Group::kTags;
 }
 
+// The numbers of an operation that will be started later: taken in the order in which ranks call.
+std::uint32_t reserve(const GroupHandle& handle) {
+  Engine& engine = *the_engine();
+  nb::gil_scoped_release release;
+  const std::lock_guard lock(engine.mutex());
+  return handle.group->reserve();
+}
+
 ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int codec, std::uint32_t params,
                            int dtype, int ranks, bool stream, std::size_t bytes, nb::handle steps,
                            nb::handle slots, nb::handle lists, const std::array<std::size_t, 3>& limits) {
@@ -163,8 +172,8 @@ ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int
   return {std::move(program), group.group};
 }
 
-Run start(const ProgramHandle& program, std::uintptr_t send, std::uintptr_t recv, Memory* memory,
-          nb::object keep, double seconds, bool traced) {
+Run start(const ProgramHandle& program, std::uint32_t first, std::uintptr_t send, std::uintptr_t recv,
+          Memory* memory, nb::object keep, double seconds, bool traced) {
   bury();
   for (const Step& step : program.program->steps)
     if (step.memory >= 0 && (!memory || static_cast<std::size_t>(step.memory) + step.count > memory->size() ||
@@ -173,7 +182,7 @@ Run start(const ProgramHandle& program, std::uintptr_t send, std::uintptr_t recv
   std::shared_ptr<Execution> execution;
   {
     nb::gil_scoped_release release;
-    execution = launch(program, send, recv, memory, seconds, traced);
+    execution = launch(program, first, send, recv, memory, seconds, traced);
   }
   return Run(std::move(execution), std::move(keep));
 }
@@ -237,13 +246,14 @@ void bind_engine(nb::module_& m) {
   });
   nb::class_<GroupHandle>(m, "EngineGroup")
       .def("add_neighbour", &add_neighbour, "rank"_a, "base"_a, "bytes"_a, "to"_a, "from_"_a)
-      .def("next_tag", &next_tag);
+      .def("next_tag", &next_tag)
+      .def("reserve", &reserve);
   m.def("engine_group", &make_group, "comm"_a, "rank"_a, "size"_a);
   nb::class_<ProgramHandle>(m, "EngineProgram");
   m.def("engine_program", &make_program, "group"_a, "encoder"_a.none(), "codec"_a, "params"_a, "dtype"_a,
         "ranks"_a, "stream"_a, "bytes"_a, "steps"_a, "slots"_a, "lists"_a, "limits"_a);
-  m.def("engine_start", &start, "program"_a, "send"_a, "recv"_a, "memory"_a.none(), "keep"_a, "seconds"_a,
-        "traced"_a);
+  m.def("engine_start", &start, "program"_a, "first"_a, "send"_a, "recv"_a, "memory"_a.none(), "keep"_a,
+        "seconds"_a, "traced"_a);
   nb::class_<Run>(m, "EngineRun")
       .def("done", [](const Run& run) { return run->done(); })
       .def("watch", [](const Run& run) { run->watched.store(true); })

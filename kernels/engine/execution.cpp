@@ -10,13 +10,15 @@
 namespace hybridcomp::engine {
 
 Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_ptr<const Program> program,
-                     const std::uint8_t* send, std::uint8_t* recv, Memory* memory, bool traced)
+                     std::uint32_t first, const std::uint8_t* send, std::uint8_t* recv, Memory* memory,
+                     bool traced)
     : engine_(engine),
       group_(std::move(group)),
       program_(std::move(program)),
       send_(send),
       recv_(recv),
       memory_(memory),
+      sequence_(first),
       traced_(traced),
       waits_(program_->steps.size()),
       states_(program_->steps.size(), kWaiting),
@@ -28,7 +30,6 @@ Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_p
   apart_ = send_ + program_->send_elements * size <= received ||
            received + program_->recv_elements * size <= send_;
   unshared_ = group_->neighbours.empty();
-  sequence_ = group_->take(group_->channels());
   for (std::size_t i = 0; i < waits_.size(); ++i) waits_[i] = program_->steps[i].waits;
 }
 

@@ -50,8 +50,9 @@ class Engine;
 
 class Execution {
  public:
+  // `first`: the numbers that its group has reserved for it.
   Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_ptr<const Program> program,
-            const std::uint8_t* send, std::uint8_t* recv, Memory* memory, bool traced);
+            std::uint32_t first, const std::uint8_t* send, std::uint8_t* recv, Memory* memory, bool traced);
   ~Execution();
   Execution(const Execution&) = delete;
   Execution& operator=(const Execution&) = delete;

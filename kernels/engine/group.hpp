@@ -52,6 +52,8 @@ struct Group {
     sequence += static_cast<std::uint32_t>(numbers);
     return first;
   }
+  // The numbers of an operation's channels.
+  std::uint32_t reserve() { return take(channels()); }
   static int tag(std::uint32_t sequence) { return static_cast<int>(sequence % kTags); }
 };
 

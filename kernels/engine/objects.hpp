@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "../cpu/bind.hpp"
 #include "engine.hpp"
@@ -34,8 +35,10 @@ struct ProgramHandle {
   std::shared_ptr<Group> group;
 };
 
-// Start a program on two addresses; without the interpreter's lock. See Engine::start.
-std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::uint64_t send, std::uint64_t recv,
-                                  Memory* memory, double seconds, bool traced);
+// Start a program on two addresses, with the numbers that were reserved for it or the next ones; without the
+// interpreter's lock. See Engine::start.
+std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::optional<std::uint32_t> first,
+                                  std::uint64_t send, std::uint64_t recv, Memory* memory, double seconds,
+                                  bool traced);
 
 }  // namespace hybridcomp::engine

@@ -21,7 +21,6 @@ from tests.mpi.conftest import WORLD, communicator, gaussian, identical, total, 
 
 CODECS = ["int8", "int4:rounding=stochastic", "bf16", "topk:ratio=0.1", "sign", "mpc", "zfp:rate=8"]
 FORMS = ["ef", "loco", "dgc", "ef21"]
-COMPILED = [a.name for a in ALGORITHMS["all_reduce"] if a.schedule is not None and a.run is not None]
 
 
 @pytest.fixture(params=["one host", "two hosts"])
@@ -41,8 +40,8 @@ def both(request, monkeypatch) -> Iterator[tuple[hc.Communicator, hc.Communicato
         comm.Free()
 
 
-def algorithms(topology: Topology, codec: str) -> list[str]:
-    able = [a for a in ALGORITHMS["all_reduce"] if a.name in COMPILED]
+def algorithms(topology: Topology, codec: str, op: str = "all_reduce") -> list[str]:
+    able = [a for a in ALGORITHMS[op] if a.scheduled(op) and a.run is not None]
     return [a.name for a in able if a.refuses(topology, hc.get_codec(codec)) is None]
 
 
@@ -60,6 +59,104 @@ def test_same_bits_as_the_generators(both, codec):
                 if got.tobytes() != want.tobytes():
                     wrong.append((n, dtype, algorithm))
     verdict(not wrong, str(wrong))
+
+
+def counts_of(scale: int) -> list[int]:
+    """A part for each rank, of sizes that differ; some are empty."""
+    return [scale * ((r * 3 + 1) % 4) + (r % 2) for r in range(WORLD.size)]
+
+
+def spread(counts: list[int], gap: int) -> list[int]:
+    """Where parts begin that do not follow one another: the last one first, with gaps."""
+    starts, at = [0] * len(counts), 3
+    for r in reversed(range(len(counts))):
+        starts[r], at = at, at + counts[r] + gap
+    return starts
+
+
+def moves(comm: hc.Communicator, codec: str, dtype: str, n: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Every operation but all-reduce, by every algorithm: a name and what it wrote."""
+    p, rank, root = WORLD.size, WORLD.rank, WORLD.size - 1
+    counts = counts_of(n)
+    starts, total = spread(counts, 5), sum(counts)
+    room = max(start + c for start, c in zip(starts, counts, strict=True)) + 7
+
+    def out(size: int) -> np.ndarray:
+        return np.full(size, 7, dtype)
+
+    def able(op: str) -> list[str]:
+        return list(algorithms(comm._topology, codec, op))
+
+    block, whole = gaussian(n, dtype=dtype), gaussian(n * p, dtype=dtype)
+    for op in (MPI.SUM, "avg"):
+        for algorithm in able("reduce_scatter"):
+            got = out(n)
+            comm.Reduce_scatter_block(whole, got, op, codec=codec, algorithm=algorithm)
+            yield f"reduce_scatter_block {op} {algorithm}", got
+            got = whole.copy()
+            comm.Reduce_scatter_block(MPI.IN_PLACE, got, op, codec=codec, algorithm=algorithm)
+            yield f"reduce_scatter_block in place {op} {algorithm}", got
+        got = out(counts[rank])
+        comm.Reduce_scatter(gaussian(total, dtype=dtype), got, counts, op, codec=codec)
+        yield f"reduce_scatter {op}", got
+        for algorithm in able("reduce"):
+            got = out(n)
+            comm.Reduce(block, got, op, root, codec=codec, algorithm=algorithm)
+            yield f"reduce {op} {algorithm}", got
+    for algorithm in able("all_gather"):
+        got = out(n * p)
+        comm.Allgather(block, got, codec=codec, algorithm=algorithm)
+        yield f"all_gather {algorithm}", got
+        got[rank * n : (rank + 1) * n] = block
+        comm.Allgather(MPI.IN_PLACE, got, codec=codec, algorithm=algorithm)
+        yield f"all_gather in place {algorithm}", got
+    for algorithm in able("broadcast"):
+        got = gaussian(n, dtype=dtype)
+        comm.Bcast(got, root, codec=codec, algorithm=algorithm)
+        yield f"broadcast {algorithm}", got
+    mine, parts = gaussian(counts[rank], dtype=dtype), gaussian(room, dtype=dtype)
+    got = out(room)
+    comm.Allgatherv(mine, [got, counts, starts], codec=codec)
+    yield "all_gatherv", got
+    got = out(n * p)
+    comm.Gather(block, got if rank == root else None, root, codec=codec)
+    yield "gather", got
+    got = out(room)
+    comm.Gatherv(mine, [got, counts, starts] if rank == root else None, root, codec=codec)
+    yield "gatherv", got
+    got = out(n)
+    comm.Scatter(whole if rank == root else None, got, root, codec=codec)
+    yield "scatter", got
+    got = out(counts[rank])
+    comm.Scatterv([parts, counts, starts] if rank == root else None, got, root, codec=codec)
+    yield "scatterv", got
+    got = out(n * p)
+    comm.Alltoall(whole, got, codec=codec)
+    yield "all_to_all", got
+    outgoing = [(rank + q) % 3 * n // 2 for q in range(p)]
+    got, displs = out(2 * n * p + 99), spread(outgoing, 9)  # what q sends here is as long as what goes there
+    comm.Alltoallv(
+        [gaussian(2 * n * p + 99, dtype=dtype), outgoing, displs], [got, outgoing, displs], codec=codec
+    )
+    yield "all_to_allv", got
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_other_operations_have_the_bits_of_the_generators(both, codec):
+    compiled, generated, _ = both
+    wrong = []
+    for n in (1, 1_300):
+        for dtype in ("float32", "float64", "float16"):
+            pairs = zip(moves(compiled, codec, dtype, n), moves(generated, codec, dtype, n), strict=True)
+            wrong += [(name, n, dtype) for (name, got), (_, want) in pairs if got.tobytes() != want.tobytes()]
+    verdict(not wrong, str(wrong))
+    rows = zip(compiled.stats(), generated.stats(), strict=True)
+    apart = [
+        (a, b)
+        for a, b in rows
+        if a.calls != b.calls or abs(a.wire_bytes - b.wire_bytes) > 0.05 * b.wire_bytes
+    ]
+    verdict(not apart, str(apart))
 
 
 @pytest.mark.parametrize("form", FORMS)

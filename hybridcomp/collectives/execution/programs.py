@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from hybridcomp import native, trace
-from hybridcomp.arrays import Flat
+from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.sparse import SparseCodec
+from hybridcomp.collectives.algorithms import ALGORITHMS
 from hybridcomp.collectives.choosing import Chooser
 from hybridcomp.collectives.coding import Coder
 from hybridcomp.collectives.exact import AVG
@@ -17,12 +18,18 @@ from hybridcomp.collectives.execution.faults import error_of
 from hybridcomp.collectives.request import Pending, Steps
 from hybridcomp.native import kernels
 from hybridcomp.policy import Choice
-from hybridcomp.schedules.schedule import Operation, Schedule
+from hybridcomp.schedules import registry
+from hybridcomp.schedules.placement import placed
+from hybridcomp.schedules.results import REDUCTIONS, layout
+from hybridcomp.schedules.schedule import Buffer, Operation
+from hybridcomp.schedules.shards import CHUNK_BYTES
 from hybridcomp.schedules.topology import Topology
 
 _MOST_PROGRAMS = 1024
 _STREAM_BYTES = 1 << 23  # results from here on are written past the caches
 _START_SECONDS = 100e-6  # that an operation computes before its start returns
+
+Extents = tuple[tuple[int, int], ...]
 
 
 class Ended:
@@ -34,6 +41,43 @@ class Ended:
     def done(self) -> bool:
         """Whether it has ended."""
         return bool(self._run.done())
+
+
+class OperationKey(NamedTuple):
+    """An operation as the engine is asked for it on one rank: a key of caches.
+
+    Attributes:
+        kind: of :data:`~hybridcomp.schedules.registry.ALGORITHMS`.
+        codec: of the messages.
+        compresses: messages are encoded, and not the elements as they are.
+        dtype: of the caller's elements.
+        counts: as of :class:`~hybridcomp.schedules.schedule.Operation`; a rank may say 0 where it has no part. Of an
+            all-to-all they follow from the two below.
+        reduction: of a reduction: ``"sum"``, ``"avg"``, or ``""`` for all that the engine does not do.
+        feedback: the form of its memory; None if it has none.
+        root: of operations that have one.
+        sends, receives: where the parts of the rank's buffers lie, if they are parts of any size: the chunks of such
+            operations are not chosen, since ranks may not know each other's sizes.
+    """
+
+    kind: str
+    codec: Codec
+    compresses: bool
+    dtype: DType
+    counts: tuple[int, ...]
+    reduction: str = "sum"
+    feedback: str | None = None
+    root: int = 0
+    sends: Extents | None = None
+    receives: Extents | None = None
+
+    @classmethod
+    def of(
+        cls, kind: str, choice: Choice, dtype: DType, counts: tuple[int, ...], op: Any = MPI.SUM, **more: Any
+    ) -> OperationKey:
+        """Ask for an operation with a policy's choice and the caller's reduction."""
+        reduction = "avg" if op == AVG else "sum" if op == MPI.SUM else ""
+        return cls(kind, choice.codec, choice.compresses, dtype, counts, reduction, **more)
 
 
 class Programs:
@@ -52,77 +96,120 @@ class Programs:
         self._chooser = chooser
         self._programs: dict[tuple[Any, ...], Any] = {}
 
-    def all_reduce(
-        self, choice: Choice, flat: Flat, op: Any, form: str | None, algorithm: str | None = None
-    ) -> Any:
-        """The program of an all-reduce of arrays like ``flat``; None where the engine does not do it.
+    def reserve(self) -> int:
+        """Reserve the numbers of an operation's messages: in program order, before anything delays its start."""
+        return int(self.group.reserve())
+
+    def find(self, asked: OperationKey, algorithm: str | None = None) -> Any:
+        """Return the program of an operation; None where the engine does not do it.
 
         Args:
-            choice: codec of the message.
-            flat: one of the arrays.
-            op: the reduction.
-            form: of the message's memory of error feedback; None if it has none.
+            asked: the operation.
             algorithm: the caller's, for what is compressed; None to choose.
 
         Raises:
             ValueError: the algorithm cannot be used here.
         """
-        codec, dtype, plain = choice.codec, flat.dtype, not choice.compresses
-        if not dtype.is_float or op not in (MPI.SUM, AVG) or codec.linear:
+        if not _runs(asked):
             return None
-        if not plain and codec.encoder is None:
-            return None
-        if form is not None and codec.at_step(1) is not codec:
-            return None  # a codec for each step would be a program for each
-        if isinstance(codec, SparseCodec) and dtype is not dtype.accumulator:
-            return None  # their values are not widened by compiled code
-        asked = None if plain else algorithm
-        way = self._chooser.choose(
-            "all_reduce", flat.nbytes, dtype, codec, form, asked, engine=True, plain=plain
-        )
-        if way.algorithm.schedule is None:
-            return None
-        mean = op == AVG
-        key = (way.algorithm.name, flat.size, dtype, codec, mean, form is not None, way.chunk_bytes)
+        # Sizes that are the same on all ranks decide how; else it is always the first algorithm.
+        name, chunk = "direct", CHUNK_BYTES
+        if asked.kind in ALGORITHMS and asked.sends is None and asked.receives is None:
+            way = self._chooser.choose(
+                asked.kind,
+                sum(asked.counts) * asked.dtype.itemsize,
+                asked.dtype,
+                asked.codec,
+                asked.feedback,
+                algorithm if asked.compresses else None,
+                engine=True,
+                plain=not asked.compresses,
+            )
+            if not way.algorithm.scheduled(asked.kind):
+                return None
+            name, chunk = way.algorithm.name, way.chunk_bytes
+        key = (asked, name, chunk)
         program = self._programs.get(key)
         if program is None:
-            operation = Operation(
-                "all_reduce",
-                (flat.size,),
-                dtype.itemsize,
-                plain=plain,
-                exact=codec.lossless,
-                feedback=form is not None,
-                mean=mean,
-                chunk_bytes=way.chunk_bytes,
-            )
-            schedule = way.algorithm.schedule(operation, self._topology, self._rank)
-            program = self._compile(schedule, None if plain else codec, flat, (flat.size, flat.size))
             if len(self._programs) >= _MOST_PROGRAMS:
                 self._programs.clear()
-            self._programs[key] = program
+            program = self._programs[key] = self._compile(asked, name, chunk)
         return program
 
-    def _compile(self, schedule: Schedule, codec: Codec | None, flat: Flat, sizes: tuple[int, int]) -> Any:
+    def _compile(self, asked: OperationKey, algorithm: str, chunk: int) -> Any:
+        dtype, codec, ranks = asked.dtype, asked.codec, len(self._topology.hosts)
+        operation = Operation(
+            asked.kind,
+            self._counts(asked),
+            dtype.itemsize,
+            plain=not asked.compresses,
+            exact=codec.lossless,
+            feedback=asked.feedback is not None,
+            mean=asked.reduction == "avg",
+            root=asked.root,
+            chunk_bytes=chunk,
+        )
+        schedule = registry.find(asked.kind, algorithm).build(operation, self._topology, self._rank)
+        room = layout(operation, ranks, self._rank)
+        sizes = [room.send, room.recv]
+        for at, (buffer, extents) in enumerate(((Buffer.SEND, asked.sends), (Buffer.RECV, asked.receives))):
+            if extents is not None and sizes[at]:
+                schedule = placed(schedule, buffer, extents)
+                sizes[at] = max(start + n for start, n in extents)
+        nbytes = max(sizes) * dtype.itemsize
         steps, slots, lists = schedule.packed()
         return kernels().engine_program(
             self.group,
-            None if codec is None else codec.encoder,
-            0 if codec is None else codec.wire_id,
-            0 if codec is None else codec.params_hash,
-            flat.dtype,
-            schedule.ranks,
-            flat.nbytes >= _STREAM_BYTES,
-            flat.nbytes,
+            codec.encoder if asked.compresses else None,
+            codec.wire_id if asked.compresses else 0,
+            codec.params_hash if asked.compresses else 0,
+            dtype,
+            ranks,
+            sizes[1] * dtype.itemsize >= _STREAM_BYTES,
+            nbytes,
             steps,
             slots,
             lists,
             (*sizes, schedule.scratch),
         )
 
+    def _counts(self, asked: OperationKey) -> tuple[int, ...]:
+        if asked.kind != "all_to_all":
+            return asked.counts
+        assert asked.sends is not None
+        assert asked.receives is not None
+        ranks = len(self._topology.hosts)
+        counts = [0] * (ranks * ranks)  # a rank knows of its own parts alone
+        counts[self._rank :: ranks] = [n for _, n in asked.receives]
+        counts[self._rank * ranks : (self._rank + 1) * ranks] = [n for _, n in asked.sends]
+        return tuple(counts)
 
-def running(program: Any, send: Flat, recv: Flat, coder: Coder, memory: Memory | None = None) -> Steps:
+
+def _runs(asked: OperationKey) -> bool:
+    """Tell whether compiled code does all of an operation."""
+    codec, dtype = asked.codec, asked.dtype
+    if not dtype.is_float or codec.linear or (asked.compresses and codec.encoder is None):
+        return False
+    if asked.kind in REDUCTIONS and not asked.reduction:
+        return False
+    if asked.feedback is not None and codec.at_step(1) is not codec:
+        return False  # a codec for each step would be a program for each
+    sums = asked.kind in REDUCTIONS
+    # The values of sparse codecs are not widened by compiled code.
+    return not (sums and isinstance(codec, SparseCodec) and dtype is not dtype.accumulator)
+
+
+def running(
+    program: Any, first: int, send: Flat | None, recv: Flat | None, coder: Coder, memory: Memory | None = None
+) -> Steps:
     """Run a program on two arrays in host memory, with a memory of error feedback whose step has begun.
+
+    Args:
+        program: of :meth:`Programs.find`.
+        first: the numbers that the group has reserved for it.
+        send, recv: the arrays; None where the program uses none.
+        coder: of the operation.
+        memory: of error feedback.
 
     Raises:
         WireError, MismatchError: from a peer's message.
@@ -130,10 +217,9 @@ def running(program: Any, send: Flat, recv: Flat, coder: Coder, memory: Memory |
     address = native.kernels().address
     traced = trace.recorder is not None
     native_memory = None if memory is None else memory.native
-    kept = (send.data, recv.data, memory)
-    run = kernels().engine_start(
-        program, address(send.data), address(recv.data), native_memory, kept, _START_SECONDS, traced
-    )
+    begins = [0 if flat is None else address(flat.data) for flat in (send, recv)]
+    kept = (send, recv, memory)
+    run = kernels().engine_start(program, first, *begins, native_memory, kept, _START_SECONDS, traced)
     yield from awaited(run, coder)
 
 

@@ -1,0 +1,73 @@
+"""The codec of each message: what a call asks for, or what the policy chooses."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.errors import CodecMismatchError
+from hybridcomp.policy import Choice, Message, Policy, place
+
+CodecLike = Codec | str | Choice | None
+
+codec_of = functools.lru_cache(256)(get_codec)  # what a call asks for by a string, it asks for often
+
+
+def asked_for(codec: Codec | str | Choice, op: str, data: Flat) -> Choice:
+    """Return the choice that a call has made.
+
+    Raises:
+        CodecMismatchError: the codec cannot carry the array; says why.
+    """
+    if isinstance(codec, Choice):
+        return codec
+    fixed = codec_of(codec) if isinstance(codec, str) else get_codec(codec)
+    reason = fixed.can_carry(data.dtype, data.shape)
+    if reason is not None:
+        raise CodecMismatchError(f"{op}: codec {fixed.spec!r} cannot carry this buffer: {reason}")
+    return Choice(fixed, None, "asked for in the call")
+
+
+class Choices:
+    """What policies choose for the messages of one communicator.
+
+    Args:
+        axis: that the communicator spans.
+        hosts: that its ranks are on.
+    """
+
+    _MOST = 4096
+
+    def __init__(self, axis: str, hosts: int) -> None:
+        self._axis, self._hosts = axis, hosts
+        self._policy: Policy | None = None  # that knows what follows
+        self._known: dict[tuple[Any, ...], Choice] = {}
+
+    def choose(
+        self,
+        policy: Policy,
+        op: str,
+        dtype: DType,
+        shape: tuple[int, ...],
+        name: str | None,
+        phase: str | None,
+        step: int,
+    ) -> Choice:
+        """Choose for an array of this dtype and shape, at the place of the model that the program has said."""
+        if policy is not self._policy:
+            self._policy = policy
+            self._known.clear()
+        there = place()
+        key = (op, dtype, shape, name, phase, step, there)
+        choice = self._known.get(key)
+        if choice is None:
+            if len(self._known) > self._MOST:
+                self._known.clear()
+            nbytes = math.prod(shape) * dtype.itemsize
+            where = (there.stage, there.layer, there.part)
+            message = Message(self._axis, op, phase, dtype, nbytes, name, step, shape, *where, self._hosts)
+            choice = self._known[key] = policy.choose(message)
+        return choice
