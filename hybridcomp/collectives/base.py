@@ -24,6 +24,7 @@ from hybridcomp.collectives.exact import native
 from hybridcomp.collectives.execution.groups import may_use_devices
 from hybridcomp.collectives.execution.programs import OperationKey, Programs, running
 from hybridcomp.collectives.failure.making import make
+from hybridcomp.collectives.failure.release import release
 from hybridcomp.collectives.lanes import callers_events
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.through_host import Extents as ByteExtents
@@ -89,20 +90,19 @@ class Base:
             engine().listen(self._notices)
 
     def Free(self) -> None:
-        """Release MPI's resources; no operation may be in flight. Collective.
+        """Release MPI's resources, once all ranks have called this; no operation may be in flight. Collective.
 
-        A communicator on which an operation has failed, here or on another rank, is silenced only: MPI would give its
-        context to the next one, and messages that nobody has taken with it.
+        A communicator on which an operation has failed, here or on another rank, is silenced only
+        (:mod:`~hybridcomp.collectives.failure.release`).
         """
         spoilt = self.spoilt or self._transport.failed or self._p2p_transport.failed
-        if self._notices is not None:
-            engine().silence(self._notices)
-            spoilt = spoilt or self._notices.troubled
+        comms: list[MPI.Comm] = [self.mpi, self._p2p]
         if self._comparison is not None:
-            self._comparison.free()
-        if not spoilt:
-            self.mpi.Free()
-            self._p2p.Free()
+            comms.append(self._comparison.comm)
+        if self._notices is not None:
+            comms.insert(0, engine().silence(self._notices))
+            spoilt = spoilt or self._notices.troubled
+        release(comms, spoilt=spoilt)
 
     @property
     def busy(self) -> bool:
@@ -233,6 +233,7 @@ class Base:
         program = None if programs is None else programs.find(key, algorithm)
         if programs is None or program is None:
             return None
+        engine().check_process(call.op)  # a thread of the parent's may have held the lock that this takes
         first = programs.reserve()
         return self._carried(
             lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory),

@@ -70,12 +70,8 @@ class Comparison:
 
     def __init__(self, comm: MPI.Comm) -> None:
         """Compare on ``comm``, which nobody else uses."""
-        self._comm = comm
+        self.comm = comm
         self._turns = Turns()
-
-    def free(self) -> None:
-        """Release the communicator."""
-        self._comm.Free()
 
     def before(self, steps: Steps, number: int, what: str, words: str) -> Steps:
         """An operation's ``steps``, begun in program order as ever, once all ranks are about to do the same.
@@ -92,9 +88,9 @@ class Comparison:
         card = np.zeros(1, _CARD)
         raw = words.encode()
         card[0] = (number, hashlib.blake2b(raw, digest_size=8).hexdigest().encode(), raw[:232])
-        cards = np.empty(self._comm.Get_size(), _CARD)
+        cards = np.empty(self.comm.Get_size(), _CARD)
         with self._turns.take().held() as turn:
-            request = self._comm.Iallgather([card, MPI.BYTE], [cards, MPI.BYTE])
+            request = self.comm.Iallgather([card, MPI.BYTE], [cards, MPI.BYTE])
             yield Pending([request], [-1], events=[turn])
             with turn.posting():
                 compare(cards, what)

@@ -148,11 +148,11 @@ class Engine:
             self._listening.append(notices)
         self._wake_thread()
 
-    def silence(self, notices: Notices) -> None:
-        """Look at them no more, and free them."""
+    def silence(self, notices: Notices) -> MPI.Comm:
+        """Look at them no more; return their communicator."""
         with self._lock:
             self._listening.remove(notices)
-            notices.free()
+            return notices.close()
 
     def in_flight(self, notices: Notices) -> bool:
         """Whether operations of a communicator are."""

@@ -177,12 +177,12 @@ class Notices:
         self.news = self.news or came
         return came
 
-    def free(self) -> None:
-        """Release the communicator."""
+    def close(self) -> MPI.Comm:
+        """Look for the last time; return the communicator, on which nothing is told any more."""
         for _ in range(_LAST_LOOKS):
             self.look()
-        if self._outbox.leave():
-            self._comm.Free()
+        self.troubled = not self._outbox.leave() or self.troubled
+        return self._comm
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from hybridcomp import wire
 from hybridcomp.arrays import ByteArray
 from hybridcomp.collectives.arena import ArenaPool
-from hybridcomp.collectives.engine import Pending, Ready, Steps
+from hybridcomp.collectives.engine import Pending, Ready, Steps, engine
 from hybridcomp.collectives.failure.contact import Contacts
 from hybridcomp.collectives.near import Near, heap
 from hybridcomp.collectives.pools import Pool
@@ -66,7 +66,12 @@ class Transport:
         self._failed: list[object] = []
 
     def tag(self) -> int:
-        """The next sequence tag."""
+        """The next sequence tag.
+
+        Raises:
+            RuntimeError: this process was forked; a thread of its parent's may have held the lock that this takes.
+        """
+        engine().check_process("a collective")
         return int(self._next_tag())
 
     def isend(self, data: Any, peer: int, tag: int, mode: str = "Isend") -> MPI.Request:

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.failure import making
+from hybridcomp.collectives.failure.release import collect
 from hybridcomp.collectives.notices import Notices
 from tests.mpi.conftest import WORLD, verdict
 
@@ -196,3 +197,38 @@ def test_a_forked_process_does_not_enter_mpi(make):
             os._exit(wrong)
     _, status = os.waitpid(child, 0)
     verdict(os.waitstatus_to_exitcode(status) == 0, str(status))
+
+
+def test_what_failed_on_one_rank_is_freed_on_none_however_late_its_notices_are(make, monkeypatch):
+    """MPI would give the context to the next communicator, and what the rank posted with it."""
+    if WORLD.size == 1:
+        return
+    comm = hc.Communicator(WORLD, "none", "dp", timeout=0.3)
+    monkeypatch.setattr(Notices, "_send", lambda *_: None)  # as if they were on their way for long
+    error = error_of(lambda: comm.Barrier() or MPI.COMM_NULL) if WORLD.rank == 0 else None
+    verdict(WORLD.rank != 0 or isinstance(error, hc.CollectiveTimeoutError), repr(error))
+    comm.Free()
+    collect()
+    verdict(bool(comm.mpi))  # null where it was freed
+    other = hc.Communicator(WORLD, "none", "dp", timeout=10.0)
+    other.Barrier()
+    mpi = other.mpi
+    other.Free()
+    deadline = time.monotonic() + 10
+    while mpi and time.monotonic() < deadline:
+        collect()
+    verdict(not mpi)
+
+
+def test_who_frees_a_communicator_alone_does_not_wait(make):
+    comm = hc.Communicator(WORLD, "none", "dp", timeout=10.0)
+    if last:
+        passed(WORLD)
+    began = time.monotonic()
+    comm.Free()
+    took = time.monotonic() - began
+    kept = bool(comm.mpi)
+    if not last:
+        passed(WORLD)
+    collect()
+    verdict(took < 1 and (WORLD.size == 1 or last or kept), f"{took} {kept}")

@@ -13,6 +13,7 @@ from hybridcomp.collectives.agreement import Agreement, Preparation, agree, card
 from hybridcomp.collectives.choosing import Chooser, chooser
 from hybridcomp.collectives.engine import Pending, Steps, engine
 from hybridcomp.collectives.execution.groups import join
+from hybridcomp.collectives.failure.release import collect
 from hybridcomp.collectives.near import Near, meet
 from hybridcomp.collectives.notices import Notices, absentees
 from hybridcomp.collectives.topology import discover
@@ -98,6 +99,7 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
     rank, size = comm.Get_rank(), comm.Get_size()
     what = f"making a communicator on axis {axis!r}, rank {rank} of {size}"
     engine().check_process(what)
+    collect()
     own: Preparation | BaseException
     try:
         own = prepare()

@@ -1,0 +1,63 @@
+"""Releasing communicators: only after all ranks have said that nothing is left on them.
+
+MPI gives the context of a communicator that is freed to the next one, and messages that nobody has taken with it. A
+rank on which an operation has failed knows that there may be such messages; its notices may reach the others late. So
+the ranks agree before they free anything. Nobody waits for that: what is not agreed on yet is looked at again when the
+next communicator is made or released.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from mpi4py import MPI
+
+_PATIENCE = 0.05  # seconds that a rank looks for the others, which mostly come together
+_LOOK = 0.0002
+
+_lock = threading.Lock()
+_waiting: list[_Agreement] = []
+
+
+class _Agreement:
+    """Whether the communicators of one :func:`release` may be freed."""
+
+    def __init__(self, comms: Sequence[MPI.Comm], spoilt: bool) -> None:
+        self.comms = comms
+        self._spoilt = np.array([spoilt], np.uint8)
+        self._request = comms[0].Iallreduce(MPI.IN_PLACE, self._spoilt, MPI.MAX)
+
+    def settle(self) -> bool:
+        """Free them if all ranks agree; return whether all ranks have spoken."""
+        if not self._request.Test():
+            return False
+        if not self._spoilt[0]:
+            for comm in reversed(self.comms):
+                comm.Free()
+        return True
+
+
+def release(comms: Sequence[MPI.Comm], *, spoilt: bool) -> None:
+    """Free communicators, now or later, unless something may be left on them. Collective over the first one.
+
+    Args:
+        comms: of the same ranks; nobody uses them any more.
+        spoilt: messages may be on their way that nobody will take: then they are kept, on all ranks.
+    """
+    agreement = _Agreement(comms, spoilt)
+    with _lock:
+        _waiting.append(agreement)
+    deadline = time.monotonic() + _PATIENCE
+    collect()
+    while agreement in _waiting and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+        collect()
+
+
+def collect() -> None:
+    """Free what all ranks have agreed on since. Does not wait."""
+    with _lock:
+        _waiting[:] = [agreement for agreement in _waiting if not agreement.settle()]
