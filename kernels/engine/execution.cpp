@@ -219,8 +219,14 @@ void Execution::end(std::uint32_t index) {
     if (--waits_[other] == 0) begin(other);
     if (done()) return;
   }
-  // What others read, they may read after the end: the blocks wait for them.
-  if (left_ == lending_.size() && !done()) finish();
+  finish_if_ended();
+}
+
+// What others read, they may read after the end: the blocks wait for them, unless those are too many already.
+bool Execution::finish_if_ended() {
+  if (done() || left_ != lending_.size() || (left_ && engine_.blocks.crowded())) return false;
+  finish();
+  return true;
 }
 
 // End the sends that all have read.
@@ -236,7 +242,7 @@ bool Execution::settle() {
     moved = true;
     end(index);
   }
-  return moved;
+  return finish_if_ended() || moved;
 }
 
 // Whether one of the first sends that found their ring full is of a queue: no other of it may pass that one.

@@ -105,6 +105,7 @@ class Execution {
   void filled(const Step& step, std::uint8_t* data, std::size_t bytes, bool lent, bool trusted);
   void used(std::uint32_t slot);
   void end(std::uint32_t step);
+  bool finish_if_ended();
   void finish();
   void fail(Fault fault, std::uint32_t step, int peer, int code = 0, const Held* held = nullptr);
 

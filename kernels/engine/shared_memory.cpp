@@ -13,7 +13,8 @@
 namespace hybridcomp::engine {
 namespace {
 
-constexpr std::size_t kLeast = 4096;  // bytes of a block
+constexpr std::size_t kLeast = 4096;                      // bytes of a block
+constexpr std::size_t kMostLent = std::size_t(64) << 20;  // bytes that late readers may leave behind
 
 std::size_t size_class(std::size_t bytes) { return std::bit_ceil(bytes < kLeast ? kLeast : bytes); }
 
@@ -73,16 +74,25 @@ std::uint8_t* Blocks::take(std::size_t bytes) {
 
 void Blocks::give(std::uint8_t* block) {
   if (arena_.base && !shared(block)) return release(block);  // taken before there was an arena
-  if (shared(block) && lease_of(block).load(std::memory_order_acquire))
+  const std::size_t size = sizes_[block];
+  if (shared(block) && lease_of(block).load(std::memory_order_acquire)) {
     lent_.push_back(block);
-  else
-    free_[sizes_[block]].push_back(block);
+    lent_bytes_ += size;
+  } else {
+    free_[size].push_back(block);
+  }
+}
+
+bool Blocks::crowded() {
+  if (lent_bytes_ > kMostLent) collect();
+  return lent_bytes_ > kMostLent;
 }
 
 void Blocks::collect() {
   for (std::size_t i = lent_.size(); i-- > 0;) {
     std::uint8_t* const block = lent_.front();
     lent_.pop_front();
+    lent_bytes_ -= sizes_[block];
     give(block);
   }
 }

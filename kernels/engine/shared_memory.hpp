@@ -64,6 +64,10 @@ class Blocks {
   // Bytes of the arena ever taken: does not grow while free blocks serve.
   std::size_t used() const { return used_; }
 
+  // Whether blocks of so many bytes have been given back that others still read, that whoever lends more has
+  // to wait for them.
+  bool crowded();
+
  private:
   void collect();
   void release(std::uint8_t* block);
@@ -73,6 +77,7 @@ class Blocks {
   std::unordered_map<const std::uint8_t*, std::size_t> sizes_;
   std::unordered_map<std::size_t, std::vector<std::uint8_t*>> free_;
   std::deque<std::uint8_t*> lent_;
+  std::size_t lent_bytes_ = 0;
 };
 
 // What a ring carries: a message of the operation's sequence number, in which process's arena and where.

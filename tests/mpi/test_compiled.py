@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -293,3 +294,48 @@ def test_an_operation_that_nobody_waits_for_ends(make):
     verdict(ended.wait(20))
     request.wait()
     verdict(identical(x))
+
+
+def test_a_sender_waits_for_late_readers(make):
+    """What a root hands over in shared memory stays there until it is read: not more than so much of it."""
+    comm = make("none", timeout=60.0)
+    x = gaussian(2_000_000)
+    comm.Bcast(x, 0, codec="int8")
+    WORLD.Barrier()
+    before = native_engine().engine_used_bytes() if WORLD.size > 1 else 0
+    if WORLD.rank:
+        time.sleep(0.5)
+    for _ in range(60):  # 120 MB of messages
+        comm.Bcast(x, 0, codec="int8")
+    used = (native_engine().engine_used_bytes() if WORLD.size > 1 else 0) - before
+    verdict(used <= 100 << 20, f"{used} bytes")
+    verdict(identical(x))
+
+
+def test_a_sender_whose_readers_stay_away_says_so(make):
+    if WORLD.size == 1:
+        return
+    comm = make("none", timeout=1.0)
+    x = gaussian(2_000_000)
+    ended = 0
+    if WORLD.rank == 0:
+        error: BaseException | None = None
+        while error is None and ended < 100:
+            try:
+                comm.Bcast(x, 0, codec="int8")
+                ended += 1
+            except hc.CollectiveTimeoutError as late:
+                error = late
+        verdict("still waiting for rank 1" in str(error) and 20 < ended < 80, f"{ended}: {error}")
+    else:
+        verdict(True)
+    ended = WORLD.bcast(ended, root=0)
+    late = ""
+    for _ in range(ended + 1 if WORLD.rank else 0):
+        try:
+            comm.Bcast(x, 0, codec="int8")  # what was lent is still there
+        except hc.HybridcompError as error:  # unless it has heard of it first
+            late = str(error)
+            break
+    want = WORLD.bcast(x.tobytes(), root=0)
+    verdict("rank 0" in late if late else x.tobytes() == want, late)

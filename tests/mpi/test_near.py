@@ -19,6 +19,18 @@ from tests.mpi.hosts import Hosts
 SWITCH = "HYBRIDCOMP_SHARED_MEMORY"
 
 
+@pytest.fixture
+def by_python(make):
+    """Makes communicators whose messages go by Python's transport."""
+
+    def of(policy: str, **more: float) -> hc.Communicator:
+        comm = make(policy, **more)
+        comm._programs = None
+        return comm
+
+    return of
+
+
 def results(comm: hc.Communicator, codec: str, n: int) -> bytes:
     """What all the operations that a codec carries give this rank."""
     p, me = comm.size, comm.rank
@@ -107,11 +119,11 @@ def test_blocks_are_used_again(make):
     parts.Free()
 
 
-def test_a_sender_waits_for_late_readers(make, monkeypatch):
+def test_a_sender_waits_for_late_readers(by_python, monkeypatch):
     if WORLD.size == 1:
         return
     monkeypatch.setattr(arenas, "_LENT", 1 << 20)
-    comm = make("none")
+    comm = by_python("none")
     x = gaussian(100_000)
     comm.Bcast(x, 0, codec="lossless")
     WORLD.Barrier()
@@ -124,11 +136,11 @@ def test_a_sender_waits_for_late_readers(make, monkeypatch):
     verdict(identical(x))
 
 
-def test_a_sender_whose_readers_stay_away_says_so(make, monkeypatch):
+def test_a_sender_whose_readers_stay_away_says_so(by_python, monkeypatch):
     if WORLD.size == 1:
         return
     monkeypatch.setattr(arenas, "_LENT", -1)
-    comm = make("none", timeout=0.5)
+    comm = by_python("none", timeout=0.5)
     x = gaussian(50_000)
     if WORLD.rank == 0:
         with pytest.raises(CollectiveTimeoutError, match=r"broadcast .* waiting for ranks of this host"):
@@ -179,10 +191,10 @@ def hostile(comm: hc.Communicator, data: np.ndarray) -> None:
         ("a note of more than there is room for", MismatchError),
     ],
 )
-def test_hostile_notes(make, what, error):
+def test_hostile_notes(by_python, what, error):
     if WORLD.size == 1:
         return
-    comm = make("none", timeout=2.0)
+    comm = by_python("none", timeout=2.0)
     pool = notes.own_pool()
     x = gaussian(50_000)
     for _ in range(3):  # pool buffers now hold notes of messages
