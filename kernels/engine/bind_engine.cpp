@@ -91,8 +91,7 @@ void use_arena(std::uintptr_t base, std::size_t bytes, std::size_t first) {
     Buffer::fail("an arena has a line for its token and one for its bell");
   Engine& engine = *the_engine();
   nb::gil_scoped_release release;
-  const std::lock_guard lock(engine.mutex());
-  engine.blocks.use({reinterpret_cast<std::uint8_t*>(base), bytes}, first);
+  engine.use_arena({reinterpret_cast<std::uint8_t*>(base), bytes}, first);
 }
 
 // Rings for as many neighbours, in the arena: where the first one is. They are one after the other.

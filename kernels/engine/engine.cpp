@@ -55,6 +55,12 @@ Engine::Engine(const Mpi& mpi) : mpi_(mpi) {}
 
 Engine::~Engine() { stop(); }
 
+void Engine::use_arena(const Arena& arena, std::size_t first) {
+  const std::lock_guard lock(mutex_);
+  blocks.use(arena, first);
+  bell_.store(&Bell::of(arena));
+}
+
 // -- what executions call ----------------------------------------------------------------------------------
 
 void Engine::send(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
@@ -211,7 +217,7 @@ bool Engine::wait(const Execution& execution, double seconds) {
   if (execution.done()) return true;
   sleep_precisely();
   waiters_.fetch_add(1);
-  Bell* const bell = blocks.arena().base ? &Bell::of(blocks.arena()) : nullptr;
+  Bell* const bell = bell_.load();
   int looks = 0;
   double since = 0, until = 0;
   while (!execution.done()) {
@@ -274,7 +280,7 @@ void Engine::run() {
         wake_.wait_for(lock, std::chrono::duration<double>(kAside), wanted);
       if (stopping_) return;
     }
-    Bell* const bell = blocks.arena().base ? &Bell::of(blocks.arena()) : nullptr;
+    Bell* const bell = bell_.load();
     const std::uint32_t seen = bell ? bell->rung.load() : 0;
     const bool moved = poll();
     if (news_.exchange(false) && on_news) on_news();

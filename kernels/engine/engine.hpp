@@ -44,6 +44,9 @@ class Engine {
 
   std::mutex& mutex() { return mutex_; }
 
+  // Make messages in an arena from `first` bytes on.
+  void use_arena(const Arena& arena, std::size_t first);
+
   // For tests: the next message of at least so many bytes that MPI carries to a rank arrives with a bit
   // turned.
   void damage(int peer, std::size_t least);
@@ -67,6 +70,7 @@ class Engine {
   std::vector<Requests::Done> done_;
   std::vector<std::shared_ptr<Execution>> active_;     // small ones first
   std::vector<std::shared_ptr<Execution>> abandoned_;  // whose memory others may still use
+  std::atomic<Bell*> bell_ = nullptr;                  // of this process's arena
   std::atomic<int> waiters_ = 0;
   std::atomic<std::size_t> in_flight_ = 0;
   std::atomic<bool> shares_ = false;     // a group in use has neighbours

@@ -146,8 +146,7 @@ class World {
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     expect(base != MAP_FAILED, "no memory for an arena");
     own.arena = {static_cast<std::uint8_t*>(base), bytes};
-    const std::lock_guard lock(own.engine.mutex());
-    own.engine.blocks.use(own.arena, 2 * kLine);
+    own.engine.use_arena(own.arena, 2 * kLine);
   }
 
   // The groups of one more communicator, the next one; with `shared`, neighbours share memory.
