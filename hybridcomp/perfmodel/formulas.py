@@ -97,8 +97,8 @@ def allreduce_direct(c: Case) -> float:
 
 
 def allreduce_one_shot(c: Case) -> float:
-    """a + [E(n) + p A(n) + (p - 1) o || l (p - l) W(n)]: every message to everyone, and every rank sums all."""
-    phase = c.phase()
+    """a + E(n) + p A(n) + (p - 1) o + l (p - l) W(n): every message whole to everyone, and every rank sums all."""
+    phase = Phase(c.profile, c.setting, max(1, c.setting.nbytes))
     phase.encode(c.n)
     phase.add(c.n, c.p)
     c.to_all(phase, c.n)

@@ -14,7 +14,7 @@ namespace {
 // what is short may be here any moment, then sleeps for a share of the time that nothing has happened.
 constexpr int kSpins = 3;
 constexpr double kYielding = 100e-6;
-constexpr double kSleepMin = 30e-6, kSleepMax = 500e-6, kSleepShare = 1.0 / 16;
+constexpr double kSleepMin = 30e-6, kSleepMax = 1e-3, kSleepShare = 1.0 / 8;
 // In the background others compute meanwhile.
 constexpr double kBackMin = 300e-6, kBackMax = 1e-3, kBackShare = 1.0 / 4;
 
