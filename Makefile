@@ -15,10 +15,10 @@ demo: $(VENV)/.installed
 
 test: test-unit test-mpi
 
-# Those of codecs and kernels start no ranks: they share the cores. Those that start ranks of PyTorch spend a third of
+# Those of codecs, kernels and schedules start no ranks: they share the cores. Those that start ranks of PyTorch spend a third of
 # their time waiting: two at a time, file by file, beside some that take one core. The others, which measure time or use
 # the lab, have the machine for themselves.
-TOGETHER := tests/codecs tests/cuda
+TOGETHER := tests/codecs tests/cuda tests/schedules
 IN_PAIRS := tests/torch tests/train tests/examples tests/peer tests/warm tests/emulation tests/mpi4py_suite tests/soak \
   tests/study/test_study.py tests/test_bench_codecs.py
 test-unit: $(VENV)/.installed
@@ -27,10 +27,13 @@ test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest tests --ignore=tests/mpi --ignore=tests/slurm $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%)
 
 # Once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks, run unchecked.
+# DEVICE_RANKS are those with which arrays on the emulated device are tried, too: the slower half.
+DEVICE_RANKS ?= $(RANKS)
 test-mpi: $(VENV)/.installed
 	set -e; for n in $(RANKS); do \
-	  echo "== tests/mpi on $$n ranks"; \
-	  OMP_NUM_THREADS=1 HC_EMULATION_CHECKS=0 timeout -k 10 600 $(MPIEXEC) -n $$n $(BIN)/python -m pytest tests/mpi --with-mpi -q -p no:cacheprovider; \
+	  case " $(DEVICE_RANKS) " in *" $$n "*) but= ;; *) but="--ignore-glob=*/test_device*" ;; esac; \
+	  echo "== tests/mpi on $$n ranks $$but"; \
+	  OMP_NUM_THREADS=1 HC_EMULATION_CHECKS=0 timeout -k 10 600 $(MPIEXEC) -n $$n $(BIN)/python -m pytest tests/mpi $$but --with-mpi -q -p no:cacheprovider; \
 	done
 
 # All of PyTorch's own distributed tests that need no GPU, and gloo beside it: five minutes. `make test` runs a third.

@@ -73,7 +73,7 @@ class Base:
         self.cuda_aware = parts.agreed.awareness
         direct = self.cuda_aware.messages
         self._topology = parts.topology
-        self._choices = Choices(axis, self._topology.count)
+        self._choices = Choices(self._topology.count)
         self._chooser = parts.chooser
         self._programs: Programs | None = None
         if parts.group is not None:
@@ -129,7 +129,7 @@ class Base:
         if codec is not None:
             return asked_for(codec, op, data)
         shape = data.shape if elements is None else (elements,)
-        return self._choices.choose(self.policy, op, data.dtype, shape, name, phase, self.step)
+        return self._choices.choose(self.policy, self.axis, op, data.dtype, shape, name, phase, self.step)
 
     def _way(
         self, op: str, data: Flat, codec: Codec, algorithm: str | None, feedback: str | None = None
@@ -234,9 +234,12 @@ class Base:
         if programs is None or program is None:
             return None
         engine().check_process(call.op)  # a thread of the parent's may have held the lock that this takes
-        first = programs.reserve()
+        # Operations that are compared begin in program order too, and one that differs must take no numbers.
+        first = None if self._comparison is not None else programs.reserve()
         return self._carried(
-            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory),
+            lambda carrier, s, r, memory: running(
+                program, programs.reserve() if first is None else first, s, r, carrier, memory
+            ),
             key.codec,
             call,
             send,

@@ -35,20 +35,20 @@ class Choices:
     """What policies choose for the messages of one communicator.
 
     Args:
-        axis: that the communicator spans.
         hosts: that its ranks are on.
     """
 
     _MOST = 4096
 
-    def __init__(self, axis: str, hosts: int) -> None:
-        self._axis, self._hosts = axis, hosts
+    def __init__(self, hosts: int) -> None:
+        self._hosts = hosts
         self._policy: Policy | None = None  # that knows what follows
         self._known: dict[tuple[Any, ...], Choice] = {}
 
     def choose(
         self,
         policy: Policy,
+        axis: str,
         op: str,
         dtype: DType,
         shape: tuple[int, ...],
@@ -56,18 +56,21 @@ class Choices:
         phase: str | None,
         step: int,
     ) -> Choice:
-        """Choose for an array of this dtype and shape, at the place of the model that the program has said."""
+        """Choose for an array of this dtype and shape, at the place of the model that the program has said.
+
+        Policy and axis are the communicator's, which may get others.
+        """
         if policy is not self._policy:
             self._policy = policy
             self._known.clear()
         there = place()
-        key = (op, dtype, shape, name, phase, step, there)
+        key = (axis, op, dtype, shape, name, phase, step, there)
         choice = self._known.get(key)
         if choice is None:
             if len(self._known) > self._MOST:
                 self._known.clear()
             nbytes = math.prod(shape) * dtype.itemsize
             where = (there.stage, there.layer, there.part)
-            message = Message(self._axis, op, phase, dtype, nbytes, name, step, shape, *where, self._hosts)
+            message = Message(axis, op, phase, dtype, nbytes, name, step, shape, *where, self._hosts)
             choice = self._known[key] = policy.choose(message)
         return choice
