@@ -57,7 +57,7 @@ class Algorithm:
     refuses: Callable[[Topology, Codec], str | None] = lambda topology, codec: None
 
     def scheduled(self, op: str) -> bool:
-        """Whether it has a schedule of an operation, which the compiled engine runs."""
+        """Tell whether it has a schedule of an operation, which the compiled engine runs."""
         return self.name in SCHEDULES[op]
 
 

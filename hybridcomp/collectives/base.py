@@ -22,7 +22,7 @@ from hybridcomp.collectives.device_carry import DeviceCarrier
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
 from hybridcomp.collectives.exact import native
 from hybridcomp.collectives.execution.groups import may_use_devices
-from hybridcomp.collectives.execution.programs import OperationKey, Programs, running
+from hybridcomp.collectives.execution.programs import STREAM_BYTES, OperationKey, Programs, running
 from hybridcomp.collectives.failure.making import make
 from hybridcomp.collectives.failure.release import release
 from hybridcomp.collectives.lanes import callers_events
@@ -43,7 +43,6 @@ Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
 
 MANY = 1 << 40  # elements: more than any min_bytes
 _FAILURES = (CollectiveTimeoutError, RemoteError)  # of an operation in progress: for who waits for it
-_STREAM_BYTES = 1 << 23  # results from here on are written past the caches
 
 
 class Base:
@@ -187,7 +186,7 @@ class Base:
             carrier = Carrier(t, codec, dtype, call)
         if way is not None:
             carrier.chunk_bytes = way.chunk_bytes
-        carrier.stream = recv is not None and recv.nbytes >= _STREAM_BYTES
+        carrier.stream = recv is not None and recv.nbytes >= STREAM_BYTES
 
         def steps() -> Steps:
             memory = None if feedback is None else feedback(carrier)

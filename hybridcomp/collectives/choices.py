@@ -32,7 +32,7 @@ def asked_for(codec: Codec | str | Choice, op: str, data: Flat) -> Choice:
 
 
 class Choices:
-    """What policies choose for the messages of one communicator.
+    """Ask policies about the messages of one communicator, once for messages alike.
 
     Args:
         hosts: that its ranks are on.

@@ -66,7 +66,7 @@ class Core(Moves):
 
     @staticmethod
     def _direct(choice: Choice, data: Flat, op: Op) -> bool:
-        """Whether our own algorithm runs, and not MPI's."""
+        """Tell whether our own algorithm runs, and not MPI's."""
         half = data.dtype in (DType.FLOAT16, DType.BFLOAT16)
         big_half = half and op in (MPI.SUM, AVG) and data.nbytes >= _DIRECT_HALF_BYTES
         return choice.compresses or (big_half and choice.reason != "one rank")
@@ -80,7 +80,7 @@ class Core(Moves):
     def _remembering(
         self, op: str, choice: Choice, name: str | None, n: int
     ) -> Callable[[Carrier], Any] | None:
-        """What gives a carrier the memory of a message and the codec of its step; None if there is no feedback."""
+        """Return what gives a carrier a message's memory and its step's codec; None if there is no feedback."""
         form = choice.feedback
         if form is None or name is None:
             return None

@@ -212,9 +212,8 @@ class Moves(Sends):
             return byte_extents(parts, send.dtype.itemsize)
 
         counts = tuple(n for _, n in parts) if at_root else self._own_count(send.size)
-        key = OperationKey.of("gather", choice, send.dtype, counts, root=root)
-        if at_root:
-            key = key._replace(receives=tuple(parts))
+        receives = tuple(parts) if at_root else None
+        key = OperationKey.of("gather", choice, send.dtype, counts, root=root, receives=receives)
         return self._moved(
             post,
             lambda carrier, s, r, tag: gatherv(carrier, s, r, parts, root, [tag]),
@@ -270,9 +269,8 @@ class Moves(Sends):
 
         at_root = self.rank == root
         counts = tuple(n for _, n in parts) if at_root else self._own_count(recv.size)
-        key = OperationKey.of("scatter", choice, recv.dtype, counts, root=root)
-        if at_root:
-            key = key._replace(sends=tuple(parts))
+        sends = tuple(parts) if at_root else None
+        key = OperationKey.of("scatter", choice, recv.dtype, counts, root=root, sends=sends)
         return self._moved(
             post,
             lambda carrier, s, r, tag: scatterv(carrier, s, r, parts, root, [tag]),

@@ -68,7 +68,7 @@ def counts_of(scale: int) -> list[int]:
 
 
 def spread(counts: list[int], gap: int) -> list[int]:
-    """Where parts begin that do not follow one another: the last one first, with gaps."""
+    """Place parts that do not follow one another: return where each begins, the last one first, with gaps."""
     starts, at = [0] * len(counts), 3
     for r in reversed(range(len(counts))):
         starts[r], at = at, at + counts[r] + gap

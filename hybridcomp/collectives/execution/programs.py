@@ -26,7 +26,7 @@ from hybridcomp.schedules.shards import CHUNK_BYTES
 from hybridcomp.schedules.topology import Topology
 
 _MOST_PROGRAMS = 1024
-_STREAM_BYTES = 1 << 23  # results from here on are written past the caches
+STREAM_BYTES = 1 << 23  # results from here on are written past the caches
 _PLAIN_BYTES = 1 << 20  # uncompressed sums between hosts from here on are the engine's
 _START_SECONDS = 100e-6  # that an operation computes before its start returns
 
@@ -167,7 +167,7 @@ class Programs:
             codec.params_hash if asked.compresses else 0,
             dtype,
             ranks,
-            sizes[1] * dtype.itemsize >= _STREAM_BYTES,
+            sizes[1] * dtype.itemsize >= STREAM_BYTES,
             nbytes,
             steps,
             slots,
@@ -192,11 +192,11 @@ def _runs(asked: OperationKey) -> bool:
     codec, dtype = asked.codec, asked.dtype
     if not dtype.is_float or codec.linear or (asked.compresses and codec.encoder is None):
         return False
-    if asked.kind in REDUCTIONS and not asked.reduction:
+    sums = asked.kind in REDUCTIONS
+    if sums and not asked.reduction:
         return False
     if asked.feedback is not None and codec.at_step(1) is not codec:
         return False  # a codec for each step would be a program for each
-    sums = asked.kind in REDUCTIONS
     # The values of sparse codecs are not widened by compiled code.
     return not (sums and isinstance(codec, SparseCodec) and dtype is not dtype.accumulator)
 

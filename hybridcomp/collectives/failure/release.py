@@ -23,7 +23,7 @@ _waiting: list[_Agreement] = []
 
 
 class _Agreement:
-    """Whether the communicators of one :func:`release` may be freed."""
+    """Find out from all ranks whether the communicators of one :func:`release` may be freed."""
 
     def __init__(self, comms: Sequence[MPI.Comm], spoilt: bool) -> None:
         self.comms = comms
