@@ -21,7 +21,8 @@ from hybridcomp.collectives.debug import Comparison, described, in_detail
 from hybridcomp.collectives.device_carry import DeviceCarrier
 from hybridcomp.collectives.engine import Ready, Request, Steps, engine
 from hybridcomp.collectives.exact import native
-from hybridcomp.collectives.execution.groups import may_use_devices
+from hybridcomp.collectives.execution.groups import join_for_messages, may_use_devices
+from hybridcomp.collectives.execution.messages import MessagePrograms
 from hybridcomp.collectives.execution.programs import STREAM_BYTES, OperationKey, Programs, running
 from hybridcomp.collectives.failure.making import make
 from hybridcomp.collectives.failure.release import release
@@ -32,7 +33,7 @@ from hybridcomp.collectives.through_host import through_host
 from hybridcomp.collectives.transport import Transport
 from hybridcomp.collectives.turns import Turn
 from hybridcomp.device import DeviceArray
-from hybridcomp.errors import CodecMismatchError, CollectiveTimeoutError, RemoteError
+from hybridcomp.errors import CodecMismatchError, HybridcompError
 from hybridcomp.policy import Choice, Policy, load_policy
 
 Op = MPI.Op | str
@@ -42,7 +43,6 @@ Native = Callable[[Any, Any, Turn, Sequence[Ready]], Steps]
 Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
 
 MANY = 1 << 40  # elements: more than any min_bytes
-_FAILURES = (CollectiveTimeoutError, RemoteError)  # of an operation in progress: for who waits for it
 
 
 class Base:
@@ -75,8 +75,10 @@ class Base:
         self._choices = Choices(self._topology.count)
         self._chooser = parts.chooser
         self._programs: Programs | None = None
+        self._message_programs: MessagePrograms | None = None
         if parts.group is not None:
             self._programs = Programs(parts.group, self._topology, self.rank, self._chooser)
+            self._message_programs = MessagePrograms(join_for_messages(self._p2p))
         self._transport = Transport(self.mpi, self._topology, parts.near, direct=direct, group=parts.group)
         self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
         self._p2p_transport.turns.common = False
@@ -290,10 +292,14 @@ class Base:
                         t, device, send, recv, lambda s, r: run(s, r, turn, ()), loads=loads, written=written
                     )
 
-        request = self._start(steps(), call, exact=exact, status=status, common=transport is None)
+        return self._posted(steps(), call, exact=exact, status=status, common=transport is None)
+
+    def _posted(self, steps: Steps, call: Call, **how: Any) -> Request:
+        """Start an operation that MPI may refuse in the call: raise that here, as MPI does."""
+        request = self._start(steps, call, **how)
         error = request.exception
-        # What MPI refuses, it refuses in the call; how other ranks fare is for who waits.
-        if request.done and error is not None and not isinstance(error, _FAILURES):
+        # What other ranks have sent, and how they fare, is for who waits.
+        if request.done and error is not None and not isinstance(error, HybridcompError):
             raise error
         return request
 
@@ -318,7 +324,7 @@ class Base:
         t = transport or self._transport
         engine().check_process(op)
         if t.turns.empty and self._comparison is None:
-            post = _posted(
+            post = _begun(
                 post()
             )  # here, since wrong arguments are this rank's own affair: no operation has begun
 
@@ -379,6 +385,6 @@ class Base:
             raise error
 
 
-def _posted(request: MPI.Request) -> Callable[[], MPI.Request]:
+def _begun(request: MPI.Request) -> Callable[[], MPI.Request]:
     """What "starts" an operation that MPI has begun."""
     return lambda: request

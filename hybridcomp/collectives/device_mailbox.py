@@ -329,7 +329,7 @@ class DeviceMailbox(Mailbox):
             WireError: a message was damaged.
         """
         yield Pending([], [], events=[_Empty(self._waiting)], poll=self.poll)
-        yield Pending(self._requests, self._peers, poll=self.poll)
+        yield Pending(self._requests, self._peers, poll=self.poll, sends=True)
         word = self.lane.depot.pinned.take(4)
         queue = self.lane.queue
         last = self.lane.download([(word[:4], queue.status.view(np.uint8))])

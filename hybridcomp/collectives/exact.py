@@ -38,7 +38,8 @@ def native(
         status: where to put its own.
     """
     request = yield from turn.post(post, events)
-    yield Pending([request], [peer], None if status is None else [status])
+    sends = peer != -1 and status is None
+    yield Pending([request], [peer], None if status is None else [status], sends=sends)
 
 
 def reduce_native(

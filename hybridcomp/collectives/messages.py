@@ -17,7 +17,6 @@ from hybridcomp.collectives.quick import Key, Kind
 Buffer = Any
 
 _MOST_BYTES = 1 << 32  # of a message whose length nobody said
-_RECV: Key = ("recv", 0, None, None)
 
 
 class Messages(Probes):
@@ -37,10 +36,9 @@ class Messages(Probes):
     ) -> None:
         """Send to ``dest``. With ``codec=``, the receiver must give the same."""
         if (
-            codec is None
-            and not self._message_line
+            not self._message_line
             and dest in self._met
-            and self._sent(("send", 0, name, phase), self._plain_messages, buf, dest, tag, None)
+            and self._sent(("send", 0, name, phase, codec), self._blocking, buf, dest, tag, None)
         ):
             return
         return self.start_send(buf, dest, tag, name, phase, codec, "Isend").wait()
@@ -150,10 +148,8 @@ class Messages(Probes):
 
         ``status`` is filled with source, tag and count of what was sent, before any compression.
         """
-        if (
-            codec is None
-            and not self._message_line
-            and self._sent(_RECV, self._plain_messages, buf, source, tag, status)
+        if not self._message_line and self._sent(
+            ("recv", 0, None, None, codec), self._blocking, buf, source, tag, status
         ):
             return
         return self.start_recv(buf, source, tag, codec, status).wait()
@@ -333,9 +329,9 @@ class Messages(Probes):
     ) -> engine.Request:
         return self._foreign(op, post, codec, transport=self._p2p_transport, peer=peer, status=status)
 
-    def _plain_messages(self, key: Key, buf: Any, _: Any, __: Any) -> Kind | None:
-        """The kind of a blocking send or receive of a plain array; None if it is not for MPI alone."""
-        what, _, name, phase = key
+    def _blocking(self, key: Key, buf: Any, _: Any, __: Any) -> Kind | None:
+        """Return the kind of a blocking send or receive of a plain array; None if it must take the usual way."""
+        what, _, name, phase, codec = key
         try:
             flat = parse(buf)
         except ForeignBufferError:
@@ -343,16 +339,20 @@ class Messages(Probes):
         if flat.dtype.is_float and flat.dtype.itemsize == 2:
             return None
         arguments = [0, flat.nbytes, MPI.BYTE.handle, 0, 0, self._p2p.handle]
+        programs = self._message_programs
         if what == "recv":
-            # A larger buffer may get a message that its sender has compressed.
-            if (
-                flat.dtype.is_float
-                and self._compressed_from is not None
-                and flat.nbytes >= self._compressed_from
-            ):
+            call = self._plain_call("recv", flat.nbytes, 0)
+            # A smaller buffer gets no message that the policy has compressed.
+            least = self._compressed_from if codec is None else 0
+            if least is None or flat.nbytes < least or not self._may_be_encoded(flat.dtype, codec):
+                return call, arguments
+            program = programs and programs.recv(self._codecs(codec), flat.dtype, flat.size)
+        else:
+            choice = self._choose_send(flat, name, phase, codec)
+            call = self._call("send", choice, flat.nbytes, flat.nbytes)
+            if not choice.compresses:
+                return call, arguments
+            if choice.feedback is not None:  # that depends on where in a model the caller is
                 return None
-            return self._plain_call("recv", flat.nbytes, 0), arguments
-        choice = self._choose_send(flat, name, phase, None)
-        if choice.compresses:
-            return None
-        return self._call("send", choice, flat.nbytes, flat.nbytes), arguments
+            program = programs and programs.send(choice.codec, flat.dtype, flat.size)
+        return None if program is None else (call, program)

@@ -10,18 +10,20 @@ takes a turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from mpi4py import MPI
 
 from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs import Codec
 from hybridcomp.codecs.registry import codec_for
 from hybridcomp.collectives.carry import Carrier
-from hybridcomp.collectives.coding import Array
+from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.links import Link, as_rows
+from hybridcomp.collectives.transport import Incoming
 from hybridcomp.collectives.turns import Turn
 from hybridcomp.errors import MismatchError
 
@@ -42,20 +44,20 @@ def send_message(
     with t.keeping((mailbox, message)):
         request = yield from turn.post(lambda: t.isend(message.wire(), dest, tag, mode), message.events)
         carrier.call.wire_bytes += message.wire().nbytes
-        yield Pending([request], [dest])
+        yield Pending([request], [dest], sends=True)
         carrier.release(message)
         yield from mailbox.finish()
 
 
 def receive_message(
-    carrier: Carrier, out: Flat, capacity: int, source: int, tag: int, status: MPI.Status, turn: Turn
+    carrier: Carrier, out: Flat, longest: int, source: int, tag: int, status: MPI.Status, turn: Turn
 ) -> Steps:
     """Receive one message of at most ``out.size`` elements.
 
     Args:
         carrier: transport, where the sender sent it, and statistics; the codec is what the message says.
         out: the caller's buffer.
-        capacity: bytes of the largest message that the policy may make of ``out.size`` elements.
+        longest: bytes of the longest message that the policy may make of ``out.size`` elements: :func:`room`.
         source, tag: as in MPI, ANY_SOURCE and ANY_TAG included.
         status: filled with the message's source and tag, and how many bytes its elements have.
         turn: this operation's.
@@ -66,7 +68,7 @@ def receive_message(
     """
     t = carrier.transport
     mailbox = carrier.mailbox()
-    message = mailbox.inbox(capacity + 1)
+    message = mailbox.inbox(longest)
     with t.keeping(mailbox):
         request = yield from turn.post(lambda: t.comm.Irecv([message.wire(), MPI.BYTE], source, tag))
         yield Pending([request], [source], [status])
@@ -74,16 +76,31 @@ def receive_message(
         nbytes = 0 if status.Is_cancelled() else status.Get_count(MPI.BYTE)
         if encoded(nbytes):
             yield mailbox.arrival([message])
-            taken = carrier.take(message, nbytes, out.data)
-            status.Set_elements(MPI.BYTE, taken * out.dtype.itemsize)
-        elif nbytes > out.nbytes:
-            raise MismatchError(
-                f"recv on axis {carrier.call.axis!r}: rank {t.rank} has room for {out.nbytes} bytes, rank "
-                f"{message.peer} sent {nbytes}"
-            )
-        elif nbytes:
-            carrier.take_plain(message, nbytes, out.data)
+        take_message(carrier, message, nbytes, out, status)
         yield from mailbox.finish()
+
+
+def take_message(carrier: Carrier, message: Incoming, nbytes: int, out: Flat, status: MPI.Status) -> None:
+    """Write what a received message means to the beginning of ``out``, and its elements' bytes to ``status``.
+
+    Raises:
+        WireError, MismatchError: as :func:`receive_message`.
+    """
+    if encoded(nbytes):
+        taken = carrier.take(message, nbytes, out.data)
+        status.Set_elements(MPI.BYTE, taken * out.dtype.itemsize)
+    elif nbytes > out.nbytes:
+        raise MismatchError(
+            f"recv on axis {carrier.call.axis!r}: rank {carrier.transport.rank} has room for {out.nbytes} bytes, "
+            f"rank {message.peer} sent {nbytes}"
+        )
+    elif nbytes:
+        carrier.take_plain(message, nbytes, out.data)
+
+
+def room(codecs: Iterable[Codec], count: int, dtype: DType) -> int:
+    """Return the bytes of the longest message that a sender of at most ``count`` elements may make."""
+    return 1 + max(codec.bound(count, dtype) for codec in (NONE, *codecs))
 
 
 def encoded(nbytes: int) -> bool:

@@ -56,7 +56,7 @@ class Parcels(Base):
                 yield Pending(incoming, t.others, statuses)
                 for q, status in zip(t.others, statuses, strict=True):
                     received[q] = status.Get_count(MPI.BYTE)
-                yield Pending(outgoing, t.others)
+                yield Pending(outgoing, t.others, sends=True)
 
         return engine().start(
             steps(),

@@ -1,4 +1,4 @@
-"""Blocking operations that MPI does on plain arrays, without the engine's cost.
+"""Blocking operations on plain arrays that need no Python: MPI's own, and programs of the compiled engine.
 
 A small message takes a few microseconds, and so does starting an operation. Where the policy leaves an array as it is,
 the compiled module posts MPI's non-blocking operation at once and looks at it for a moment; what takes longer goes to
@@ -22,10 +22,13 @@ from mpi4py import MPI
 from hybridcomp import trace
 from hybridcomp.arrays import DType
 from hybridcomp.collectives import engine
+from hybridcomp.collectives.buffers import parse
+from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.choices import codec_of
 from hybridcomp.collectives.coding import Coder
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
+from hybridcomp.collectives.execution.messages import received
 from hybridcomp.collectives.execution.programs import awaited
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.handle import called_back
@@ -198,11 +201,21 @@ class Quick(Core):
         handle, (row, raw, plain, _) = left.pop()
         call = Call(row.axis, row.op, row.codec, row.reason, raw, plain)
         if not isinstance(handle, int):  # a run of the engine
-            coder = Coder(self._transport, codec_of(row.codec), DType.FLOAT32, call)
-            return self._start(awaited(handle, coder), call)
+            steps = self._rest(handle, call, keep, status)
+            return self._start(steps, call, status=status, common=peer is None)
         request = MPI.Request.fromhandle(handle)
-        steps = _remaining(request, -1 if peer is None else peer, status, keep)
+        steps = _remaining(request, -1 if peer is None else peer, status, keep, sends=call.op == "send")
         return self._start(steps, call, exact=True, status=status, common=peer is None)
+
+    def _rest(self, run: Any, call: Call, keep: Any, status: MPI.Status | None) -> Steps:
+        """Wait for a run of the engine, and end the operation."""
+        codec = codec_of(call.codec)
+        if call.op == "recv":
+            out = parse(keep, writable=True)
+            carrier = Carrier(self._p2p_transport, codec, out.dtype, call)
+            return received(run, out, MPI.Status() if status is None else status, carrier)
+        transport = self._p2p_transport if call.op == "send" else self._transport
+        return awaited(run, Coder(transport, codec, DType.FLOAT32, call))
 
     def _adopt(
         self, left: list[Any], keep: Any, peer: int | None = None, status: MPI.Status | None = None
@@ -272,9 +285,11 @@ class Quick(Core):
         self._operations.clear()
 
 
-def _remaining(request: MPI.Request, peer: int, status: MPI.Status | None, keep: Any) -> Steps:
+def _remaining(
+    request: MPI.Request, peer: int, status: MPI.Status | None, keep: Any, *, sends: bool
+) -> Steps:
     # `keep` is what MPI may still write to.
-    yield Pending([request], [peer], None if status is None else [status])
+    yield Pending([request], [peer], None if status is None else [status], sends=sends)
 
 
 @functools.cache

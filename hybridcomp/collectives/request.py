@@ -46,6 +46,8 @@ class Pending(NamedTuple):
         poll: called at every look, before it: posts what has become ready meanwhile. Returns whether it did anything.
         source: what the events come from, for error messages.
         run: of the compiled engine, whose end is the event.
+        sends: the requests are of sends, which are not cancelled where the operation ends early: MPICH 5 crashes where
+            it cancels some over UCX, and the standard deprecates it.
     """
 
     requests: list[MPI.Request]
@@ -55,6 +57,7 @@ class Pending(NamedTuple):
     poll: Callable[[], bool] | None = None
     source: str = "the device"
     run: Any = None
+    sends: bool = False
 
 
 Steps = Generator[Pending, None, None]
@@ -190,7 +193,11 @@ class Request:
 
     def _cancel(self) -> bool:
         pending = self._pending
-        if self._ended or pending.statuses is None or len(pending.requests) != 1 or self._arrived:
+        if self._ended:
+            return False
+        if pending.run is not None:
+            return bool(pending.run.cancel())
+        if pending.statuses is None or len(pending.requests) != 1 or self._arrived:
             return False
         pending.requests[0].Cancel()
         if not pending.requests[0].Test(pending.statuses[0]):
@@ -211,7 +218,8 @@ class Request:
         """End with ``error`` while messages of it may be on their way."""
         if self._pending.run is not None:
             self._pending.run.abandon()
-        for peer, request in zip(self._pending.peers, self._pending.requests, strict=True):
+        given = [] if self._pending.sends else zip(self._pending.peers, self._pending.requests, strict=True)
+        for peer, request in given:
             if peer != -1 and request != MPI.REQUEST_NULL:  # MPI cannot cancel collectives: Open MPI hangs
                 with suppress(MPI.Exception):
                     request.Cancel()

@@ -18,7 +18,9 @@ from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.device_carry import DeviceCarrier
 from hybridcomp.collectives.engine import Request
 from hybridcomp.collectives.exact import native
+from hybridcomp.collectives.execution.messages import MessagePrograms, receiving, sending
 from hybridcomp.collectives.links import Link
+from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback, place
 
 # An encoded message is a buffered one, and who receives is as ready for it as for any.
@@ -70,10 +72,15 @@ class Sends(Base):
             )
         carrier = Carrier(t, choice.codec, data.dtype, call)
         link = self._link(choice)
+        mode = _FRAMED_MODES.get(mode, mode)
+        programs = self._programs_now(device)
+        if programs is not None and link is None and mode == "Isend" and dest in t.contacts.met:
+            program = programs.send(choice.codec, data.dtype, data.size)
+            if program is not None:
+                return self._posted(sending(program, data, dest, tag, carrier), call, common=False)
         encodes = bool(device) and has_driver(choice.codec) and link is None
         if encodes:
             carrier = DeviceCarrier(t, choice.codec, data.dtype, call, device)
-        mode = _FRAMED_MODES.get(mode, mode)
         return self._native(
             lambda s, _, turn, _events: p2p.send_message(carrier, s, dest, tag, mode, turn, link),
             call,
@@ -110,13 +117,19 @@ class Sends(Base):
                 written=lambda: [(0, status.Get_count(MPI.BYTE))],
             )
         codecs = self._codecs(codec)
-        capacity = max(c.bound(out.size, out.dtype) for c in (NONE, *codecs))
         carrier = Carrier(t, NONE, out.dtype, call)
+        programs = self._programs_now(device)
+        if programs is not None:
+            program = programs.recv(codecs, out.dtype, out.size)
+            if program is not None:
+                steps = receiving(program, out, source, tag, status, carrier)
+                return self._posted(steps, call, status=status, common=False)
+        longest = p2p.room(codecs, out.size, out.dtype)
         if device:
             direct = t.direct and all(map(has_driver, codecs))
             carrier = DeviceCarrier(t, NONE, out.dtype, call, device, direct=direct, others=codecs)
         return self._native(
-            lambda _, r, turn, _events: p2p.receive_message(carrier, r, capacity, source, tag, status, turn),
+            lambda _, r, turn, _events: p2p.receive_message(carrier, r, longest, source, tag, status, turn),
             call,
             None,
             out,
@@ -145,6 +158,10 @@ class Sends(Base):
 
         steps = p2p.receive_array(carrier, keep, most_bytes, source, tag, status)
         return self._start(steps, call, status=status, common=False), arrays
+
+    def _programs_now(self, device: list[DeviceArray]) -> MessagePrograms | None:
+        """Return the engine's programs; None where it may not post a message now: it does so at once."""
+        return None if device or not self._p2p_transport.turns.empty else self._message_programs
 
     def _choose_send(self, data: Flat, name: str | None, phase: str | None, codec: CodecLike) -> Choice:
         choice = self._choose("send", data, name, phase, codec)

@@ -271,7 +271,8 @@ class Mailbox:
     def finish(self) -> Steps:
         """Wait until all is sent, and give the buffers back."""
         sends, near = [*self._sends, *self._kept], self._transport.near
-        yield Pending([r for s in sends for r in s.requests], [peer for s in sends for peer in s.peers])
+        requests = [request for s in sends for request in s.requests]
+        yield Pending(requests, [peer for s in sends for peer in s.peers], sends=True)
         for message in self._inbox:
             if not message.used:
                 self._put_back(message)

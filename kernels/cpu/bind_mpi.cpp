@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 #include <climits>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -170,7 +171,7 @@ class Operation {
     if (!kind) return nb::none();
     if (kind->note.is_none() || (from.begin() | to.begin()) % kind->alignment) return nb::bool_(false);
 
-    if (kind->program) return execute(*kind, arrays, send, recv);
+    if (kind->program) return execute(*kind, arrays, send, recv, ends, status);
     std::uint64_t request = 0;
     Slots slots = kind->slots;
     if (send_at_ >= 0) slots[send_at_] = arrays.in_place ? library_.in_place_address : from.begin();
@@ -211,14 +212,17 @@ class Operation {
   }
 
   // The same by the engine, which is waited for as long.
-  nb::object execute(Kind& kind, const Arrays& arrays, nb::handle send, nb::handle recv) {
+  nb::object execute(Kind& kind, const Arrays& arrays, nb::handle send, nb::handle recv, const int* ends,
+                     void* status) {
     const auto began = std::chrono::steady_clock::now();
     const std::uint64_t to = arrays.to.begin(), from = arrays.in_place ? to : arrays.from.begin();
     std::shared_ptr<engine::Execution> execution;
     bool done = false;
     {
       nb::gil_scoped_release release;
-      execution = engine::launch(*kind.program, std::nullopt, from, to, nullptr, 0, false);
+      const engine::Envelope envelope = ends ? engine::Envelope{ends[0], ends[1]} : engine::Envelope{};
+      execution = engine::launch(*kind.program, std::nullopt, ends ? &envelope : nullptr, from, to, nullptr,
+                                 0, false);
       done = engine::the_engine()->wait(*execution, kWaiting);
     }
     if (!done || execution->failure().fault != engine::Fault::kNone)
@@ -230,6 +234,8 @@ class Operation {
     kind.tally.shared_bytes += tally.shared_bytes;
     kind.tally.encode_seconds += tally.encode_seconds;
     kind.tally.decode_seconds += tally.decode_seconds;
+    if (status && !execution->status().empty())
+      std::memcpy(status, execution->status().data(), execution->status().size());
     return nb::bool_(true);
   }
 

@@ -1,5 +1,6 @@
 // The engine in Python: hybridcomp/collectives/execution has what is made of it.
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
@@ -41,14 +42,16 @@ Run::~Run() {
 }
 
 std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::optional<std::uint32_t> first,
-                                  std::uint64_t send, std::uint64_t recv, Memory* memory, double seconds,
-                                  bool traced) {
+                                  const Envelope* envelope, std::uint64_t send, std::uint64_t recv,
+                                  Memory* memory, double seconds, bool traced) {
   Engine& engine = *the_engine();
-  if (!first) {
+  if (envelope) {
+    first = 0;
+  } else if (!first) {
     const std::lock_guard lock(engine.mutex());  // a group counts its operations
     first = handle.group->reserve();
   }
-  auto execution = std::make_shared<Execution>(engine, handle.group, handle.program, *first,
+  auto execution = std::make_shared<Execution>(engine, handle.group, handle.program, *first, envelope,
                                                reinterpret_cast<const std::uint8_t*>(send),
                                                reinterpret_cast<std::uint8_t*>(recv), memory, traced);
   engine.start(execution, seconds);
@@ -64,7 +67,7 @@ std::span<const std::int64_t> integers(const Buffer& buffer, const char* name) {
   return {reinterpret_cast<const std::int64_t*>(buffer.data()), n};
 }
 
-void make_engine(const std::array<std::uintptr_t, 5>& functions, std::uint64_t byte,
+void make_engine(const std::array<std::uintptr_t, 7>& functions, std::uint64_t byte,
                  std::size_t request_bytes, std::size_t status_bytes, std::size_t error_at) {
   if (made) Buffer::fail("there is an engine");
   for (const std::uintptr_t function : functions)
@@ -78,6 +81,8 @@ void make_engine(const std::array<std::uintptr_t, 5>& functions, std::uint64_t b
   mpi.testsome = reinterpret_cast<decltype(mpi.testsome)>(functions[2]);
   mpi.get_count = reinterpret_cast<decltype(mpi.get_count)>(functions[3]);
   mpi.cancel = reinterpret_cast<decltype(mpi.cancel)>(functions[4]);
+  mpi.test_cancelled = reinterpret_cast<decltype(mpi.test_cancelled)>(functions[5]);
+  mpi.set_elements = reinterpret_cast<decltype(mpi.set_elements)>(functions[6]);
   mpi.byte = byte;
   mpi.request_bytes = request_bytes;
   mpi.status_bytes = status_bytes;
@@ -108,12 +113,14 @@ struct GroupHandle {
   std::shared_ptr<Group> group;
 };
 
-GroupHandle make_group(std::uint64_t comm, int rank, int size) {
+// `known`: all its ranks have had messages by another way.
+GroupHandle make_group(std::uint64_t comm, int rank, int size, bool known) {
   if (size < 1 || rank < 0 || rank >= size) Buffer::fail("a rank is below the number of ranks");
   auto group = std::make_shared<Group>();
   group->comm = comm;
   group->rank = rank;
   group->size = size;
+  group->known = known;
   group->place.assign(static_cast<std::size_t>(size), -1);
   group->contacts.assign(static_cast<std::size_t>(size), 0);
   return {std::move(group)};
@@ -153,27 +160,33 @@ std::uint32_t reserve(const GroupHandle& handle) {
 }
 
 ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int codec, std::uint32_t params,
-                           int dtype, int ranks, bool stream, std::size_t bytes, nb::handle steps,
-                           nb::handle slots, nb::handle lists, const std::array<std::size_t, 3>& limits) {
+                           int dtype, int rank, int ranks, bool stream, std::size_t bytes, std::size_t framed,
+                           nb::handle steps, nb::handle slots, nb::handle lists,
+                           const std::array<std::size_t, 3>& limits) {
   const Buffer rows(steps, false), rooms(slots, false), refs(lists, false);
   if (codec < 0 || codec > 255) Buffer::fail("a codec's id fits a byte");
-  if (ranks < 1) Buffer::fail("ranks must be at least 1");
-  Carriage carriage{std::nullopt, static_cast<std::uint8_t>(codec), params, float_dtype(dtype), ranks, stream,
-                    bytes};
+  if (ranks < 1 || rank < 0 || rank >= ranks) Buffer::fail("a rank is below the number of ranks");
+  Carriage carriage{
+      std::nullopt, static_cast<std::uint8_t>(codec), params, float_dtype(dtype), ranks, stream, bytes,
+      framed};
   if (encoder) carriage.encoder = *encoder;
   std::string fault;
   const std::size_t elements[kBuffers] = {limits[0], limits[1], limits[2]};
-  const Group& g = *group.group;
-  auto program =
-      std::make_shared<Program>(carriage, integers(rows, "steps"), integers(rooms, "slots"),
-                                integers(refs, "lists"), elements, g.rank, g.size, g.channels(), &fault);
+  const int channels = group.group->channels();
+  auto program = std::make_shared<Program>(carriage, integers(rows, "steps"), integers(rooms, "slots"),
+                                           integers(refs, "lists"), elements, rank, ranks, channels, &fault);
   if (!fault.empty()) Buffer::fail("schedule: " + fault);
   return {std::move(program), group.group};
 }
 
 Run start(const ProgramHandle& program, std::uint32_t first, std::uintptr_t send, std::uintptr_t recv,
-          Memory* memory, nb::object keep, double seconds, bool traced) {
+          Memory* memory, nb::object keep, double seconds, bool traced,
+          std::optional<std::array<int, 2>> peer_and_tag) {
   bury();
+  std::optional<Envelope> envelope;
+  if (peer_and_tag) envelope = {(*peer_and_tag)[0], (*peer_and_tag)[1]};
+  if (envelope.has_value() != (program.program->carriage.framed != 0))
+    Buffer::fail("a framed message, and no other, has a peer and a tag");
   for (const Step& step : program.program->steps)
     if (step.memory >= 0 && (!memory || static_cast<std::size_t>(step.memory) + step.count > memory->size() ||
                              memory->kind() != program.program->wide()))
@@ -181,7 +194,7 @@ Run start(const ProgramHandle& program, std::uint32_t first, std::uintptr_t send
   std::shared_ptr<Execution> execution;
   {
     nb::gil_scoped_release release;
-    execution = launch(program, first, send, recv, memory, seconds, traced);
+    execution = launch(program, first, envelope ? &*envelope : nullptr, send, recv, memory, seconds, traced);
   }
   return Run(std::move(execution), std::move(keep));
 }
@@ -247,12 +260,12 @@ void bind_engine(nb::module_& m) {
       .def("add_neighbour", &add_neighbour, "rank"_a, "base"_a, "bytes"_a, "to"_a, "from_"_a)
       .def("next_tag", &next_tag)
       .def("reserve", &reserve);
-  m.def("engine_group", &make_group, "comm"_a, "rank"_a, "size"_a);
+  m.def("engine_group", &make_group, "comm"_a, "rank"_a, "size"_a, "known"_a);
   nb::class_<ProgramHandle>(m, "EngineProgram");
   m.def("engine_program", &make_program, "group"_a, "encoder"_a.none(), "codec"_a, "params"_a, "dtype"_a,
-        "ranks"_a, "stream"_a, "bytes"_a, "steps"_a, "slots"_a, "lists"_a, "limits"_a);
+        "rank"_a, "ranks"_a, "stream"_a, "bytes"_a, "framed"_a, "steps"_a, "slots"_a, "lists"_a, "limits"_a);
   m.def("engine_start", &start, "program"_a, "first"_a, "send"_a, "recv"_a, "memory"_a.none(), "keep"_a,
-        "seconds"_a, "traced"_a);
+        "seconds"_a, "traced"_a, "envelope"_a.none());
   nb::class_<Run>(m, "EngineRun")
       .def("done", [](const Run& run) { return run->done(); })
       .def("watch", [](const Run& run) { run->watched.store(true); })
@@ -262,6 +275,14 @@ void bind_engine(nb::module_& m) {
       .def(
           "abandon", [](const Run& run) { the_engine()->abandon(*run); },
           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "cancel", [](const Run& run) { return the_engine()->cancel(*run); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("status",
+           [](const Run& run) {
+             const auto& status = run->status();
+             return nb::bytes(reinterpret_cast<const char*>(status.data()), run->done() ? status.size() : 0);
+           })
       .def(
           "waiting_for", [](const Run& run) { return the_engine()->waiting_for(*run); },
           nb::call_guard<nb::gil_scoped_release>())

@@ -73,10 +73,12 @@ void Engine::send(Execution& execution, std::uint32_t step, Group& group, int pe
   }
   const Requests::Owner owner{&execution, step};
   const int count = static_cast<int>(bytes);
-  std::int32_t& contacts = group.contacts[static_cast<std::size_t>(peer)];
-  if (contacts >= 0) {
-    ++contacts;
-    return contacts_.post({owner, data, count, peer, tag, group.comm, &contacts});
+  if (!group.known) {
+    std::int32_t& contacts = group.contacts[static_cast<std::size_t>(peer)];
+    if (contacts >= 0) {
+      ++contacts;
+      return contacts_.post({owner, data, count, peer, tag, group.comm, &contacts});
+    }
   }
   const int code = mpi_.isend(data, count, mpi_.byte, peer, tag, group.comm, requests_.room());
   if (code) return execution.refused(step, code);
@@ -161,8 +163,7 @@ bool Engine::look() {
     for (const Requests::Done& done : done_) {
       moved = true;
       auto* const execution = static_cast<Execution*>(done.owner.execution);
-      if (!execution->done())
-        execution->completed(done.owner.step, done.code, static_cast<std::size_t>(done.bytes));
+      if (!execution->done()) execution->completed(done.owner.step, done);
     }
   }
   bool shares = false;
@@ -259,6 +260,18 @@ void Engine::abandon(Execution& execution) {
   if (execution.done()) return;
   execution.abandon();
   retire();
+}
+
+bool Engine::cancel(Execution& execution) {
+  const std::lock_guard lock(mutex_);
+  if (!execution.done()) {
+    requests_.cancel(&execution);
+    look();
+    while (execution.compute()) {
+    }
+    retire();
+  }
+  return execution.cancelled();
 }
 
 std::vector<int> Engine::waiting_for(const Execution& execution) {

@@ -31,6 +31,8 @@ class Engine {
   // Look once at all operations; false if nothing moved, or another thread does that.
   bool poll();
   void abandon(Execution& execution);
+  // Cancel a receive that no message has reached; whether that was so.
+  bool cancel(Execution& execution);
   std::vector<int> waiting_for(const Execution& execution);
   // End the thread. What is in flight moves only while somebody waits.
   void stop();
@@ -43,6 +45,7 @@ class Engine {
   void forget(Execution* execution);
 
   std::mutex& mutex() { return mutex_; }
+  const Mpi& mpi() const { return mpi_; }
 
   // Make messages in an arena from `first` bytes on.
   void use_arena(const Arena& arena, std::size_t first);

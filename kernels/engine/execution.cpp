@@ -10,8 +10,8 @@
 namespace hybridcomp::engine {
 
 Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_ptr<const Program> program,
-                     std::uint32_t first, const std::uint8_t* send, std::uint8_t* recv, Memory* memory,
-                     bool traced)
+                     std::uint32_t first, const Envelope* envelope, const std::uint8_t* send,
+                     std::uint8_t* recv, Memory* memory, bool traced)
     : engine_(engine),
       group_(std::move(group)),
       program_(std::move(program)),
@@ -25,6 +25,7 @@ Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_p
       posted_(program_->queues.size()),
       held_(program_->slots.size()),
       left_(program_->steps.size()) {
+  if (envelope) envelope_ = *envelope;
   const std::size_t size = size_of(program_->carriage.dtype);
   const std::uint8_t* const received = recv_;
   apart_ = send_ + program_->send_elements * size <= received ||
@@ -79,14 +80,12 @@ void Execution::post_send(std::uint32_t index) {
   const Step& step = program_->steps[index];
   Held& held = held_[step.slot];
   tally_.wire_bytes += held.bytes;
-  const Neighbour* const near = group_->near(step.peer);
-  if (near) {
+  if (group_->near(peer(step))) {
     tally_.shared_bytes += held.bytes;
     if (blocked(step.queue, blocked_.size()) || !push(index)) blocked_.push_back(index);
     return;
   }
-  engine_.send(*this, index, *group_, step.peer,
-               Group::tag(sequence_ + static_cast<std::uint32_t>(step.channel)), held.data, held.bytes);
+  engine_.send(*this, index, *group_, peer(step), tag(step), held.data, held.bytes);
 }
 
 // Tell a neighbour where a message is; false if its ring is full.
@@ -95,7 +94,7 @@ bool Execution::push(std::uint32_t index) {
   const Held& held = held_[step.slot];
   Neighbour& near = *group_->near(step.peer);
   Entry entry{};
-  entry.sequence = sequence_ + static_cast<std::uint32_t>(step.channel);
+  entry.sequence = sequence(step);
   entry.bytes = held.bytes;
   const bool own = held.data == held.block;
   const int owner = own ? group_->rank : held.owner;
@@ -118,8 +117,8 @@ bool Execution::push(std::uint32_t index) {
 
 void Execution::post_receive(std::uint32_t index) {
   const Step& step = program_->steps[index];
-  const std::uint32_t sequence = sequence_ + static_cast<std::uint32_t>(step.channel);
-  if (Neighbour* const near = group_->near(step.peer)) {
+  if (Neighbour* const near = group_->near(peer(step))) {
+    const std::uint32_t sequence = this->sequence(step);
     const auto early = std::find_if(near->early.begin(), near->early.end(),
                                     [&](const Entry& entry) { return entry.sequence == sequence; });
     if (early == near->early.end()) {
@@ -146,7 +145,7 @@ void Execution::post_receive(std::uint32_t index) {
     }
   }
   held_[step.slot].data = data;
-  engine_.receive(*this, index, *group_, step.peer, Group::tag(sequence), data, bytes);
+  engine_.receive(*this, index, *group_, peer(step), tag(step), data, bytes);
 }
 
 void Execution::received(std::uint32_t index, const Entry& entry) {
@@ -164,18 +163,26 @@ void Execution::received(std::uint32_t index, const Entry& entry) {
 }
 
 // A request of MPI's is done.
-void Execution::completed(std::uint32_t index, int code, std::size_t bytes) {
+void Execution::completed(std::uint32_t index, const Requests::Done& done) {
   const Step& step = program_->steps[index];
-  if (code) return fail(Fault::kMpi, index, step.peer, code);
+  if (done.code) return fail(Fault::kMpi, index, peer(step), done.code);
   if (step.kind == kRecv) {
-    Held& held = held_[step.slot];
-    filled(step, held.data, bytes, false, false);
+    std::size_t bytes = static_cast<std::size_t>(done.bytes);
+    if (program_->carriage.framed) {
+      const Mpi& mpi = engine_.mpi();
+      status_.assign(done.status, done.status + mpi.status_bytes);
+      int cancelled = 0;
+      mpi.test_cancelled(done.status, &cancelled);
+      cancelled_ = cancelled;
+      if (cancelled_) bytes = 0;
+    }
+    filled(step, held_[step.slot].data, bytes, false, false);
   }
   end(index);
 }
 
 void Execution::refused(std::uint32_t index, int code) {
-  fail(Fault::kMpi, index, program_->steps[index].peer, code);
+  fail(Fault::kMpi, index, peer(program_->steps[index]), code);
 }
 
 // This rank's own block for a slot.
@@ -196,7 +203,7 @@ void Execution::filled(const Step& step, std::uint8_t* data, std::size_t bytes, 
   held.uses = step.readers;
   held.lent = lent;
   held.trusted = trusted;
-  held.peer = step.kind == kRecv ? step.peer : group_->rank;
+  held.peer = step.kind == kRecv ? peer(step) : group_->rank;
 }
 
 void Execution::used(std::uint32_t slot) {
@@ -313,7 +320,7 @@ std::vector<int> Execution::waiting_for() const {
   std::vector<int> peers;
   for (const Kind kind : {kRecv, kSend}) {
     for (std::size_t i = 0; i < states_.size(); ++i)
-      if (program_->steps[i].kind == kind && states_[i] == kPosted) peers.push_back(program_->steps[i].peer);
+      if (program_->steps[i].kind == kind && states_[i] == kPosted) peers.push_back(peer(program_->steps[i]));
     if (!peers.empty()) break;
   }
   std::sort(peers.begin(), peers.end());

@@ -6,10 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "../cpu/memory.hpp"
 #include "group.hpp"
+#include "mpi.hpp"
 #include "program.hpp"
 
 namespace hybridcomp::engine {
@@ -50,9 +52,11 @@ class Engine;
 
 class Execution {
  public:
-  // `first`: the numbers that its group has reserved for it.
+  // `first`: the numbers that its group has reserved for it; not used with an `envelope`, which then has the
+  // peer and the tag of all its messages.
   Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_ptr<const Program> program,
-            std::uint32_t first, const std::uint8_t* send, std::uint8_t* recv, Memory* memory, bool traced);
+            std::uint32_t first, const Envelope* envelope, const std::uint8_t* send, std::uint8_t* recv,
+            Memory* memory, bool traced);
   ~Execution();
   Execution(const Execution&) = delete;
   Execution& operator=(const Execution&) = delete;
@@ -61,6 +65,9 @@ class Execution {
   const Failure& failure() const { return failure_; }  // once done
   const Tally& tally() const { return tally_; }        // once done
   const std::vector<Interval>& intervals() const { return intervals_; }
+  // Of a framed receive, once done: MPI's status of it, whose count is that of the elements' bytes.
+  const std::vector<std::uint8_t>& status() const { return status_; }
+  bool cancelled() const { return cancelled_; }
   const Program& program() const { return *program_; }
   Group& group() { return *group_; }
   std::atomic<bool> watched = false;  // Python is to be told when it ends
@@ -71,7 +78,7 @@ class Execution {
   bool compute();
   bool ready() const { return !ready_.empty(); }
   void received(std::uint32_t step, const Entry& entry);
-  void completed(std::uint32_t step, int code, std::size_t bytes);
+  void completed(std::uint32_t step, const Requests::Done& done);
   bool settle();
   bool retry();
   void abandon();
@@ -94,6 +101,11 @@ class Execution {
   };
   enum State : std::uint8_t { kWaiting, kReady, kPosted, kEnded };
 
+  int peer(const Step& step) const { return envelope_ ? envelope_->peer : step.peer; }
+  std::uint32_t sequence(const Step& step) const {
+    return sequence_ + static_cast<std::uint32_t>(step.channel);
+  }
+  int tag(const Step& step) const { return envelope_ ? envelope_->tag : Group::tag(sequence(step)); }
   std::uint8_t* address(BufferId buffer, std::size_t at) const;
   std::uint8_t* room(std::uint32_t slot, std::size_t bytes);
   void begin(std::uint32_t step);
@@ -114,6 +126,7 @@ class Execution {
   bool encode(std::uint32_t index, const Step& step);
   bool check(std::uint32_t index, const Step& step, std::uint32_t slot);
   bool decode(std::uint32_t index, const Step& step);
+  bool take(std::uint32_t index, const Step& step);
   bool sum(std::uint32_t index, const Step& step);
   bool sum_with_feedback(std::uint32_t index, const Step& step);
   bool decode_result(const Payload& payload, const Step& step);
@@ -127,6 +140,7 @@ class Execution {
   std::uint8_t* recv_;
   Memory* memory_;          // of error feedback; null for none
   std::uint32_t sequence_;  // of its first channel
+  std::optional<Envelope> envelope_;
   bool traced_;
   // Plain elements are sent from where they are and received where they belong: nobody here reads them
   // through shared memory. The caller's own only if the two arrays have no memory in common.
@@ -145,6 +159,8 @@ class Execution {
   Failure failure_;
   Tally tally_;
   std::vector<Interval> intervals_;
+  std::vector<std::uint8_t> status_;
+  bool cancelled_ = false;
   std::atomic<bool> done_ = false;
 };
 

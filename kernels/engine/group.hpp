@@ -26,6 +26,11 @@ struct Neighbour {
   std::vector<Entry> early;
 };
 
+// With whom a single message is exchanged, as MPI is told: either may be MPI's "any" of a receive.
+struct Envelope {
+  int peer, tag;
+};
+
 struct Group {
   static constexpr std::uint32_t kTags = 30'000;  // below MPI's guaranteed 32767
 
@@ -37,11 +42,12 @@ struct Group {
   int rank = 0, size = 1;
   std::vector<Neighbour> neighbours;
   std::vector<int> place;              // of each rank: its index among the neighbours, or -1
+  bool known = false;                  // its ranks have had messages from here
   std::vector<std::int32_t> contacts;  // of each rank: first messages that are being posted; -1: it is known
   std::uint32_t sequence = 0;          // of the operations that were started
 
   Neighbour* near(int peer) {
-    const int at = place[static_cast<std::size_t>(peer)];
+    const int at = peer < 0 || peer >= size ? -1 : place[static_cast<std::size_t>(peer)];
     return at < 0 ? nullptr : &neighbours[static_cast<std::size_t>(at)];
   }
 

@@ -19,9 +19,10 @@ void Requests::test(std::vector<Done>* out) {
   const std::size_t first = out->size();
   for (int i = 0; i < count; ++i) {
     const std::uint8_t* const status = statuses_.data() + static_cast<std::size_t>(i) * mpi_.status_bytes;
-    Done done{owners_[static_cast<std::size_t>(indices_[i])], 0, 0};
+    Done done{owners_[static_cast<std::size_t>(indices_[i])], 0, 0, status};
     if (code) std::memcpy(&done.code, status + mpi_.error_at, sizeof(done.code));
     if (!done.code) mpi_.get_count(status, mpi_.byte, &done.bytes);
+    if (done.bytes < 0) done.bytes = 0;  // MPI_UNDEFINED
     out->push_back(done);
   }
   // From the last on, so that what moves into a gap is not to be removed itself.
@@ -30,6 +31,12 @@ void Requests::test(std::vector<Done>* out) {
   // In the order of their steps, whatever order MPI has them in: runs are alike.
   std::sort(out->begin() + static_cast<std::ptrdiff_t>(first), out->end(),
             [](const Done& a, const Done& b) { return a.owner.step < b.owner.step; });
+}
+
+void Requests::cancel(const void* execution) {
+  for (std::size_t i = 0; i < owners_.size(); ++i)
+    if (owners_[i].execution == execution && owners_[i].receives)
+      mpi_.cancel(handles_.data() + i * mpi_.request_bytes);
 }
 
 void Requests::abandon(const void* execution) {

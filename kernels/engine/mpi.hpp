@@ -20,6 +20,8 @@ struct Mpi {
   int (*testsome)(int count, void* requests, int* done, int* indices, void* statuses);
   int (*get_count)(const void* status, std::uint64_t type, int* count);
   int (*cancel)(void* request);
+  int (*test_cancelled)(const void* status, int* cancelled);
+  int (*set_elements)(void* status, std::uint64_t type, int count);
   std::uint64_t byte;         // the datatype
   std::size_t request_bytes;  // of a request in an array
   std::size_t status_bytes;   // of a status in an array
@@ -38,8 +40,9 @@ class Requests {
   // A request that is done.
   struct Done {
     Owner owner;
-    int code;   // 0, or an error of MPI's
-    int bytes;  // that a receive got
+    int code;                    // 0, or an error of MPI's
+    int bytes;                   // that a receive got
+    const std::uint8_t* status;  // until the next look
   };
 
   explicit Requests(const Mpi& mpi) : mpi_(mpi) {}
@@ -57,6 +60,9 @@ class Requests {
 
   // Look once at all of them, and add those that are done to `out`. MPI makes progress meanwhile.
   void test(std::vector<Done>* out);
+
+  // Ask MPI to cancel the receives of one owner. Each is done at a later look, or takes its message.
+  void cancel(const void* execution);
 
   // Forget the requests of one owner; MPI may still use their memory. Receives are cancelled. Sends are not:
   // MPICH 5 crashes where it cancels some over UCX, and the standard deprecates it.

@@ -36,9 +36,9 @@ struct ProgramHandle {
 };
 
 // Start a program on two addresses, with the numbers that were reserved for it or the next ones; without the
-// interpreter's lock. See Engine::start.
+// interpreter's lock; or, with an envelope, to its peer and by its tag. See Engine::start.
 std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::optional<std::uint32_t> first,
-                                  std::uint64_t send, std::uint64_t recv, Memory* memory, double seconds,
-                                  bool traced);
+                                  const Envelope* envelope, std::uint64_t send, std::uint64_t recv,
+                                  Memory* memory, double seconds, bool traced);
 
 }  // namespace hybridcomp::engine

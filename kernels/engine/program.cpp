@@ -40,6 +40,10 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
       slot.bytes = carriage.encoder->bound(n, dtype);
       slot.room = std::max(slot.bytes, sizeof(Header) + n * size_of(wide()));
       if (!slot.bytes) return "the codec does not take this dtype";
+      if (carriage.framed) {
+        ++slot.bytes;  // to be odd
+        slot.room = carriage.framed;
+      }
     }
     if (slot.room > INT_MAX) return "a message is longer than MPI's counts reach; make chunks smaller";
     slots.push_back(slot);

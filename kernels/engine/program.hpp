@@ -56,6 +56,10 @@ struct Carriage {
   int ranks;          // what sums are divided by where their steps say so
   bool stream;        // results are written past the caches
   std::size_t bytes;  // uncompressed, for priorities
+  // Of a send or receive: the receiver takes a message of any codec and of any number of elements that fit,
+  // which has an odd number of bytes, or the elements as they are, which have an even number. It has room for
+  // so many bytes. 0 for messages of which both ends know all.
+  std::size_t framed = 0;
 };
 
 class Program {

@@ -3,7 +3,9 @@
 #include <new>
 
 #include "../cpu/convert.hpp"
+#include "../cpu/crc32c.hpp"
 #include "../cpu/decoders.hpp"
+#include "../cpu/opening.hpp"
 #include "engine.hpp"
 #include "execution.hpp"
 
@@ -71,6 +73,7 @@ bool Execution::encode(std::uint32_t index, const Step& step) {
     fail(Fault::kCodec, index, -1);
     return false;
   }
+  if (program_->carriage.framed && bytes % 2 == 0) to[bytes++] = 0;
   filled(step, to, bytes, false, true);
   return true;
 }
@@ -94,7 +97,37 @@ bool Execution::check(std::uint32_t index, const Step& step, std::uint32_t at) {
   return good;
 }
 
+// Take a message that its sender has framed; what is decoded elsewhere ends the operation with the message.
+bool Execution::take(std::uint32_t index, const Step& step) {
+  const Held& held = held_[step.slot];
+  const Carriage& carriage = program_->carriage;
+  const std::size_t size = size_of(carriage.dtype);
+  std::uint8_t* const to = address(step.out, step.out_at);
+  std::size_t elements = held.bytes / size;
+  bool good = false;
+  if (held.bytes % 2 == 0) {
+    good = held.bytes <= step.count * size;
+    if (good) std::memcpy(to, held.data, held.bytes);
+  } else if (Header h; read_header(held.data, held.bytes, &h) && h.dtype == carriage.dtype) {
+    elements = h.count;
+    good = elements <= step.count && crc_of(held.data, h.payload) == h.crc &&
+           decode_stretches(kernels(), {h.codec, held.data + sizeof(h), h.payload, carriage.dtype}, elements,
+                            to, carriage.dtype, carriage.stream);
+  }
+  if (!good) {
+    // Nobody uses its memory any more: the operation ends as those do that end well.
+    failure_ = {Fault::kMessage, index, peer(step), 0, held.bytes, {held.data, held.data + held.bytes}};
+    finish();
+    return false;
+  }
+  const Mpi& mpi = engine_.mpi();
+  const std::size_t bytes = held.bytes % 2 ? elements * size : held.bytes;
+  mpi.set_elements(status_.data(), mpi.byte, static_cast<int>(bytes));
+  return true;
+}
+
 bool Execution::decode(std::uint32_t index, const Step& step) {
+  if (program_->carriage.framed) return take(index, step);
   if (!check(index, step, step.slot)) return false;
   const Slot& slot = program_->slots[step.slot];
   const Held& held = held_[step.slot];

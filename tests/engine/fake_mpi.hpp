@@ -236,10 +236,25 @@ struct Functions {
     return 0;
   }
 
+  static int test_cancelled(const void*, int* cancelled) {
+    *cancelled = 0;
+    return 0;
+  }
+
+  static int set_elements(void*, std::uint64_t, int) { return 0; }
+
   static hybridcomp::engine::Mpi all() {
-    return {isend,          irecv,          testsome,
-            get_count,      cancel,         1,
-            sizeof(Handle), sizeof(Status), offsetof(Status, error)};
+    return {isend,
+            irecv,
+            testsome,
+            get_count,
+            cancel,
+            test_cancelled,
+            set_elements,
+            1,
+            sizeof(Handle),
+            sizeof(Status),
+            offsetof(Status, error)};
   }
 
  private:

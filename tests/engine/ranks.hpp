@@ -240,7 +240,7 @@ class Flight {
     {
       const std::lock_guard lock(engine_->mutex());  // a group counts its operations
       execution_ = std::make_shared<Execution>(
-          *engine_, group, what.programs[static_cast<std::size_t>(rank)], group->reserve(),
+          *engine_, group, what.programs[static_cast<std::size_t>(rank)], group->reserve(), nullptr,
           reinterpret_cast<const std::uint8_t*>(input.data()), reinterpret_cast<std::uint8_t*>(recv_.data()),
           memory_.get(), seed % 2 == 0);
     }

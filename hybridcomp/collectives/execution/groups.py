@@ -48,6 +48,15 @@ def _own_arena() -> Arena | None:
     return arena
 
 
+def join_for_messages(comm: MPI.Comm) -> Any:
+    """Make the engine's group for single messages between ranks that have had one from here before.
+
+    Args:
+        comm: whose ranks; the caller's own messages are on it, too, and MPI matches all of them.
+    """
+    return native_engine().engine_group(MPI._handleof(comm), comm.Get_rank(), comm.Get_size(), True)
+
+
 def join(comm: MPI.Comm, node: MPI.Comm) -> Any:
     """Make the engine's group of a communicator. Collective.
 
@@ -61,7 +70,7 @@ def join(comm: MPI.Comm, node: MPI.Comm) -> Any:
     module = native_engine()
     # Before the first group of any kind: messages of operations in flight must not change where they lie.
     arena = _own_arena() if shares_memory() else None
-    group = module.engine_group(MPI._handleof(comm), comm.Get_rank(), comm.Get_size())
+    group = module.engine_group(MPI._handleof(comm), comm.Get_rank(), comm.Get_size(), False)
     if node.size == 1:
         return group
     rings = -1 if arena is None else module.engine_take_rings(node.size - 1)

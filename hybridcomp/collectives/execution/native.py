@@ -12,7 +12,15 @@ from mpi4py import MPI
 from hybridcomp.collectives.library import address
 from hybridcomp.native import kernels
 
-_FUNCTIONS = ("MPI_Isend", "MPI_Irecv", "MPI_Testsome", "MPI_Get_count", "MPI_Cancel")
+_FUNCTIONS = (
+    "MPI_Isend",
+    "MPI_Irecv",
+    "MPI_Testsome",
+    "MPI_Get_count",
+    "MPI_Cancel",
+    "MPI_Test_cancelled",
+    "MPI_Status_set_elements",
+)
 _PATTERN = 0x5A17C3E1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
@@ -21,7 +22,7 @@ from hybridcomp.policy import Choice
 from hybridcomp.schedules import registry
 from hybridcomp.schedules.placement import placed
 from hybridcomp.schedules.results import REDUCTIONS, layout
-from hybridcomp.schedules.schedule import Buffer, Operation
+from hybridcomp.schedules.schedule import Buffer, Operation, Schedule
 from hybridcomp.schedules.shards import CHUNK_BYTES
 from hybridcomp.schedules.topology import Topology
 
@@ -158,22 +159,7 @@ class Programs:
             if extents is not None and sizes[at]:
                 schedule = placed(schedule, buffer, extents)
                 sizes[at] = max(start + n for start, n in extents)
-        nbytes = max(sizes) * dtype.itemsize
-        steps, slots, lists = schedule.packed()
-        return kernels().engine_program(
-            self.group,
-            codec.encoder if asked.compresses else None,
-            codec.wire_id if asked.compresses else 0,
-            codec.params_hash if asked.compresses else 0,
-            dtype,
-            ranks,
-            sizes[1] * dtype.itemsize >= STREAM_BYTES,
-            nbytes,
-            steps,
-            slots,
-            lists,
-            (*sizes, schedule.scratch),
-        )
+        return compiled(self.group, schedule, codec if asked.compresses else None, dtype, sizes)
 
     def _counts(self, asked: OperationKey) -> tuple[int, ...]:
         if asked.kind != "all_to_all":
@@ -185,6 +171,41 @@ class Programs:
         counts[self._rank :: ranks] = [n for _, n in asked.receives]
         counts[self._rank * ranks : (self._rank + 1) * ranks] = [n for _, n in asked.sends]
         return tuple(counts)
+
+
+def compiled(
+    group: Any, schedule: Schedule, codec: Codec | None, dtype: DType, sizes: Sequence[int], framed: int = 0
+) -> Any:
+    """Compile a schedule.
+
+    Args:
+        group: the engine's.
+        schedule: of one rank.
+        codec: of its messages; None where they are the elements as they are.
+        dtype: of the caller's elements.
+        sizes: elements of the send buffer and of the receive buffer.
+        framed: of a send or receive, bytes of the longest message; its peer and tag are given at its start.
+
+    Returns:
+        The compiled module's ``EngineProgram``.
+    """
+    steps, slots, lists = schedule.packed()
+    return kernels().engine_program(
+        group,
+        None if codec is None else codec.encoder,
+        0 if codec is None else codec.wire_id,
+        0 if codec is None else codec.params_hash,
+        dtype,
+        schedule.rank,
+        schedule.ranks,
+        sizes[1] * dtype.itemsize >= STREAM_BYTES,
+        max(sizes) * dtype.itemsize,
+        framed,
+        steps,
+        slots,
+        lists,
+        (*sizes, schedule.scratch),
+    )
 
 
 def _runs(asked: OperationKey) -> bool:
@@ -227,15 +248,20 @@ def running(
     native_memory = None if memory is None else memory.native
     begins = [0 if flat is None else address(flat.data) for flat in (send, recv)]
     kept = (send, recv, memory)
-    run = kernels().engine_start(program, first, *begins, native_memory, kept, _START_SECONDS, traced)
+    run = kernels().engine_start(program, first, *begins, native_memory, kept, _START_SECONDS, traced, None)
     yield from awaited(run, coder)
+
+
+def ended(run: Any) -> Steps:
+    """Wait for a run."""
+    if not run.done():
+        run.watch()
+        yield Pending([], [], events=[Ended(run)], run=run)
 
 
 def awaited(run: Any, coder: Coder) -> Steps:
     """Wait for a run, count what it did, and raise what went wrong."""
-    if not run.done():
-        run.watch()
-        yield Pending([], [], events=[Ended(run)], run=run)
+    yield from ended(run)
     failure = run.failure()
     if failure is not None:
         raise error_of(failure, coder)

@@ -1,0 +1,135 @@
+"""Run sends and receives of single messages in the compiled engine, framed as :mod:`~hybridcomp.collectives.p2p` says.
+
+MPI matches such messages with the caller's own, in the order in which they are posted: each is posted before its start
+returns, and who waits in line to be posted (:mod:`~hybridcomp.collectives.turns`) is not overtaken, since the caller
+comes here only where nobody does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp import native, trace
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs import Codec
+from hybridcomp.collectives import p2p
+from hybridcomp.collectives.carry import Carrier
+from hybridcomp.collectives.coding import NONE
+from hybridcomp.collectives.execution.faults import Fault
+from hybridcomp.collectives.execution.programs import awaited, compiled, ended
+from hybridcomp.collectives.request import Steps
+from hybridcomp.collectives.transport import Incoming
+from hybridcomp.schedules import registry
+from hybridcomp.schedules.schedule import Operation
+from hybridcomp.schedules.topology import Topology
+
+_PAIR = Topology((0, 1))  # the sender and the receiver
+_MOST_PROGRAMS = 1024
+_MOST_BYTES = (1 << 31) - 1  # that MPI's counts reach
+
+
+class MessagePrograms:
+    """The compiled sends and receives of one communicator, by what they carry: peer and tag come with each start.
+
+    Args:
+        group: of :func:`~hybridcomp.collectives.execution.groups.join_for_messages`.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._programs: dict[tuple[Any, ...], Any] = {}
+
+    def send(self, codec: Codec, dtype: DType, count: int) -> Any:
+        """Return the program that encodes and sends; None where the engine does not do it."""
+        return self._find(0, codec, (codec,), dtype, count)
+
+    def recv(self, codecs: Iterable[Codec], dtype: DType, count: int) -> Any:
+        """Return the program that receives at most ``count`` elements; None where the engine does not do it.
+
+        Args:
+            codecs: those that the sender may use.
+            dtype: of the elements.
+            count: for which there is room.
+        """
+        return self._find(1, NONE, tuple(codecs), dtype, count)
+
+    def _find(self, rank: int, codec: Codec, codecs: tuple[Codec, ...], dtype: DType, count: int) -> Any:
+        key = (rank, codec, codecs, dtype, count)
+        if key not in self._programs:
+            if len(self._programs) >= _MOST_PROGRAMS:
+                self._programs.clear()
+            self._programs[key] = self._compile(*key)
+        return self._programs[key]
+
+    def _compile(self, rank: int, codec: Codec, codecs: tuple[Codec, ...], dtype: DType, count: int) -> Any:
+        if not (dtype.is_float and count) or any(c.encoder is None for c in codecs):
+            return None
+        room = p2p.room(codecs, count, dtype)
+        if room > _MOST_BYTES:
+            return None
+        operation = Operation("send", (count,), dtype.itemsize, chunk_bytes=room)
+        schedule = registry.build(operation, _PAIR, rank, "direct")
+        sizes = (0, count) if rank else (count, 0)
+        return compiled(self._group, schedule, codec, dtype, sizes, framed=room)
+
+
+def sending(program: Any, data: Flat, dest: int, tag: int, carrier: Carrier) -> Steps:
+    """Send an array in host memory; it is encoded and posted in the first step.
+
+    Args:
+        program: of :meth:`MessagePrograms.send`.
+        data: to send.
+        dest, tag: as in MPI; ``dest`` has had a message from here before.
+        carrier: transport and statistics.
+    """
+    run = _started(program, data, None, dest, tag)
+    with carrier.transport.keeping((run, data)):
+        yield from awaited(run, carrier)
+
+
+def receiving(program: Any, out: Flat, source: int, tag: int, status: MPI.Status, carrier: Carrier) -> Steps:
+    """Receive into an array in host memory, posted in the first step.
+
+    Args:
+        program: of :meth:`MessagePrograms.recv`.
+        out: has the room.
+        source, tag: as in MPI, ANY_SOURCE and ANY_TAG included.
+        status: filled as by :func:`~hybridcomp.collectives.p2p.receive_message`.
+        carrier: transport and statistics.
+
+    Raises:
+        WireError, MismatchError: as there.
+    """
+    yield from received(_started(program, None, out, source, tag), out, status, carrier)
+
+
+def received(run: Any, out: Flat, status: MPI.Status, carrier: Carrier) -> Steps:
+    """Wait for a receive that was started, and end it as :func:`receiving` does."""
+    with carrier.transport.keeping((run, out)):
+        yield from ended(run)
+        raw = run.status()
+        ctypes.memmove(MPI._addressof(status), raw, len(raw))
+        failure = run.failure()
+        if failure is not None and failure[0] == Fault.MESSAGE:
+            # Damaged, too long, or of a codec that compiled code does not know.
+            whole = np.frombuffer(failure[-1], np.uint8)
+            message = Incoming(status.Get_source(), whole, MPI.REQUEST_NULL)
+            p2p.take_message(carrier, message, whole.size, out, status)
+            return
+        yield from awaited(run, carrier)
+
+
+def _started(program: Any, send: Flat | None, recv: Flat | None, peer: int, tag: int) -> Any:
+    address = native.kernels().address
+    begins = [0 if flat is None else address(flat.data) for flat in (send, recv)]
+    traced = trace.recorder is not None
+    # A send is encoded at once, however long that takes: what the caller sends next must not overtake it.
+    return native.kernels().engine_start(
+        program, 0, *begins, None, (send, recv), math.inf, traced, (peer, tag)
+    )
