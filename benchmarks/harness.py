@@ -35,6 +35,9 @@ from hybridcomp.launcher import abort
 
 WORLD = MPI.COMM_WORLD
 _GRACE = 30.0  # seconds over the timeout, in which an operation of ours raises its own error
+# Short operations vary most, and take least: so many bytes of each, or so many iterations.
+_ITERS_BYTES = 1 << 24
+_MOST_ITERS = 101
 _STEPS = 3.0  # times a codec's own error that a result may be off: it is encoded more than once
 _LINEAR = 2.0  # as much as a linear codec's may be
 _ROUNDING = {"float16": 1e-2, "float32": 1e-5, "float64": 1e-12}
@@ -104,7 +107,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--size", type=parse_sizes, default="64M", help="64M, 64K,1M or first:last:factor")
     add("--dtype", default="float32", choices=sorted(_ROUNDING))
     add("--warmup", type=int, default=2, help="iterations that are not counted (default 2)")
-    add("--iters", type=int, default=7, help="iterations that are counted (default 7)")
+    add("--iters", type=int, default=7, help="iterations that are counted, at least (default 7)")
     add("--peer", default="mpi", help="mpi, gloo or mpi,gloo: measured in turn with ours (default mpi)")
     add("--timeout", type=float, default=300.0, help="seconds that one operation may take (default 300)")
     add("--json", type=Path, help="also write the results there")
@@ -159,12 +162,18 @@ def timed(run: Callable[[], Any], link: Link, timeout: float) -> tuple[float, in
     return float(both[0]), int(both[1]), float(busy[0])
 
 
-def take_turns(sides: list[Side], args: argparse.Namespace, before: Callable, after: Callable) -> None:
-    """Run all sides in turn; ``before(side, last)`` and ``after(side)``, on the last round, are not timed."""
+def take_turns(
+    sides: list[Side], args: argparse.Namespace, iters: int, before: Callable, after: Callable
+) -> None:
+    """Run all sides in turn; ``before(side, last)`` and ``after(side)``, on the last round, are not timed.
+
+    Another side begins each round: what comes first after the others' checks and barriers finds colder caches.
+    """
     link = Link()
-    rounds = args.warmup + args.iters
+    rounds = args.warmup + iters
     for i in tqdm(range(rounds), disable=None if WORLD.rank == 0 else True, leave=False):
-        for side in sides:
+        first = i % len(sides)
+        for side in sides[first:] + sides[:first]:
             last = i == rounds - 1
             before(side, last)
             seconds, crossed, busy = timed(side.run, link, args.timeout)
@@ -244,7 +253,8 @@ def measure(
             sides.append(Side(peer, peer, lambda dist=dist, s=s, r=r: op.gloo(dist, s, r)))
 
     before = filler(op, send, recv)
-    take_turns(sides, args, before, lambda side: check(op, side, recv, values, pieces))
+    iters = max(args.iters, min(_MOST_ITERS, _ITERS_BYTES // size))
+    take_turns(sides, args, iters, before, lambda side: check(op, side, recv, values, pieces))
     for side in sides:
         if side.comm is not None:
             side.comm.Free()

@@ -18,6 +18,7 @@ constexpr double kSleepMin = 30e-6, kSleepMax = 1e-3, kSleepShare = 1.0 / 8;
 // In the background others compute meanwhile.
 constexpr double kBackMin = 300e-6, kBackMax = 1e-3, kBackShare = 1.0 / 4;
 
+constexpr int kCancelLooks = 20;     // at a receive that MPI was asked to cancel
 constexpr double kBellSleep = 5e-3;  // that only neighbours' bells end
 constexpr double kAside = 0.1;       // that the thread leaves what others wait for
 
@@ -266,8 +267,11 @@ bool Engine::cancel(Execution& execution) {
   const std::lock_guard lock(mutex_);
   if (!execution.done()) {
     requests_.cancel(&execution);
-    look();
-    while (execution.compute()) {
+    // MPI tells soon, unless a message is on its way.
+    for (int i = 0; i < kCancelLooks && !execution.done(); ++i) {
+      look();
+      while (execution.compute()) {
+      }
     }
     retire();
   }

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "hostile.hpp"
+#include "messages.hpp"
 
 namespace checked {
 namespace {
@@ -241,6 +242,14 @@ void all(const std::string& folder, int rounds, std::uint64_t seed, const std::s
       World world(hosts, seed % 2);
       arenas_come(world, of, seed++);
       ++told.count;
+    }
+  }
+  if (const char* name = "single messages"; wanted(name)) {
+    Told told(name);
+    for (int i = 0; i < 4 * rounds; ++i) {
+      World world({0, 1}, seed % 2);
+      exchange(world, seed++, 40);
+      told.count += 40 * 6;
     }
   }
   if (const char* name = "failures"; wanted(name)) {

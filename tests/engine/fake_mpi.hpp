@@ -1,4 +1,4 @@
-// The five functions of MPI that the engine calls, between ranks that are objects of one process. A mailbox
+// The functions of MPI that the engine calls, between ranks that are objects of one process. A mailbox
 // for each communicator, pair of ranks and tag delivers in order; some sends end at once, others when their
 // receive is there, and what has ended is told some looks later, by a generator with a seed. It can damage
 // messages.
@@ -97,7 +97,7 @@ class Network {
   }
 
   // Whether a request has ended, which is told once: then it is gone, and its bytes and error are written.
-  bool test(std::uint64_t id, int* bytes, int* error) {
+  bool test(std::uint64_t id, int* bytes, int* error, int* cancelled) {
     const std::lock_guard lock(mutex_);
     const auto found = requests_.find(id);
     if (found == requests_.end()) std::abort();  // the engine uses a request that has ended
@@ -105,6 +105,7 @@ class Network {
     if (!request.ended || request.looks-- > 0) return false;
     *bytes = request.bytes;
     *error = request.error;
+    *cancelled = request.cancelled;
     requests_.erase(found);
     return true;
   }
@@ -112,7 +113,8 @@ class Network {
   // What no receive has met yet is not received any more.
   void cancel(std::uint64_t id) {
     const std::lock_guard lock(mutex_);
-    for (auto& [key, box] : boxes_) std::erase(box.wanted, id);
+    for (auto& [key, box] : boxes_)
+      if (std::erase(box.wanted, id)) requests_.at(id).ended = requests_.at(id).cancelled = true;
   }
 
   void maybe_yield() {
@@ -135,7 +137,7 @@ class Network {
     std::uint8_t* to = nullptr;
     const std::uint8_t* from = nullptr;
     std::size_t room = 0;
-    bool ended = false;
+    bool ended = false, cancelled = false;
     int looks = 0, bytes = 0, error = 0;
   };
   struct Box {
@@ -183,7 +185,7 @@ class Network {
 };
 
 struct Status {
-  int bytes, unused[3], error;
+  int bytes, cancelled, unused[2], error;
 };
 
 // The same as MPI has them: `Handle` is an integer of 4 bytes, as of MPICH, or of 8, as Open MPI's pointers.
@@ -211,7 +213,7 @@ struct Functions {
     for (int i = 0; i < count; ++i) {
       auto* const at = static_cast<std::uint8_t*>(requests) + static_cast<std::size_t>(i) * sizeof(Handle);
       Status status{};
-      if (!Network::get().test(load(at), &status.bytes, &status.error)) continue;
+      if (!Network::get().test(load(at), &status.bytes, &status.error, &status.cancelled)) continue;
       store(at, 0);
       indices[found] = i;
       std::memcpy(static_cast<std::uint8_t*>(statuses) + static_cast<std::size_t>(found) * sizeof(status),
@@ -236,12 +238,17 @@ struct Functions {
     return 0;
   }
 
-  static int test_cancelled(const void*, int* cancelled) {
-    *cancelled = 0;
+  static int test_cancelled(const void* status, int* cancelled) {
+    Status copy;
+    std::memcpy(&copy, status, sizeof(copy));
+    *cancelled = copy.cancelled;
     return 0;
   }
 
-  static int set_elements(void*, std::uint64_t, int) { return 0; }
+  static int set_elements(void* status, std::uint64_t, int count) {
+    std::memcpy(static_cast<std::uint8_t*>(status) + offsetof(Status, bytes), &count, sizeof(count));
+    return 0;
+  }
 
   static hybridcomp::engine::Mpi all() {
     return {isend,
