@@ -142,6 +142,9 @@ class Base:
     # -- starting ------------------------------------------------------------------------------------
 
     def _call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
+        if self._comparison is not None and op not in ("send", "recv"):
+            # Where ranks have started different operations before, they have taken different numbers of tags.
+            self._transport.begin(self._started + 1)
         return Call(self.axis, op, choice.codec.spec, choice.reason, raw, plain, about)
 
     def _plain_call(self, op: str, raw: int, plain: int, **about: Any) -> Call:
@@ -235,12 +238,9 @@ class Base:
         if programs is None or program is None:
             return None
         engine().check_process(call.op)  # a thread of the parent's may have held the lock that this takes
-        # Operations that are compared begin in program order too, and one that differs must take no numbers.
-        first = None if self._comparison is not None else programs.reserve()
+        first = programs.reserve()
         return self._carried(
-            lambda carrier, s, r, memory: running(
-                program, programs.reserve() if first is None else first, s, r, carrier, memory
-            ),
+            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory),
             key.codec,
             call,
             send,

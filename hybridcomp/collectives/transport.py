@@ -24,6 +24,7 @@ from hybridcomp.errors import MismatchError
 from hybridcomp.schedules.topology import Topology
 
 _NOTE_FROM = 1 << 12  # bytes: shorter messages travel as they are
+_MOST_TAGS = 64  # of one operation
 _TAGS = 30_000  # below MPI's guaranteed 32767; a tag comes round after as many operations
 
 
@@ -61,7 +62,7 @@ class Transport:
         self.turns = Turns()
         self.contacts = Contacts(comm)
         self.direct = direct
-        self._next_tag = _counter() if group is None else group.next_tag
+        self._tags = Tags() if group is None else group
         self._pool: Pool = heap() if near is None else near.pool
         self._failed: list[object] = []
 
@@ -72,7 +73,11 @@ class Transport:
             RuntimeError: this process was forked; a thread of its parent's may have held the lock that this takes.
         """
         engine().check_process("a collective")
-        return int(self._next_tag())
+        return int(self._tags.next_tag())
+
+    def begin(self, operation: int) -> None:
+        """Count tags on from an operation's own number, whatever this rank has taken before."""
+        self._tags.begin(operation % (1 << 24))
 
     def isend(self, data: Any, peer: int, tag: int, mode: str = "Isend") -> MPI.Request:
         """Start to send bytes by MPI's ``mode``; ``data`` must stay unchanged until the request is done."""
@@ -117,10 +122,19 @@ class Transport:
         self._pool.give(buffer)
 
 
-def _counter() -> Callable[[], int]:
-    """Count tags where the engine does not."""
-    numbers = itertools.count(1)
-    return lambda: next(numbers) % _TAGS
+class Tags:
+    """Counts tags where the engine does not, in the same way."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    def next_tag(self) -> int:
+        """Return the next one."""
+        return next(self._numbers) % _TAGS
+
+    def begin(self, operation: int) -> None:
+        """Count on from an operation's own number."""
+        self._numbers = itertools.count(operation * _MOST_TAGS + 1)
 
 
 class Sealed(NamedTuple):

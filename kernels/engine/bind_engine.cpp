@@ -151,6 +151,14 @@ std::uint32_t next_tag(const GroupHandle& handle) {
   return handle.group->take(1) % Group::kTags;
 }
 
+// See Group::begin.
+void begin(const GroupHandle& handle, std::uint32_t operation) {
+  Engine& engine = *the_engine();
+  nb::gil_scoped_release release;
+  const std::lock_guard lock(engine.mutex());
+  handle.group->begin(operation);
+}
+
 // The numbers of an operation that will be started later: taken in the order in which ranks call.
 std::uint32_t reserve(const GroupHandle& handle) {
   Engine& engine = *the_engine();
@@ -259,6 +267,7 @@ void bind_engine(nb::module_& m) {
   nb::class_<GroupHandle>(m, "EngineGroup")
       .def("add_neighbour", &add_neighbour, "rank"_a, "base"_a, "bytes"_a, "to"_a, "from_"_a)
       .def("next_tag", &next_tag)
+      .def("begin", &begin, "operation"_a)
       .def("reserve", &reserve);
   m.def("engine_group", &make_group, "comm"_a, "rank"_a, "size"_a, "known"_a);
   nb::class_<ProgramHandle>(m, "EngineProgram");

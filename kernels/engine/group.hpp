@@ -33,6 +33,7 @@ struct Envelope {
 
 struct Group {
   static constexpr std::uint32_t kTags = 30'000;  // below MPI's guaranteed 32767
+  static constexpr int kMost = 64;                // numbers that an operation outside the engine takes
 
   // Channels of an operation, at most. Each takes as many numbers whatever it uses: a rank that has no part
   // in one of the channels does not know of it.
@@ -57,6 +58,10 @@ struct Group {
     const std::uint32_t first = sequence + 1;
     sequence += static_cast<std::uint32_t>(numbers);
     return first;
+  }
+  // Count on from an operation's own number, whatever was taken before on this rank.
+  void begin(std::uint32_t operation) {
+    sequence = operation * static_cast<std::uint32_t>(channels() + kMost);
   }
   // The numbers of an operation's channels.
   std::uint32_t reserve() { return take(channels()); }

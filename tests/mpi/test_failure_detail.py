@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -151,3 +153,41 @@ def test_operations_begin_in_order_whichever_comparison_ends_first():
     for request in reversed(started):
         request.wait()
     verdict(begun == [1, 2])
+
+
+def overlapping(comm: hc.Communicator, seed: int) -> None:
+    """Start operations of the engine's and of Python's, at other moments on each rank, and check what they give."""
+    own = random.Random(seed * 100 + WORLD.rank)
+    kinds = ["int8", "powersgd:rank=2", "lossless", "topk:ratio=0.5"]
+    started = []
+    for codec in random.Random(seed).choices(kinds, k=6):
+        x = np.full((64, 50), 1 + WORLD.rank, np.float32)
+        started.append((comm.Iallreduce(MPI.IN_PLACE, x, codec=codec), x, codec))
+        time.sleep(own.choice([0, 0, 1e-3]))
+    own.shuffle(started)
+    for request, x, codec in started:
+        request.wait()
+        total = WORLD.size * (WORLD.size + 1) / 2
+        assert codec.startswith("topk") or np.allclose(x, total, rtol=0.02), (codec, x[:3])
+
+
+def test_operations_of_both_kinds_meet_in_order(make):
+    comm = make("none")
+    for seed in range(12):
+        overlapping(comm, seed)
+    verdict(True)
+
+
+def test_operations_meet_after_ranks_have_differed(make):
+    """The ranks have taken different numbers of tags for what they then did not do."""
+    if WORLD.size == 1:
+        return
+    comm = make("none")
+    x = np.ones((64, 50), np.float32)
+    for _ in range(3):
+        request = comm.Iallreduce(MPI.IN_PLACE, x.copy(), codec="powersgd:rank=2" if odd else "int8")
+        with pytest.raises(hc.MismatchError):
+            request.wait()
+    for seed in range(3):
+        overlapping(comm, seed)
+    verdict(True)
