@@ -211,9 +211,8 @@ def measure(args: argparse.Namespace) -> list[Row]:
     for i in tqdm(range(rounds), disable=None if WORLD.rank == 0 else True, leave=False):
         for side in sides:
             for j in range(_STEPS):
-                seconds, crossed, busy = harness.timed(
-                    lambda side=side: step(side.model, x, y), link, args.timeout
-                )
+                with harness.bounded(args.timeout):
+                    seconds, crossed, busy = harness.timed(lambda side=side: step(side.model, x, y), link)
                 if i >= _WARMUP and j:
                     side.seconds.append(seconds)
                     side.crossed.append(crossed)

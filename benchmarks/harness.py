@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import hashlib
+import random
 import statistics
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,9 +37,11 @@ from hybridcomp.launcher import abort
 
 WORLD = MPI.COMM_WORLD
 _GRACE = 30.0  # seconds over the timeout, in which an operation of ours raises its own error
-# Short operations vary most, and take least: so many bytes of each, or so many iterations.
+# Short operations vary most, and take least: so many bytes of each, or so many iterations; in turns of so many calls.
 _ITERS_BYTES = 1 << 24
-_MOST_ITERS = 101
+_MOST_ITERS = 125
+_CALLS = 5
+_SHORT_BYTES = 1 << 20
 _STEPS = 3.0  # times a codec's own error that a result may be off: it is encoded more than once
 _LINEAR = 2.0  # as much as a linear codec's may be
 _ROUNDING = {"float16": 1e-2, "float32": 1e-5, "float64": 1e-12}
@@ -142,47 +146,71 @@ def parse(flags: argparse.ArgumentParser) -> argparse.Namespace:
     return args
 
 
-def timed(run: Callable[[], Any], link: Link, timeout: float) -> tuple[float, int, float]:
-    """Seconds of the slowest rank, bytes that crossed the busiest host's link, processor seconds of all ranks.
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """End the process, and say where it was, if the block takes longer.
 
-    A blocking call of a peer cannot be told when to give up; the process ends then, and says where it was.
+    A blocking call of a peer cannot be told when to give up.
     """
-    faulthandler.dump_traceback_later(timeout + _GRACE, exit=True)
+    faulthandler.dump_traceback_later(seconds + _GRACE, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def clocked(run: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds and processor seconds of this rank, once all ranks are there."""
     WORLD.Barrier()
-    before = link.now()
     began, worked = time.perf_counter(), time.process_time()
     run()
-    elapsed, busy = time.perf_counter() - began, np.array([time.process_time() - worked])
+    return time.perf_counter() - began, time.process_time() - worked
+
+
+def timed(run: Callable[[], Any], link: Link) -> tuple[float, int, float]:
+    """Seconds of the slowest rank, bytes that crossed the busiest host's link, processor seconds of all ranks."""
+    before = link.now()
+    elapsed, busy = clocked(run)
     WORLD.Barrier()  # until then a peer's bytes may still leave this host
     crossed = between(before, link.now())
-    faulthandler.cancel_dump_traceback_later()
-    both = np.array([elapsed, crossed])
+    both, total = np.array([elapsed, crossed]), np.array([busy])
     WORLD.Allreduce(MPI.IN_PLACE, both, op=MPI.MAX)
-    WORLD.Allreduce(MPI.IN_PLACE, busy)
-    return float(both[0]), int(both[1]), float(busy[0])
+    WORLD.Allreduce(MPI.IN_PLACE, total)
+    return float(both[0]), int(both[1]), float(total[0])
 
 
 def take_turns(
-    sides: list[Side], args: argparse.Namespace, iters: int, before: Callable, after: Callable
+    sides: list[Side], args: argparse.Namespace, size: int, before: Callable, after: Callable
 ) -> None:
     """Run all sides in turn; ``before(side, last)`` and ``after(side)``, on the last round, are not timed.
 
-    Another side begins each round: what comes first after the others' checks and barriers finds colder caches.
+    Bytes are counted in the rounds that warm up, of which there is one at least, and time in the others, where only a
+    barrier is between two calls. Each round has an order of its own, the same on all ranks: who comes after a slow one
+    finds colder caches. Short operations are called several times in a turn, as other benchmarks do all the time.
     """
     link = Link()
-    rounds = args.warmup + iters
+    warmup = max(1, args.warmup)
+    calls = _CALLS if size <= _SHORT_BYTES else 1
+    rounds = warmup + max(args.iters, min(_MOST_ITERS, _ITERS_BYTES // size) // calls)
+    clocks: dict[int, list[tuple[float, float]]] = {id(side): [] for side in sides}
     for i in tqdm(range(rounds), disable=None if WORLD.rank == 0 else True, leave=False):
-        first = i % len(sides)
-        for side in sides[first:] + sides[:first]:
-            last = i == rounds - 1
-            before(side, last)
-            seconds, crossed, busy = timed(side.run, link, args.timeout)
-            if i >= args.warmup:
-                side.seconds.append(seconds)
-                side.crossed.append(crossed)
-                side.busy.append(busy)
-            if last:
-                after(side)
+        order = random.Random(i).sample(sides, len(sides))
+        with bounded(args.timeout * len(sides)):
+            for side in order:
+                if i < warmup:
+                    before(side, False)
+                    side.crossed.append(timed(side.run, link)[1])
+                    continue
+                last = i == rounds - 1
+                for _ in range(calls):
+                    before(side, last)
+                    clocks[id(side)].append(clocked(side.run))
+                if last:
+                    WORLD.Barrier()
+                    after(side)
+    for side in sides:
+        seconds, busy = np.array(clocks[id(side)]).T.copy()
+        WORLD.Allreduce(MPI.IN_PLACE, seconds, op=MPI.MAX)
+        WORLD.Allreduce(MPI.IN_PLACE, busy)
+        side.seconds, side.busy = seconds.tolist(), busy.tolist()
 
 
 def filler(op: Operation, send: NDArray, recv: NDArray) -> Callable[[Side, bool], None]:
@@ -253,8 +281,7 @@ def measure(
             sides.append(Side(peer, peer, lambda dist=dist, s=s, r=r: op.gloo(dist, s, r)))
 
     before = filler(op, send, recv)
-    iters = max(args.iters, min(_MOST_ITERS, _ITERS_BYTES // size))
-    take_turns(sides, args, iters, before, lambda side: check(op, side, recv, values, pieces))
+    take_turns(sides, args, size, before, lambda side: check(op, side, recv, values, pieces))
     for side in sides:
         if side.comm is not None:
             side.comm.Free()

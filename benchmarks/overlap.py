@@ -111,7 +111,8 @@ def measure(
     link, compute = Link(), Computation()
 
     def timed(run: Callable[[], Any]) -> float:
-        return harness.timed(run, link, args.timeout)[0]
+        with harness.bounded(args.timeout):
+            return harness.timed(run, link)[0]
 
     def alone() -> None:
         start()()
