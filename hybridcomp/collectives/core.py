@@ -121,7 +121,9 @@ class Core(Moves):
             return self._reduced(self.mpi.Iallreduce, op, (), call, send, recv, device)
         tag = self._transport.tag
         if isinstance(choice.codec, LinearCodec):
-            pairs = [(tag(), tag()) for _ in range(choice.codec.rounds)]
+            programs = self._programs
+            reserve = int if programs is None else programs.reserve
+            numbers = [(tag(), tag(), reserve()) for _ in range(choice.codec.rounds)]
             residual = self._residual(choice, name, recv.size, recv.dtype)
             step = self.step
             return self._carried(
@@ -129,7 +131,8 @@ class Core(Moves):
                     carrier,
                     s,
                     r,
-                    pairs,
+                    numbers,
+                    programs,
                     mean=mean,
                     residual=residual,
                     step=step,

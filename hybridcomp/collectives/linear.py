@@ -1,10 +1,10 @@
 """All-reduce by a linear codec: ``powersgd``, ``randomblock``, ``lattice``, ``sketch``.
 
 1. The codec is given this rank's data plus residual and says which array is to be reduced first.
-2. Every such round is an exact all-reduce of our own: floats are summed by the owner of a shard, always in the same
-   order. Integers, which MPI could sum in any order, go the same way: MPI's own non-blocking collectives must be
-   started in one order on all ranks, and with several operations in flight a second round starts whenever the first
-   has ended here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear.py.)
+2. Every such round is an exact all-reduce of our own, of floats by the compiled engine: always in the same order.
+   Integers, which MPI could sum in any order, are not MPI's either: its own non-blocking collectives must be started in
+   one order on all ranks, and with several operations in flight a second round starts whenever the first has ended
+   here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear.py.)
 3. The codec makes the result of what the rounds gave, which has the same bits on all ranks, and so has the result;
    the residual is what the result lacks of this rank's data.
 
@@ -25,6 +25,7 @@ from hybridcomp.collectives.allreduce import allreduce
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.engine import Pending, Steps
+from hybridcomp.collectives.execution.programs import OperationKey, Programs, running
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.widths import widen
 
@@ -33,7 +34,8 @@ def linear_allreduce(
     carrier: Carrier,
     send: Flat,
     recv: Flat,
-    tags: Sequence[tuple[int, int]],
+    numbers: Sequence[tuple[int, int, int]],
+    programs: Programs | None,
     *,
     mean: bool,
     residual: Array | None,
@@ -46,7 +48,8 @@ def linear_allreduce(
     Args:
         carrier: a linear codec, transport and statistics.
         send, recv: the same dtype and count; the codec sees ``recv``'s shape.
-        tags: two for each round that the codec may take.
+        numbers: for each round that the codec may take, two tags, and the numbers reserved for a program.
+        programs: of the engine, where it is in use.
         mean: divide the sum by the number of ranks.
         residual: error-feedback memory of the accumulator's dtype, updated in place; of host memory.
         step: of training; codecs that draw random numbers draw others.
@@ -77,15 +80,24 @@ def linear_allreduce(
         name=name,
         queue=carrier.queue,
     )
-    pairs = iter(tags)
+    reserved = iter(numbers)
     following = _advance(rounds, call)
     while isinstance(following, Round):
         if following.ready is not None:
             yield Pending([], [], events=[following.ready])
         kind = as_dtype(following.array.dtype)
         flat = Flat(following.array.reshape(-1), kind, following.array.shape, True, False)
-        fold = None if kind.is_float else FOLDS[following.op]
-        yield from allreduce(Carrier(t, NONE, kind, call), flat, flat, next(pairs), fold=fold)
+        *tags, first = next(reserved)
+        program = None
+        if programs is not None and following.op == "sum" and flat.size:
+            key = OperationKey("all_reduce", NONE, False, kind, (flat.size,))
+            program = programs.find(key, always=True)
+        round_carrier = Carrier(t, NONE, kind, call)
+        if program is None:
+            fold = None if kind.is_float else FOLDS[following.op]
+            yield from allreduce(round_carrier, flat, flat, tags, fold=fold)
+        else:
+            yield from running(program, first, flat, flat, round_carrier)
         following = _advance(rounds, call)
     result = following
     with call.decoding():

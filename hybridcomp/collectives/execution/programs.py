@@ -103,17 +103,18 @@ class Programs:
         """Reserve the numbers of an operation's messages: in program order, before anything delays its start."""
         return int(self.group.reserve())
 
-    def find(self, asked: OperationKey, algorithm: str | None = None) -> Any:
+    def find(self, asked: OperationKey, algorithm: str | None = None, *, always: bool = False) -> Any:
         """Return the program of an operation; None where the engine does not do it.
 
         Args:
             asked: the operation.
             algorithm: the caller's, for what is compressed; None to choose.
+            always: also where MPI's own operation would be faster.
 
         Raises:
             ValueError: the algorithm cannot be used here.
         """
-        if not _runs(asked) or (self._apart and _better_by_mpi(asked)):
+        if not _runs(asked) or (self._apart and not always and _better_by_mpi(asked)):
             return None
         # Sizes that are the same on all ranks decide how; else it is always the first algorithm.
         name, chunk = "direct", CHUNK_BYTES
