@@ -126,7 +126,7 @@ class Execution {
   bool encode(std::uint32_t index, const Step& step);
   bool check(std::uint32_t index, const Step& step, std::uint32_t slot);
   bool decode(std::uint32_t index, const Step& step);
-  bool take(std::uint32_t index, const Step& step);
+  bool accept(std::uint32_t index, const Step& step);
   bool sum(std::uint32_t index, const Step& step);
   bool sum_with_feedback(std::uint32_t index, const Step& step);
   bool decode_result(const Payload& payload, const Step& step);

@@ -97,8 +97,8 @@ bool Execution::check(std::uint32_t index, const Step& step, std::uint32_t at) {
   return good;
 }
 
-// Take a message that its sender has framed; what is decoded elsewhere ends the operation with the message.
-bool Execution::take(std::uint32_t index, const Step& step) {
+// Accept a message that its sender has framed; what is decoded elsewhere ends the operation with the message.
+bool Execution::accept(std::uint32_t index, const Step& step) {
   const Held& held = held_[step.slot];
   const Carriage& carriage = program_->carriage;
   const std::size_t size = size_of(carriage.dtype);
@@ -127,7 +127,7 @@ bool Execution::take(std::uint32_t index, const Step& step) {
 }
 
 bool Execution::decode(std::uint32_t index, const Step& step) {
-  if (program_->carriage.framed) return take(index, step);
+  if (program_->carriage.framed) return accept(index, step);
   if (!check(index, step, step.slot)) return false;
   const Slot& slot = program_->slots[step.slot];
   const Held& held = held_[step.slot];
