@@ -26,12 +26,16 @@ class Engine {
 
   // Begin an operation, and compute for so many seconds of it at most.
   void start(const std::shared_ptr<Execution>& execution, double seconds);
-  // Make progress until an operation has ended, for so many seconds at most; whether it has.
-  bool wait(const Execution& execution, double seconds);
+  // Make progress until an operation has ended, for so many seconds at most; whether it has. `for_python`: or
+  // until any operation has a step that Python is to compute, and Python is at none.
+  bool wait(const Execution& execution, double seconds, bool for_python = false);
   // Look once at all operations; false if nothing moved, or another thread does that.
   bool poll();
   void abandon(Execution& execution);
   std::vector<int> waiting_for(const Execution& execution);
+  // See Execution; after an answer, compute for so many seconds at most.
+  std::optional<Asked> take(Execution& execution);
+  void answer(Execution& execution, std::uint32_t step, std::size_t bytes, double seconds);
   // End the thread. What is in flight moves only while somebody waits.
   void stop();
 
@@ -41,6 +45,8 @@ class Engine {
   void receive(Execution& execution, std::uint32_t step, Group& group, int peer, int tag, std::uint8_t* data,
                std::size_t room);
   void forget(Execution* execution);
+  void count_asked(int more) { asked_.fetch_add(more); }
+  void count_taken(int more) { taken_.fetch_add(more); }
 
   std::mutex& mutex() { return mutex_; }
 
@@ -75,6 +81,8 @@ class Engine {
   std::atomic<std::size_t> in_flight_ = 0;
   std::atomic<bool> shares_ = false;     // a group in use has neighbours
   std::atomic<bool> news_ = false;       // watched operations have ended
+  std::atomic<int> asked_ = 0;           // steps that wait for Python
+  std::atomic<int> taken_ = 0;           // and those that it is at
   std::atomic<bool> requested_ = false;  // requests of MPI's are in flight
 
   int damaged_peer_ = -1;

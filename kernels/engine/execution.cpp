@@ -272,6 +272,10 @@ bool Execution::compute() {
   const std::uint32_t index = ready_.front();
   std::pop_heap(ready_.begin(), ready_.end(), std::greater<>());
   ready_.pop_back();
+  if (program_->steps[index].python) {
+    ask(index);
+    return true;
+  }
   const double began = now();
   const bool encodes = program_->steps[index].kind == kEncode;
   const bool good = run(index);
@@ -306,6 +310,7 @@ void Execution::abandon() {
   for (Neighbour& near : group_->neighbours)
     std::erase_if(near.posted, [this](const auto& posted) { return posted.execution == this; });
   ready_.clear();
+  ask_no_more();
   done_.store(true, std::memory_order_release);
 }
 
