@@ -33,7 +33,8 @@ class Engine {
   bool poll();
   void abandon(Execution& execution);
   std::vector<int> waiting_for(const Execution& execution);
-  // See Execution; after an answer, compute for so many seconds at most.
+  // See Execution. Whoever asks for a step while there is none looks at all operations, as `poll` does; after
+  // an answer, this computes for so many seconds at most.
   std::optional<Asked> take(Execution& execution);
   void answer(Execution& execution, std::uint32_t step, std::size_t bytes, double seconds);
   // End the thread. What is in flight moves only while somebody waits.
@@ -45,6 +46,8 @@ class Engine {
   void receive(Execution& execution, std::uint32_t step, Group& group, int peer, int tag, std::uint8_t* data,
                std::size_t room);
   void forget(Execution* execution);
+  // Give blocks back, once nothing in Python refers to them.
+  void give(std::vector<std::uint8_t*> blocks, std::shared_ptr<Lent> lent);
   void count_asked(int more) { asked_.fetch_add(more); }
   void count_taken(int more) { taken_.fetch_add(more); }
 
@@ -67,6 +70,8 @@ class Engine {
   bool look();
   bool drain(Neighbour& near);
   void retire();
+  void wake();
+  void collect();
   void run();
 
   Mpi mpi_;
@@ -76,7 +81,8 @@ class Engine {
   std::vector<Requests::Done> done_;
   std::vector<std::shared_ptr<Execution>> active_;     // small ones first
   std::vector<std::shared_ptr<Execution>> abandoned_;  // whose memory others may still use
-  std::atomic<Bell*> bell_ = nullptr;                  // of this process's arena
+  std::vector<std::pair<std::shared_ptr<Lent>, std::vector<std::uint8_t*>>> lent_;  // blocks that Python has
+  std::atomic<Bell*> bell_ = nullptr;                                               // of this process's arena
   std::atomic<int> waiters_ = 0;
   std::atomic<std::size_t> in_flight_ = 0;
   std::atomic<bool> shares_ = false;     // a group in use has neighbours

@@ -287,10 +287,12 @@ bool Execution::compute() {
 }
 
 void Execution::finish() {
+  std::vector<std::uint8_t*> blocks;
   for (Held& held : held_)
-    if (held.block) engine_.blocks.give(held.block);
-  if (scratch_) engine_.blocks.give(scratch_);
+    if (held.block) blocks.push_back(held.block);
+  if (scratch_) blocks.push_back(scratch_);
   scratch_ = nullptr;
+  engine_.give(std::move(blocks), std::move(lent_));
   done_.store(true, std::memory_order_release);
 }
 

@@ -42,12 +42,17 @@ struct Tally {
   double encode_seconds = 0, decode_seconds = 0;
 };
 
+// Held by whatever in Python refers to blocks of an execution, which may outlast it: then they are not used
+// again.
+struct Lent {};
+
 // A step for Python to compute, and what it works on.
 struct Asked {
   std::uint32_t step = 0;
   std::span<std::uint8_t> room;                   // for the message that it makes; empty if it makes none
   std::span<std::uint8_t> scratch;                // all of it; empty if it uses none
   std::vector<std::span<std::uint8_t>> messages;  // that it reads: checked, without what follows them
+  std::shared_ptr<Lent> lent;
 };
 
 // An interval of a trace: of a kernel, by the clock CLOCK_MONOTONIC.
@@ -157,6 +162,7 @@ class Execution {
   std::vector<std::uint32_t> ready_;    // steps that compute: a heap, the first on top
   std::vector<std::uint32_t> asked_;    // steps for Python: the same
   std::uint32_t taken_ = kNowhere;      // the one that Python is at
+  std::shared_ptr<Lent> lent_;          // once Python was at one
   std::vector<std::uint32_t> lending_;  // sends that others of this host have not read yet
   std::vector<std::uint32_t> blocked_;  // sends whose ring was full
   std::vector<Payload> payloads_;       // of a sum

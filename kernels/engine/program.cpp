@@ -37,13 +37,8 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     const auto n = static_cast<std::size_t>(count);
     const DTypeCode dtype = rooms[at + 1] ? wide() : carriage.dtype;
     Slot slot{rooms[at + 2] != 0, dtype, n * size_of(dtype), n * size_of(dtype), n};
-    if (!slot.plain) {
-      if (!carriage.encoder && !carriage.bounds) return "a slot is encoded, and there is no codec";
-      slot.bytes = carriage.bounds ? (*carriage.bounds)[slots.size()] : carriage.encoder->bound(n, dtype);
-      slot.room = std::max(slot.bytes, sizeof(Header) + n * size_of(wide()));
-      if (!slot.bytes) return "the codec does not take this dtype";
-    }
-    if (slot.room > INT_MAX) return "a message is longer than MPI's counts reach; make chunks smaller";
+    const std::string problem = size(slot, slots.size());
+    if (!problem.empty()) return problem;
     slots.push_back(slot);
   }
 
@@ -138,6 +133,29 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     queue_steps.insert(queue_steps.end(), members.begin(), members.end());
   }
   link(after);
+  return {};
+}
+
+// Give an encoded slot the bytes of its longest message.
+std::string Program::size(Slot& slot, std::size_t index) const {
+  if (!slot.plain) {
+    if (!carriage.encoder && !carriage.bounds) return "a slot is encoded, and there is no codec";
+    slot.bytes =
+        carriage.bounds ? (*carriage.bounds)[index] : carriage.encoder->bound(slot.count, slot.dtype);
+    slot.room = std::max(slot.bytes, sizeof(Header) + slot.count * size_of(wide()));
+    if (!slot.bytes) return "the codec does not take this dtype";
+  }
+  if (slot.room > INT_MAX) return "a message is longer than MPI's counts reach; make chunks smaller";
+  return {};
+}
+
+std::string Program::recode(const Carriage& other) {
+  carriage = other;
+  if (carriage.bounds && carriage.bounds->size() != slots.size()) return "every slot has a bound, or none";
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    std::string problem = size(slots[i], i);
+    if (!problem.empty()) return problem;
+  }
   return {};
 }
 

@@ -70,6 +70,9 @@ class Program {
           std::span<const std::int64_t> lists, const std::size_t (&limits)[kBuffers], int rank, int ranks,
           int channels, std::string* fault);
 
+  // Carry the elements by a codec with messages of other lengths; what is wrong, or nothing.
+  std::string recode(const Carriage& other);
+
   DTypeCode wide() const { return carriage.dtype == kFloat64 ? kFloat64 : kFloat32; }
   DTypeCode dtype_of(BufferId buffer) const { return buffer == kScratch ? wide() : carriage.dtype; }
   std::span<const std::uint32_t> list(Range range) const {
@@ -91,6 +94,7 @@ class Program {
   std::string compile(std::span<const std::int64_t> rows, std::span<const std::int64_t> rooms,
                       std::span<const std::int64_t> refs, const std::size_t (&limits)[kBuffers], int rank,
                       int ranks, int channels);
+  std::string size(Slot& slot, std::size_t index) const;
   bool for_python(const Step& step) const;
   void link(const std::vector<std::vector<std::uint32_t>>& after);
 };

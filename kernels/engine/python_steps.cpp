@@ -11,6 +11,11 @@
 #include "execution.hpp"
 
 namespace hybridcomp::engine {
+namespace {
+
+constexpr std::size_t kLong = std::size_t(1) << 16;  // elements of a step during which the thread looks
+
+}  // namespace
 
 // Check the messages that a step reads, and put it aside for Python.
 void Execution::ask(std::uint32_t index) {
@@ -57,6 +62,8 @@ std::optional<Asked> Execution::take() {
   for (const std::uint32_t slot : program_->list(step.slots)) read(slot);
   std::pop_heap(asked_.begin(), asked_.end(), std::greater<>());
   asked_.pop_back();
+  if (!lent_) lent_ = std::make_shared<Lent>();
+  asked.lent = lent_;
   taken_ = index;
   engine_.count_asked(-1);
   engine_.count_taken(1);
@@ -83,11 +90,30 @@ void Execution::ask_no_more() {
   engine_.count_taken(-1);
 }
 
+void Engine::give(std::vector<std::uint8_t*> given, std::shared_ptr<Lent> lent) {
+  if (lent && lent.use_count() > 1) return lent_.emplace_back(std::move(lent), std::move(given)), void();
+  for (std::uint8_t* const block : given) blocks.give(block);
+}
+
+// Give back what nothing in Python refers to any more.
+void Engine::collect() {
+  std::erase_if(lent_, [this](const auto& one) {
+    if (one.first.use_count() > 1) return false;
+    for (std::uint8_t* const block : one.second) blocks.give(block);
+    return true;
+  });
+}
+
 std::optional<Asked> Engine::take(Execution& execution) {
+  if (!asked_.load() && !waiters_.load()) poll();
   if (!asked_.load()) return std::nullopt;
-  const std::lock_guard lock(mutex_);
-  auto asked = execution.take();
-  if (!asked) retire();
+  std::optional<Asked> asked;
+  {
+    const std::lock_guard lock(mutex_);
+    asked = execution.take();
+    if (!asked) retire();
+  }
+  if (asked && execution.program().steps[asked->step].count >= kLong && !waiters_.load()) wake();
   return asked;
 }
 

@@ -18,6 +18,7 @@ from hybridcomp.collectives.execution.faults import error_of
 from hybridcomp.collectives.execution.python_steps import (
     PythonProgram,
     PythonSteps,
+    at_step,
     message_bounds,
     needs_python,
 )
@@ -246,17 +247,17 @@ def running(
     address = native.kernels().address
     traced = trace.recorder is not None
     native_memory = None if memory is None else memory.native
-    steps = None
+    steps = handle = None
     if isinstance(program, PythonProgram):
         steps = PythonSteps(program.schedule, send, recv, carrier, memory)
-        program = program.handle
+        handle = program.handle
     if memory is not None:
-        codec = carrier.codec
-        encoder = codec.encoder if steps is None else None
-        program = kernels().engine_with_codec(program, encoder, codec.params_hash)
+        handle = at_step(program, carrier.codec, carrier.dtype)
     begins = [0 if flat is None else address(flat.data) for flat in (send, recv)]
     kept = (send, recv, memory)
-    run = kernels().engine_start(program, first, *begins, native_memory, kept, _START_SECONDS, traced)
+    run = kernels().engine_start(
+        handle or program, first, *begins, native_memory, kept, _START_SECONDS, traced
+    )
     if steps is not None:
         yield from steps.until_ended(run)
     yield from awaited(run, carrier)

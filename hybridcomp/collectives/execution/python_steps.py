@@ -1,8 +1,8 @@
 """Steps of a schedule that Python computes: those of codecs that have no native encoder, or not for such sums.
 
 The compiled engine runs the schedule and checks what arrives. A step that needs the codec it puts aside, and whoever
-polls the operation takes it, computes it here, and answers with the bytes of the message that it made. Only the steps'
-own memory is looked at: arrays of the caller's, and views of the engine's blocks, which are released before the answer.
+polls the operation takes it, computes it here, and answers with the bytes of the message that it made. Steps work on
+the caller's arrays and on the engine's blocks, which are used again once nobody refers to them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from hybridcomp.collectives.widths import narrow
 from hybridcomp.native import kernels
 from hybridcomp.schedules.schedule import Buffer, Kind, Schedule, Slot, Span, Step
 
-_ANSWER_SECONDS = (
-    100e-6  # that the engine computes with an answer, so that what follows from it can be asked for
-)
+# That the engine computes with an answer, so that what follows from it can be asked for.
+_ANSWER_SECONDS = 100e-6
 
 
 class PythonProgram(NamedTuple):
@@ -50,19 +49,20 @@ def needs_python(codec: Codec, dtype: DType, *, sums: bool) -> bool:
 
 def message_bounds(schedule: Schedule, codec: Codec, dtype: DType) -> array[int]:
     """Return the bytes of the longest message of each slot."""
-    counts: list[set[int]] = [{slot.count} for slot in schedule.slots]
-    for step in schedule.steps:
-        if step.writes >= 0:
-            counts[step.writes].add(step.count)
-    known: dict[tuple[int, DType], int] = {}
+    known = {slot: codec.bound(slot.count, _kind(slot, dtype)) for slot in set(schedule.slots)}
+    return array("Q", [known[slot] for slot in schedule.slots])
 
-    def bound(count: int, kind: DType) -> int:
-        if (count, kind) not in known:
-            known[count, kind] = codec.bound(count, kind)
-        return known[count, kind]
 
-    slots = zip(schedule.slots, counts, strict=True)
-    return array("Q", [max(bound(n, _kind(slot, dtype)) for n in of) for slot, of in slots])
+def at_step(program: PythonProgram | Any, codec: Codec, dtype: DType) -> Any:
+    """Return a program's ``EngineProgram`` with the codec of a step, which may differ from that of other steps.
+
+    Raises:
+        ValueError: the program's steps need an encoder, and this codec has none.
+    """
+    if not isinstance(program, PythonProgram):
+        return kernels().engine_with_codec(program, codec.encoder, codec.wire_id, codec.params_hash, None)
+    bounds = message_bounds(program.schedule, codec, dtype)
+    return kernels().engine_with_codec(program.handle, None, codec.wire_id, codec.params_hash, bounds)
 
 
 class PythonSteps:
@@ -113,34 +113,28 @@ class PythonSteps:
         if asked is None:
             return False
         try:
-            kernels().engine_answer(self._run, asked[0], self._answer(*asked), _ANSWER_SECONDS)
+            index = asked.pop(0)
+            nbytes = self._compute(self._schedule.steps[index], *asked)
+            asked.clear()  # before the engine gives the memory to others
+            kernels().engine_answer(self._run, index, nbytes, _ANSWER_SECONDS)
         except BaseException as error:  # the operation's steps raise it again
             self._error = error
             self._run.abandon()
         return True
 
-    def _answer(
-        self, index: int, room: memoryview | None, scratch: memoryview | None, messages: list[memoryview]
-    ) -> int:
-        nbytes = self._compute(self._schedule.steps[index], room, scratch, messages)
-        try:
-            for view in (room, scratch, *messages):
-                if view is not None:
-                    view.release()
-        except BufferError as error:  # the engine would use its block again
-            codec = self._carrier.codec.spec
-            raise RuntimeError(
-                f"codec {codec!r} has kept memory that was lent to it for one message"
-            ) from error
-        return nbytes
+    def _compute(self, step: Step, out: ByteArray, scratch: ByteArray, *messages: ByteArray) -> int:
+        """Compute a step in memory that the engine lends.
 
-    def _compute(
-        self, step: Step, room: memoryview | None, scratch: memoryview | None, messages: list[memoryview]
-    ) -> int:
-        """Compute a step; return the bytes of the message that it has made, 0 if it makes none."""
-        out = np.empty(0, np.uint8) if room is None else np.frombuffer(room, np.uint8)
-        spans = [self._span(span, scratch) for span in (step.span, step.out)]
-        own, result = spans
+        Args:
+            step: of the schedule.
+            out: room for the message that it makes.
+            scratch: the scratch memory, if it uses that.
+            messages: that it reads.
+
+        Returns:
+            Bytes of the message that it has made, 0 if it makes none.
+        """
+        own, result = self._span(step.span, scratch), self._span(step.out, scratch)
         call, codec = self._carrier.call, self._carrier.codec
         if step.kind is Kind.ENCODE:
             assert own is not None
@@ -151,7 +145,7 @@ class PythonSteps:
         if step.kind is Kind.DECODE:
             assert result is not None
             with call.decoding():
-                self._take(np.frombuffer(messages[0], np.uint8), step, result)
+                self._take(messages[0], step, result)
             return 0
         raws = self._addends(step, messages)
         if step.memory >= 0:
@@ -220,16 +214,16 @@ class PythonSteps:
         if values is not result.data:
             result.data[:] = narrow(values, result.dtype)
 
-    def _addends(self, step: Step, messages: Sequence[memoryview]) -> list[ByteArray]:
+    def _addends(self, step: Step, messages: Sequence[ByteArray]) -> list[ByteArray]:
         """The messages that a step sums; plain elements become messages, as codecs take them."""
         raws = []
         for at, message in zip(step.slots, messages, strict=True):
             slot = self._schedule.slots[at]
             if not slot.plain:
-                raws.append(np.frombuffer(message, np.uint8))
+                raws.append(message)
                 continue
             kind = _kind(slot, self._carrier.dtype)
-            values = np.frombuffer(message, kind.storage)
+            values = message.view(kind.storage)
             wrapped = np.empty(NONE.bound(values.size, kind), np.uint8)
             NONE.encode_flat(Flat(values, kind, values.shape, True, False), wrapped)
             raws.append(wrapped)
@@ -246,13 +240,12 @@ class PythonSteps:
     def _stream(self, step: Step) -> bool:
         return self._carrier.stream and step.out is not None and step.out.buffer is Buffer.RECV
 
-    def _span(self, span: Span | None, scratch: memoryview | None) -> Flat | None:
+    def _span(self, span: Span | None, scratch: ByteArray) -> Flat | None:
         if span is None:
             return None
         if span.buffer is Buffer.SCRATCH:
-            assert scratch is not None
             kind = self._carrier.dtype.accumulator
-            data = np.frombuffer(scratch, kind.storage)[span.start : span.stop]
+            data = scratch.view(kind.storage)[span.start : span.stop]
         else:
             array = self._arrays[span.buffer]
             assert array is not None
