@@ -307,7 +307,8 @@ class Engine:
         runs = [request._pending.run for request in self._active]
         if not runs or None in runs:
             return False
-        runs[0].wait(_LISTEN)
+        if not runs[0].wait(_LISTEN) and self._lock.busy():
+            time.sleep(_SLEEP_MIN)  # the engine may ask Python for a step that another thread will take
         return True
 
     def _watch(self, least: float) -> bool:

@@ -333,5 +333,5 @@ class Movement(Quick):
             call = self._call(what, choice, flat.nbytes, (p - 1) * flat.nbytes // p)
         else:
             return None
-        program = None if self._programs is None else self._programs.find(asked)
+        program = None if self._programs is None else self._programs.find(asked, alone=True)
         return None if program is None else (call, program)

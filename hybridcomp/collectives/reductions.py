@@ -335,7 +335,7 @@ class Reductions(Quick):
         if self._programs is not None and (whole or direct) and (choice.feedback is None or name is None):
             counts = (flat.size,) if whole else (recv.size,) * p
             asked = OperationKey.of(what, choice, flat.dtype, counts, op)
-            program = self._programs.find(asked, algorithm)
+            program = self._programs.find(asked, algorithm, alone=True)
             if program is not None:
                 return call, program
         if not isinstance(op, MPI.Op) or direct or choice.codec.linear or not reduces_directly(flat.dtype, 1):

@@ -177,6 +177,10 @@ class Request:
             # A generator that something was raised in would end well at the next look.
             stopped = HybridcompError(f"{self.what} was stopped by {error!r}")
             stopped.__cause__ = error
+            if (
+                self._pending.run is not None
+            ):  # it may have come between the engine's asking and Python's answer
+                self._pending.run.abandon()
             self._finish(stopped)
             self._engine.thrown = error
         return moved or self._ended

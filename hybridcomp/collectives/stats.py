@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -161,6 +162,7 @@ class Call(StatRow):
         self._decoding.seconds += decoding
         if self._recorder is not None:
             self._parts.extend(intervals)
+            self._parts.sort(key=itemgetter(1))  # beside what Python has encoded and decoded
 
     def close(self) -> None:
         """The operation has ended."""

@@ -32,6 +32,7 @@ class WatchedLock:
         self._native: Any = None
         self.acquire = self._lock.acquire
         self.release = self._lock.release
+        self.busy = self._lock.locked
 
     def __enter__(self) -> None:
         deferral.__enter__()

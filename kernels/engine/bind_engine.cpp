@@ -170,7 +170,8 @@ std::uint32_t reserve(const GroupHandle& handle) {
 ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int codec, std::uint32_t params,
                            int dtype, int rank, int ranks, bool stream, std::size_t bytes, std::size_t framed,
                            nb::handle steps, nb::handle slots, nb::handle lists,
-                           const std::array<std::size_t, 3>& limits) {
+                           const std::array<std::size_t, 3>& limits,
+                           const std::optional<std::vector<std::size_t>>& bounds) {
   const Buffer rows(steps, false), rooms(slots, false), refs(lists, false);
   if (codec < 0 || codec > 255) Buffer::fail("a codec's id fits a byte");
   if (ranks < 1 || rank < 0 || rank >= ranks) Buffer::fail("a rank is below the number of ranks");
@@ -178,6 +179,7 @@ ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int
       std::nullopt, static_cast<std::uint8_t>(codec), params, float_dtype(dtype), ranks, stream, bytes,
       framed};
   if (encoder) carriage.encoder = *encoder;
+  carriage.bounds = bounds;
   std::string fault;
   const std::size_t elements[kBuffers] = {limits[0], limits[1], limits[2]};
   const int channels = group.group->channels();
@@ -272,14 +274,15 @@ void bind_engine(nb::module_& m) {
   m.def("engine_group", &make_group, "comm"_a, "rank"_a, "size"_a, "known"_a);
   nb::class_<ProgramHandle>(m, "EngineProgram");
   m.def("engine_program", &make_program, "group"_a, "encoder"_a.none(), "codec"_a, "params"_a, "dtype"_a,
-        "rank"_a, "ranks"_a, "stream"_a, "bytes"_a, "framed"_a, "steps"_a, "slots"_a, "lists"_a, "limits"_a);
+        "rank"_a, "ranks"_a, "stream"_a, "bytes"_a, "framed"_a, "steps"_a, "slots"_a, "lists"_a, "limits"_a,
+        "bounds"_a.none());
   m.def("engine_start", &start, "program"_a, "first"_a, "send"_a, "recv"_a, "memory"_a.none(), "keep"_a,
         "seconds"_a, "traced"_a, "envelope"_a.none());
   nb::class_<Run>(m, "EngineRun")
       .def("done", [](const Run& run) { return run->done(); })
       .def("watch", [](const Run& run) { run->watched.store(true); })
       .def(
-          "wait", [](const Run& run, double seconds) { return the_engine()->wait(*run, seconds); },
+          "wait", [](const Run& run, double seconds) { return the_engine()->wait(*run, seconds, true); },
           "seconds"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "abandon", [](const Run& run) { the_engine()->abandon(*run); },
@@ -298,6 +301,7 @@ void bind_engine(nb::module_& m) {
       .def("failure", &failure)
       .def("tally", &tally)
       .def("intervals", &intervals);
+  bind_python_steps(m);
 }
 
 }  // namespace hybridcomp

@@ -117,15 +117,21 @@ void Engine::start(const std::shared_ptr<Execution>& execution, double seconds) 
     };
     active_.insert(std::upper_bound(active_.begin(), active_.end(), execution, later), execution);
     in_flight_.store(active_.size());
+    collect();
     execution->start();
     for (const double until = now() + seconds; execution->ready() && now() < until;) execution->compute();
     retire();
   }
-  if (!execution->done() && !waiters_.load() && seconds > 0) {
-    const std::lock_guard lock(sleep_);
-    if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
-    wake_.notify_one();
-  }
+  // Where Python computes it looks, too: see take.
+  const bool python = execution->program().carriage.bounds.has_value();
+  if (!execution->done() && !waiters_.load() && seconds > 0 && !python) wake();
+}
+
+// Have the thread make progress.
+void Engine::wake() {
+  const std::lock_guard lock(sleep_);
+  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
+  wake_.notify_one();
 }
 
 // One look at everything, and one step of computing. Under the lock.
@@ -215,20 +221,22 @@ bool Engine::poll() {
   return moved;
 }
 
-bool Engine::wait(const Execution& execution, double seconds) {
-  if (execution.done()) return true;
+bool Engine::wait(const Execution& execution, double seconds, bool for_python) {
+  // Who computes one of Python's steps goes on with the next: others need not look for it.
+  const auto over = [&] { return execution.done() || (for_python && asked_.load() && !taken_.load()); };
+  if (over()) return execution.done();
   sleep_precisely();
   waiters_.fetch_add(1);
   Bell* const bell = bell_.load();
   int looks = 0;
   double since = 0, until = 0;
-  while (!execution.done()) {
+  while (!over()) {
     const std::uint32_t seen = bell ? bell->rung.load() : 0;
     if (poll()) {
       looks = 0;
       continue;
     }
-    if (execution.done()) break;
+    if (over()) break;
     if (++looks <= kSpins) {
       relax();
       continue;
@@ -248,11 +256,8 @@ bool Engine::wait(const Execution& execution, double seconds) {
     else
       sleep_for(share);
   }
-  if (waiters_.fetch_sub(1) == 1 && in_flight_.load()) {
-    const std::lock_guard lock(sleep_);
-    if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
-    wake_.notify_one();
-  }
+  const bool asked = !execution.done() && over();  // Python takes that, and comes back
+  if (waiters_.fetch_sub(1) == 1 && in_flight_.load() && !asked) wake();
   return execution.done();
 }
 

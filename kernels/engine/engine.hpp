@@ -26,14 +26,19 @@ class Engine {
 
   // Begin an operation, and compute for so many seconds of it at most.
   void start(const std::shared_ptr<Execution>& execution, double seconds);
-  // Make progress until an operation has ended, for so many seconds at most; whether it has.
-  bool wait(const Execution& execution, double seconds);
+  // Make progress until an operation has ended, for so many seconds at most; whether it has. `for_python`: or
+  // until any operation has a step that Python is to compute, and Python is at none.
+  bool wait(const Execution& execution, double seconds, bool for_python = false);
   // Look once at all operations; false if nothing moved, or another thread does that.
   bool poll();
   void abandon(Execution& execution);
   // Cancel a receive that no message has reached; whether that was so.
   bool cancel(Execution& execution);
   std::vector<int> waiting_for(const Execution& execution);
+  // See Execution. Whoever asks for a step while there is none looks at all operations, as `poll` does; after
+  // an answer, this computes for so many seconds at most.
+  std::optional<Asked> take(Execution& execution);
+  void answer(Execution& execution, std::uint32_t step, std::size_t bytes, double seconds);
   // End the thread. What is in flight moves only while somebody waits.
   void stop();
 
@@ -43,6 +48,10 @@ class Engine {
   void receive(Execution& execution, std::uint32_t step, Group& group, int peer, int tag, std::uint8_t* data,
                std::size_t room);
   void forget(Execution* execution);
+  // Give blocks back, once nothing in Python refers to them.
+  void give(std::vector<std::uint8_t*> blocks, std::shared_ptr<Lent> lent);
+  void count_asked(int more) { asked_.fetch_add(more); }
+  void count_taken(int more) { taken_.fetch_add(more); }
 
   std::mutex& mutex() { return mutex_; }
   const Mpi& mpi() const { return mpi_; }
@@ -64,6 +73,8 @@ class Engine {
   bool look();
   bool drain(Neighbour& near);
   void retire();
+  void wake();
+  void collect();
   void run();
 
   Mpi mpi_;
@@ -73,11 +84,14 @@ class Engine {
   std::vector<Requests::Done> done_;
   std::vector<std::shared_ptr<Execution>> active_;     // small ones first
   std::vector<std::shared_ptr<Execution>> abandoned_;  // whose memory others may still use
-  std::atomic<Bell*> bell_ = nullptr;                  // of this process's arena
+  std::vector<std::pair<std::shared_ptr<Lent>, std::vector<std::uint8_t*>>> lent_;  // blocks that Python has
+  std::atomic<Bell*> bell_ = nullptr;                                               // of this process's arena
   std::atomic<int> waiters_ = 0;
   std::atomic<std::size_t> in_flight_ = 0;
   std::atomic<bool> shares_ = false;     // a group in use has neighbours
   std::atomic<bool> news_ = false;       // watched operations have ended
+  std::atomic<int> asked_ = 0;           // steps that wait for Python
+  std::atomic<int> taken_ = 0;           // and those that it is at
   std::atomic<bool> requested_ = false;  // requests of MPI's are in flight
 
   int damaged_peer_ = -1;

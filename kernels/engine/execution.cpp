@@ -279,6 +279,10 @@ bool Execution::compute() {
   const std::uint32_t index = ready_.front();
   std::pop_heap(ready_.begin(), ready_.end(), std::greater<>());
   ready_.pop_back();
+  if (program_->steps[index].python) {
+    ask(index);
+    return true;
+  }
   const double began = now();
   const bool encodes = program_->steps[index].kind == kEncode;
   const bool good = run(index);
@@ -290,10 +294,12 @@ bool Execution::compute() {
 }
 
 void Execution::finish() {
+  std::vector<std::uint8_t*> blocks;
   for (Held& held : held_)
-    if (held.block) engine_.blocks.give(held.block);
-  if (scratch_) engine_.blocks.give(scratch_);
+    if (held.block) blocks.push_back(held.block);
+  if (scratch_) blocks.push_back(scratch_);
   scratch_ = nullptr;
+  engine_.give(std::move(blocks), std::move(lent_));
   done_.store(true, std::memory_order_release);
 }
 
@@ -313,6 +319,7 @@ void Execution::abandon() {
   for (Neighbour& near : group_->neighbours)
     std::erase_if(near.posted, [this](const auto& posted) { return posted.execution == this; });
   ready_.clear();
+  ask_no_more();
   done_.store(true, std::memory_order_release);
 }
 

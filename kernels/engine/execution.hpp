@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "../cpu/memory.hpp"
@@ -40,6 +41,19 @@ struct Failure {
 struct Tally {
   std::uint64_t wire_bytes = 0, shared_bytes = 0;
   double encode_seconds = 0, decode_seconds = 0;
+};
+
+// Held by whatever in Python refers to blocks of an execution, which may outlast it: then they are not used
+// again.
+struct Lent {};
+
+// A step for Python to compute, and what it works on.
+struct Asked {
+  std::uint32_t step = 0;
+  std::span<std::uint8_t> room;                   // for the message that it makes; empty if it makes none
+  std::span<std::uint8_t> scratch;                // all of it; empty if it uses none
+  std::vector<std::span<std::uint8_t>> messages;  // that it reads: checked, without what follows them
+  std::shared_ptr<Lent> lent;
 };
 
 // An interval of a trace: of a kernel, by the clock CLOCK_MONOTONIC.
@@ -84,6 +98,11 @@ class Execution {
   void abandon();
   void refused(std::uint32_t step, int code);
 
+  // Under the lock: the next step that Python is to compute, if there is one and Python is at none; and take
+  // what came of it, the bytes of the message that it made.
+  std::optional<Asked> take();
+  void answer(std::uint32_t step, std::size_t bytes);
+
   // Peers that it waits for, in order; under the lock.
   std::vector<int> waiting_for() const;
 
@@ -121,6 +140,9 @@ class Execution {
   void finish();
   void fail(Fault fault, std::uint32_t step, int peer, int code = 0, const Held* held = nullptr);
 
+  void ask(std::uint32_t step);
+  void ask_no_more();
+
   // The steps that compute; false if they failed.
   bool run(std::uint32_t step);
   bool encode(std::uint32_t index, const Step& step);
@@ -151,6 +173,9 @@ class Execution {
   std::vector<std::uint32_t> posted_;   // of each queue: how many of its steps have been
   std::vector<Held> held_;              // of each slot
   std::vector<std::uint32_t> ready_;    // steps that compute: a heap, the first on top
+  std::vector<std::uint32_t> asked_;    // steps for Python: the same
+  std::uint32_t taken_ = kNowhere;      // the one that Python is at
+  std::shared_ptr<Lent> lent_;          // once Python was at one
   std::vector<std::uint32_t> lending_;  // sends that others of this host have not read yet
   std::vector<std::uint32_t> blocked_;  // sends whose ring was full
   std::vector<Payload> payloads_;       // of a sum

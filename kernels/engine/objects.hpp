@@ -35,6 +35,8 @@ struct ProgramHandle {
   std::shared_ptr<Group> group;
 };
 
+void bind_python_steps(nb::module_& m);
+
 // Start a program on two addresses, with the numbers that were reserved for it or the next ones; without the
 // interpreter's lock; or, with an envelope, to its peer and by its tag. See Engine::start.
 std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::optional<std::uint32_t> first,

@@ -29,23 +29,16 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
                              std::span<const std::int64_t> refs, const std::size_t (&limits)[kBuffers],
                              int rank, int ranks, int channels) {
   if (rows.size() % kStepWords || rooms.size() % kSlotWords) return "steps or slots are not whole";
+  if (carriage.bounds && carriage.bounds->size() != rooms.size() / kSlotWords)
+    return "every slot has a bound, or none";
   for (std::size_t at = 0; at < rooms.size(); at += kSlotWords) {
     const std::int64_t count = rooms[at];
     if (count < 0 || count > kMost) return "a slot has no such length";
     const auto n = static_cast<std::size_t>(count);
     const DTypeCode dtype = rooms[at + 1] ? wide() : carriage.dtype;
-    Slot slot{rooms[at + 2] != 0, dtype, n * size_of(dtype), n * size_of(dtype)};
-    if (!slot.plain) {
-      if (!carriage.encoder) return "a slot is encoded, and there is no codec";
-      slot.bytes = carriage.encoder->bound(n, dtype);
-      slot.room = std::max(slot.bytes, sizeof(Header) + n * size_of(wide()));
-      if (!slot.bytes) return "the codec does not take this dtype";
-      if (carriage.framed) {
-        ++slot.bytes;  // to be odd
-        slot.room = carriage.framed;
-      }
-    }
-    if (slot.room > INT_MAX) return "a message is longer than MPI's counts reach; make chunks smaller";
+    Slot slot{rooms[at + 2] != 0, dtype, n * size_of(dtype), n * size_of(dtype), n};
+    const std::string problem = size(slot, slots.size());
+    if (!problem.empty()) return problem;
     slots.push_back(slot);
   }
 
@@ -123,6 +116,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
       if (w[3] < 0 || w[3] >= channels) return "a message has no such channel";
       posts[{kind == kSend, step.peer, step.channel}].push_back(i);
     }
+    step.python = carriage.bounds && for_python(step);
     step.waits = static_cast<std::uint32_t>(after[i].size());
     // What is only copied, and waits for nothing else, may be received where it belongs.
     if (kind == kDecode && step.waits == 1 && slots[step.slot].plain &&
@@ -140,6 +134,53 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
   }
   link(after);
   return {};
+}
+
+// Give an encoded slot the bytes of its longest message.
+std::string Program::size(Slot& slot, std::size_t index) const {
+  if (!slot.plain) {
+    if (!carriage.encoder && !carriage.bounds) return "a slot is encoded, and there is no codec";
+    slot.bytes =
+        carriage.bounds ? (*carriage.bounds)[index] : carriage.encoder->bound(slot.count, slot.dtype);
+    slot.room = std::max(slot.bytes, sizeof(Header) + slot.count * size_of(wide()));
+    if (!slot.bytes) return "the codec does not take this dtype";
+    if (carriage.framed) {
+      ++slot.bytes;  // to be odd
+      slot.room = carriage.framed;
+    }
+  }
+  if (slot.room > INT_MAX) return "a message is longer than MPI's counts reach; make chunks smaller";
+  return {};
+}
+
+std::string Program::recode(const Carriage& other) {
+  carriage = other;
+  if (carriage.bounds && carriage.bounds->size() != slots.size()) return "every slot has a bound, or none";
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    std::string problem = size(slots[i], i);
+    if (!problem.empty()) return problem;
+  }
+  return {};
+}
+
+// Whether a step computes something that only the codec can do, or a memory of error feedback with it.
+// Messages are checked without either.
+bool Program::for_python(const Step& step) const {
+  const auto encoded = [this](std::uint32_t slot) { return !slots[slot].plain; };
+  switch (step.kind) {
+    case kEncode:
+    case kDecode:
+      return encoded(step.slot);
+    case kSumEncode:
+      if (encoded(step.slot)) return true;
+      [[fallthrough]];
+    case kSum: {
+      const auto summed = list(step.slots);
+      return step.memory >= 0 || std::any_of(summed.begin(), summed.end(), encoded);
+    }
+    default:
+      return false;
+  }
 }
 
 void Program::link(const std::vector<std::vector<std::uint32_t>>& after) {

@@ -36,6 +36,7 @@ struct Step {
   std::size_t count, span_at, out_at;  // elements
   std::int64_t memory;
   std::uint32_t lands;  // of a receive of plain elements: the step that copies them to where they belong
+  bool python;          // Python computes it: python_steps.cpp
   Range slots;          // in Program::lists
   Range next;           // in Program::next: the steps that wait for it
 };
@@ -45,11 +46,12 @@ struct Slot {
   DTypeCode dtype;
   std::size_t bytes;  // of the longest message made here
   std::size_t room;   // for a received one: what another codec would make of it has room, too, and is named
+  std::size_t count;  // elements of the longest message
 };
 
 // How the caller's elements are carried.
 struct Carriage {
-  std::optional<Encoder> encoder;  // none where all slots are plain
+  std::optional<Encoder> encoder;  // none where all slots are plain, or where Python encodes
   std::uint8_t codec;
   std::uint32_t params;
   DTypeCode dtype;    // of the caller's elements
@@ -60,6 +62,8 @@ struct Carriage {
   // which has an odd number of bytes, or the elements as they are, which have an even number. It has room for
   // so many bytes. 0 for messages of which both ends know all.
   std::size_t framed = 0;
+  // Where Python encodes, decodes and sums what is encoded: for each slot, bytes of its longest message.
+  std::optional<std::vector<std::size_t>> bounds = std::nullopt;
 };
 
 class Program {
@@ -69,6 +73,9 @@ class Program {
   Program(const Carriage& carriage, std::span<const std::int64_t> steps, std::span<const std::int64_t> slots,
           std::span<const std::int64_t> lists, const std::size_t (&limits)[kBuffers], int rank, int ranks,
           int channels, std::string* fault);
+
+  // Carry the elements by a codec with messages of other lengths; what is wrong, or nothing.
+  std::string recode(const Carriage& other);
 
   DTypeCode wide() const { return carriage.dtype == kFloat64 ? kFloat64 : kFloat32; }
   DTypeCode dtype_of(BufferId buffer) const { return buffer == kScratch ? wide() : carriage.dtype; }
@@ -91,6 +98,8 @@ class Program {
   std::string compile(std::span<const std::int64_t> rows, std::span<const std::int64_t> rooms,
                       std::span<const std::int64_t> refs, const std::size_t (&limits)[kBuffers], int rank,
                       int ranks, int channels);
+  std::string size(Slot& slot, std::size_t index) const;
+  bool for_python(const Step& step) const;
   void link(const std::vector<std::vector<std::uint32_t>>& after);
 };
 

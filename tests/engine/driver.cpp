@@ -202,10 +202,13 @@ void all(const std::string& folder, int rounds, std::uint64_t seed, const std::s
   expect(!files.empty(), folder + " has no cases");
   std::vector<std::unique_ptr<Case>> cases;
   std::map<std::vector<int>, Cases> by_hosts;
-  for (const std::string& file : files) {
-    cases.push_back(std::make_unique<Case>(folder, file));
-    by_hosts[cases.back()->hosts].push_back(cases.back().get());
-  }
+  for (const std::string& file : files)
+    for (const bool asking : {false, true}) {
+      auto one = std::make_unique<Case>(folder, file, asking);
+      if (asking && one->plain) continue;
+      by_hosts[one->hosts].push_back(one.get());
+      cases.push_back(std::move(one));
+    }
   if (const char* name = "hostile programs, refused"; wanted(name)) {
     Told told(name);
     for (const auto& one : cases)

@@ -14,15 +14,12 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/memories.hpp"
+#include "asking.hpp"
 #include "cpu/message.hpp"
 #include "engine/engine.hpp"
 #include "fake_mpi.hpp"
 
 namespace checked {
-
-using namespace hybridcomp;
-using namespace hybridcomp::engine;
 
 constexpr double kPatience = 120;  // seconds; what takes longer hangs
 
@@ -50,6 +47,7 @@ struct Case {
   std::vector<int> hosts;
   std::size_t count;
   bool plain, feedback, mean;
+  bool asks;  // for the steps that need the codec, as where Python has that
   std::vector<Packed> packed;
   std::vector<std::shared_ptr<const Program>> programs;
 
@@ -61,6 +59,10 @@ struct Case {
       carriage.codec = kInt8Id;
       carriage.params = 77;
       carriage.encoder = quantize_encoder({128, 8, true, false, 0}, false, carriage.codec, carriage.params);
+      if (asks) carriage.bounds.emplace();
+      for (std::size_t at = 0; asks && at < from.slots.size(); at += kSlotWords)
+        carriage.bounds->push_back(
+            carriage.encoder->bound(static_cast<std::size_t>(from.slots[at]), kFloat32));
     }
     Group group;
     group.size = ranks();
@@ -69,7 +71,8 @@ struct Case {
                                      group.channels(), fault);
   }
 
-  explicit Case(const std::string& folder, const std::string& file) : name(file) {
+  Case(const std::string& folder, const std::string& file, bool asking)
+      : name(file + (asking ? ", asking" : "")), asks(asking) {
     std::ifstream in(folder + "/" + file, std::ios::binary);
     const auto next = [&] {
       std::int64_t value = 0;
@@ -103,6 +106,8 @@ struct Case {
 
 // -- ranks -------------------------------------------------------------------------------------------------
 
+class Flight;
+
 struct Rank {
   explicit Rank(const Mpi& mpi) : engine(mpi) {
     engine.on_news = [this] { news.fetch_add(1); };
@@ -110,6 +115,11 @@ struct Rank {
   Engine engine;
   std::atomic<int> news = 0;
   Arena arena;  // what others see of it, once it has one
+
+  // Operations that ask for steps: whoever waits for one computes those of all, one at a time.
+  std::mutex steps;
+  std::vector<const Flight*> asking;
+  void compute();
 };
 
 // Ranks on hosts. A communicator of theirs is a group for each.
@@ -230,7 +240,12 @@ class Flight {
  public:
   Flight(World& world, const Case& what, int rank, const std::shared_ptr<Group>& group, std::uint64_t seed,
          double seconds)
-      : case_(&what), engine_(&world[rank].engine), seed_(seed), send_(what.count), recv_(what.count, -1e9f) {
+      : case_(&what),
+        rank_(&world[rank]),
+        engine_(&rank_->engine),
+        seed_(seed),
+        send_(what.count),
+        recv_(what.count, -1e9f) {
     auto& input = seed % 3 ? send_ : recv_;  // or in place
     for (std::size_t i = 0; i < input.size(); ++i) input[i] = element(seed, rank, i);
     if (what.feedback) {
@@ -244,22 +259,41 @@ class Flight {
           reinterpret_cast<const std::uint8_t*>(input.data()), reinterpret_cast<std::uint8_t*>(recv_.data()),
           memory_.get(), seed % 2 == 0);
     }
+    arrays_ = {input.data(), recv_.data(), memory_.get()};
     engine_->start(execution_, seconds);
+    if (!what.asks) return;
+    const std::lock_guard lock(rank_->steps);
+    rank_->asking.push_back(this);
   }
+  ~Flight() {
+    const std::lock_guard lock(rank_->steps);
+    std::erase(rank_->asking, this);
+  }
+  Flight(const Flight&) = delete;
+  Flight& operator=(const Flight&) = delete;
 
   Execution& operator*() const { return *execution_; }
   Execution* operator->() const { return execution_.get(); }
 
   // As Python waits: for some milliseconds at a time.
   void wait() const {
-    for (const double until = now() + kPatience; !engine_->wait(*execution_, 5e-3);)
+    for (const double until = now() + kPatience; !engine_->wait(*execution_, 5e-3, true);) {
       expect(now() < until, case_->name + " hangs");
+      rank_->compute();
+    }
   }
   // Leave it to the engine's own thread.
   void look_on() const {
     for (const double until = now() + kPatience; !execution_->done();) {
       expect(now() < until, case_->name + " hangs while nobody waits");
+      rank_->compute();  // as Python's own thread
       std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+  void compute() const {
+    while (const auto asked = engine_->take(*execution_)) {
+      const std::size_t bytes = Answer(execution_->program(), *asked, arrays_).compute();
+      engine_->answer(*execution_, asked->step, bytes, seed_ % 2 ? 100e-6 : 0);
     }
   }
   void abandon() const { engine_->abandon(*execution_); }
@@ -284,11 +318,19 @@ class Flight {
 
  private:
   const Case* case_;
+  Rank* rank_;
   Engine* engine_;
   std::uint64_t seed_;
   std::vector<float> send_, recv_;
+  Arrays arrays_{};
   std::unique_ptr<PlainMemory> memory_;
   std::shared_ptr<Execution> execution_;
 };
+
+inline void Rank::compute() {
+  const std::unique_lock lock(steps, std::try_to_lock);
+  if (!lock) return;
+  for (const Flight* const flight : asking) flight->compute();
+}
 
 }  // namespace checked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,12 +11,19 @@ from mpi4py import MPI
 from hybridcomp import native, trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
-from hybridcomp.codecs.sparse import SparseCodec
 from hybridcomp.collectives.algorithms import ALGORITHMS
+from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.choosing import Chooser
 from hybridcomp.collectives.coding import Coder
 from hybridcomp.collectives.exact import AVG
 from hybridcomp.collectives.execution.faults import error_of
+from hybridcomp.collectives.execution.python_steps import (
+    PythonProgram,
+    PythonSteps,
+    at_step,
+    message_bounds,
+    needs_python,
+)
 from hybridcomp.collectives.request import Pending, Steps
 from hybridcomp.native import kernels
 from hybridcomp.policy import Choice
@@ -103,18 +111,33 @@ class Programs:
         """Reserve the numbers of an operation's messages: in program order, before anything delays its start."""
         return int(self.group.reserve())
 
-    def find(self, asked: OperationKey, algorithm: str | None = None, *, always: bool = False) -> Any:
+    def find(
+        self,
+        asked: OperationKey,
+        algorithm: str | None = None,
+        *,
+        always: bool = False,
+        alone: bool = False,
+    ) -> Any:
         """Return the program of an operation; None where the engine does not do it.
 
         Args:
             asked: the operation.
             algorithm: the caller's, for what is compressed; None to choose.
             always: also where MPI's own operation would be faster.
+            alone: without Python, where nobody would compute a step for it.
+
+        Returns:
+            A :class:`~hybridcomp.collectives.execution.python_steps.PythonProgram` where Python computes steps, else
+            the compiled module's ``EngineProgram``.
 
         Raises:
             ValueError: the algorithm cannot be used here.
         """
         if not _runs(asked) or (self._apart and not always and _better_by_mpi(asked)):
+            return None
+        python = _asks_python(asked)
+        if python and alone:
             return None
         # Sizes that are the same on all ranks decide how; else it is always the first algorithm.
         name, chunk = "direct", CHUNK_BYTES
@@ -126,7 +149,7 @@ class Programs:
                 asked.codec,
                 asked.feedback,
                 algorithm if asked.compresses else None,
-                engine=True,
+                engine=not python,
                 plain=not asked.compresses,
             )
             if not way.algorithm.scheduled(asked.kind):
@@ -160,7 +183,10 @@ class Programs:
             if extents is not None and sizes[at]:
                 schedule = placed(schedule, buffer, extents)
                 sizes[at] = max(start + n for start, n in extents)
-        return compiled(self.group, schedule, codec if asked.compresses else None, dtype, sizes)
+        if not _asks_python(asked):
+            return compiled(self.group, schedule, codec if asked.compresses else None, dtype, sizes)
+        bounds = message_bounds(schedule, codec, dtype)
+        return PythonProgram(compiled(self.group, schedule, codec, dtype, sizes, bounds=bounds), schedule)
 
     def _counts(self, asked: OperationKey) -> tuple[int, ...]:
         if asked.kind != "all_to_all":
@@ -175,7 +201,14 @@ class Programs:
 
 
 def compiled(
-    group: Any, schedule: Schedule, codec: Codec | None, dtype: DType, sizes: Sequence[int], framed: int = 0
+    group: Any,
+    schedule: Schedule,
+    codec: Codec | None,
+    dtype: DType,
+    sizes: Sequence[int],
+    *,
+    framed: int = 0,
+    bounds: array[int] | None = None,
 ) -> Any:
     """Compile a schedule.
 
@@ -186,6 +219,7 @@ def compiled(
         dtype: of the caller's elements.
         sizes: elements of the send buffer and of the receive buffer.
         framed: of a send or receive, bytes of the longest message; its peer and tag are given at its start.
+        bounds: where Python encodes, of each slot the bytes of its longest message.
 
     Returns:
         The compiled module's ``EngineProgram``.
@@ -193,7 +227,7 @@ def compiled(
     steps, slots, lists = schedule.packed()
     return kernels().engine_program(
         group,
-        None if codec is None else codec.encoder,
+        None if codec is None or bounds is not None else codec.encoder,
         0 if codec is None else codec.wire_id,
         0 if codec is None else codec.params_hash,
         dtype,
@@ -206,21 +240,20 @@ def compiled(
         slots,
         lists,
         (*sizes, schedule.scratch),
+        bounds,
     )
 
 
 def _runs(asked: OperationKey) -> bool:
-    """Tell whether compiled code does all of an operation."""
-    codec, dtype = asked.codec, asked.dtype
-    if not dtype.is_float or codec.linear or (asked.compresses and codec.encoder is None):
+    """Tell whether the engine runs an operation."""
+    if not asked.dtype.is_float or asked.codec.linear:
         return False
-    sums = asked.kind in REDUCTIONS
-    if sums and not asked.reduction:
-        return False
-    if asked.feedback is not None and codec.at_step(1) is not codec:
-        return False  # a codec for each step would be a program for each
-    # The values of sparse codecs are not widened by compiled code.
-    return not (sums and isinstance(codec, SparseCodec) and dtype is not dtype.accumulator)
+    return bool(asked.reduction) or asked.kind not in REDUCTIONS
+
+
+def _asks_python(asked: OperationKey) -> bool:
+    """Tell whether the engine asks Python for the steps of an operation that need its codec."""
+    return asked.compresses and needs_python(asked.codec, asked.dtype, sums=asked.kind in REDUCTIONS)
 
 
 def _better_by_mpi(asked: OperationKey) -> bool:
@@ -230,7 +263,12 @@ def _better_by_mpi(asked: OperationKey) -> bool:
 
 
 def running(
-    program: Any, first: int, send: Flat | None, recv: Flat | None, coder: Coder, memory: Memory | None = None
+    program: Any,
+    first: int,
+    send: Flat | None,
+    recv: Flat | None,
+    carrier: Carrier,
+    memory: Memory | None = None,
 ) -> Steps:
     """Run a program on two arrays in host memory, with a memory of error feedback whose step has begun.
 
@@ -238,19 +276,30 @@ def running(
         program: of :meth:`Programs.find`.
         first: the numbers that the group has reserved for it.
         send, recv: the arrays; None where the program uses none.
-        coder: of the operation.
+        carrier: of the operation, with the codec of the memory's step.
         memory: of error feedback.
 
     Raises:
         WireError, MismatchError: from a peer's message.
+        Exception: whatever a step of Python's has raised.
     """
     address = native.kernels().address
     traced = trace.recorder is not None
     native_memory = None if memory is None else memory.native
+    steps = handle = None
+    if isinstance(program, PythonProgram):
+        steps = PythonSteps(program.schedule, send, recv, carrier, memory)
+        handle = program.handle
+    if memory is not None:
+        handle = at_step(program, carrier.codec, carrier.dtype)
     begins = [0 if flat is None else address(flat.data) for flat in (send, recv)]
     kept = (send, recv, memory)
-    run = kernels().engine_start(program, first, *begins, native_memory, kept, _START_SECONDS, traced, None)
-    yield from awaited(run, coder)
+    run = kernels().engine_start(
+        handle or program, first, *begins, native_memory, kept, _START_SECONDS, traced, None
+    )
+    if steps is not None:
+        yield from steps.until_ended(run)
+    yield from awaited(run, carrier)
 
 
 def ended(run: Any) -> Steps:
