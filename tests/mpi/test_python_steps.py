@@ -73,6 +73,18 @@ def test_python_computes_what_needs_it_and_no_more(make, counted):
     verdict(not counted, "nothing is widened in an all-gather")
 
 
+def test_sums_in_one_exchange_are_in_the_order_of_ranks(make):
+    comm = make("none")
+    for codec in ("lossless", "mpc", "topk:ratio=0.1,values=int8"):
+        for dtype in ("float32", "float16"):
+            x = gaussian(3_000, dtype=dtype)
+            comm.Allreduce(MPI.IN_PLACE, x, "avg", codec=codec, algorithm="one_shot")
+            want = np.zeros(x.size, np.float32)
+            for rank in range(P):
+                hc.decode_add(hc.get_codec(codec).encode(gaussian(x.size, rank, dtype=dtype)), want)
+            verdict(x.tobytes() == (want / np.float32(P)).astype(dtype).tobytes(), f"{codec} {dtype}")
+
+
 # The first has an encoder for each step, the second none; the third is the same at all steps.
 CODECS = [
     "int8:rounding=stochastic",
@@ -279,7 +291,7 @@ def test_a_rank_of_another_codec_is_named(make):
 
 
 def test_an_operation_whose_time_is_over_ends_while_a_step_runs(make, monkeypatch):
-    """The step's memory stays for as long as it runs; its rank is told afterwards."""
+    """The step is not interrupted; its rank is told afterwards, in its next operation at the latest."""
     comm = make("lossless", timeout=0.4)
     honest = LosslessCodec.encode_flat
 
@@ -290,8 +302,15 @@ def test_an_operation_whose_time_is_over_ends_while_a_step_runs(make, monkeypatc
     if WORLD.rank == 0:
         monkeypatch.setattr(LosslessCodec, "encode_flat", encode_flat)
     began = time.monotonic()
-    with pytest.raises(hc.CollectiveTimeoutError):
-        comm.Allreduce(MPI.IN_PLACE, gaussian(1000), algorithm="direct")
+    error: BaseException | None = None
+    for _ in range(2 if WORLD.rank == 0 else 1):
+        try:
+            comm.Allreduce(MPI.IN_PLACE, gaussian(1000), algorithm="direct")
+        except (hc.CollectiveTimeoutError, hc.RemoteError) as caught:
+            error = caught
+            break
+    kinds = (hc.CollectiveTimeoutError, hc.RemoteError) if WORLD.rank == 0 else hc.CollectiveTimeoutError
+    verdict(isinstance(error, kinds), repr(error))
     verdict(time.monotonic() - began < 20)
 
 

@@ -136,8 +136,7 @@ class Programs:
         """
         if not _runs(asked) or (self._apart and not always and _better_by_mpi(asked)):
             return None
-        python = _asks_python(asked)
-        if python and alone:
+        if alone and _asks_python(asked):
             return None
         # Sizes that are the same on all ranks decide how; else it is always the first algorithm.
         name, chunk = "direct", CHUNK_BYTES
@@ -149,7 +148,7 @@ class Programs:
                 asked.codec,
                 asked.feedback,
                 algorithm if asked.compresses else None,
-                engine=not python,
+                engine=True,
                 plain=not asked.compresses,
             )
             if not way.algorithm.scheduled(asked.kind):

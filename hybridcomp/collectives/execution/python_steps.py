@@ -1,4 +1,4 @@
-"""Steps of a schedule that Python computes: those of codecs that have no native encoder, or not for such sums.
+"""Compute the steps of schedules that need a codec without a native encoder, or with none for such sums.
 
 The compiled engine runs the schedule and checks what arrives. A step that needs the codec it puts aside, and whoever
 polls the operation takes it, computes it here, and answers with the bytes of the message that it made. Steps work on
@@ -29,7 +29,7 @@ _ANSWER_SECONDS = 100e-6
 
 
 class PythonProgram(NamedTuple):
-    """A compiled schedule with steps for Python.
+    """Hold a compiled schedule with steps for Python.
 
     Attributes:
         handle: the compiled module's ``EngineProgram``.
@@ -66,7 +66,7 @@ def at_step(program: PythonProgram | Any, codec: Codec, dtype: DType) -> Any:
 
 
 class PythonSteps:
-    """The steps of one run that Python computes; what its operation waits for.
+    """Compute the steps of one run that need Python; its operation waits for this.
 
     Args:
         schedule: of the run's program.
@@ -104,7 +104,7 @@ class PythonSteps:
             raise error
 
     def done(self) -> bool:
-        """Whether the run has ended."""
+        """Tell whether the run has ended."""
         return bool(self._run.done())
 
     def poll(self) -> bool:
@@ -215,7 +215,7 @@ class PythonSteps:
             result.data[:] = narrow(values, result.dtype)
 
     def _addends(self, step: Step, messages: Sequence[ByteArray]) -> list[ByteArray]:
-        """The messages that a step sums; plain elements become messages, as codecs take them."""
+        """Return the messages that a step sums; plain elements become messages, as codecs take them."""
         raws = []
         for at, message in zip(step.slots, messages, strict=True):
             slot = self._schedule.slots[at]
@@ -258,5 +258,5 @@ def _kind(slot: Slot, dtype: DType) -> DType:
 
 
 def _part(step: Step) -> slice:
-    """The part of a memory that a step uses."""
+    """Return the part of a memory that a step uses."""
     return slice(step.memory, step.memory + step.count)
