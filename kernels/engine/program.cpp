@@ -78,6 +78,11 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     const bool needs_out = kind == kDecode || kind == kSum || kind == kCopy;
     if ((needs_span && step.span == kNoBuffer) || (needs_out && step.out == kNoBuffer))
       return "a step lacks a span";
+    if (step.memory >= 0) {
+      if (!carriage.encoder && !carriage.bounds) return "a step corrects by a memory, and there is no codec";
+      if ((kind == kSum || kind == kSumEncode) && step.span == kNoBuffer)
+        return "a step sums what a memory corrects, and has no part of its own";
+    }
     if (kind == kCopy && dtype_of(step.span) != dtype_of(step.out)) return "a copy is between two dtypes";
     const auto within = [&](std::int64_t at, std::int64_t n) {
       return at >= 0 && n >= 0 && at + n <= static_cast<std::int64_t>(refs.size());

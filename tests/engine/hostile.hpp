@@ -97,6 +97,8 @@ class Hostile {
     set(kSpan, {kBuffers, 256 + w[kSpan]});
     set(kOut, {kBuffers, 256 + w[kOut]});
     if (kind == kEncode || kind == kSumEncode || kind == kCopy) set(kSpan, {-1});
+    if (kind == kSum && w[kMemory] >= 0) set(kSpan, {-1});
+    if (case_.plain && kind != kSend && kind != kRecv) set(kMemory, {0, 5});
     if (kind == kDecode || kind == kSum || kind == kCopy) set(kOut, {-1});
     set(kSpanAt, {-1});
     set(kOutAt, {-1});
