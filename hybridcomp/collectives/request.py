@@ -174,10 +174,6 @@ class Request:
             # A generator that something was raised in would end well at the next look.
             stopped = HybridcompError(f"{self.what} was stopped by {error!r}")
             stopped.__cause__ = error
-            if (
-                self._pending.run is not None
-            ):  # it may have come between the engine's asking and Python's answer
-                self._pending.run.abandon()
             self._finish(stopped)
             self._engine.thrown = error
         return moved or self._ended
@@ -213,8 +209,6 @@ class Request:
 
     def _abandon(self, error: BaseException) -> None:
         """End with ``error`` while messages of it may be on their way."""
-        if self._pending.run is not None:
-            self._pending.run.abandon()
         for peer, request in zip(self._pending.peers, self._pending.requests, strict=True):
             if peer != -1 and request != MPI.REQUEST_NULL:  # MPI cannot cancel collectives: Open MPI hangs
                 with suppress(MPI.Exception):
@@ -225,6 +219,8 @@ class Request:
         self._finish(error)
 
     def _finish(self, error: BaseException | None) -> None:
+        if error is not None and self._pending.run is not None:  # which may not have ended
+            self._pending.run.abandon()
         self.exception = error
         self._ended = True
 
