@@ -177,10 +177,6 @@ class Request:
             # A generator that something was raised in would end well at the next look.
             stopped = HybridcompError(f"{self.what} was stopped by {error!r}")
             stopped.__cause__ = error
-            if (
-                self._pending.run is not None
-            ):  # it may have come between the engine's asking and Python's answer
-                self._pending.run.abandon()
             self._finish(stopped)
             self._engine.thrown = error
         return moved or self._ended
@@ -220,8 +216,6 @@ class Request:
 
     def _abandon(self, error: BaseException) -> None:
         """End with ``error`` while messages of it may be on their way."""
-        if self._pending.run is not None:
-            self._pending.run.abandon()
         given = [] if self._pending.sends else zip(self._pending.peers, self._pending.requests, strict=True)
         for peer, request in given:
             if peer != -1 and request != MPI.REQUEST_NULL:  # MPI cannot cancel collectives: Open MPI hangs
@@ -233,6 +227,8 @@ class Request:
         self._finish(error)
 
     def _finish(self, error: BaseException | None) -> None:
+        if error is not None and self._pending.run is not None:  # which may not have ended
+            self._pending.run.abandon()
         self.exception = error
         self._ended = True
 
