@@ -19,8 +19,9 @@ from hybridcomp.collectives.handle import called_back
 WORLD = MPI.COMM_WORLD
 _SECONDS = 30.0
 
-# That a device runs an algorithm as the host does depends little on how many ranks there are.
-collect_ignore = [] if WORLD.size == 3 else ["test_device_algorithms.py"]
+# That a device runs an algorithm as the host does, and Python a step as the engine, depends little on how many ranks
+# there are.
+collect_ignore = [] if WORLD.size == 3 else ["test_device_algorithms.py", "test_python_steps.py"]
 # One rank's hook has nothing to do, and one rank compresses no message.
 collect_ignore += ["test_device_hook.py", "test_messages.py"] if WORLD.size == 1 else []
 
