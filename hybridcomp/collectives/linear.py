@@ -91,7 +91,7 @@ def linear_allreduce(
         program = None
         if programs is not None and following.op == "sum" and flat.size:
             key = OperationKey("all_reduce", NONE, False, kind, (flat.size,))
-            program = programs.find(key, always=True)
+            program = programs.find(key)
         round_carrier = Carrier(t, NONE, kind, call)
         if program is None:
             fold = None if kind.is_float else FOLDS[following.op]

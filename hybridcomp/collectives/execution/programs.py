@@ -36,7 +36,6 @@ from hybridcomp.schedules.topology import Topology
 
 _MOST_PROGRAMS = 1024
 STREAM_BYTES = 1 << 23  # results from here on are written past the caches
-_PLAIN_BYTES = 1 << 20  # uncompressed sums between hosts from here on are the engine's
 _START_SECONDS = 100e-6  # that an operation computes before its start returns
 
 Extents = tuple[tuple[int, int], ...]
@@ -104,27 +103,18 @@ class Programs:
         self._topology = topology
         self._rank = rank
         self._chooser = chooser
-        self._apart = topology.largest == 1  # no two ranks share memory
         self._programs: dict[tuple[Any, ...], Any] = {}
 
     def reserve(self) -> int:
         """Reserve the numbers of an operation's messages: in program order, before anything delays its start."""
         return int(self.group.reserve())
 
-    def find(
-        self,
-        asked: OperationKey,
-        algorithm: str | None = None,
-        *,
-        always: bool = False,
-        alone: bool = False,
-    ) -> Any:
+    def find(self, asked: OperationKey, algorithm: str | None = None, *, alone: bool = False) -> Any:
         """Return the program of an operation; None where the engine does not do it.
 
         Args:
             asked: the operation.
             algorithm: the caller's, for what is compressed; None to choose.
-            always: also where MPI's own operation would be faster.
             alone: without Python, where nobody would compute a step for it.
 
         Returns:
@@ -134,7 +124,7 @@ class Programs:
         Raises:
             ValueError: the algorithm cannot be used here.
         """
-        if not _runs(asked) or (self._apart and not always and _better_by_mpi(asked)):
+        if not _runs(asked):
             return None
         if alone and _asks_python(asked):
             return None
@@ -253,12 +243,6 @@ def _runs(asked: OperationKey) -> bool:
 def _asks_python(asked: OperationKey) -> bool:
     """Tell whether the engine asks Python for the steps of an operation that need its codec."""
     return asked.compresses and needs_python(asked.codec, asked.dtype, sums=asked.kind in REDUCTIONS)
-
-
-def _better_by_mpi(asked: OperationKey) -> bool:
-    """Tell whether MPI's own sum is as exact, and faster between hosts: its latency is lower."""
-    nbytes = sum(asked.counts) * asked.dtype.itemsize
-    return not asked.compresses and nbytes < _PLAIN_BYTES and asked.dtype is asked.dtype.accumulator
 
 
 def running(
