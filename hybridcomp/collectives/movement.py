@@ -39,11 +39,8 @@ class Movement(Quick):
 
         ``sendbuf`` may be ``MPI.IN_PLACE`` or any part of ``recvbuf``.
         """
-        if (
-            codec is None
-            and not self._line
-            and self._done(("all_gather", 0, name, phase), self._moves, sendbuf, recvbuf)
-        ):
+        key = ("all_gather", 0, name, phase, codec, algorithm)
+        if self._may_be_quick(codec) and self._done(key, self._moves, sendbuf, recvbuf):
             return
         return self.start_allgather(sendbuf, recvbuf, name, phase, codec, algorithm).wait()
 
@@ -134,11 +131,8 @@ class Movement(Quick):
         codec: CodecLike = None,
     ) -> None:
         """Send equal parts of ``sendbuf`` to all ranks; a rank's own part is copied exactly."""
-        if (
-            codec is None
-            and not self._line
-            and self._done(("all_to_all", 0, name, phase), self._moves, sendbuf, recvbuf)
-        ):
+        key = ("all_to_all", 0, name, phase, codec, None)
+        if self._may_be_quick(codec) and self._done(key, self._moves, sendbuf, recvbuf):
             return
         return self._alltoall(sendbuf, recvbuf, name, phase, codec).wait()
 
@@ -238,11 +232,8 @@ class Movement(Quick):
         algorithm: str | None = None,
     ) -> None:
         """Broadcast from ``root``. Where it is compressed, the root, too, ends with the decoded values."""
-        if (
-            codec is None
-            and not self._line
-            and self._done(("broadcast", root, name, phase), self._moves, buf, buf)
-        ):
+        key = ("broadcast", root, name, phase, codec, None)
+        if self._may_be_quick(codec) and self._done(key, self._moves, buf, buf):
             return
         return self.start_bcast(buf, root, name, phase, codec, algorithm).wait()
 
@@ -292,7 +283,7 @@ class Movement(Quick):
 
     def _moves(self, key: Key, send: Any, recv: Any, _: Any) -> Kind | None:
         """The kind of a blocking move of plain arrays; None if it is not for MPI alone."""
-        what, root, name, phase = key
+        what, root, name, phase, codec, algorithm = key
         p = self.size
         try:
             flat = parse(send)
@@ -300,10 +291,10 @@ class Movement(Quick):
             return None
         if not flat.size or recv.size != flat.size * (p if what == "all_gather" else 1):
             return None
-        choice = self._choose(what, flat, name, phase, None, flat.size if what == "all_to_all" else None)
+        choice = self._choose(what, flat, name, phase, codec, flat.size if what == "all_to_all" else None)
         raw, sent, comm = flat.nbytes, (p - 1) * flat.nbytes, self.mpi.handle
         if choice.compresses:
-            return self._moves_compressed(what, choice, flat)
+            return self._moves_compressed(what, choice, flat, algorithm)
         if flat.dtype.is_float and flat.dtype.itemsize == 2:
             return None
         if what == "broadcast":
@@ -321,7 +312,7 @@ class Movement(Quick):
         part_of = [0, each, MPI.BYTE.handle]
         return self._call(what, choice, raw, sent), [*part_of, *part_of, comm]
 
-    def _moves_compressed(self, what: str, choice: Choice, flat: Flat) -> Kind | None:
+    def _moves_compressed(self, what: str, choice: Choice, flat: Flat, algorithm: str | None) -> Kind | None:
         """The same of compressed messages; None if the engine does not do it, or has to know a root."""
         p, n = self.size, flat.size
         if what == "all_gather":
@@ -333,5 +324,5 @@ class Movement(Quick):
             call = self._call(what, choice, flat.nbytes, (p - 1) * flat.nbytes // p)
         else:
             return None
-        program = None if self._programs is None else self._programs.find(asked, alone=True)
+        program = None if self._programs is None else self._programs.find(asked, algorithm, alone=True)
         return None if program is None else (call, program)

@@ -42,7 +42,7 @@ from hybridcomp.native import kernels
 _MOST_OPERATIONS = 4096
 _MOST_KINDS = 64  # of arrays, for each
 
-# Operation; id of the reduction, or root; name and phase; of a reduction the codec and the algorithm.
+# Operation; id of the reduction, or root; name, phase and codec; of a collective the algorithm.
 Key = tuple[Any, ...]
 
 
@@ -110,6 +110,10 @@ class Quick(Core):
         for operation in list(self._operations.values()):
             self._settle(operation)
         return super().stats()
+
+    def _may_be_quick(self, codec: Any) -> bool:
+        """Tell whether a collective may be one native call: its codec is a key, and nobody is in line."""
+        return not self._line and (codec is None or isinstance(codec, str))
 
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
         """Do a collective on two buffers; False if it must take the usual way."""

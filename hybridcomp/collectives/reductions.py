@@ -74,10 +74,8 @@ class Reductions(Quick):
         algorithm: str | None = None,
     ) -> bool:
         """:meth:`Allreduce` if that is one native call on plain arrays; False, with nothing done, if it is not."""
-        if self._line or not (codec is None or isinstance(codec, str)):
-            return False
         key = ("all_reduce", id(op), name, phase, codec, algorithm)
-        return self._done(key, self._sums, sendbuf, recvbuf, op)
+        return self._may_be_quick(codec) and self._done(key, self._sums, sendbuf, recvbuf, op)
 
     def Iallreduce(
         self,
@@ -128,13 +126,8 @@ class Reductions(Quick):
 
         With ``MPI.IN_PLACE`` the values are in ``recvbuf``, and the block comes to its beginning.
         """
-        if (
-            codec is None
-            and not self._line
-            and self._done(
-                ("reduce_scatter", id(op), name, phase, None, None), self._sums, sendbuf, recvbuf, op
-            )
-        ):
+        key = ("reduce_scatter", id(op), name, phase, codec, algorithm)
+        if self._may_be_quick(codec) and self._done(key, self._sums, sendbuf, recvbuf, op):
             return
         return self.start_reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
 
