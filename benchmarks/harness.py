@@ -190,7 +190,6 @@ def take_turns(
     warmup = max(1, args.warmup)
     calls = _CALLS if size <= _SHORT_BYTES else 1
     rounds = warmup + max(args.iters, min(_MOST_ITERS, _ITERS_BYTES // size) // calls)
-    clocks: dict[int, list[tuple[float, float]]] = {id(side): [] for side in sides}
     for i in tqdm(range(rounds), disable=None if WORLD.rank == 0 else True, leave=False):
         order = random.Random(i).sample(sides, len(sides))
         with bounded(args.timeout * len(sides)):
@@ -202,15 +201,17 @@ def take_turns(
                 last = i == rounds - 1
                 for _ in range(calls):
                     before(side, last)
-                    clocks[id(side)].append(clocked(side.run))
+                    seconds, busy = clocked(side.run)
+                    side.seconds.append(seconds)
+                    side.busy.append(busy)
                 if last:
                     WORLD.Barrier()
                     after(side)
     for side in sides:
-        seconds, busy = np.array(clocks[id(side)]).T.copy()
-        WORLD.Allreduce(MPI.IN_PLACE, seconds, op=MPI.MAX)
-        WORLD.Allreduce(MPI.IN_PLACE, busy)
-        side.seconds, side.busy = seconds.tolist(), busy.tolist()
+        slowest, total = np.array(side.seconds), np.array(side.busy)
+        WORLD.Allreduce(MPI.IN_PLACE, slowest, op=MPI.MAX)
+        WORLD.Allreduce(MPI.IN_PLACE, total)
+        side.seconds, side.busy = slowest.tolist(), total.tolist()
 
 
 def filler(op: Operation, send: NDArray, recv: NDArray) -> Callable[[Side, bool], None]:

@@ -36,7 +36,7 @@ class Messages(Probes):
     ) -> None:
         """Send to ``dest``. With ``codec=``, the receiver must give the same."""
         if (
-            self._may_send_quickly(codec)
+            self._may_be_quick(self._message_line, codec)
             and dest in self._met
             and self._sent(("send", 0, name, phase, codec), self._blocking, buf, dest, tag, None)
         ):
@@ -148,7 +148,7 @@ class Messages(Probes):
 
         ``status`` is filled with source, tag and count of what was sent, before any compression.
         """
-        if self._may_send_quickly(codec) and self._sent(
+        if self._may_be_quick(self._message_line, codec) and self._sent(
             ("recv", 0, None, None, codec), self._blocking, buf, source, tag, status
         ):
             return
@@ -328,10 +328,6 @@ class Messages(Probes):
         status: MPI.Status | None = None,
     ) -> engine.Request:
         return self._foreign(op, post, codec, transport=self._p2p_transport, peer=peer, status=status)
-
-    def _may_send_quickly(self, codec: CodecLike) -> bool:
-        """Tell whether a send or receive may be one native call: its codec is a key, and nobody is in line."""
-        return not self._message_line and (codec is None or isinstance(codec, str))
 
     def _blocking(self, key: Key, buf: Any, _: Any, __: Any) -> Kind | None:
         """Return the kind of a blocking send or receive of a plain array; None if it must take the usual way."""

@@ -40,7 +40,7 @@ class Movement(Quick):
         ``sendbuf`` may be ``MPI.IN_PLACE`` or any part of ``recvbuf``.
         """
         key = ("all_gather", 0, name, phase, codec, algorithm)
-        if self._may_be_quick(codec) and self._done(key, self._moves, sendbuf, recvbuf):
+        if self._may_be_quick(self._line, codec) and self._done(key, self._moves, sendbuf, recvbuf):
             return
         return self.start_allgather(sendbuf, recvbuf, name, phase, codec, algorithm).wait()
 
@@ -132,7 +132,7 @@ class Movement(Quick):
     ) -> None:
         """Send equal parts of ``sendbuf`` to all ranks; a rank's own part is copied exactly."""
         key = ("all_to_all", 0, name, phase, codec, None)
-        if self._may_be_quick(codec) and self._done(key, self._moves, sendbuf, recvbuf):
+        if self._may_be_quick(self._line, codec) and self._done(key, self._moves, sendbuf, recvbuf):
             return
         return self._alltoall(sendbuf, recvbuf, name, phase, codec).wait()
 
@@ -233,7 +233,7 @@ class Movement(Quick):
     ) -> None:
         """Broadcast from ``root``. Where it is compressed, the root, too, ends with the decoded values."""
         key = ("broadcast", root, name, phase, codec, None)
-        if self._may_be_quick(codec) and self._done(key, self._moves, buf, buf):
+        if self._may_be_quick(self._line, codec) and self._done(key, self._moves, buf, buf):
             return
         return self.start_bcast(buf, root, name, phase, codec, algorithm).wait()
 

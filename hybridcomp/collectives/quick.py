@@ -111,9 +111,10 @@ class Quick(Core):
             self._settle(operation)
         return super().stats()
 
-    def _may_be_quick(self, codec: Any) -> bool:
-        """Tell whether a collective may be one native call: its codec is a key, and nobody is in line."""
-        return not self._line and (codec is None or isinstance(codec, str))
+    @staticmethod
+    def _may_be_quick(line: deque[Any], codec: Any) -> bool:
+        """Tell whether an operation may be one native call: its codec is a key, and nobody is in line."""
+        return not line and (codec is None or isinstance(codec, str))
 
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
         """Do a collective on two buffers; False if it must take the usual way."""

@@ -75,7 +75,7 @@ class Reductions(Quick):
     ) -> bool:
         """:meth:`Allreduce` if that is one native call on plain arrays; False, with nothing done, if it is not."""
         key = ("all_reduce", id(op), name, phase, codec, algorithm)
-        return self._may_be_quick(codec) and self._done(key, self._sums, sendbuf, recvbuf, op)
+        return self._may_be_quick(self._line, codec) and self._done(key, self._sums, sendbuf, recvbuf, op)
 
     def Iallreduce(
         self,
@@ -127,7 +127,7 @@ class Reductions(Quick):
         With ``MPI.IN_PLACE`` the values are in ``recvbuf``, and the block comes to its beginning.
         """
         key = ("reduce_scatter", id(op), name, phase, codec, algorithm)
-        if self._may_be_quick(codec) and self._done(key, self._sums, sendbuf, recvbuf, op):
+        if self._may_be_quick(self._line, codec) and self._done(key, self._sums, sendbuf, recvbuf, op):
             return
         return self.start_reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
 

@@ -120,9 +120,8 @@ GroupHandle make_group(std::uint64_t comm, int rank, int size, bool known) {
   group->comm = comm;
   group->rank = rank;
   group->size = size;
-  group->known = known;
   group->place.assign(static_cast<std::size_t>(size), -1);
-  group->contacts.assign(static_cast<std::size_t>(size), 0);
+  group->contacts.assign(static_cast<std::size_t>(size), known ? -1 : 0);
   return {std::move(group)};
 }
 

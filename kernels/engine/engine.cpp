@@ -74,12 +74,10 @@ void Engine::send(Execution& execution, std::uint32_t step, Group& group, int pe
   }
   const Requests::Owner owner{&execution, step};
   const int count = static_cast<int>(bytes);
-  if (!group.known) {
-    std::int32_t& contacts = group.contacts[static_cast<std::size_t>(peer)];
-    if (contacts >= 0) {
-      ++contacts;
-      return contacts_.post({owner, data, count, peer, tag, group.comm, &contacts});
-    }
+  std::int32_t& contacts = group.contacts[static_cast<std::size_t>(peer)];
+  if (contacts >= 0) {
+    ++contacts;
+    return contacts_.post({owner, data, count, peer, tag, group.comm, &contacts});
   }
   const int code = mpi_.isend(data, count, mpi_.byte, peer, tag, group.comm, requests_.room());
   if (code) return execution.refused(step, code);

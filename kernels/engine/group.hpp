@@ -43,7 +43,6 @@ struct Group {
   int rank = 0, size = 1;
   std::vector<Neighbour> neighbours;
   std::vector<int> place;              // of each rank: its index among the neighbours, or -1
-  bool known = false;                  // its ranks have had messages from here
   std::vector<std::int32_t> contacts;  // of each rank: first messages that are being posted; -1: it is known
   std::uint32_t sequence = 0;          // of the operations that were started
 

@@ -222,24 +222,21 @@ def test_more_operations_than_a_ring_holds(make):
     verdict(identical(np.concatenate(arrays)))
 
 
-def test_threads_that_overlap_on_communicators_of_their_own(make):
-    """Random programs: each thread runs its own, of the same operations on all ranks, blocking and not."""
-    threads = 3
-    comms = [make(("int8", "none", "int4")[i]) for i in range(threads)]
-    results: list[list[np.ndarray]] = [[] for _ in range(threads)]
+def overlap(comms: list[hc.Communicator], sizes: list[int], steps: int, codecs: list[str | None]) -> None:
+    """Run a random program on each communicator, in a thread each: the same on all ranks, blocking and not."""
+    results: list[list[np.ndarray]] = [[] for _ in comms]
     errors: list[BaseException] = []
 
     def work(i: int) -> None:
         rng = np.random.default_rng(i)
         flying = []
         try:
-            for step in range(60):
-                n = int(rng.choice([1, 100, 5_000, 70_000, 400_000]))
-                x = gaussian(n, seed=step)
+            for step in range(steps):
+                x, codec = gaussian(int(rng.choice(sizes)), seed=step), codecs[rng.integers(len(codecs))]
                 if rng.random() < 0.5:
-                    comms[i].Allreduce(MPI.IN_PLACE, x)
+                    comms[i].Allreduce(MPI.IN_PLACE, x, codec=codec)
                 else:
-                    flying.append(comms[i].Iallreduce(MPI.IN_PLACE, x))
+                    flying.append(comms[i].Iallreduce(MPI.IN_PLACE, x, codec=codec))
                 results[i].append(x)
                 while flying and rng.random() < 0.4:
                     flying.pop(int(rng.integers(len(flying)))).wait()
@@ -248,7 +245,7 @@ def test_threads_that_overlap_on_communicators_of_their_own(make):
         except BaseException as error:
             errors.append(error)
 
-    running = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
+    running = [threading.Thread(target=work, args=(i,)) for i in range(len(comms))]
     for thread in running:
         thread.start()
     for thread in running:
@@ -256,6 +253,11 @@ def test_threads_that_overlap_on_communicators_of_their_own(make):
     verdict(not errors, repr(errors))
     for mine in results:
         verdict(identical(np.concatenate(mine)))
+
+
+def test_threads_that_overlap_on_communicators_of_their_own(make):
+    comms = [make(codec) for codec in ("int8", "none", "int4")]
+    overlap(comms, [1, 100, 5_000, 70_000, 400_000], 60, [None])
 
 
 def test_statistics_count_what_the_engine_sent(make):

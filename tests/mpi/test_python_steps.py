@@ -24,12 +24,11 @@ from hybridcomp.collectives.near import _SWITCH
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.topology import Topology
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict
-from tests.mpi.test_interrupts import interrupted
+from tests.mpi.test_compiled import overlap
+from tests.mpi.test_interrupts import interrupt_often
 
 N = 200_000
 P = WORLD.size
-
-pytestmark = pytest.mark.skipif(P == 1, reason="one rank compresses nothing")
 
 
 @pytest.fixture
@@ -315,22 +314,7 @@ def test_an_operation_whose_time_is_over_ends_while_a_step_runs(make, monkeypatc
 
 
 def test_an_all_reduce_that_was_interrupted_goes_on_and_ends_right(make):
-    comm = make("lossless")
-    want = gaussian(N)
-    comm.Allreduce(MPI.IN_PLACE, want)
-    began = time.monotonic()
-    comm.Allreduce(MPI.IN_PLACE, gaussian(N))
-    usual = time.monotonic() - began
-    rng = np.random.default_rng(WORLD.rank)
-    hits = tries = 0
-    while tries < 20 or (WORLD.allreduce(hits) < 8 and tries < 200):
-        x = gaussian(N)
-        request = comm.Iallreduce(MPI.IN_PLACE, x)
-        hits += interrupted(request, rng.uniform(0, usual))
-        request.wait()
-        verdict(bool((x == want).all()))
-        tries += 1
-    verdict(WORLD.allreduce(hits) >= 8)
+    interrupt_often(make("lossless"), N, 20)
 
 
 def test_operations_that_nobody_waits_for_end(make, counted):
@@ -352,39 +336,8 @@ def test_operations_that_nobody_waits_for_end(make, counted):
 
 def test_threads_that_overlap_on_communicators_of_their_own(make):
     """Random programs: blocking and not, of codecs that need Python and of some that do not."""
-    threads = 3
-    comms = [make("none") for _ in range(threads)]
     codecs = ["lossless", "int8", "mpc", "none", "topk:ratio=0.1,values=int8"]
-    results: list[list[np.ndarray]] = [[] for _ in range(threads)]
-    errors: list[BaseException] = []
-
-    def work(i: int) -> None:
-        rng = np.random.default_rng(i)
-        flying: list[Any] = []
-        try:
-            for step in range(40):
-                n = int(rng.choice([1, 100, 5_000, 70_000]))
-                codec, x = str(rng.choice(codecs)), gaussian(n, seed=step)
-                if rng.random() < 0.5:
-                    comms[i].Allreduce(MPI.IN_PLACE, x, codec=codec)
-                else:
-                    flying.append(comms[i].Iallreduce(MPI.IN_PLACE, x, codec=codec))
-                results[i].append(x)
-                while flying and rng.random() < 0.4:
-                    flying.pop(int(rng.integers(len(flying)))).wait()
-            for request in flying:
-                request.wait()
-        except BaseException as error:
-            errors.append(error)
-
-    running = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    verdict(not errors, repr(errors))
-    for mine in results:
-        verdict(identical(np.concatenate([x.view(np.uint8) for x in mine])))
+    overlap([make("none") for _ in range(3)], [1, 100, 5_000, 70_000], 40, codecs)
 
 
 def test_memory_of_messages_is_used_again(make):

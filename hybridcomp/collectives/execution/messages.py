@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hybridcomp import native, trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec
 from hybridcomp.collectives import p2p
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.coding import NONE
 from hybridcomp.collectives.execution.faults import Fault
-from hybridcomp.collectives.execution.programs import awaited, compiled, ended
+from hybridcomp.collectives.execution.programs import awaited, compiled, ended, started
 from hybridcomp.collectives.request import Steps
 from hybridcomp.collectives.transport import Incoming
 from hybridcomp.schedules import registry
@@ -88,7 +87,8 @@ def sending(program: Any, data: Flat, dest: int, tag: int, carrier: Carrier) -> 
         dest, tag: as in MPI; ``dest`` has had a message from here before.
         carrier: transport and statistics.
     """
-    run = _started(program, data, None, dest, tag)
+    # It is encoded at once, however long that takes: what the caller sends next must not overtake it.
+    run = started(program, data, None, math.inf, envelope=(dest, tag))
     with carrier.transport.keeping((run, data)):
         yield from awaited(run, carrier)
 
@@ -106,7 +106,8 @@ def receiving(program: Any, out: Flat, source: int, tag: int, status: MPI.Status
     Raises:
         WireError, MismatchError: as there.
     """
-    yield from received(_started(program, None, out, source, tag), out, status, carrier)
+    run = started(program, None, out, math.inf, envelope=(source, tag))
+    yield from received(run, out, status, carrier)
 
 
 def received(run: Any, out: Flat, status: MPI.Status, carrier: Carrier) -> Steps:
@@ -123,13 +124,3 @@ def received(run: Any, out: Flat, status: MPI.Status, carrier: Carrier) -> Steps
             p2p.take_message(carrier, message, whole.size, out, status)
             return
         yield from awaited(run, carrier)
-
-
-def _started(program: Any, send: Flat | None, recv: Flat | None, peer: int, tag: int) -> Any:
-    address = native.kernels().address
-    begins = [0 if flat is None else address(flat.data) for flat in (send, recv)]
-    traced = trace.recorder is not None
-    # A send is encoded at once, however long that takes: what the caller sends next must not overtake it.
-    return native.kernels().engine_start(
-        program, 0, *begins, None, (send, recv), math.inf, traced, (peer, tag)
-    )

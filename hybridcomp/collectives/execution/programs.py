@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from hybridcomp import native, trace
+from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
 from hybridcomp.collectives.algorithms import ALGORITHMS
@@ -266,23 +266,48 @@ def running(
         WireError, MismatchError: from a peer's message.
         Exception: whatever a step of Python's has raised.
     """
-    address = native.kernels().address
-    traced = trace.recorder is not None
-    native_memory = None if memory is None else memory.native
-    steps = handle = None
+    steps, handle = None, program
     if isinstance(program, PythonProgram):
         steps = PythonSteps(program.schedule, send, recv, carrier, memory)
         handle = program.handle
     if memory is not None:
         handle = at_step(program, carrier.codec, carrier.dtype)
-    begins = [0 if flat is None else address(flat.data) for flat in (send, recv)]
-    kept = (send, recv, memory)
-    run = kernels().engine_start(
-        handle or program, first, *begins, native_memory, kept, _START_SECONDS, traced, None
-    )
+    run = started(handle, send, recv, _START_SECONDS, first=first, memory=memory)
     if steps is not None:
         yield from steps.until_ended(run)
     yield from awaited(run, carrier)
+
+
+def started(
+    handle: Any,
+    send: Flat | None,
+    recv: Flat | None,
+    seconds: float,
+    *,
+    first: int = 0,
+    memory: Memory | None = None,
+    envelope: tuple[int, int] | None = None,
+) -> Any:
+    """Start a compiled program on two arrays in host memory.
+
+    Args:
+        handle: the compiled module's ``EngineProgram``.
+        send, recv: the arrays; None where the program uses none.
+        seconds: that it computes at most before this returns.
+        first: the numbers that its group has reserved for it.
+        memory: of error feedback, whose step has begun.
+        envelope: of a framed message, its peer and tag.
+
+    Returns:
+        The compiled module's ``EngineRun``.
+    """
+    module = kernels()
+    begins = [0 if flat is None else module.address(flat.data) for flat in (send, recv)]
+    native_memory = None if memory is None else memory.native
+    traced = trace.recorder is not None
+    return module.engine_start(
+        handle, first, *begins, native_memory, (send, recv, memory), seconds, traced, envelope
+    )
 
 
 def ended(run: Any) -> Steps:
