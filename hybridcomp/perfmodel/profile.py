@@ -339,8 +339,8 @@ _MEASURED = {
     "sidco:ratio=0.001": (24.3, 21.4, 238.0, 2, 0.0016),
 }
 BUILT_IN = Profile(
-    host=Tier(latency=5e-6, bandwidth=5e9),
-    network=Tier(latency=300e-6, bandwidth=117e6),
+    host=Tier(latency=2e-6, bandwidth=5e9),
+    network=Tier(latency=225e-6, bandwidth=117e6),
     memory=11e9,
     codecs={
         spec if spec == DEFAULT else get_codec(spec).spec: Speed(

@@ -12,9 +12,11 @@ from hybridcomp.perfmodel.profile import Profile
 
 _KINDS = {1: DType.UINT8, 2: DType.FLOAT16, 4: DType.FLOAT32, 8: DType.FLOAT64, 16: DType.COMPLEX128}
 _FP32 = 4  # bytes; speeds are of fp32
-_COMPILED_MESSAGE = (
-    4e-6  # seconds of a core for a message of the compiled engine's, with all that belongs to it
-)
+# Seconds of a core in the compiled engine: for a message inside a host or to another one, with all
+# that belongs to it, and for a codec's call.
+_COMPILED_NEAR = 1e-6
+_COMPILED_FAR = 10e-6
+_COMPILED_CALL = 0.2e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Phase:
         tier = self._profile.network if network else self._profile.host
         self.latency += rounds * tier.latency
 
-    def send(self, n: float, *, near: float, far: float, own: float) -> None:
+    def send(self, n: float, *, near: float, far: float, own: float, peers: int = 1) -> None:
         """Send messages of ``n`` elements.
 
         Args:
@@ -122,17 +124,19 @@ class Phase:
             near: messages that a rank sends to ranks of its host.
             far: messages that leave a host, of all its ranks.
             own: messages that a rank sends, near and far.
+            peers: ranks that each get one of their own: the engine sends one while it encodes the next.
         """
         pieces = self.pieces(n)
         nbytes = pieces * self.message_bytes(n / pieces)
-        each = self._profile.message
+        each = across = self._profile.message
         if self._setting.compiled:
-            each = min(each, _COMPILED_MESSAGE)
-        self.cpu += own * pieces * each + near * nbytes / self._profile.host.bandwidth
-        through = 2 * far / self._setting.ranks_per_host * nbytes  # sent and received
-        self.cpu += through * self._profile.wire
+            each, across = min(each, _COMPILED_NEAR), min(across, _COMPILED_FAR)
+        away = far / self._setting.ranks_per_host
+        self.cpu += pieces * ((own - away) * each + away * across)
+        self.cpu += near * nbytes / self._profile.host.bandwidth
+        self.cpu += 2 * away * nbytes * self._profile.wire  # sent and received
         self.link += far * nbytes / self._profile.network.bandwidth
-        self.chunks = max(self.chunks, pieces)
+        self.chunks = max(self.chunks, pieces * (peers if self._setting.compiled else 1))
 
     def hop(self, n: float, times: float, *, network: bool) -> None:
         """Wait ``times`` for one chunk of ``n`` elements to be passed on whole."""
@@ -150,4 +154,7 @@ class Phase:
         return codec.bound(count, kind)
 
     def _compute(self, n: float, times: float, speed: float) -> None:
-        self.cpu += times * (n * _FP32 / speed + self.pieces(n) * self._speed.overhead)
+        overhead = self._speed.overhead
+        if self._setting.compiled:
+            overhead = min(overhead, _COMPILED_CALL)
+        self.cpu += times * (n * _FP32 / speed + self.pieces(n) * overhead)
