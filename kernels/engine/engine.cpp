@@ -212,11 +212,27 @@ void Engine::retire() {
   in_flight_.store(active_.size());
 }
 
-bool Engine::poll() {
-  if (!mutex_.try_lock()) return false;
+Engine::Look Engine::try_look() {
+  if (!mutex_.try_lock()) return Look::kBusy;
   const bool moved = advance();
   mutex_.unlock();
-  return moved;
+  return moved ? Look::kMoved : Look::kNothing;
+}
+
+bool Engine::poll() { return try_look() == Look::kMoved; }
+
+bool Engine::rest(double seconds, double longest) {
+  Bell* const bell = shares_.load() ? bell_.load() : nullptr;
+  if (!bell) {
+    sleep_for(seconds);
+    return false;
+  }
+  Sleeper sleeper(*bell);
+  const Look look = try_look();
+  if (look == Look::kMoved) return true;
+  // Whoever looks now may have looked at a ring before something came into it: then nobody rings.
+  sleeper.sleep(look == Look::kBusy || requested_.load() ? seconds : longest);
+  return false;
 }
 
 bool Engine::wait(const Execution& execution, double seconds, bool for_python) {
@@ -225,11 +241,9 @@ bool Engine::wait(const Execution& execution, double seconds, bool for_python) {
   if (over()) return execution.done();
   sleep_precisely();
   waiters_.fetch_add(1);
-  Bell* const bell = bell_.load();
   int looks = 0;
   double since = 0, until = 0;
   while (!over()) {
-    const std::uint32_t seen = bell ? bell->rung.load() : 0;
     if (poll()) {
       looks = 0;
       continue;
@@ -249,10 +263,7 @@ bool Engine::wait(const Execution& execution, double seconds, bool for_python) {
       continue;
     }
     const double share = std::min(std::clamp(quiet * kSleepShare, kSleepMin, kSleepMax), until - time);
-    if (bell && shares_.load())
-      bell->sleep(seen, requested_.load() ? share : std::min(kBellSleep, until - time));
-    else
-      sleep_for(share);
+    if (rest(share, std::min(kBellSleep, until - time))) looks = 0;
   }
   const bool asked = !execution.done() && over();  // Python takes that, and comes back
   if (waiters_.fetch_sub(1) == 1 && in_flight_.load() && !asked) wake();
@@ -300,19 +311,13 @@ void Engine::run() {
         wake_.wait_for(lock, std::chrono::duration<double>(kAside), wanted);
       if (stopping_) return;
     }
-    Bell* const bell = bell_.load();
-    const std::uint32_t seen = bell ? bell->rung.load() : 0;
-    const bool moved = poll();
-    if (news_.exchange(false) && on_news) on_news();
-    if (moved) {
-      moved_at = now();
-      continue;
+    bool moved = poll();
+    if (!moved && !news_.load()) {
+      const double pause = std::clamp((now() - moved_at) * kBackShare, kBackMin, kBackMax);
+      moved = rest(pause, pause);
     }
-    const double pause = std::clamp((now() - moved_at) * kBackShare, kBackMin, kBackMax);
-    if (bell && shares_.load())
-      bell->sleep(seen, pause);
-    else
-      sleep_for(pause);
+    if (news_.exchange(false) && on_news) on_news();
+    if (moved) moved_at = now();
   }
 }
 

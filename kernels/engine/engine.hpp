@@ -69,7 +69,13 @@ class Engine {
   std::function<void()> on_news;
 
  private:
+  enum class Look : std::uint8_t { kNothing, kMoved, kBusy };  // kBusy: another thread is at it
+
   bool advance();
+  Look try_look();
+  // Sleep for so many seconds; or, while all that is in flight is between ranks of this host, until one of
+  // them rings, for `longest` at most. Looks once more before; true, and no sleep, if something moved.
+  bool rest(double seconds, double longest);
   bool look();
   bool drain(Neighbour& near);
   void retire();

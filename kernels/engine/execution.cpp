@@ -101,9 +101,9 @@ bool Execution::push(std::uint32_t index) {
   const Arena& arena = own ? engine_.blocks.arena() : group_->near(owner)->arena;
   entry.owner = static_cast<std::uint32_t>(owner);
   entry.offset = static_cast<std::uint64_t>(held.data - arena.base);
-  lease_of(held.data).fetch_add(1, std::memory_order_acq_rel);
+  lease_of(held.data).fetch_add(1, std::memory_order_relaxed);  // the entry is pushed after it
   if (!near.to.push(entry)) {
-    lease_of(held.data).fetch_sub(1, std::memory_order_acq_rel);
+    lease_of(held.data).fetch_sub(1, std::memory_order_relaxed);
     return false;
   }
   Bell::of(near.arena).ring();
@@ -210,9 +210,8 @@ void Execution::used(std::uint32_t slot) {
   Held& held = held_[slot];
   if (--held.uses || !held.lent) return;
   held.lent = false;
-  // Reads of the block come before this; who then sees none left may write.
-  if (lease_of(held.data).fetch_sub(1, std::memory_order_acq_rel) == 1)
-    Bell::of(group_->near(held.owner)->arena).ring();
+  // Reads of the block come before this; who then sees none left may write. The bell's look comes after it.
+  if (lease_of(held.data).fetch_sub(1) == 1) Bell::of(group_->near(held.owner)->arena).ring();
 }
 
 void Execution::end(std::uint32_t index) {
@@ -241,7 +240,7 @@ bool Execution::settle() {
   bool moved = false;
   for (std::size_t i = 0; i < lending_.size() && !done();) {
     const std::uint32_t index = lending_[i];
-    if (lease_of(held_[program_->steps[index].slot].data).load(std::memory_order_acquire)) {
+    if (lease_of(held_[program_->steps[index].slot].data).load()) {
       ++i;
       continue;
     }

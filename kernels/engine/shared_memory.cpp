@@ -21,17 +21,16 @@ std::size_t size_class(std::size_t bytes) { return std::bit_ceil(bytes < kLeast 
 }  // namespace
 
 void Bell::ring() {
-  rung.fetch_add(1);  // sequentially consistent, as is the look at the sleepers: one side sees the other
-  if (sleepers.load()) syscall(SYS_futex, &rung, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  if (!sleepers.load()) return;
+  rung.fetch_add(1);
+  syscall(SYS_futex, &rung, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Bell::sleep(std::uint32_t seen, double seconds) {
+void Sleeper::sleep(double seconds) {
   timespec time{};
   time.tv_sec = static_cast<time_t>(seconds);
   time.tv_nsec = static_cast<long>((seconds - static_cast<double>(time.tv_sec)) * 1e9);
-  sleepers.fetch_add(1);
-  if (rung.load() == seen) syscall(SYS_futex, &rung, FUTEX_WAIT, seen, &time, nullptr, 0);
-  sleepers.fetch_sub(1);
+  syscall(SYS_futex, &bell_.rung, FUTEX_WAIT, seen_, &time, nullptr, 0);
 }
 
 void Blocks::use(const Arena& arena, std::size_t first) {

@@ -28,18 +28,37 @@ struct Arena {
   }
 };
 
-// In the second line of every arena: on what its process sleeps while it waits for ranks of this host.
+// In the second line of every arena: on what its process sleeps while it waits for ranks of this host. The
+// line is written only while somebody sleeps, so that ringing costs a read of a line that is in the cache.
 struct Bell {
   std::atomic<std::uint32_t> rung;
   std::atomic<std::uint32_t> sleepers;
 
   static Bell& of(const Arena& arena) { return *reinterpret_cast<Bell*>(arena.base + kLine); }
 
-  // Wake the arena's process if it sleeps. What was written before is seen by who wakes.
+  // Wake the arena's process if it sleeps. What is to be seen by who wakes was written by a sequentially
+  // consistent operation.
   void ring();
+};
 
-  // Sleep until rung after `seen` was read, or for so many seconds.
-  void sleep(std::uint32_t seen, double seconds);
+// Someone who is about to sleep. Once it is made, whoever rings wakes it: look, sequentially consistently, at
+// what is waited for after that, and before the sleep.
+class Sleeper {
+ public:
+  explicit Sleeper(Bell& bell) : bell_(bell) {
+    bell.sleepers.fetch_add(1);
+    seen_ = bell.rung.load();
+  }
+  ~Sleeper() { bell_.sleepers.fetch_sub(1); }
+  Sleeper(const Sleeper&) = delete;
+  Sleeper& operator=(const Sleeper&) = delete;
+
+  // Sleep until somebody has rung since this was made, or for so many seconds.
+  void sleep(double seconds);
+
+ private:
+  Bell& bell_;
+  std::uint32_t seen_;
 };
 
 inline std::atomic<std::uint32_t>& lease_of(std::uint8_t* block) {
@@ -85,47 +104,50 @@ struct Entry {
   std::uint64_t offset;
   std::uint64_t bytes;
   std::uint32_t sequence;
-  std::uint32_t owner;  // rank whose arena it is in
-  std::uint64_t unused[5];
+  std::uint32_t owner;   // rank whose arena it is in
+  std::uint32_t number;  // of the entry, from 1 on: written last, so that one line tells that it is there
+  std::uint32_t unused[9];
 };
 static_assert(sizeof(Entry) == kLine);
 
-// A ring of one producer and one consumer, in the consumer's arena.
+// A ring of one producer and one consumer, in the consumer's arena, as either of them sees it.
 class Ring {
  public:
   static constexpr std::uint32_t kEntries = 256;
-  static constexpr std::size_t kBytes = 2 * kLine + kEntries * sizeof(Entry);
+  static constexpr std::size_t kBytes = kLine + kEntries * sizeof(Entry);
 
   explicit Ring(std::uint8_t* at = nullptr) : at_(at) {}
 
+  // The producer's; false if it is full.
   bool push(const Entry& entry) {
-    const std::uint32_t head = count(0).load(std::memory_order_relaxed);
-    if (head - count(1).load(std::memory_order_acquire) == kEntries) return false;
-    entries()[head % kEntries] = entry;
-    count(0).store(head + 1, std::memory_order_release);
+    if (count_ - popped_ == kEntries) popped_ = popped().load(std::memory_order_acquire);
+    if (count_ - popped_ == kEntries) return false;
+    Entry& to = entries()[count_ % kEntries];
+    to.offset = entry.offset;
+    to.bytes = entry.bytes;
+    to.sequence = entry.sequence;
+    to.owner = entry.owner;
+    std::atomic_ref(to.number).store(++count_);  // sequentially consistent, for the bell
     return true;
   }
 
+  // The consumer's; false if it is empty.
   bool pop(Entry* entry) {
-    const std::uint32_t tail = count(1).load(std::memory_order_relaxed);
-    if (count(0).load(std::memory_order_acquire) == tail) return false;
-    *entry = entries()[tail % kEntries];
-    count(1).store(tail + 1, std::memory_order_release);
+    Entry& from = entries()[count_ % kEntries];
+    if (std::atomic_ref(from.number).load() != count_ + 1) return false;
+    *entry = {from.offset, from.bytes, from.sequence, from.owner, 0, {}};
+    popped().store(++count_, std::memory_order_release);
     return true;
-  }
-
-  bool empty() const {
-    return count(0).load(std::memory_order_acquire) == count(1).load(std::memory_order_relaxed);
   }
 
  private:
-  // How many entries were pushed, and how many popped, each on a line of its own.
-  std::atomic<std::uint32_t>& count(int which) const {
-    return *reinterpret_cast<std::atomic<std::uint32_t>*>(at_ + which * kLine);
-  }
-  Entry* entries() const { return reinterpret_cast<Entry*>(at_ + 2 * kLine); }
+  // How many entries were popped: the producer looks when it has filled all.
+  std::atomic<std::uint32_t>& popped() const { return *reinterpret_cast<std::atomic<std::uint32_t>*>(at_); }
+  Entry* entries() const { return reinterpret_cast<Entry*>(at_ + kLine); }
 
   std::uint8_t* at_;
+  std::uint32_t count_ = 0;   // of entries pushed here, or popped here
+  std::uint32_t popped_ = 0;  // the producer's last look at it
 };
 
 }  // namespace hybridcomp::engine
