@@ -33,7 +33,7 @@ DOWN_SECONDS = 30.0
 END_SECONDS = 5.0  # how long mpiexec may take to end its ranks itself
 
 # Bytes/s that a host sends while all do, in about: what bounds it is the cores that they share.
-_UNSHAPED = 700_000_000
+_UNSHAPED = 800_000_000
 
 
 class Lab:

@@ -13,7 +13,7 @@ from hybridcomp.perfmodel.terms import Setting
 
 _CHUNKS = tuple(1 << power for power in range(18, 23))  # 256 KiB to 4 MiB
 _EQUAL = 1.02  # algorithms whose times differ by less are as good: the model is no more exact
-_EQUAL_CHUNKS = 1.04  # chunks, too, and large ones cost less of the cores than the model sees
+_EQUAL_CHUNKS = 1.02  # chunks, too, and large ones cost less of the cores than the model sees
 
 
 def algorithms(op: str) -> tuple[str, ...]:

@@ -340,7 +340,7 @@ _MEASURED = {
 }
 BUILT_IN = Profile(
     host=Tier(latency=2e-6, bandwidth=5e9),
-    network=Tier(latency=225e-6, bandwidth=117e6),
+    network=Tier(latency=200e-6, bandwidth=117e6),
     memory=11e9,
     codecs={
         spec if spec == DEFAULT else get_codec(spec).spec: Speed(

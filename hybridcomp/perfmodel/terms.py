@@ -136,7 +136,7 @@ class Phase:
         self.cpu += near * nbytes / self._profile.host.bandwidth
         self.cpu += 2 * away * nbytes * self._profile.wire  # sent and received
         self.link += far * nbytes / self._profile.network.bandwidth
-        self.chunks = max(self.chunks, pieces * (peers if self._setting.compiled else 1))
+        self.chunks = max(self.chunks, pieces + (peers - 1 if self._setting.compiled else 0))
 
     def hop(self, n: float, times: float, *, network: bool) -> None:
         """Wait ``times`` for one chunk of ``n`` elements to be passed on whole."""
