@@ -12,7 +12,7 @@
 
 Steps 2 and 3 are done with ``SEND`` and ``RECV`` apart, and again as they lie for ``MPI.IN_PLACE``.
 
-None of this uses how :class:`~hybridcomp.schedules.schedule.Recorder` found the dependencies.
+None of this uses how :class:`~hybridcomp.schedules.recorder.Recorder` found the dependencies.
 """
 
 from __future__ import annotations

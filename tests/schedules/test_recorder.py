@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hybridcomp.schedules.schedule import STEP_WORDS, Buffer, Kind, Operation, Recorder, Span
+from hybridcomp.schedules.recorder import Recorder
+from hybridcomp.schedules.schedule import STEP_WORDS, Buffer, Kind, Operation, Span
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.window import Slots, Stage, pipelined
 

@@ -9,10 +9,11 @@ import pytest
 
 from hybridcomp.schedules.faults import ScheduleError
 from hybridcomp.schedules.order import Order
+from hybridcomp.schedules.recorder import Recorder
 from hybridcomp.schedules.registry import ALGORITHMS
 from hybridcomp.schedules.results import REDUCTIONS, WHOLE, layout
 from hybridcomp.schedules.run import Run
-from hybridcomp.schedules.schedule import Buffer, Kind, Operation, Recorder, Schedule, Span
+from hybridcomp.schedules.schedule import Buffer, Kind, Operation, Schedule, Span
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.values import Promise, host_order, owner_first, rank_order
 from hybridcomp.schedules.verify import verify
