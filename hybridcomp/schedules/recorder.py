@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from hybridcomp.schedules.schedule import Buffer, Kind, Operation, Schedule, Slot, Span, Step
 from hybridcomp.schedules.topology import Topology
@@ -33,7 +34,10 @@ class Recorder:
         self._slots: list[Slot] = []
         self._scratch = 0
         self._channels = 0
-        self._writer: dict[int, int] = {}  # of each slot, the step that wrote it last
+        self._cut = -1  # the step that finds the owners of regions
+        self._condition = (-1, -1)  # of steps: region and owner
+        # Of each slot, the step that wrote it last; or those of which only one is ever carried out.
+        self._writers: dict[int, list[int]] = {}
         self._readers: dict[int, list[int]] = {}  # and those that read it since
         self._checks: dict[int, int] = {}  # of each slot, the step that checked what it holds
         self._edges: dict[
@@ -43,9 +47,10 @@ class Recorder:
 
     # -- room ----------------------------------------------------------------------------------------
 
-    def slot(self, count: int, *, wide: bool = False, plain: bool | None = None) -> int:
-        """Make room for messages of at most ``count`` elements; ``plain`` is the operation's unless given."""
-        self._slots.append(Slot(count, wide, self.operation.plain if plain is None else plain))
+    def slot(self, count: int, *, wide: bool = False, plain: bool | None = None, sizes: bool = False) -> int:
+        """Make room for messages of at most ``count`` elements, or sizes; ``plain`` is the operation's unless given."""
+        plain = (self.operation.plain if plain is None else plain) and not sizes
+        self._slots.append(Slot(count, wide, plain, sizes))
         return len(self._slots) - 1
 
     def scratch(self, count: int) -> Span:
@@ -61,7 +66,7 @@ class Recorder:
 
     def send(self, slot: int, peer: int, channel: int = 0) -> None:
         """Send what was put last into ``slot``."""
-        count = self._steps[self._writer[slot]].count
+        count = self._steps[self._writers[slot][-1]].count
         self._add(Step(Kind.SEND, slot=slot, peer=peer, channel=channel, count=count))
 
     def recv(self, slot: int, count: int, peer: int, channel: int = 0) -> None:
@@ -70,7 +75,7 @@ class Recorder:
 
     def check(self, slot: int) -> None:
         """Check the message in ``slot``."""
-        self._add(Step(Kind.CHECK, slot=slot, count=self._steps[self._writer[slot]].count))
+        self._add(Step(Kind.CHECK, slot=slot, count=self._steps[self._writers[slot][-1]].count))
 
     def decode(self, slot: int, out: Span, *, memory: int = -1) -> None:
         """Write the values of the message in ``slot`` to ``out``."""
@@ -94,23 +99,42 @@ class Recorder:
     def sum_encode(
         self,
         slots: Iterable[int],
-        own: Span,
+        own: Span | None,
         slot: int,
         out: Span | None,
         *,
         divide: bool = False,
         memory: int = -1,
     ) -> None:
-        """Add messages to ``own``, encode the sum into ``slot``, and decode that to ``out``."""
+        """Add messages to ``own``, or to zeros, encode the sum into ``slot``, and decode that to ``out``."""
         kind, read = Kind.SUM_ENCODE, tuple(slots)
-        step = Step(
-            kind, slot=slot, slots=read, count=own.count, span=own, out=out, divide=divide, memory=memory
-        )
+        count = self._slots[slot].count if own is None else own.count
+        step = Step(kind, slot=slot, slots=read, count=count, span=own, out=out, divide=divide, memory=memory)
         self._add(step)
 
     def copy(self, span: Span, out: Span) -> None:
         """Copy ``span`` to ``out``."""
         self._add(Step(Kind.COPY, count=span.count, span=span, out=out))
+
+    def sizes(self, slots: Iterable[int], slot: int) -> None:
+        """Write the sizes of messages, one of each region, into ``slot``."""
+        read = tuple(slots)
+        self._add(Step(Kind.SIZES, slot=slot, slots=read, count=len(read)))
+
+    def cut(self, slots: Iterable[int]) -> None:
+        """Find the owners of regions, of all ranks' sizes in the order of the ranks."""
+        read = tuple(slots)
+        self._cut = len(self._steps)
+        self._add(Step(Kind.CUT, slots=read, count=self._slots[read[0]].count))
+
+    @contextmanager
+    def owned(self, region: int, owner: int) -> Iterator[None]:
+        """Record steps that are carried out only where the cut gives a region to an owner."""
+        self._condition = region, owner
+        try:
+            yield
+        finally:
+            self._condition = -1, -1
 
     def finish(self) -> Schedule:
         """Return the schedule of what was recorded."""
@@ -121,20 +145,23 @@ class Recorder:
 
     def _add(self, step: Step) -> None:
         index = len(self._steps)
+        # Nobody has seen it yet; to make another one takes as long as all this.
+        object.__setattr__(step, "region", self._condition[0])
+        object.__setattr__(step, "owner", self._condition[1])
         needed = self._slot_hazards(step, index) | self._span_hazards(step, index)
+        if step.region >= 0:
+            needed = {one for one in needed if not step.excludes(self._steps[one])} | {self._cut}
         after, before = self._reduced(needed, index)
         self._before.append(before & _WITHIN_REACH)
         if step.kind in (Kind.SEND, Kind.RECV):
             self._channels = max(self._channels, step.channel + 1)
-        object.__setattr__(
-            step, "after", after
-        )  # nobody has seen it yet; to make another one takes as long as all this
+        object.__setattr__(step, "after", after)
         self._steps.append(step)
 
     def _slot_hazards(self, step: Step, index: int) -> set[int]:
         needed = set()
         for slot in step.reads:
-            needed.add(self._writer[slot])
+            needed.update(self._writers[slot])
             self._readers.setdefault(slot, []).append(index)
         slot = step.slot
         if step.kind is Kind.CHECK:
@@ -144,10 +171,13 @@ class Recorder:
         slot = step.writes
         if slot >= 0:
             self._checks.pop(slot, None)
-            if slot in self._writer:
-                needed.update(self._readers.get(slot) or [self._writer[slot]])
-            self._writer[slot] = index
-            self._readers[slot] = []
+            writers = self._writers.get(slot, [])
+            if writers and all(step.excludes(self._steps[one]) for one in writers):
+                writers.append(index)
+            else:
+                needed.update(self._readers.get(slot) or writers)
+                self._writers[slot] = [index]
+                self._readers[slot] = []
         return needed
 
     def _span_hazards(self, step: Step, index: int) -> set[int]:
@@ -160,7 +190,12 @@ class Recorder:
                 if other != index and start < span.stop and span.start < stop and (writes or wrote):
                     needed.add(other)
             if writes:  # what lies within is ordered through this step from now on
-                touched[:] = [t for t in touched if not (span.start <= t[0] and t[1] <= span.stop)]
+                touched[:] = [
+                    t
+                    for t in touched
+                    if not (span.start <= t[0] and t[1] <= span.stop)
+                    or (t[2] != index and step.excludes(self._steps[t[2]]))
+                ]
             touched.append((span.start, span.stop, index, writes))
         for block in step.memory_edges:
             if block in self._edges:

@@ -16,7 +16,13 @@ DECODE         check the message in ``slot``, and write its values to ``out``
 SUM            add the messages in ``slots``, in this order, to ``span`` (to zeros if there is none); write to ``out``
 SUM_ENCODE     the same, encoded into ``slot``; ``out``, if any, gets what receivers of the message will decode
 COPY           copy ``span`` to ``out``
+SIZES          write how many bytes each message in ``slots`` has, one for each region of the data, into ``slot``
+CUT            of the sizes in ``slots``, one message for each rank in their order, find each region's owner
 =============  ===================================================================================================
+
+A schedule is made before the data are known, but who owns a region may depend on them (:mod:`.cuts`). So there may be
+steps for every possible owner: one with a ``region`` is carried out only where the cut has given that to its ``owner``.
+Else it ends without doing anything as soon as the steps have ended that it waits for.
 
 Sends to one peer on one *channel* are posted in the order of the schedule, and so are receives: the n-th send meets the
 n-th receive. Dependencies are hazards and nothing else: a step waits for whoever writes what it reads, and for whoever
@@ -45,6 +51,8 @@ class Kind(IntEnum):
     SUM = 5
     SUM_ENCODE = 6
     COPY = 7
+    SIZES = 8
+    CUT = 9
 
 
 class Buffer(IntEnum):
@@ -119,11 +127,13 @@ class Slot:
         count: elements of the longest message.
         wide: its elements are of the accumulator's dtype, not of the caller's.
         plain: it holds the elements as they are, not encoded.
+        sizes: it holds the sizes of messages, a number of 32 bits for each.
     """
 
     count: int
     wide: bool = False
     plain: bool = False
+    sizes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,7 @@ class Step:
         kind: what it does.
         after: indices of the steps that must have ended.
         slot: the message that it writes, sends, receives or reads.
-        slots: the messages that it sums.
+        slots: the messages that it sums; whose sizes it writes; or that have the sizes which it reads.
         peer: rank to send to, or to receive from.
         channel: of a send or receive, from 0.
         count: elements of the message.
@@ -142,6 +152,7 @@ class Step:
         out: elements that it writes.
         divide: divide the sum by the number of ranks.
         memory: first element of the memory of error feedback that it corrects and updates; -1 for none.
+        region, owner: carried out only where this rank owns that region; -1: always.
     """
 
     kind: Kind
@@ -155,6 +166,12 @@ class Step:
     out: Span | None = None
     divide: bool = False
     memory: int = -1
+    region: int = -1
+    owner: int = -1
+
+    def excludes(self, other: Step) -> bool:
+        """Tell whether at most one of the two is ever carried out."""
+        return self.region >= 0 and self.region == other.region and self.owner != other.owner
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -166,7 +183,7 @@ class Step:
     @property
     def writes(self) -> int:
         """The slot that it fills; -1 for none."""
-        return self.slot if self.kind in (Kind.ENCODE, Kind.RECV, Kind.SUM_ENCODE) else -1
+        return self.slot if self.kind in (Kind.ENCODE, Kind.RECV, Kind.SUM_ENCODE, Kind.SIZES) else -1
 
     @property
     def memory_edges(self) -> set[int]:
@@ -201,6 +218,11 @@ class Schedule:
         """Number of ranks."""
         return len(self.topology.hosts)
 
+    @property
+    def regions(self) -> int:
+        """Number of regions whose owners its cut finds; 0 if it has none."""
+        return next((step.count for step in self.steps if step.kind is Kind.CUT), 0)
+
     def packed(self) -> tuple[array[int], array[int], array[int]]:
         """As the engine takes it: rows of integers for steps and for slots, and the lists that steps refer to."""
         steps, lists = array("q"), array("q")
@@ -212,9 +234,10 @@ class Schedule:
             steps.extend(
                 (s.kind, s.slot, s.peer, s.channel, s.count, *span, *out, s.divide, s.memory, *where)
             )
+            steps.extend((s.region, s.owner))
         slots = array("q")
         for slot in self.slots:
-            slots.extend((slot.count, slot.wide, slot.plain))
+            slots.extend((slot.count, slot.wide, 2 if slot.sizes else slot.plain))
         return steps, slots, lists
 
 
@@ -223,7 +246,7 @@ class Schedule:
 MEMORY_BLOCK = 128
 
 #: Integers of a step in :meth:`Schedule.packed`.
-STEP_WORDS = 15
+STEP_WORDS = 17
 
 
 def spans(buffer: Buffer, cuts: Sequence[slice]) -> list[Span]:

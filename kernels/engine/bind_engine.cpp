@@ -216,8 +216,8 @@ nb::object failure(const Run& run) {
   const Step& step = program.steps[failure.step];
   int dtype = program.carriage.dtype;
   // The slot that the message was in, or should have come to.
-  for (const std::uint32_t at : program.list(step.slots)) dtype = program.slots[at].dtype;
-  if (!step.slots.count && !program.slots.empty()) dtype = program.slots[step.slot].dtype;
+  for (const std::uint32_t at : program.list(step.slots)) dtype = program.dtype_of(program.slots[at]);
+  if (!step.slots.count && !program.slots.empty()) dtype = program.dtype_of(program.slots[step.slot]);
   return nb::make_tuple(static_cast<int>(failure.fault), failure.step, failure.peer, failure.code, step.count,
                         dtype, failure.bytes, nb::bytes(text, failure.message.size()));
 }

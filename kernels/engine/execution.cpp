@@ -58,6 +58,7 @@ void Execution::start() {
 // All that a step waits for has ended.
 void Execution::begin(std::uint32_t index) {
   const Step& step = program_->steps[index];
+  if (left_out(step)) return skipped_.push_back(index);
   states_[index] = kReady;
   if (step.kind == kSend || step.kind == kRecv) return post_next(step.queue);
   ready_.push_back(index);
@@ -69,8 +70,10 @@ void Execution::post_next(std::uint32_t queue) {
   const Range range = program_->queues[queue];
   while (!done() && posted_[queue] < range.count) {
     const std::uint32_t index = program_->queue_steps[range.first + posted_[queue]];
-    if (states_[index] != kReady) return;
+    const bool skip = left_out(program_->steps[index]);
+    if (!skip && states_[index] != kReady) return;
     ++posted_[queue];
+    if (skip) continue;
     states_[index] = kPosted;
     program_->steps[index].kind == kSend ? post_send(index) : post_receive(index);
   }
@@ -221,12 +224,24 @@ void Execution::end(std::uint32_t index) {
   --left_;
   if (step.kind == kSend || step.kind == kCheck || step.kind == kDecode) used(step.slot);
   for (const std::uint32_t slot : program_->list(step.slots)) used(slot);
+  begin_next(step);
+  while (!skipped_.empty() && !done()) {
+    const std::uint32_t other = skipped_.back();
+    skipped_.pop_back();
+    states_[other] = kEnded;
+    --left_;
+    begin_next(program_->steps[other]);
+  }
+  finish_if_ended();
+}
+
+// Begin what has waited for a step that has ended, and for no other.
+void Execution::begin_next(const Step& step) {
   const auto next = std::span(program_->next).subspan(step.next.first, step.next.count);
   for (const std::uint32_t other : next) {
     if (--waits_[other] == 0) begin(other);
     if (done()) return;
   }
-  finish_if_ended();
 }
 
 // What others read, they may read after the end: the blocks wait for them, unless those are too many already.

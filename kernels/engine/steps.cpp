@@ -41,6 +41,10 @@ bool Execution::run(std::uint32_t index) {
       case kSum:
       case kSumEncode:
         return sum(index, step);
+      case kSizes:
+        return write_sizes(index, step);
+      case kCut:
+        return cut(index, step);
       default: {
         const std::size_t size = size_of(program_->dtype_of(step.span));
         std::memmove(address(step.out, step.out_at), address(step.span, step.span_at), step.count * size);
@@ -224,17 +228,18 @@ bool Execution::sum(std::uint32_t index, const Step& step) {
   return false;
 }
 
-// A sum of a span that this rank owns, as its memory has it.
+// A sum of what this rank owns, as its memory has it.
 bool Execution::sum_with_feedback(std::uint32_t index, const Step& step) {
   const Kernels& k = kernels();
   const Encoder& encoder = *program_->carriage.encoder;
-  const DTypeCode wide = program_->wide(), own = program_->dtype_of(step.span);
-  const std::uint8_t* const from = address(step.span, step.span_at);
+  const bool owned = step.span != kNoBuffer;  // or its own part is one of the messages, corrected before
+  const DTypeCode wide = program_->wide(), own = owned ? program_->dtype_of(step.span) : wide;
+  const std::uint8_t* const from = owned ? address(step.span, step.span_at) : nullptr;
   const auto start = static_cast<std::size_t>(step.memory);
   const int threads = thread_count(), ranks = step.divide ? program_->carriage.ranks : 1;
   const Room total(engine_.blocks, step.count * size_of(wide));
   bool good = true;
-  if (memory_->adds_own()) {
+  if (!owned || memory_->adds_own()) {
     good = store_sum(k, {from, own, {}, step.count, 1, wide, total.data(), wide, false}, payloads_);
   } else {
     good = memory_->own(k, encoder, from, own, step.count, start, threads, total.data());

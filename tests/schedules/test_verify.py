@@ -91,7 +91,7 @@ def test_many_chunks(kind: str, name: str) -> None:
 @pytest.mark.parametrize(("kind", "name"), [pair for pair in PAIRS if pair[0] != "send"])
 def test_many_ranks(kind: str, name: str) -> None:
     """A sample: one size and mode for each number of ranks, with another one's turn at the next."""
-    few = kind in ("all_to_all", "all_gather") or name in ("one_shot", "sparse", "hierarchical")
+    few = kind in ("all_to_all", "all_gather") or name in ("one_shot", "sparse", "oktopk", "hierarchical")
     for ranks in (6, 7, 8, 11, 16, 17, 33):
         if few and ranks == 33:
             continue
@@ -141,7 +141,9 @@ def spoilable(kind: str, name: str) -> list[tuple[list[Schedule], Promise]]:
     )
     ranks = len(topology.hosts)
     for feedback in {False, ALGORITHMS[kind][name].feedback}:
-        n = (64 * 6 + 5) * (ranks if kind == "all_reduce" and name not in ("sparse", "one_shot") else 1)
+        n = (64 * 6 + 5) * (
+            ranks if kind == "all_reduce" and name not in ("sparse", "one_shot", "oktopk") else 1
+        )
         schedules = check(kind, name, topology, n, feedback=feedback)
         found.append((schedules, ALGORITHMS[kind][name].promise))
     return found
