@@ -52,6 +52,9 @@ struct Case {
   std::vector<std::shared_ptr<const Program>> programs;
 
   int ranks() const { return static_cast<int>(hosts.size()); }
+  std::int64_t regions(int rank) const {
+    return static_cast<std::int64_t>(programs[static_cast<std::size_t>(rank)]->regions);
+  }
 
   std::shared_ptr<const Program> compile(int rank, const Packed& from, std::string* fault) const {
     Carriage carriage{std::nullopt, kNoneId, 0, kFloat32, ranks(), mean, count * sizeof(float)};

@@ -53,7 +53,7 @@ def test_the_engine_has_the_generators_bits(both, codec):
     wrong = []
     for n in SIZES:
         for dtype in ("float32", "float64", "float16"):
-            assert compiled._programs.find(key(codec, n, dtype), "oktopk") is not None
+            assert P == 1 or compiled._programs.find(key(codec, n, dtype), "oktopk") is not None
             for op in (MPI.SUM, "avg"):
                 x, results = gaussian(n, dtype=dtype), []
                 for comm in (compiled, generated):
