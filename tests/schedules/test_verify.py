@@ -175,9 +175,9 @@ def test_no_dependency_can_be_left_out(kind: str, name: str) -> None:
                 assert not passes(schedules, rank, mutant, promise), (rank, what)
 
 
-@pytest.mark.parametrize("name", ["direct", "ring", "hierarchical"])
+@pytest.mark.parametrize("name", ["direct", "ring", "hierarchical", "oktopk"])
 def test_blocks_of_the_memory_are_rounded_in_one_order(name: str) -> None:
-    operation = Operation("all_reduce", (1167,), 4, feedback=True, chunk_bytes=1024)
+    operation = Operation("all_reduce", (1167,), 4, feedback=True, chunk_bytes=768)
     topology = Topology.even(4, 2)
     algorithm = ALGORITHMS["all_reduce"][name]
     schedules = [algorithm.build(operation, topology, rank) for rank in range(4)]
