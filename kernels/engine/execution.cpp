@@ -26,7 +26,7 @@ Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_p
       held_(program_->slots.size()),
       left_(program_->steps.size()) {
   if (envelope) envelope_ = *envelope;
-  const std::size_t size = size_of(program_->carriage.dtype);
+  const std::size_t size = bytes_of(program_->carriage.dtype);
   const std::uint8_t* const received = recv_;
   apart_ = send_ + program_->send_elements * size <= received ||
            received + program_->recv_elements * size <= send_;
@@ -37,7 +37,7 @@ Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_p
 Execution::~Execution() = default;
 
 std::uint8_t* Execution::address(BufferId buffer, std::size_t at) const {
-  const std::size_t offset = at * size_of(program_->dtype_of(buffer));
+  const std::size_t offset = at * bytes_of(program_->dtype_of(buffer));
   if (buffer == kScratch) return scratch_ + offset;
   return (buffer == kSendBuffer ? const_cast<std::uint8_t*>(send_) : recv_) + offset;
 }
@@ -139,7 +139,7 @@ void Execution::post_receive(std::uint32_t index) {
   if (lands) {
     const Step& copy = program_->steps[step.lands];
     data = address(copy.out, copy.out_at);
-    bytes = step.count * size_of(slot.dtype);  // behind them are others: the slot may be longer
+    bytes = step.count * bytes_of(slot.dtype);  // behind them are others: the slot may be longer
   } else {
     try {
       data = room(step.slot, slot.room);

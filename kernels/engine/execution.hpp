@@ -158,6 +158,7 @@ class Execution {
   bool sum(std::uint32_t index, const Step& step);
   bool write_sizes(std::uint32_t index, const Step& step);
   bool cut(std::uint32_t index, const Step& step);
+  bool fold(const Step& step);
   bool sum_with_feedback(std::uint32_t index, const Step& step);
   bool decode_result(const Payload& payload, const Step& step);
   void fail_sum(std::uint32_t index, const Step& step);

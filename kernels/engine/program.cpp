@@ -26,7 +26,7 @@ Program::Program(const Carriage& given, std::span<const std::int64_t> rows,
                  std::span<const std::int64_t> rooms, std::span<const std::int64_t> refs,
                  const std::size_t (&limits)[kBuffers], int rank, int ranks, int channels, std::string* fault)
     : carriage(given),
-      scratch_bytes(limits[kScratch] * size_of(wide())),
+      scratch_bytes(limits[kScratch] * bytes_of(wide())),
       send_elements(limits[kSendBuffer]),
       recv_elements(limits[kRecvBuffer]) {
   *fault = compile(rows, rooms, refs, limits, rank, ranks, channels);
@@ -36,6 +36,8 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
                              std::span<const std::int64_t> refs, const std::size_t (&limits)[kBuffers],
                              int rank, int ranks, int channels) {
   if (rows.size() % kStepWords || rooms.size() % kSlotWords) return "steps or slots are not whole";
+  if (carriage.fold != Fold::kNone && (!folds(carriage.fold, carriage.dtype) || carriage.encoder))
+    return "such integers are not folded so, or are encoded";
   if (carriage.bounds && carriage.bounds->size() != rooms.size() / kSlotWords)
     return "every slot has a bound, or none";
   for (std::size_t at = 0; at < rooms.size(); at += kSlotWords) {
@@ -44,7 +46,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     const auto n = static_cast<std::size_t>(count);
     const DTypeCode dtype = rooms[at + 1] ? wide() : carriage.dtype;
     const bool sizes = rooms[at + 2] == 2;
-    Slot slot{rooms[at + 2] == 1, sizes, dtype, n * size_of(dtype), n * size_of(dtype), n};
+    Slot slot{rooms[at + 2] == 1, sizes, dtype, n * bytes_of(dtype), n * bytes_of(dtype), n};
     const std::string problem = size(slot, slots.size());
     if (!problem.empty()) return problem;
     slots.push_back(slot);
@@ -71,6 +73,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     step.span = static_cast<BufferId>(w[5]);
     step.out = static_cast<BufferId>(w[7]);
     step.divide = w[9] == 1;
+    if (step.divide && carriage.fold != Fold::kNone) return "integers are not divided";
     step.peer = static_cast<int>(w[2]);
     step.channel = static_cast<int>(w[3]);
     if (w[4] <= 0 || w[6] < 0 || w[8] < 0) return "a step has no elements, or begins before its buffer";
@@ -211,7 +214,7 @@ std::string Program::size(Slot& slot, std::size_t index) const {
     if (!carriage.encoder && !carriage.bounds) return "a slot is encoded, and there is no codec";
     slot.bytes =
         carriage.bounds ? (*carriage.bounds)[index] : carriage.encoder->bound(slot.count, slot.dtype);
-    slot.room = std::max(slot.bytes, sizeof(Header) + slot.count * size_of(wide()));
+    slot.room = std::max(slot.bytes, sizeof(Header) + slot.count * bytes_of(wide()));
     if (!slot.bytes) return "the codec does not take this dtype";
     if (carriage.framed) {
       ++slot.bytes;  // to be odd

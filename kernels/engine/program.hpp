@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "fold.hpp"
 #include "messages.hpp"
 
 namespace hybridcomp::engine {
@@ -31,7 +32,6 @@ constexpr std::size_t kSlotWords = 3;
 
 constexpr std::uint32_t kNowhere = UINT32_MAX;
 constexpr std::int32_t kAlways = -1;
-constexpr int kUint32 = 12;  // of hybridcomp.arrays.DType: the sizes of messages
 
 // A range of one of the program's lists.
 struct Range {
@@ -70,7 +70,7 @@ struct Carriage {
   std::optional<Encoder> encoder;  // none where all slots are plain, or where Python encodes
   std::uint8_t codec;
   std::uint32_t params;
-  DTypeCode dtype;    // of the caller's elements
+  DTypeCode dtype;    // of the caller's elements; of integers only where there is a fold
   int ranks;          // what sums are divided by where their steps say so
   bool stream;        // results are written past the caches
   std::size_t bytes;  // uncompressed, for priorities
@@ -78,6 +78,8 @@ struct Carriage {
   // which has an odd number of bytes, or the elements as they are, which have an even number. It has room for
   // so many bytes. 0 for messages of which both ends know all.
   std::size_t framed = 0;
+  // Of sums of integers as they are, what adds two up.
+  Fold fold = Fold::kNone;
   // Where Python encodes, decodes and sums what is encoded: for each slot, bytes of its longest message.
   std::optional<std::vector<std::size_t>> bounds = std::nullopt;
 };
@@ -93,9 +95,12 @@ class Program {
   // Carry the elements by a codec with messages of other lengths; what is wrong, or nothing.
   std::string recode(const Carriage& other);
 
-  DTypeCode wide() const { return carriage.dtype == kFloat64 ? kFloat64 : kFloat32; }
+  DTypeCode wide() const {
+    if (carriage.fold != Fold::kNone) return carriage.dtype;
+    return carriage.dtype == kFloat64 ? kFloat64 : kFloat32;
+  }
   DTypeCode dtype_of(BufferId buffer) const { return buffer == kScratch ? wide() : carriage.dtype; }
-  int dtype_of(const Slot& slot) const { return slot.sizes ? kUint32 : slot.dtype; }
+  int dtype_of(const Slot& slot) const { return slot.sizes ? int{kUint32} : int{slot.dtype}; }
   std::span<const std::uint32_t> list(Range range) const {
     return std::span(lists).subspan(range.first, range.count);
   }

@@ -97,6 +97,7 @@ class Hostile {
       set(kPeer, {-1, rank_, case_.ranks(), kWrap + w[kPeer]});
       set(kChannel, {-1, 127, kWrap + w[kChannel]});
     }
+    if (case_.folds) set(kDivide, {1});
     set(kSpan, {kBuffers, 256 + w[kSpan]});
     set(kOut, {kBuffers, 256 + w[kOut]});
     if (kind == kEncode || kind == kCopy) set(kSpan, {-1});
