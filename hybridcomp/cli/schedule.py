@@ -17,6 +17,7 @@ from hybridcomp.arrays import DType, as_dtype
 from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab.rate import Rate
+from hybridcomp.schedules import cuts
 from hybridcomp.schedules.draw import HEADINGS, picture, rows, summarize
 from hybridcomp.schedules.faults import ScheduleError
 from hybridcomp.schedules.registry import ALGORITHMS, Algorithm, build, find
@@ -106,6 +107,8 @@ def main(argv: list[str]) -> int:
         console.print(_table(schedule))
 
     def message_bytes(slot: Slot, count: int) -> int:
+        if slot.sizes:
+            return get_codec("none").bound(count, DType.UINT32)
         kind = dtype.accumulator if slot.wide else dtype
         return count * kind.itemsize if slot.plain else codec.bound(count, kind)
 
@@ -117,6 +120,7 @@ def main(argv: list[str]) -> int:
     link = (
         Link(arguments.latency, rate.bits_per_second / 8) if rate.bits_per_second else Link(arguments.latency)
     )
+    schedules = cuts.even(schedules)
     timeline = simulate(schedules, Machine(link), message_bytes)
     numbers = summarize(schedules, message_bytes)
     title = (

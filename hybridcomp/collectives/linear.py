@@ -1,10 +1,10 @@
 """All-reduce by a linear codec: ``powersgd``, ``randomblock``, ``lattice``, ``sketch``.
 
 1. The codec is given this rank's data plus residual and says which array is to be reduced first.
-2. Every such round is an exact all-reduce of our own, of floats by the compiled engine: always in the same order.
-   Integers, which MPI could sum in any order, are not MPI's either: its own non-blocking collectives must be started in
-   one order on all ranks, and with several operations in flight a second round starts whenever the first has ended
-   here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear.py.)
+2. Every such round is an exact all-reduce of our own, by the compiled engine where that is in use: always in the same
+   order. Integers, which MPI could sum in any order, are not MPI's either: its own non-blocking collectives must be
+   started in one order on all ranks, and with several operations in flight a second round starts whenever the first has
+   ended here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear.py.)
 3. The codec makes the result of what the rounds gave, which has the same bits on all ranks, and so has the result;
    the residual is what the result lacks of this rank's data.
 
@@ -89,13 +89,14 @@ def linear_allreduce(
         flat = Flat(following.array.reshape(-1), kind, following.array.shape, True, False)
         *tags, first = next(reserved)
         program = None
-        if programs is not None and following.op == "sum" and flat.size:
-            key = OperationKey("all_reduce", NONE, False, kind, (flat.size,))
+        if programs is not None and flat.size:
+            fold = "" if kind.is_float else following.op
+            key = OperationKey("all_reduce", NONE, False, kind, (flat.size,), fold=fold)
             program = programs.find(key)
         round_carrier = Carrier(t, NONE, kind, call)
         if program is None:
-            fold = None if kind.is_float else FOLDS[following.op]
-            yield from allreduce(round_carrier, flat, flat, tags, fold=fold)
+            add = None if kind.is_float else FOLDS[following.op]
+            yield from allreduce(round_carrier, flat, flat, tags, fold=add)
         else:
             yield from running(program, first, flat, flat, round_carrier)
         following = _advance(rounds, call)

@@ -1,19 +1,7 @@
-"""All-reduce by a sparse codec in balanced parts, as Ok-Topk does.
+"""All-reduce by a sparse codec in balanced parts, as Ok-Topk does, where arrays may lie on a device.
 
-1. Each rank encodes its data once, region by region, and tells all others how many bytes each message has.
-2. All ranks cut the regions alike into one run for each rank, of about equally many bytes over all ranks.
-3. The owner of a run gets the others' messages of its regions and adds them, its own too, in rank order to zeros.
-4. It encodes the sum, keeps what its codec keeps of it, and sends that to all; all decode the same messages.
-
-After Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning", PPoPP 2022 (arXiv:2201.07598).
-There the borders are found again every so many steps; here at every call, from sizes that cost each rank 4 bytes for a
-region. There one threshold holds for all of the data; here the codec selects in each region, as it does in each chunk
-of the other algorithms.
-
-Where the elements sent crowd in a part of the data, as in gradients of embeddings, equal shards would leave most of the
-work to one rank (:mod:`.allreduce`). Against :mod:`.sparse`, a rank receives about 2 (p - 1) / p messages of all of the
-data, not p - 1, and the sum is encoded once more. What that loses goes to the memory of the owner, which may be another
-rank's at the next call: the memories' sum is what counts.
+:mod:`hybridcomp.schedules.algorithms.oktopk` says how it goes; by that schedule the compiled engine does the same on
+arrays in host memory, with the same bits.
 """
 
 from __future__ import annotations
@@ -28,10 +16,8 @@ from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.coding import NONE
 from hybridcomp.collectives.engine import Steps
 from hybridcomp.collectives.transport import Incoming, Sealed
-from hybridcomp.schedules.shards import Shards
+from hybridcomp.schedules import cuts
 
-_REGIONS = 8  # for each rank at least, of data that has so many cache lines
-_LEAST_BYTES = 1 << 12  # of a region, uncompressed
 _BEHIND = 2  # regions summed before the first result is decoded
 
 
@@ -93,8 +79,7 @@ class _Run:
         self.ranks = t.size if mean else 1
         self.memory = memory
         self.rank, self.others = t.rank, t.others
-        region = min(carrier.chunk_bytes, max(_LEAST_BYTES, send.nbytes // (_REGIONS * t.size)))
-        self.shards = Shards.fixed(send.size, 1, send.size, send.dtype.itemsize, region)
+        self.shards = cuts.regions(send.size, t.size, send.dtype.itemsize, carrier.chunk_bytes)
         self.mailbox = carrier.mailbox()
         self.messages: list[Sealed] = []  # this rank's, by region
         self.regions: list[list[int]] = []  # by owner
@@ -129,7 +114,7 @@ class _Run:
                 ledger.decode(message, theirs)
                 weights += theirs
             yield from mailbox.finish()
-        self.regions = balanced(weights.tolist(), carrier.transport.size)
+        self.regions = cuts.balanced(weights.tolist(), carrier.transport.size)
 
     def scatter(self) -> None:
         """Send parts to their owners, and post the receives of steps 3 and 4."""
@@ -178,18 +163,3 @@ class _Run:
 
     def _ith(self, i: int) -> Iterable[int]:
         return [self.regions[q][i] for q in self.others if i < len(self.regions[q])]
-
-
-def balanced(weights: Sequence[int], ranks: int) -> list[list[int]]:
-    """Cut regions into one run for each rank, of about equal weight: a region goes where its middle falls.
-
-    Args:
-        weights: of the regions, above 0.
-        ranks: how many runs; some may be empty.
-    """
-    runs: list[list[int]] = [[] for _ in range(ranks)]
-    total, before = sum(weights), 0
-    for region, weight in enumerate(weights):
-        runs[(2 * before + weight) * ranks // (2 * total)].append(region)
-        before += weight
-    return runs

@@ -14,7 +14,7 @@ from hybridcomp.schedules.simulate import Timeline
 
 #: Headings of :func:`rows`.
 HEADINGS = ("step", "does", "elements", "channel", "after")
-# Okabe and Ito's palette, which people with any colour vision tell apart. A check is too short to be seen.
+# Okabe and Ito's palette, which people with any colour vision tell apart. What is too short to be seen is not drawn.
 _COMPUTES = {
     Kind.ENCODE: ("encode", "#E69F00"),
     Kind.SUM: ("sum", "#009E73"),
@@ -27,6 +27,7 @@ _SENDS = {
     Kind.ENCODE: ("send own data", "#CC79A7"),
     Kind.SUM_ENCODE: ("send a sum", "#D55E00"),
     Kind.RECV: ("send on", "#E9B08A"),
+    Kind.SIZES: ("send sizes", "#999999"),
 }
 _Style = tuple[str, str]  # what, and its colour
 _LABELLED = 0.012  # of the width: shorter bars have no label
@@ -58,6 +59,8 @@ def rows(schedule: Schedule) -> list[tuple[str, ...]]:
         does = describe(step)
         if step.memory >= 0:
             does += f", memory[{step.memory}:{step.memory + step.count}]"
+        if step.region >= 0:
+            does += f", if rank {step.owner} owns region {step.region}"
         channel = str(step.channel) if step.kind in (Kind.SEND, Kind.RECV) else ""
         result.append((str(index), does, str(step.count), channel, ", ".join(map(str, step.after))))
     return result
@@ -145,7 +148,7 @@ def _lanes(axes: Any, schedule: Schedule, timeline: Timeline, scale: float) -> d
     for index, step in enumerate(schedule.steps):
         if step.writes >= 0:
             made[step.writes] = step.kind
-        if step.kind in (Kind.RECV, Kind.CHECK):
+        if step.kind in (Kind.RECV, Kind.CHECK, Kind.SIZES, Kind.CUT):
             continue
         sends = step.kind is Kind.SEND
         style, top = (_SENDS[made[step.slot]], 0.5) if sends else (_COMPUTES[step.kind], 0.07)

@@ -31,6 +31,10 @@ def describe(step: Step) -> str:
             return f"{_addends(step)}, encode into slot {step.slot}{also}"
         case Kind.COPY:
             return f"copy {_span(step.span)} to {_span(step.out)}"
+        case Kind.SIZES:
+            return f"write the sizes of {_slots(step)} into slot {step.slot}"
+        case Kind.CUT:
+            return f"cut {step.count} regions by {_slots(step)}"
 
 
 def fail(schedule: Schedule, index: int, problem: str) -> NoReturn:
@@ -43,7 +47,10 @@ def _span(span: Span | None) -> str:
 
 
 def _addends(step: Step) -> str:
-    slots = ", ".join(map(str, step.slots))
     own = [] if step.span is None else [_span(step.span)]
-    terms = own + ([f"slot{'s' * (len(step.slots) > 1)} {slots}"] if step.slots else [])
+    terms = own + ([_slots(step)] if step.slots else [])
     return f"{'average' if step.divide else 'sum'} {' and '.join(terms) or 'nothing'}"
+
+
+def _slots(step: Step) -> str:
+    return f"slot{'s' * (len(step.slots) > 1)} {', '.join(map(str, step.slots))}"

@@ -11,6 +11,7 @@ from hybridcomp.schedules.algorithms import (
     doubling,
     halving,
     hierarchical,
+    oktopk,
     one_shot,
     ring,
     scatter,
@@ -30,6 +31,7 @@ _DIRECT = Promise(owner_first)
 _TREE = Promise(any_order, parts=_MOST_TIMES)
 _HOSTS = Promise(host_order)
 _GATHERED = Promise(rank_order, sums=0)
+_BALANCED = Promise(rank_order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         Algorithm("one_shot", one_shot.all_reduce, _GATHERED, feedback=True, estimates=False),
         Algorithm("halving", halving.all_reduce, _TREE, reencodes=True),
         Algorithm("sparse", sparse.all_reduce, _GATHERED, feedback=True, estimates=False, sparse=True),
+        Algorithm("oktopk", oktopk.all_reduce, _BALANCED, feedback=True, estimates=False, sparse=True),
     ),
     "reduce_scatter": _named(
         Algorithm("direct", direct.reduce_scatter, feedback=True),

@@ -13,6 +13,7 @@ from hybridcomp.schedules.values import Content, Piece, Values, added
 from hybridcomp.schedules.values import Run as Elements
 
 _CORRECTED = 1  # by error feedback
+_LOST = 2  # and what a sum lost, whose parts were corrected, has been added
 
 
 @dataclass(slots=True)
@@ -55,6 +56,8 @@ class Run:
         self._buffers: list[dict[Buffer, tuple[Content, int]]] = []
         self._memories = [Content(0) for _ in schedules]
         self._blocks: dict[int, dict[int, int]] = {}  # by rank and block of its memory, the last step
+        self._borders: dict[int, tuple[int, ...]] = {}  # of each rank, those of its regions
+        self._cuts: dict[int, int] = {}  # and the step that found their owners
         self._room: list[dict[Buffer, int]] = []
         for schedule in schedules:
             found = layout(self.operation, self.ranks, schedule.rank)
@@ -101,13 +104,9 @@ class Run:
     # -- steps ---------------------------------------------------------------------------------------
 
     def _do(self, g: int, step: Step) -> None:
+        if step.region >= 0:
+            self._conditional(g)
         match step.kind:
-            case Kind.ENCODE:
-                assert step.span is not None
-                runs = self._read(g, step.span)
-                self._correct(g, step, runs)
-                wide = step.span.buffer is Buffer.SCRATCH or self.operation.part_wide
-                self._put(g, step, self._encoded(g, step, runs, wide))
             case Kind.SEND:
                 self._send(g, step)
             case Kind.RECV:
@@ -115,6 +114,21 @@ class Run:
             case Kind.CHECK:
                 self._message(g, step.slot, step.count)
                 self._slots[self.order.rank[g]][step.slot].checked = g
+            case Kind.SIZES:
+                self._sizes(g, step)
+            case Kind.CUT:
+                self._cut(g, step)
+            case _:
+                self._compute(g, step)
+
+    def _compute(self, g: int, step: Step) -> None:
+        match step.kind:
+            case Kind.ENCODE:
+                assert step.span is not None
+                runs = self._read(g, step.span)
+                self._correct(g, step, runs)
+                wide = step.span.buffer is Buffer.SCRATCH or self.operation.part_wide
+                self._put(g, step, self._encoded(g, step, runs, wide))
             case Kind.DECODE:
                 assert step.out is not None
                 runs = self._message(g, step.slot, step.count)
@@ -158,6 +172,7 @@ class Run:
             ("elements", step.count, sent.count),
             ("wide", mine.wide, theirs.wide),
             ("plain", mine.plain, theirs.plain),
+            ("sizes", mine.sizes, theirs.sizes),
         ):
             if expected != got:
                 raise ValueError(f"it expects {what} {expected}, and gets {got}: {self.order.name(sender)}")
@@ -173,6 +188,8 @@ class Run:
     def _encoded(self, g: int, step: Step, runs: list[Elements], wide: bool) -> list[Elements]:
         """What a step's message holds."""
         slot = self.order.schedules[self.order.rank[g]].slots[step.slot]
+        if slot.sizes:
+            raise ValueError("the slot is for sizes of messages")
         if not slot.wide and step.span is not None and step.span.buffer is Buffer.SCRATCH:
             self._whole(runs, "encodes", "in the caller's dtype")
         if slot.plain:
@@ -188,24 +205,65 @@ class Run:
         if not all(self.values[value].total for _, value, _ in runs):
             raise ValueError(f"it {does} the sum of some ranks' parts {where}, which rounds it")
 
+    # -- the owners of regions ---------------------------------------------------------------------------
+
+    def _sizes(self, g: int, step: Step) -> None:
+        """Write the sizes of this rank's own messages, one for each region, in order."""
+        rank = self.order.rank[g]
+        borders = [0]
+        for slot in step.slots:
+            for count, value, source in self._message(g, slot, None):
+                known = self.values[value]
+                if source != borders[-1] or (known.ranks, known.sums) != ((rank,), 0):
+                    raise ValueError(f"slot {slot} has not this rank's own elements from {borders[-1]} on")
+                borders.append(source + count)
+        if len(borders) != step.count + 1 or borders[-1] != self._room[rank][Buffer.SEND]:
+            raise ValueError(f"the messages have {len(borders) - 1} regions, which end at {borders[-1]}")
+        if not self.order.schedules[rank].slots[step.slot].sizes:
+            raise ValueError("the slot is not for sizes of messages")
+        self._borders[rank] = tuple(borders)
+        self._put(g, step, [(step.count, self.values.sizes(rank, tuple(borders)), 0)])
+
+    def _cut(self, g: int, step: Step) -> None:
+        """Find the owners: of the sizes of all ranks, in their order, of the same regions."""
+        rank = self.order.rank[g]
+        wanted = [self.values.sizes(q, self._borders.get(rank, ())) for q in range(self.ranks)]
+        found = [self._message(g, slot, step.count)[0][1] for slot in step.slots]
+        if found != wanted:
+            raise ValueError("it does not cut by the sizes of all ranks' messages of these regions")
+        self._cuts[rank] = g
+
+    def _conditional(self, g: int) -> None:
+        """Make sure that it is known whether a step is to be carried out."""
+        cut = self._cuts.get(self.order.rank[g])
+        if cut is None:
+            raise ValueError("it begins before the owner of its region is known")
+        self._after(g, cut, "the owners of regions")
+
     # -- the memory of error feedback --------------------------------------------------------------------
 
     def _correct(self, g: int, step: Step, runs: list[Elements]) -> None:
-        """Have the memory correct what a step encodes or takes as it is; once for each element."""
+        """Have the memory correct what a step encodes or takes as it is; once for each element.
+
+        A sum of messages alone has been corrected already: the memory adds what the sum's own message loses.
+        """
         plain = step.slot >= 0 and self.order.schedules[self.order.rank[g]].slots[step.slot].plain
         if not self._remembers(step, runs, not plain):
             return
         memory = self._memories[self.order.rank[g]]
         pieces = memory.pieces(step.memory, step.count)
         self._touch(g, pieces, "the memory of error feedback", writes=True)
-        if any(piece.value == _CORRECTED for piece in pieces):
+        after = _LOST if step.kind is Kind.SUM_ENCODE and step.span is None else _CORRECTED
+        if any(piece.value >= after for piece in pieces):
             raise ValueError("the memory of error feedback has corrected these elements already")
+        if any(piece.value < after - 1 for piece in pieces):
+            raise ValueError("the memory of error feedback has not corrected what is summed")
         blocks = self._blocks.setdefault(self.order.rank[g], {})
         for block in step.memory_edges:
             if block in blocks:
                 self._after(g, blocks[block], f"block {block} of the memory of error feedback")
             blocks[block] = g
-        memory.write(step.memory, [(step.count, _CORRECTED, step.memory)], g)
+        memory.write(step.memory, [(step.count, after, step.memory)], g)
 
     def _follow(self, g: int, step: Step, runs: list[Elements]) -> None:
         """Have the memory follow a result."""
@@ -230,15 +288,18 @@ class Run:
 
     # -- slots and buffers -----------------------------------------------------------------------------
 
-    def _message(self, g: int, slot: int, count: int) -> list[Elements]:
-        """Read a slot."""
+    def _message(self, g: int, slot: int, count: int | None) -> list[Elements]:
+        """Read a slot, which holds so many elements; None for any number."""
         held = self._slots[self.order.rank[g]].get(slot)
         if held is None:
             raise ValueError(f"slot {slot} is read before it is written")
         self._after(g, held.writer, f"slot {slot}")
         held.users.append(g)
+        sizes, kind = self.order.schedules[self.order.rank[g]].slots[slot].sizes, self.order.steps[g].kind
+        if kind is not Kind.SEND and sizes != (kind is Kind.CUT):
+            raise ValueError(f"slot {slot} holds {'sizes, and no' if sizes else 'no sizes, but'} elements")
         length = sum(run[0] for run in held.runs)
-        if length != count:
+        if count is not None and length != count:
             raise ValueError(f"slot {slot} holds {length} elements, not {count}")
         return held.runs
 

@@ -1,6 +1,6 @@
 """A schedule: the part of one rank in one operation, as data.
 
-An algorithm is a function that records steps (:class:`Recorder`) and returns a :class:`Schedule`. Nothing here moves
+An algorithm is a function that records steps (:mod:`.recorder`) and returns a :class:`Schedule`. Nothing here moves
 data or imports MPI: the same schedules are verified (:mod:`.verify`), drawn (:mod:`.draw`), costed, and run by the
 compiled engine.
 
@@ -16,7 +16,13 @@ DECODE         check the message in ``slot``, and write its values to ``out``
 SUM            add the messages in ``slots``, in this order, to ``span`` (to zeros if there is none); write to ``out``
 SUM_ENCODE     the same, encoded into ``slot``; ``out``, if any, gets what receivers of the message will decode
 COPY           copy ``span`` to ``out``
+SIZES          write how many bytes each message in ``slots`` has, one for each region of the data, into ``slot``
+CUT            of the sizes in ``slots``, one message for each rank in their order, find each region's owner
 =============  ===================================================================================================
+
+A schedule is made before the data are known, but who owns a region may depend on them (:mod:`.cuts`). So there may be
+steps for every possible owner: one with a ``region`` is carried out only where the cut has given that to its ``owner``.
+Else it ends without doing anything as soon as the steps have ended that it waits for.
 
 Sends to one peer on one *channel* are posted in the order of the schedule, and so are receives: the n-th send meets the
 n-th receive. Dependencies are hazards and nothing else: a step waits for whoever writes what it reads, and for whoever
@@ -26,7 +32,7 @@ uses what it overwrites. A pipeline of chunks is limited by the number of slots 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -45,6 +51,8 @@ class Kind(IntEnum):
     SUM = 5
     SUM_ENCODE = 6
     COPY = 7
+    SIZES = 8
+    CUT = 9
 
 
 class Buffer(IntEnum):
@@ -119,11 +127,13 @@ class Slot:
         count: elements of the longest message.
         wide: its elements are of the accumulator's dtype, not of the caller's.
         plain: it holds the elements as they are, not encoded.
+        sizes: it holds the sizes of messages, a number of 32 bits for each.
     """
 
     count: int
     wide: bool = False
     plain: bool = False
+    sizes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,7 @@ class Step:
         kind: what it does.
         after: indices of the steps that must have ended.
         slot: the message that it writes, sends, receives or reads.
-        slots: the messages that it sums.
+        slots: the messages that it sums; whose sizes it writes; or that have the sizes which it reads.
         peer: rank to send to, or to receive from.
         channel: of a send or receive, from 0.
         count: elements of the message.
@@ -142,6 +152,7 @@ class Step:
         out: elements that it writes.
         divide: divide the sum by the number of ranks.
         memory: first element of the memory of error feedback that it corrects and updates; -1 for none.
+        region, owner: carried out only where this rank owns that region; -1: always.
     """
 
     kind: Kind
@@ -155,6 +166,12 @@ class Step:
     out: Span | None = None
     divide: bool = False
     memory: int = -1
+    region: int = -1
+    owner: int = -1
+
+    def excludes(self, other: Step) -> bool:
+        """Tell whether at most one of the two is ever carried out."""
+        return self.region >= 0 and self.region == other.region and self.owner != other.owner
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -166,7 +183,7 @@ class Step:
     @property
     def writes(self) -> int:
         """The slot that it fills; -1 for none."""
-        return self.slot if self.kind in (Kind.ENCODE, Kind.RECV, Kind.SUM_ENCODE) else -1
+        return self.slot if self.kind in (Kind.ENCODE, Kind.RECV, Kind.SUM_ENCODE, Kind.SIZES) else -1
 
     @property
     def memory_edges(self) -> set[int]:
@@ -201,6 +218,11 @@ class Schedule:
         """Number of ranks."""
         return len(self.topology.hosts)
 
+    @property
+    def regions(self) -> int:
+        """Number of regions whose owners its cut finds; 0 if it has none."""
+        return next((step.count for step in self.steps if step.kind is Kind.CUT), 0)
+
     def packed(self) -> tuple[array[int], array[int], array[int]]:
         """As the engine takes it: rows of integers for steps and for slots, and the lists that steps refer to."""
         steps, lists = array("q"), array("q")
@@ -212,9 +234,10 @@ class Schedule:
             steps.extend(
                 (s.kind, s.slot, s.peer, s.channel, s.count, *span, *out, s.divide, s.memory, *where)
             )
+            steps.extend((s.region, s.owner))
         slots = array("q")
         for slot in self.slots:
-            slots.extend((slot.count, slot.wide, slot.plain))
+            slots.extend((slot.count, slot.wide, 2 if slot.sizes else slot.plain))
         return steps, slots, lists
 
 
@@ -223,176 +246,7 @@ class Schedule:
 MEMORY_BLOCK = 128
 
 #: Integers of a step in :meth:`Schedule.packed`.
-STEP_WORDS = 15
-
-
-class Recorder:
-    """Records the steps of one rank, and finds out what each must wait for.
-
-    Attributes:
-        operation, topology, rank: what is built.
-        ranks: how many there are.
-        others: the other ranks, beginning after this one, so that not all of them send to rank 0 first.
-    """
-
-    def __init__(self, operation: Operation, topology: Topology, rank: int) -> None:
-        self.operation = operation
-        self.topology = topology
-        self.rank = rank
-        self.ranks = len(topology.hosts)
-        self.others = [(rank + i) % self.ranks for i in range(1, self.ranks)]
-        self._steps: list[Step] = []
-        self._before: list[int] = []  # of each step, all that must have ended: a set of bits
-        self._slots: list[Slot] = []
-        self._scratch = 0
-        self._channels = 0
-        self._writer: dict[int, int] = {}  # of each slot, the step that wrote it last
-        self._readers: dict[int, list[int]] = {}  # and those that read it since
-        self._checks: dict[int, int] = {}  # of each slot, the step that checked what it holds
-        self._edges: dict[
-            int, int
-        ] = {}  # of each block of the memory at an edge, the step that corrected it last
-        self._touched: dict[Buffer, list[tuple[int, int, int, bool]]] = {b: [] for b in Buffer}
-
-    # -- room ----------------------------------------------------------------------------------------
-
-    def slot(self, count: int, *, wide: bool = False, plain: bool | None = None) -> int:
-        """Make room for messages of at most ``count`` elements; ``plain`` is the operation's unless given."""
-        self._slots.append(Slot(count, wide, self.operation.plain if plain is None else plain))
-        return len(self._slots) - 1
-
-    def scratch(self, count: int) -> Span:
-        """Make room for ``count`` elements of the accumulator's dtype."""
-        self._scratch += count
-        return Span(Buffer.SCRATCH, self._scratch - count, count)
-
-    # -- steps ---------------------------------------------------------------------------------------
-
-    def encode(self, slot: int, span: Span, *, memory: int = -1) -> None:
-        """Encode ``span`` into ``slot``."""
-        self._add(Step(Kind.ENCODE, slot=slot, count=span.count, span=span, memory=memory))
-
-    def send(self, slot: int, peer: int, channel: int = 0) -> None:
-        """Send what was put last into ``slot``."""
-        count = self._steps[self._writer[slot]].count
-        self._add(Step(Kind.SEND, slot=slot, peer=peer, channel=channel, count=count))
-
-    def recv(self, slot: int, count: int, peer: int, channel: int = 0) -> None:
-        """Receive ``count`` elements into ``slot``."""
-        self._add(Step(Kind.RECV, slot=slot, peer=peer, channel=channel, count=count))
-
-    def check(self, slot: int) -> None:
-        """Check the message in ``slot``."""
-        self._add(Step(Kind.CHECK, slot=slot, count=self._steps[self._writer[slot]].count))
-
-    def decode(self, slot: int, out: Span, *, memory: int = -1) -> None:
-        """Write the values of the message in ``slot`` to ``out``."""
-        self._add(Step(Kind.DECODE, slot=slot, count=out.count, out=out, memory=memory))
-
-    def sum(
-        self,
-        slots: Iterable[int],
-        own: Span | None,
-        out: Span,
-        *,
-        divide: bool = False,
-        memory: int = -1,
-    ) -> None:
-        """Add messages to ``own``, or to zeros, and write the sum to ``out``."""
-        step = Step(
-            Kind.SUM, slots=tuple(slots), count=out.count, span=own, out=out, divide=divide, memory=memory
-        )
-        self._add(step)
-
-    def sum_encode(
-        self,
-        slots: Iterable[int],
-        own: Span,
-        slot: int,
-        out: Span | None,
-        *,
-        divide: bool = False,
-        memory: int = -1,
-    ) -> None:
-        """Add messages to ``own``, encode the sum into ``slot``, and decode that to ``out``."""
-        kind, read = Kind.SUM_ENCODE, tuple(slots)
-        step = Step(
-            kind, slot=slot, slots=read, count=own.count, span=own, out=out, divide=divide, memory=memory
-        )
-        self._add(step)
-
-    def copy(self, span: Span, out: Span) -> None:
-        """Copy ``span`` to ``out``."""
-        self._add(Step(Kind.COPY, count=span.count, span=span, out=out))
-
-    def finish(self) -> Schedule:
-        """Return the schedule of what was recorded."""
-        steps, slots = tuple(self._steps), tuple(self._slots)
-        return Schedule(self.operation, self.topology, self.rank, steps, slots, self._scratch, self._channels)
-
-    # -- dependencies --------------------------------------------------------------------------------
-
-    def _add(self, step: Step) -> None:
-        index = len(self._steps)
-        needed = self._slot_hazards(step, index) | self._span_hazards(step, index)
-        after = self._reduced(needed)
-        before = 0
-        for one in after:
-            before |= self._before[one] | 1 << one
-        self._before.append(before)
-        if step.kind in (Kind.SEND, Kind.RECV):
-            self._channels = max(self._channels, step.channel + 1)
-        object.__setattr__(
-            step, "after", after
-        )  # nobody has seen it yet; to make another one takes as long as all this
-        self._steps.append(step)
-
-    def _slot_hazards(self, step: Step, index: int) -> set[int]:
-        needed = set()
-        for slot in step.reads:
-            needed.add(self._writer[slot])
-            self._readers.setdefault(slot, []).append(index)
-        slot = step.slot
-        if step.kind is Kind.CHECK:
-            self._checks[slot] = index
-        elif step.kind is Kind.SEND and slot in self._checks:
-            needed.add(self._checks[slot])
-        slot = step.writes
-        if slot >= 0:
-            self._checks.pop(slot, None)
-            if slot in self._writer:
-                needed.update(self._readers.get(slot) or [self._writer[slot]])
-            self._writer[slot] = index
-            self._readers[slot] = []
-        return needed
-
-    def _span_hazards(self, step: Step, index: int) -> set[int]:
-        needed = set()
-        for span, writes in ((step.span, False), (step.out, True)):
-            if span is None or not span.count:
-                continue
-            touched = self._touched[span.buffer]
-            for start, stop, other, wrote in touched:
-                if other != index and start < span.stop and span.start < stop and (writes or wrote):
-                    needed.add(other)
-            if writes:  # what lies within is ordered through this step from now on
-                touched[:] = [t for t in touched if not (span.start <= t[0] and t[1] <= span.stop)]
-            touched.append((span.start, span.stop, index, writes))
-        for block in step.memory_edges:
-            if block in self._edges:
-                needed.add(self._edges[block])
-            self._edges[block] = index
-        return needed
-
-    def _reduced(self, needed: set[int]) -> tuple[int, ...]:
-        """Leave out what others of ``needed`` wait for anyway."""
-        kept: list[int] = []
-        covered = 0
-        for one in sorted(needed, reverse=True):
-            if not covered >> one & 1:
-                kept.append(one)
-                covered |= self._before[one]
-        return tuple(reversed(kept))
+STEP_WORDS = 17
 
 
 def spans(buffer: Buffer, cuts: Sequence[slice]) -> list[Span]:

@@ -95,7 +95,7 @@ def simulate(
 def passes(step: Step) -> int:
     """How often a step passes over its elements: once for each message or span that it reads or writes."""
     match step.kind:
-        case Kind.SEND | Kind.RECV | Kind.CHECK:
+        case Kind.SEND | Kind.RECV | Kind.CHECK | Kind.SIZES | Kind.CUT:
             return 0
         case Kind.SUM:
             return len(step.slots) + (step.span is not None)

@@ -97,6 +97,13 @@ class Values:
             self._add(key, Value(old.ranks, parts, sums, old.total, old.divided))
         return self._numbers[key]
 
+    def sizes(self, rank: int, borders: tuple[int, ...]) -> int:
+        """The sizes of a rank's messages of regions that have these borders."""
+        key = ("sizes", rank, borders)
+        if key not in self._numbers:
+            self._add(key, Value((rank,)))
+        return self._numbers[key]
+
     def sum(self, addends: Sequence[int], divide: bool) -> int:
         """Add values in this order.
 

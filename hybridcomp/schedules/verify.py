@@ -12,13 +12,17 @@
 
 Steps 2 and 3 are done with ``SEND`` and ``RECV`` apart, and again as they lie for ``MPI.IN_PLACE``.
 
-None of this uses how :class:`~hybridcomp.schedules.schedule.Recorder` found the dependencies.
+Where steps depend on a cut (:mod:`.cuts`), all of this is done for several cuts, with what is carried out then. The cut
+is of all ranks' sizes, and has certainly ended before whatever depends on it begins.
+
+None of this uses how :class:`~hybridcomp.schedules.recorder.Recorder` found the dependencies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridcomp.schedules import cuts
 from hybridcomp.schedules.faults import ScheduleError
 from hybridcomp.schedules.order import Order
 from hybridcomp.schedules.results import check_results, has_in_place
@@ -45,8 +49,9 @@ def verify(schedules: Sequence[Schedule], promise: Promise | None = None) -> Non
             )
         if (schedule.operation, schedule.topology) != (first.operation, first.topology):
             raise ScheduleError(f"ranks 0 and {rank} have schedules of different operations or hosts")
-    order = Order(schedules)
-    for in_place in (False, True) if has_in_place(first.operation.kind) else (False,):
-        run = Run(order, in_place)
-        run.play()
-        check_results(run, promise or Promise())
+    for case in cuts.cases(schedules):
+        order = Order(case)
+        for in_place in (False, True) if has_in_place(first.operation.kind) else (False,):
+            run = Run(order, in_place)
+            run.play()
+            check_results(run, promise or Promise())

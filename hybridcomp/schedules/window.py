@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from hybridcomp.schedules.schedule import Recorder
+from hybridcomp.schedules.recorder import Recorder
 
 
 class Slots:

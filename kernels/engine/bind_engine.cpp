@@ -167,16 +167,24 @@ std::uint32_t reserve(const GroupHandle& handle) {
 }
 
 ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int codec, std::uint32_t params,
-                           int dtype, int rank, int ranks, bool stream, std::size_t bytes, std::size_t framed,
-                           nb::handle steps, nb::handle slots, nb::handle lists,
+                           int dtype, int fold, int rank, int ranks, bool stream, std::size_t bytes,
+                           std::size_t framed, nb::handle steps, nb::handle slots, nb::handle lists,
                            const std::array<std::size_t, 3>& limits,
                            const std::optional<std::vector<std::size_t>>& bounds) {
   const Buffer rows(steps, false), rooms(slots, false), refs(lists, false);
   if (codec < 0 || codec > 255) Buffer::fail("a codec's id fits a byte");
   if (ranks < 1 || rank < 0 || rank >= ranks) Buffer::fail("a rank is below the number of ranks");
-  Carriage carriage{
-      std::nullopt, static_cast<std::uint8_t>(codec), params, float_dtype(dtype), ranks, stream, bytes,
-      framed};
+  if (fold < 0 || fold >= static_cast<int>(Fold::kFolds) || dtype < 0 || dtype > 255)
+    Buffer::fail("there is no such sum of integers");
+  Carriage carriage{std::nullopt,
+                    static_cast<std::uint8_t>(codec),
+                    params,
+                    fold ? static_cast<DTypeCode>(dtype) : float_dtype(dtype),
+                    ranks,
+                    stream,
+                    bytes,
+                    framed,
+                    static_cast<Fold>(fold)};
   if (encoder) carriage.encoder = *encoder;
   carriage.bounds = bounds;
   std::string fault;
@@ -216,8 +224,8 @@ nb::object failure(const Run& run) {
   const Step& step = program.steps[failure.step];
   int dtype = program.carriage.dtype;
   // The slot that the message was in, or should have come to.
-  for (const std::uint32_t at : program.list(step.slots)) dtype = program.slots[at].dtype;
-  if (!step.slots.count && !program.slots.empty()) dtype = program.slots[step.slot].dtype;
+  for (const std::uint32_t at : program.list(step.slots)) dtype = program.dtype_of(program.slots[at]);
+  if (!step.slots.count && !program.slots.empty()) dtype = program.dtype_of(program.slots[step.slot]);
   return nb::make_tuple(static_cast<int>(failure.fault), failure.step, failure.peer, failure.code, step.count,
                         dtype, failure.bytes, nb::bytes(text, failure.message.size()));
 }
@@ -273,8 +281,8 @@ void bind_engine(nb::module_& m) {
   m.def("engine_group", &make_group, "comm"_a, "rank"_a, "size"_a, "known"_a);
   nb::class_<ProgramHandle>(m, "EngineProgram");
   m.def("engine_program", &make_program, "group"_a, "encoder"_a.none(), "codec"_a, "params"_a, "dtype"_a,
-        "rank"_a, "ranks"_a, "stream"_a, "bytes"_a, "framed"_a, "steps"_a, "slots"_a, "lists"_a, "limits"_a,
-        "bounds"_a.none());
+        "fold"_a, "rank"_a, "ranks"_a, "stream"_a, "bytes"_a, "framed"_a, "steps"_a, "slots"_a, "lists"_a,
+        "limits"_a, "bounds"_a.none());
   m.def("engine_start", &start, "program"_a, "first"_a, "send"_a, "recv"_a, "memory"_a.none(), "keep"_a,
         "seconds"_a, "traced"_a, "envelope"_a.none());
   nb::class_<Run>(m, "EngineRun")

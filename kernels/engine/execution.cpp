@@ -26,7 +26,7 @@ Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_p
       held_(program_->slots.size()),
       left_(program_->steps.size()) {
   if (envelope) envelope_ = *envelope;
-  const std::size_t size = size_of(program_->carriage.dtype);
+  const std::size_t size = bytes_of(program_->carriage.dtype);
   const std::uint8_t* const received = recv_;
   apart_ = send_ + program_->send_elements * size <= received ||
            received + program_->recv_elements * size <= send_;
@@ -37,7 +37,7 @@ Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_p
 Execution::~Execution() = default;
 
 std::uint8_t* Execution::address(BufferId buffer, std::size_t at) const {
-  const std::size_t offset = at * size_of(program_->dtype_of(buffer));
+  const std::size_t offset = at * bytes_of(program_->dtype_of(buffer));
   if (buffer == kScratch) return scratch_ + offset;
   return (buffer == kSendBuffer ? const_cast<std::uint8_t*>(send_) : recv_) + offset;
 }
@@ -58,6 +58,7 @@ void Execution::start() {
 // All that a step waits for has ended.
 void Execution::begin(std::uint32_t index) {
   const Step& step = program_->steps[index];
+  if (left_out(step)) return skipped_.push_back(index);
   states_[index] = kReady;
   if (step.kind == kSend || step.kind == kRecv) return post_next(step.queue);
   ready_.push_back(index);
@@ -69,8 +70,10 @@ void Execution::post_next(std::uint32_t queue) {
   const Range range = program_->queues[queue];
   while (!done() && posted_[queue] < range.count) {
     const std::uint32_t index = program_->queue_steps[range.first + posted_[queue]];
-    if (states_[index] != kReady) return;
+    const bool skip = left_out(program_->steps[index]);
+    if (!skip && states_[index] != kReady) return;
     ++posted_[queue];
+    if (skip) continue;
     states_[index] = kPosted;
     program_->steps[index].kind == kSend ? post_send(index) : post_receive(index);
   }
@@ -136,7 +139,7 @@ void Execution::post_receive(std::uint32_t index) {
   if (lands) {
     const Step& copy = program_->steps[step.lands];
     data = address(copy.out, copy.out_at);
-    bytes = step.count * size_of(slot.dtype);  // behind them are others: the slot may be longer
+    bytes = step.count * bytes_of(slot.dtype);  // behind them are others: the slot may be longer
   } else {
     try {
       data = room(step.slot, slot.room);
@@ -220,12 +223,24 @@ void Execution::end(std::uint32_t index) {
   --left_;
   if (step.kind == kSend || step.kind == kCheck || step.kind == kDecode) used(step.slot);
   for (const std::uint32_t slot : program_->list(step.slots)) used(slot);
+  begin_next(step);
+  while (!skipped_.empty() && !done()) {
+    const std::uint32_t other = skipped_.back();
+    skipped_.pop_back();
+    states_[other] = kEnded;
+    --left_;
+    begin_next(program_->steps[other]);
+  }
+  finish_if_ended();
+}
+
+// Begin what has waited for a step that has ended, and for no other.
+void Execution::begin_next(const Step& step) {
   const auto next = std::span(program_->next).subspan(step.next.first, step.next.count);
   for (const std::uint32_t other : next) {
     if (--waits_[other] == 0) begin(other);
     if (done()) return;
   }
-  finish_if_ended();
 }
 
 // What others read, they may read after the end: the blocks wait for them, unless those are too many already.

@@ -128,6 +128,11 @@ class Execution {
   std::uint8_t* address(BufferId buffer, std::size_t at) const;
   std::uint8_t* room(std::uint32_t slot, std::size_t bytes);
   void begin(std::uint32_t step);
+  // Whether it is known that a step is not carried out.
+  bool left_out(const Step& step) const {
+    return step.region != kAlways && !owners_.empty() &&
+           owners_[static_cast<std::size_t>(step.region)] != step.owner;
+  }
   void post_next(std::uint32_t queue);
   void post_send(std::uint32_t step);
   bool push(std::uint32_t step);
@@ -136,6 +141,7 @@ class Execution {
   void filled(const Step& step, std::uint8_t* data, std::size_t bytes, bool lent, bool trusted);
   void used(std::uint32_t slot);
   void end(std::uint32_t step);
+  void begin_next(const Step& step);
   bool finish_if_ended();
   void finish();
   void fail(Fault fault, std::uint32_t step, int peer, int code = 0, const Held* held = nullptr);
@@ -150,6 +156,9 @@ class Execution {
   bool decode(std::uint32_t index, const Step& step);
   bool accept(std::uint32_t index, const Step& step);
   bool sum(std::uint32_t index, const Step& step);
+  bool write_sizes(std::uint32_t index, const Step& step);
+  bool cut(std::uint32_t index, const Step& step);
+  bool fold(const Step& step);
   bool sum_with_feedback(std::uint32_t index, const Step& step);
   bool decode_result(const Payload& payload, const Step& step);
   void fail_sum(std::uint32_t index, const Step& step);
@@ -179,6 +188,8 @@ class Execution {
   std::vector<std::uint32_t> lending_;  // sends that others of this host have not read yet
   std::vector<std::uint32_t> blocked_;  // sends whose ring was full
   std::vector<Payload> payloads_;       // of a sum
+  std::vector<std::int32_t> owners_;    // of each region, once they are found
+  std::vector<std::uint32_t> skipped_;  // steps that have ended without being carried out, but for what waits
   std::uint8_t* scratch_ = nullptr;
   std::size_t left_;  // steps
   Failure failure_;

@@ -11,7 +11,14 @@ namespace {
 constexpr std::int64_t kMost = std::int64_t(1) << 48;  // elements, and anything else in a row
 
 bool reads_slot(Kind kind) { return kind == kSend || kind == kCheck || kind == kDecode; }
-bool fills_slot(Kind kind) { return kind == kEncode || kind == kRecv || kind == kSumEncode; }
+bool fills_slot(Kind kind) {
+  return kind == kEncode || kind == kRecv || kind == kSumEncode || kind == kSizes;
+}
+
+// Whether at most one of two steps is ever carried out.
+bool exclude(const Step& a, const Step& b) {
+  return a.region != kAlways && a.region == b.region && a.owner != b.owner;
+}
 
 }  // namespace
 
@@ -19,7 +26,7 @@ Program::Program(const Carriage& given, std::span<const std::int64_t> rows,
                  std::span<const std::int64_t> rooms, std::span<const std::int64_t> refs,
                  const std::size_t (&limits)[kBuffers], int rank, int ranks, int channels, std::string* fault)
     : carriage(given),
-      scratch_bytes(limits[kScratch] * size_of(wide())),
+      scratch_bytes(limits[kScratch] * bytes_of(wide())),
       send_elements(limits[kSendBuffer]),
       recv_elements(limits[kRecvBuffer]) {
   *fault = compile(rows, rooms, refs, limits, rank, ranks, channels);
@@ -29,6 +36,8 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
                              std::span<const std::int64_t> refs, const std::size_t (&limits)[kBuffers],
                              int rank, int ranks, int channels) {
   if (rows.size() % kStepWords || rooms.size() % kSlotWords) return "steps or slots are not whole";
+  if (carriage.fold != Fold::kNone && (!folds(carriage.fold, carriage.dtype) || carriage.encoder))
+    return "such integers are not folded so, or are encoded";
   if (carriage.bounds && carriage.bounds->size() != rooms.size() / kSlotWords)
     return "every slot has a bound, or none";
   for (std::size_t at = 0; at < rooms.size(); at += kSlotWords) {
@@ -36,15 +45,21 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     if (count < 0 || count > kMost) return "a slot has no such length";
     const auto n = static_cast<std::size_t>(count);
     const DTypeCode dtype = rooms[at + 1] ? wide() : carriage.dtype;
-    Slot slot{rooms[at + 2] != 0, dtype, n * size_of(dtype), n * size_of(dtype), n};
+    const bool sizes = rooms[at + 2] == 2;
+    Slot slot{rooms[at + 2] == 1, sizes, dtype, n * bytes_of(dtype), n * bytes_of(dtype), n};
     const std::string problem = size(slot, slots.size());
     if (!problem.empty()) return problem;
     slots.push_back(slot);
   }
 
+  const std::string problem = find_regions(rows);
+  if (!problem.empty()) return problem;
+
   const std::size_t count = rows.size() / kStepWords;
   std::vector<std::vector<std::uint32_t>> after(count);
-  std::vector<std::uint32_t> writer(slots.size(), UINT32_MAX);  // of what is in each slot
+  std::vector<std::vector<std::uint32_t>> writers(
+      slots.size());  // of what is in each slot; one is carried out
+  std::vector<bool> after_cut(count);
   std::map<std::tuple<bool, int, int>, std::vector<std::uint32_t>> posts;
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::int64_t* const w = rows.data() + i * kStepWords;
@@ -58,6 +73,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     step.span = static_cast<BufferId>(w[5]);
     step.out = static_cast<BufferId>(w[7]);
     step.divide = w[9] == 1;
+    if (step.divide && carriage.fold != Fold::kNone) return "integers are not divided";
     step.peer = static_cast<int>(w[2]);
     step.channel = static_cast<int>(w[3]);
     if (w[4] <= 0 || w[6] < 0 || w[8] < 0) return "a step has no elements, or begins before its buffer";
@@ -65,6 +81,10 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     step.span_at = static_cast<std::size_t>(w[6]);
     step.out_at = static_cast<std::size_t>(w[8]);
     step.memory = w[10];
+    if (w[15] >= static_cast<std::int64_t>(regions) || w[16] >= ranks || (w[15] < 0) != (w[16] < 0))
+      return "a step depends on a region or an owner that there is not";
+    step.region = static_cast<std::int32_t>(w[15]);
+    step.owner = static_cast<std::int32_t>(w[16]);
     step.lands = kNowhere;
     if (step.span != kNoBuffer && step.span_at + step.count > limits[step.span])
       return "a step reads past the end of its buffer";
@@ -74,13 +94,13 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     if (one && (w[1] < 0 || w[1] >= static_cast<std::int64_t>(slots.size())))
       return "a step has no such slot";
     step.slot = one ? static_cast<std::uint32_t>(w[1]) : 0;
-    const bool needs_span = kind == kEncode || kind == kSumEncode || kind == kCopy;
+    const bool needs_span = kind == kEncode || kind == kCopy;
     const bool needs_out = kind == kDecode || kind == kSum || kind == kCopy;
     if ((needs_span && step.span == kNoBuffer) || (needs_out && step.out == kNoBuffer))
       return "a step lacks a span";
     if (step.memory >= 0) {
       if (!carriage.encoder && !carriage.bounds) return "a step corrects by a memory, and there is no codec";
-      if ((kind == kSum || kind == kSumEncode) && step.span == kNoBuffer)
+      if (kind == kSum && step.span == kNoBuffer)
         return "a step sums what a memory corrects, and has no part of its own";
     }
     if (kind == kCopy && dtype_of(step.span) != dtype_of(step.out)) return "a copy is between two dtypes";
@@ -89,33 +109,55 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     };
     if (!within(w[11], w[12]) || !within(w[13], w[14])) return "a step refers past the end of the lists";
 
-    // Whoever reads a slot is counted with whoever filled it last.
+    // Whoever reads a slot is counted with whoever filled it last: where that depends on an owner, with each
+    // that is carried out when this one is. A message that came is read under the same condition, or it would
+    // stay lent.
     const auto read = [&](std::int64_t slot) {
-      if (slot < 0 || slot >= static_cast<std::int64_t>(slots.size()) || writer[slot] == UINT32_MAX)
-        return false;
-      Step& from = steps[writer[slot]];
-      ++from.readers;
-      return from.count == step.count;
+      if (slot < 0 || slot >= static_cast<std::int64_t>(slots.size())) return false;
+      if (kind != kSend && slots[static_cast<std::size_t>(slot)].sizes != (kind == kCut)) return false;
+      std::size_t found = 0, conditional = 0;
+      for (const std::uint32_t other : writers[static_cast<std::size_t>(slot)]) {
+        Step& from = steps[other];
+        if (exclude(from, step)) continue;
+        const bool same = from.region == step.region && from.owner == step.owner;
+        if (from.region != kAlways && !same && step.region != kAlways) return false;
+        if (from.kind == kRecv && step.region != kAlways && !same) return false;
+        if (from.count != step.count && kind != kSizes) return false;
+        conditional += from.region != kAlways && !same;
+        ++from.readers;
+        ++found;
+      }
+      return found && (!conditional || found == static_cast<std::size_t>(ranks));
     };
     if (reads_slot(kind) && !read(w[1])) return "a step reads a slot that holds no message of its length";
     step.slots = {static_cast<std::uint32_t>(lists.size()), static_cast<std::uint32_t>(w[12])};
     for (std::int64_t s = 0; s < w[12]; ++s) {
       const std::int64_t slot = refs[static_cast<std::size_t>(w[11] + s)];
-      if (!read(slot)) return "a step sums a slot that holds no message of its length";
+      if (!read(slot)) return "a step reads a slot that holds no message of its length";
       lists.push_back(static_cast<std::uint32_t>(slot));
     }
     if (fills_slot(kind)) {
       const Slot& slot = slots[step.slot];
-      if (step.count * size_of(slot.dtype) > slot.room) return "a message is longer than its slot";
+      if (step.count > slot.count) return "a message is longer than its slot";
+      if (kind != kRecv && slot.sizes != (kind == kSizes)) return "a slot is for sizes, and for nothing else";
       if (kind == kEncode && slot.dtype != dtype_of(step.span) && step.memory < 0)
         return "a message is of another dtype than its span";
-      writer[step.slot] = i;
+      auto& now = writers[step.slot];
+      const auto excluded = [&](std::uint32_t other) { return exclude(steps[other], step); };
+      if (!std::all_of(now.begin(), now.end(), excluded)) now.clear();
+      now.push_back(i);
     }
+    if ((kind == kSizes && step.slots.count != step.count) ||
+        (kind == kCut && step.slots.count != static_cast<std::uint32_t>(ranks)))
+      return "a step lacks messages whose sizes it writes, or sizes of some ranks";
     for (std::int64_t d = 0; d < w[14]; ++d) {
       const std::int64_t before = refs[static_cast<std::size_t>(w[13] + d)];
       if (before < 0 || before >= i) return "a step waits for a later one";
       after[i].push_back(static_cast<std::uint32_t>(before));
+      if (after_cut[static_cast<std::size_t>(before)]) after_cut[i] = true;
     }
+    if (step.region != kAlways && !after_cut[i]) return "a step does not wait for what it depends on";
+    if (kind == kCut) after_cut[i] = true;
     if (kind == kSend || kind == kRecv) {
       if (w[2] < 0 || w[2] >= ranks || w[2] == rank) return "a message has no such peer";
       if (w[3] < 0 || w[3] >= channels) return "a message has no such channel";
@@ -125,7 +167,8 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     step.waits = static_cast<std::uint32_t>(after[i].size());
     // What is only copied, and waits for nothing else, may be received where it belongs.
     if (kind == kDecode && step.waits == 1 && slots[step.slot].plain &&
-        slots[step.slot].dtype == dtype_of(step.out) && steps[after[i][0]].kind == kRecv)
+        slots[step.slot].dtype == dtype_of(step.out) && steps[after[i][0]].kind == kRecv &&
+        steps[after[i][0]].region == step.region)
       steps[after[i][0]].lands = i;
     if (!step.waits) first.push_back(i);
     steps.push_back(step);
@@ -138,16 +181,40 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     queue_steps.insert(queue_steps.end(), members.begin(), members.end());
   }
   link(after);
+  return check_queues();
+}
+
+// How many regions the step cuts that finds their owners, which always does and is the only one.
+std::string Program::find_regions(std::span<const std::int64_t> rows) {
+  for (std::size_t at = 0; at < rows.size(); at += kStepWords) {
+    if (rows[at] != kCut) continue;
+    if (regions || rows[at + 15] != kAlways) return "owners are found once";
+    if (rows[at + 4] <= 0 || rows[at + 4] > INT_MAX) return "a step has no elements";
+    regions = static_cast<std::size_t>(rows[at + 4]);
+  }
+  return {};
+}
+
+// Messages of a queue that always go must not wait for others that may not.
+std::string Program::check_queues() const {
+  for (const Range range : queues) {
+    const auto members = std::span(queue_steps).subspan(range.first, range.count);
+    const bool always = steps[members[0]].region == kAlways;
+    for (const std::uint32_t i : members)
+      if ((steps[i].region == kAlways) != always) return "some messages of a queue depend on owners";
+  }
   return {};
 }
 
 // Give an encoded slot the bytes of its longest message.
 std::string Program::size(Slot& slot, std::size_t index) const {
-  if (!slot.plain) {
+  if (slot.sizes) {
+    slot.bytes = slot.room = sizeof(Header) + slot.count * sizeof(std::uint32_t);
+  } else if (!slot.plain) {
     if (!carriage.encoder && !carriage.bounds) return "a slot is encoded, and there is no codec";
     slot.bytes =
         carriage.bounds ? (*carriage.bounds)[index] : carriage.encoder->bound(slot.count, slot.dtype);
-    slot.room = std::max(slot.bytes, sizeof(Header) + slot.count * size_of(wide()));
+    slot.room = std::max(slot.bytes, sizeof(Header) + slot.count * bytes_of(wide()));
     if (!slot.bytes) return "the codec does not take this dtype";
     if (carriage.framed) {
       ++slot.bytes;  // to be odd

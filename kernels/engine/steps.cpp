@@ -1,4 +1,5 @@
 // The steps of an execution that compute.
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -11,6 +12,8 @@
 
 namespace hybridcomp::engine {
 namespace {
+
+constexpr std::size_t kFoldTile = std::size_t(1) << 15;  // bytes that stay in L1 while all messages are added
 
 // A block for the length of a step.
 class Room {
@@ -41,8 +44,12 @@ bool Execution::run(std::uint32_t index) {
       case kSum:
       case kSumEncode:
         return sum(index, step);
+      case kSizes:
+        return write_sizes(index, step);
+      case kCut:
+        return cut(index, step);
       default: {
-        const std::size_t size = size_of(program_->dtype_of(step.span));
+        const std::size_t size = bytes_of(program_->dtype_of(step.span));
         std::memmove(address(step.out, step.out_at), address(step.span, step.span_at), step.count * size);
         return true;
       }
@@ -56,7 +63,7 @@ bool Execution::run(std::uint32_t index) {
 bool Execution::encode(std::uint32_t index, const Step& step) {
   const Slot& slot = program_->slots[step.slot];
   std::uint8_t* const from = address(step.span, step.span_at);
-  std::size_t bytes = step.count * size_of(slot.dtype);
+  std::size_t bytes = step.count * bytes_of(slot.dtype);
   if (slot.plain && unshared_ && (apart_ || step.span == kScratch)) {
     filled(step, from, bytes, false, true);
     return true;
@@ -85,7 +92,7 @@ bool Execution::check(std::uint32_t index, const Step& step, std::uint32_t at) {
   const Carriage& carriage = program_->carriage;
   bool good = false;
   if (slot.plain) {
-    good = held.bytes == step.count * size_of(slot.dtype);
+    good = held.bytes == step.count * bytes_of(slot.dtype);
   } else {
     const Expected expected{carriage.codec, carriage.params, slot.dtype, step.count};
     good = check_message(held.data, held.bytes, expected, !held.trusted);
@@ -101,7 +108,7 @@ bool Execution::check(std::uint32_t index, const Step& step, std::uint32_t at) {
 bool Execution::accept(std::uint32_t index, const Step& step) {
   const Held& held = held_[step.slot];
   const Carriage& carriage = program_->carriage;
-  const std::size_t size = size_of(carriage.dtype);
+  const std::size_t size = bytes_of(carriage.dtype);
   std::uint8_t* const to = address(step.out, step.out_at);
   std::size_t elements = held.bytes / size;
   bool good = false;
@@ -176,6 +183,7 @@ bool Execution::sum(std::uint32_t index, const Step& step) {
   for (std::size_t i = 0; i < slots.size(); ++i)
     if (!payload(index, step, slots[i], &payloads_[i])) return false;
 
+  if (carriage.fold != Fold::kNone) return fold(step);
   if (step.memory >= 0) return sum_with_feedback(index, step);
   const Kernels& k = kernels();
   const bool owned = step.span != kNoBuffer, wanted = step.out != kNoBuffer;
@@ -199,7 +207,7 @@ bool Execution::sum(std::uint32_t index, const Step& step) {
     if (slot.plain && unshared_ && wanted && sum.result_dtype == slot.dtype) {
       sum.stream = false;  // it is sent from there
       if (store_sum(k, sum, payloads_)) {
-        filled(step, sum.result, step.count * size_of(slot.dtype), false, true);
+        filled(step, sum.result, step.count * bytes_of(slot.dtype), false, true);
         return true;
       }
       fail_sum(index, step);
@@ -211,7 +219,7 @@ bool Execution::sum(std::uint32_t index, const Step& step) {
       std::uint8_t* const also = sum.result;
       sum.result = to;
       sum.stream = stream && also;
-      if (store_sum_twice(k, sum, payloads_, also)) bytes = step.count * size_of(slot.dtype);
+      if (store_sum_twice(k, sum, payloads_, also)) bytes = step.count * bytes_of(slot.dtype);
     } else {
       bytes = encode_sum(k, *carriage.encoder, sum, payloads_, to);
     }
@@ -224,17 +232,39 @@ bool Execution::sum(std::uint32_t index, const Step& step) {
   return false;
 }
 
-// A sum of a span that this rank owns, as its memory has it.
+// A sum of integers as they are: of the payloads, and of a span if there is one.
+bool Execution::fold(const Step& step) {
+  const std::size_t size = bytes_of(program_->carriage.dtype), bytes = step.count * size;
+  const std::uint8_t* const own = step.span == kNoBuffer ? nullptr : address(step.span, step.span_at);
+  std::uint8_t* const out = step.out == kNoBuffer ? nullptr : address(step.out, step.out_at);
+  const bool sends = step.kind == kSumEncode, there = out && (!sends || unshared_);  // where it is sent from
+  std::uint8_t* const sum = there ? out : room(step.slot, program_->slots[step.slot].bytes);
+  for (std::size_t at = 0; at < bytes; at += kFoldTile) {
+    const std::size_t n = std::min(kFoldTile, bytes - at);
+    if (own)
+      std::memmove(sum + at, own + at, n);
+    else
+      std::memset(sum + at, 0, n);
+    for (const Payload& p : payloads_)
+      fold_into(program_->carriage.fold, size, p.data + at, sum + at, n / size);
+    if (out && !there) std::memcpy(out + at, sum + at, n);
+  }
+  if (sends) filled(step, sum, bytes, false, true);
+  return true;
+}
+
+// A sum of what this rank owns, as its memory has it.
 bool Execution::sum_with_feedback(std::uint32_t index, const Step& step) {
   const Kernels& k = kernels();
   const Encoder& encoder = *program_->carriage.encoder;
-  const DTypeCode wide = program_->wide(), own = program_->dtype_of(step.span);
-  const std::uint8_t* const from = address(step.span, step.span_at);
+  const bool owned = step.span != kNoBuffer;  // or its own part is one of the messages, corrected before
+  const DTypeCode wide = program_->wide(), own = owned ? program_->dtype_of(step.span) : wide;
+  const std::uint8_t* const from = owned ? address(step.span, step.span_at) : nullptr;
   const auto start = static_cast<std::size_t>(step.memory);
   const int threads = thread_count(), ranks = step.divide ? program_->carriage.ranks : 1;
-  const Room total(engine_.blocks, step.count * size_of(wide));
+  const Room total(engine_.blocks, step.count * bytes_of(wide));
   bool good = true;
-  if (memory_->adds_own()) {
+  if (!owned || memory_->adds_own()) {
     good = store_sum(k, {from, own, {}, step.count, 1, wide, total.data(), wide, false}, payloads_);
   } else {
     good = memory_->own(k, encoder, from, own, step.count, start, threads, total.data());
@@ -272,7 +302,7 @@ bool Execution::decode_result(const Payload& payload, const Step& step) {
   const DTypeCode wide = program_->wide(), type = program_->dtype_of(step.out);
   if (!memory_->tracks())
     return decode_stretches(k, payload, step.count, to, type, program_->carriage.stream);
-  const Room values(engine_.blocks, step.count * size_of(wide));
+  const Room values(engine_.blocks, step.count * bytes_of(wide));
   if (!decode_stretches(k, payload, step.count, values.data(), wide, false)) return false;
   memory_->result(k, values.data(), step.count, static_cast<std::size_t>(step.memory), thread_count());
   convert_all(k, values.data(), wide, step.count, thread_count(), to, type, false);

@@ -68,7 +68,8 @@ def main(folder: str, extent: str) -> None:
                     mean=place % 2 == 1,
                     chunk_bytes=CHUNK_BYTES,
                 )
-                file = out / f"{ranks}-{where}-{name}-{count}-{mode}.case"
+                how = f"{mode}{'-mean' * operation.mean}"
+                file = out / f"{ranks}-{where}-{name}-{count}-{how}.case"
                 file.write_bytes(packed(operation, topology, name).tobytes())
 
 

@@ -8,9 +8,12 @@
 
 namespace checked {
 
+constexpr std::int64_t kSizesForm = 2;  // of a slot: Schedule.packed
+
 enum Field { kKind, kSlot, kPeer, kChannel, kCount, kSpan, kSpanAt, kOut, kOutAt, kDivide, kMemory, kSums };
 constexpr std::size_t kSumCount = 12, kAfter = 13,
-                      kAfterCount = 14;  // kSums is where the list of slots begins
+                      kAfterCount = 14,  // kSums is where the list of slots begins
+    kRegion = 15, kOwner = 16;
 
 class Hostile {
  public:
@@ -89,14 +92,15 @@ class Hostile {
       set(field, {-2, kMost + 1, INT64_MIN, INT64_MAX});
     set(kKind, {-1, kKinds, 255, kWrap + w[kKind]});
     set(kCount, {0, -1, kMost, kWrap * 2 + w[kCount]});
-    if (kind != kSum && kind != kCopy) set(kSlot, {-1, slots, kWrap + w[kSlot]});
+    if (kind != kSum && kind != kCopy && kind != kCut) set(kSlot, {-1, slots, kWrap + w[kSlot]});
     if (kind == kSend || kind == kRecv) {
       set(kPeer, {-1, rank_, case_.ranks(), kWrap + w[kPeer]});
       set(kChannel, {-1, 127, kWrap + w[kChannel]});
     }
+    if (case_.folds) set(kDivide, {1});
     set(kSpan, {kBuffers, 256 + w[kSpan]});
     set(kOut, {kBuffers, 256 + w[kOut]});
-    if (kind == kEncode || kind == kSumEncode || kind == kCopy) set(kSpan, {-1});
+    if (kind == kEncode || kind == kCopy) set(kSpan, {-1});
     if (kind == kSum && w[kMemory] >= 0) set(kSpan, {-1});
     if (case_.plain && kind != kSend && kind != kRecv) set(kMemory, {0, 5});
     if (kind == kDecode || kind == kSum || kind == kCopy) set(kOut, {-1});
@@ -107,6 +111,16 @@ class Hostile {
     for (const std::size_t field : {std::size_t(kSums), kAfter}) {
       set(field, {-1, lists + 1, lists - w[field + 1] + 1});
       set(field + 1, {-1, lists + 1, lists - w[field] + 1, kWrap + w[field + 1]});
+    }
+
+    // Regions and owners that there are not, or that are not known yet.
+    if (w[kRegion] >= 0) {
+      set(kRegion, {-1, case_.regions(rank_), kWrap + w[kRegion]});
+      set(kOwner, {-1, case_.ranks(), kWrap + w[kOwner]});
+      set(kAfterCount, {0});
+    } else {
+      set(kRegion, {0, case_.regions(rank_)});
+      set(kOwner, {0});
     }
 
     // What it sums, and what it waits for: itself, a later step, or none at all.
@@ -131,6 +145,8 @@ class Hostile {
       for (const std::int64_t count :
            {std::int64_t(-1), INT64_MIN, INT64_MAX, std::int64_t(1) << 48, std::int64_t(1) << 31})
         with(packed_.slots, at, count, "a slot of elements:");
+    for (std::size_t at = 2; at < packed_.slots.size(); at += kSlotWords)
+      with(packed_.slots, at, packed_.slots[at] == kSizesForm ? 1 : kSizesForm, "a slot of the form");
     if (!case_.plain || packed_.slots.empty()) return;
     with(packed_.slots, 2, 0, "a slot is encoded without a codec:");
   }

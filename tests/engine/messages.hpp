@@ -11,10 +11,10 @@ constexpr std::size_t kRoom = 4000;  // elements for which receivers have room
 // (hybridcomp/schedules/algorithms/direct.py).
 inline std::shared_ptr<const Program> message_program(bool sends, std::size_t count) {
   const auto n = static_cast<std::int64_t>(count);
-  const std::vector<std::int64_t> send{kEncode, 0, -1, 0, n, 0,  0, -1, 0, 0, -1, 0, 0, 0, 0,  //
-                                       kSend,   0, 1,  0, n, -1, 0, -1, 0, 0, -1, 0, 0, 0, 1};
-  const std::vector<std::int64_t> recv{kRecv,   0, 0,  0, n, -1, 0, -1, 0, 0, -1, 0, 0, 0, 0,  //
-                                       kDecode, 0, -1, 0, n, -1, 0, 1,  0, 0, -1, 0, 0, 0, 1};
+  const std::vector<std::int64_t> send{kEncode, 0, -1, 0, n, 0,  0, -1, 0, 0, -1, 0, 0, 0, 0, -1, -1,  //
+                                       kSend,   0, 1,  0, n, -1, 0, -1, 0, 0, -1, 0, 0, 0, 1, -1, -1};
+  const std::vector<std::int64_t> recv{kRecv,   0, 0,  0, n, -1, 0, -1, 0, 0, -1, 0, 0, 0, 0, -1, -1,  //
+                                       kDecode, 0, -1, 0, n, -1, 0, 1,  0, 0, -1, 0, 0, 0, 1, -1, -1};
   const std::vector<std::int64_t> slots{n, 0, 0}, lists{0};
   Carriage carriage{std::nullopt, kInt8Id, 77, kFloat32, 2, false, count * sizeof(float)};
   carriage.encoder = quantize_encoder({128, 8, true, false, 0}, false, carriage.codec, carriage.params);

@@ -47,14 +47,22 @@ struct Case {
   std::vector<int> hosts;
   std::size_t count;
   bool plain, feedback, mean;
-  bool asks;  // for the steps that need the codec, as where Python has that
+  bool asks;   // for the steps that need the codec, as where Python has that
+  bool folds;  // elements are integers of as many bytes
   std::vector<Packed> packed;
   std::vector<std::shared_ptr<const Program>> programs;
 
   int ranks() const { return static_cast<int>(hosts.size()); }
+  std::int64_t regions(int rank) const {
+    return static_cast<std::int64_t>(programs[static_cast<std::size_t>(rank)]->regions);
+  }
 
   std::shared_ptr<const Program> compile(int rank, const Packed& from, std::string* fault) const {
     Carriage carriage{std::nullopt, kNoneId, 0, kFloat32, ranks(), mean, count * sizeof(float)};
+    if (folds) {
+      carriage.dtype = static_cast<DTypeCode>(kInt32);
+      carriage.fold = Fold::kSum;
+    }
     if (!plain) {
       carriage.codec = kInt8Id;
       carriage.params = 77;
@@ -71,8 +79,8 @@ struct Case {
                                      group.channels(), fault);
   }
 
-  Case(const std::string& folder, const std::string& file, bool asking)
-      : name(file + (asking ? ", asking" : "")), asks(asking) {
+  // Otherwise: where elements are encoded, so that it asks; else of integers.
+  Case(const std::string& folder, const std::string& file, bool otherwise) : name(file) {
     std::ifstream in(folder + "/" + file, std::ios::binary);
     const auto next = [&] {
       std::int64_t value = 0;
@@ -89,6 +97,9 @@ struct Case {
     plain = next() != 0;
     feedback = next() != 0;
     mean = next() != 0;
+    asks = otherwise && !plain;
+    folds = otherwise && plain;
+    name += asks ? ", asking" : folds ? ", of integers" : "";
     packed.resize(hosts.size());
     for (Packed& one : packed) {
       one.scratch = static_cast<std::size_t>(next());
@@ -247,7 +258,11 @@ class Flight {
         send_(what.count),
         recv_(what.count, -1e9f) {
     auto& input = seed % 3 ? send_ : recv_;  // or in place
-    for (std::size_t i = 0; i < input.size(); ++i) input[i] = element(seed, rank, i);
+    for (std::size_t i = 0; i < input.size(); ++i) {
+      const float value = element(seed, rank, i);
+      const auto whole = static_cast<std::int32_t>(value);
+      std::memcpy(&input[i], what.folds ? static_cast<const void*>(&whole) : &value, sizeof(value));
+    }
     if (what.feedback) {
       memory_ = std::make_unique<PlainMemory>(what.count, false, world.rooms());
       memory_->begin();
@@ -308,6 +323,13 @@ class Flight {
     for (std::size_t i = 0; i < recv_.size(); ++i) {
       float sum = 0;
       for (int rank = 0; rank < case_->ranks(); ++rank) sum += element(seed_, rank, i);
+      if (case_->folds) {
+        std::int32_t whole = 0;
+        std::memcpy(&whole, &recv_[i], sizeof(whole));
+        expect(static_cast<float>(whole) == sum,
+               case_->name + ": integer " + std::to_string(i) + " is " + std::to_string(whole));
+        continue;
+      }
       if (case_->mean) sum /= ranks;
       expect(std::abs(recv_[i] - sum) <= allowed && (case_->mean || !case_->plain || recv_[i] == sum),
              case_->name + ": element " + std::to_string(i) + " is " + std::to_string(recv_[i]) + ", not " +

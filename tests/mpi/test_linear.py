@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.arrays import flatten
-from hybridcomp.codecs.linear import reduce_all
+from hybridcomp.arrays import Flat, flatten
+from hybridcomp.codecs.lattice import LatticeCodec
+from hybridcomp.codecs.linear import FOLDS, Reduced, Reduction, Round, Terms, reduce_all
+from hybridcomp.collectives import linear
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
+from tests.mpi.test_compiled import algorithms, both
+
+__all__ = ["both"]
 
 OPS = {"sum": MPI.SUM, "max": MPI.MAX, "or": MPI.BOR}
 SPECS = [
@@ -164,3 +171,58 @@ def test_linear_codecs_only_all_reduce(make):
     if WORLD.size > 1:
         with pytest.raises(CodecMismatchError, match="powersgd"):
             comm.Allreduce(MPI.IN_PLACE, np.ones(100, np.float32), codec="powersgd:rank=4")
+
+
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+
+
+def integers(n: int, dtype: str, rank: int) -> np.ndarray:
+    """Of the whole range, so that sums wrap around."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return np.random.default_rng([n, rank]).integers(low, high, n, dtype, endpoint=True)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_the_engine_sums_integers_by_every_algorithm(both, monkeypatch, dtype):
+    if WORLD.size == 1:
+        return
+    comm, _, topology = both
+    rounds: list[Round] = []
+
+    def reduce(self: LatticeCodec, x: Flat, terms: Terms) -> Reduction:
+        yield from rounds
+        return Reduced(np.zeros(x.size, np.float32), None)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("integers do not go by the engine")
+
+    monkeypatch.setattr(LatticeCodec, "reduce", reduce)
+    monkeypatch.setattr(linear, "allreduce", refuse)
+    wrong = []
+    for algorithm in algorithms(topology, "none"):
+        comm._chooser._forced = {"all_reduce": algorithm}
+        comm._chooser._ways.clear()
+        for op in FOLDS if dtype.startswith("u") else ("sum",):
+            for n in (1, 130, 10_001):
+                array = integers(n, dtype, WORLD.rank)
+                rounds[:] = [Round(array, op)]
+                comm.Allreduce(MPI.IN_PLACE, np.zeros(8, np.float32), codec="lattice")
+                want = functools.reduce(FOLDS[op], [integers(n, dtype, q) for q in range(WORLD.size)])
+                if array.tobytes() != want.tobytes():
+                    wrong.append((algorithm, op, n))
+    verdict(not wrong, str(wrong))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "randomblock" not in spec])
+def test_linear_sums_of_integers_have_the_generators_bits(both, spec):
+    compiled, generated, _ = both
+    part, wrong = sparse if "sketch" in spec else gaussian, []
+    for n in (1, 130, 10_001):
+        for dtype in ("float32", "float64", "float16"):
+            x = part(n, dtype=dtype)
+            got, want = np.empty_like(x), np.empty_like(x)
+            compiled.Allreduce(x, got, "avg", codec=spec)
+            generated.Allreduce(x, want, "avg", codec=spec)
+            if got.tobytes() != want.tobytes():
+                wrong.append((n, dtype))
+    verdict(not wrong, str(wrong))

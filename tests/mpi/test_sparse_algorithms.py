@@ -8,9 +8,9 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives import choosing
-from hybridcomp.collectives.oktopk import balanced
 from hybridcomp.perfmodel import BUILT_IN
 from hybridcomp.policy.toml import parse_policy
+from hybridcomp.schedules.cuts import balanced
 from hybridcomp.schedules.topology import Topology
 from tests.cuda.common import host_array, to_device
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.cli.main import main
+from hybridcomp.schedules import cuts
 from hybridcomp.schedules.faults import ScheduleError
 from hybridcomp.schedules.order import Order
 from hybridcomp.schedules.registry import ALGORITHMS, build
@@ -165,7 +166,7 @@ def test_ranks_of_a_host_share_its_link() -> None:
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_time_respects_dependencies(kind: str, name: str) -> None:
     topology = Topology((0, 1, 1, 0, 2)) if kind != "send" else Topology.even(2, 1)
-    schedules = check(kind, name, topology, 64 * 20)
+    schedules = cuts.even(check(kind, name, topology, 64 * 20))
     timeline = simulate(schedules, Machine(Link(20e-6, 125e6)), own_bytes)
     for schedule, begins, ends in zip(schedules, timeline.begins, timeline.ends, strict=True):
         for index, step in enumerate(schedule.steps):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hybridcomp.schedules.schedule import STEP_WORDS, Buffer, Kind, Operation, Recorder, Span
+from hybridcomp.schedules.recorder import Recorder
+from hybridcomp.schedules.schedule import STEP_WORDS, Buffer, Kind, Operation, Span
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.window import Slots, Stage, pipelined
 
@@ -65,6 +66,6 @@ def test_packed() -> None:
     steps, slots, lists = r.finish().packed()
     assert len(steps) == 2 * STEP_WORDS
     assert list(steps[:9]) == [Kind.RECV, 0, 2, 1, 10, -1, 0, -1, 0]
-    assert list(steps[STEP_WORDS:]) == [Kind.SUM_ENCODE, 1, -1, 0, 10, 0, 5, 1, 7, 0, 5, 0, 1, 1, 1]
+    assert list(steps[STEP_WORDS:]) == [Kind.SUM_ENCODE, 1, -1, 0, 10, 0, 5, 1, 7, 0, 5, 0, 1, 1, 1, -1, -1]
     assert list(lists) == [0, 0]
     assert list(slots) == [10, 0, 0, 10, 1, 0]

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType
-from hybridcomp.collectives.coding import Coder
+from hybridcomp.collectives.coding import NONE, Coder
 from hybridcomp.collectives.request import sender
 from hybridcomp.errors import MismatchError, WireError
 
@@ -35,9 +35,17 @@ def error_of(failure: tuple[Any, ...], coder: Coder) -> Exception:
     fault, step, peer, code, count, dtype, nbytes, message = failure
     what = f"{coder.call.op} on axis {coder.call.axis!r}: rank {coder.transport.rank}"
     if fault == Fault.MESSAGE:
+        sizes = not DType(dtype).is_float  # of messages, which no codec has encoded
+        opener = coder.alike(codec=NONE, dtype=DType(dtype)) if sizes else coder
         try:
-            coder.open(np.frombuffer(message, np.uint8), count, peer, DType(dtype))
-        except (WireError, MismatchError) as error:
+            opener.open(np.frombuffer(message, np.uint8), count, peer, DType(dtype))
+        except WireError as error:
+            return (
+                WireError(f"{what} got damaged sizes of messages from {sender(peer)}: {error}")
+                if sizes
+                else error
+            )
+        except MismatchError as error:
             return error
         return WireError(f"{what} cannot decode what {sender(peer)} sent")
     if fault == Fault.LENGTH:

@@ -11,6 +11,7 @@ from mpi4py import MPI
 from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
+from hybridcomp.codecs.linear import FOLDS
 from hybridcomp.collectives.algorithms import ALGORITHMS
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.choosing import Chooser
@@ -36,6 +37,7 @@ from hybridcomp.schedules.topology import Topology
 
 _MOST_PROGRAMS = 1024
 STREAM_BYTES = 1 << 23  # results from here on are written past the caches
+_FOLDS = ("", *FOLDS)  # as kernels/engine/fold.hpp numbers them
 _START_SECONDS = 100e-6  # that an operation computes before its start returns
 
 Extents = tuple[tuple[int, int], ...]
@@ -65,6 +67,8 @@ class OperationKey(NamedTuple):
         reduction: of a reduction: ``"sum"``, ``"avg"``, or ``""`` for all that the engine does not do.
         feedback: the form of its memory; None if it has none.
         root: of operations that have one.
+        fold: of an all-reduce of integers as they are, which of
+            :data:`~hybridcomp.codecs.linear.FOLDS` it is; ``""`` for all else.
         sends, receives: where the parts of the rank's buffers lie, if they are parts of any size: the chunks of such
             operations are not chosen, since ranks may not know each other's sizes.
     """
@@ -77,6 +81,7 @@ class OperationKey(NamedTuple):
     reduction: str = "sum"
     feedback: str | None = None
     root: int = 0
+    fold: str = ""
     sends: Extents | None = None
     receives: Extents | None = None
 
@@ -173,7 +178,8 @@ class Programs:
                 schedule = placed(schedule, buffer, extents)
                 sizes[at] = max(start + n for start, n in extents)
         if not _asks_python(asked):
-            return compiled(self.group, schedule, codec if asked.compresses else None, dtype, sizes)
+            own = codec if asked.compresses else None
+            return compiled(self.group, schedule, own, dtype, sizes, fold=asked.fold)
         bounds = message_bounds(schedule, codec, dtype)
         return PythonProgram(compiled(self.group, schedule, codec, dtype, sizes, bounds=bounds), schedule)
 
@@ -196,6 +202,7 @@ def compiled(
     dtype: DType,
     sizes: Sequence[int],
     *,
+    fold: str = "",
     framed: int = 0,
     bounds: array[int] | None = None,
 ) -> Any:
@@ -207,6 +214,7 @@ def compiled(
         codec: of its messages; None where they are the elements as they are.
         dtype: of the caller's elements.
         sizes: elements of the send buffer and of the receive buffer.
+        fold: of :class:`OperationKey`.
         framed: of a send or receive, bytes of the longest message; its peer and tag are given at its start.
         bounds: where Python encodes, of each slot the bytes of its longest message.
 
@@ -220,6 +228,7 @@ def compiled(
         0 if codec is None else codec.wire_id,
         0 if codec is None else codec.params_hash,
         dtype,
+        _FOLDS.index(fold),
         schedule.rank,
         schedule.ranks,
         sizes[1] * dtype.itemsize >= STREAM_BYTES,
@@ -235,6 +244,8 @@ def compiled(
 
 def _runs(asked: OperationKey) -> bool:
     """Tell whether the engine runs an operation."""
+    if asked.fold:
+        return True
     if not asked.dtype.is_float or asked.codec.linear:
         return False
     return bool(asked.reduction) or asked.kind not in REDUCTIONS

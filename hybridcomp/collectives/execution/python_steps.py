@@ -18,7 +18,7 @@ from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.sparse import SparseCodec
 from hybridcomp.codecs.steps import summed, trimmed
 from hybridcomp.collectives.carry import Carrier
-from hybridcomp.collectives.coding import NONE
+from hybridcomp.collectives.coding import NONE, Array
 from hybridcomp.collectives.request import Pending, Steps
 from hybridcomp.collectives.widths import narrow
 from hybridcomp.native import kernels
@@ -149,33 +149,39 @@ class PythonSteps:
             return 0
         raws = self._addends(step, messages)
         if step.memory >= 0:
-            assert own is not None
             return self._sum_with_feedback(step, raws, own, out, result)
         with call.decoding():
             if step.kind is Kind.SUM:
                 assert result is not None
                 self._sum(step, raws, own, result)
                 return 0
-            assert own is not None
             return self._sum_encode(step, raws, own, out, result)
 
     def _sum(self, step: Step, raws: list[ByteArray], own: Flat | None, result: Flat) -> None:
         carrier, codec, ranks = self._carrier, self._carrier.codec, self._divisor(step)
         if own is None:
             wide = result.dtype.accumulator
-            acc = result.data if result.dtype is wide else np.empty(result.size, wide.storage)
-            codec.decode_sum_flat([trimmed(raw, result.size) for raw in raws], acc)
-            carrier.store(acc, result.data, ranks)
+            acc = result.data if result.dtype is wide else None
+            carrier.store(self._total(step, raws, acc), result.data, ranks)
         elif own.dtype is result.dtype:
             codec.sum_into(own, raws, ranks, result.data, stream=self._stream(step))
         else:
             result.data[:] = summed(own, raws, ranks, result.dtype)
 
+    def _total(self, step: Step, raws: list[ByteArray], acc: Array | None = None) -> Array:
+        """Add messages to zeros, in ``acc`` if there is one."""
+        total = np.empty(step.count, self._carrier.dtype.accumulator.storage) if acc is None else acc
+        self._carrier.codec.decode_sum_flat([trimmed(raw, step.count) for raw in raws], total)
+        return total
+
     def _sum_encode(
-        self, step: Step, raws: list[ByteArray], own: Flat, out: ByteArray, result: Flat | None
+        self, step: Step, raws: list[ByteArray], own: Flat | None, out: ByteArray, result: Flat | None
     ) -> int:
         codec, ranks, stream = self._carrier.codec, self._divisor(step), self._stream(step)
         kind = _kind(self._schedule.slots[step.slot], self._carrier.dtype)
+        if own is None:
+            total = self._total(step, raws)
+            own, raws = Flat(total, self._carrier.dtype.accumulator, total.shape, True, False), []
         if result is None or result.dtype is own.dtype:
             values = None if result is None else result.data
             return codec.sum_encode(own, raws, ranks, kind, out, result=values, stream=stream)
@@ -184,12 +190,12 @@ class PythonSteps:
         return nbytes
 
     def _sum_with_feedback(
-        self, step: Step, raws: list[ByteArray], own: Flat, out: ByteArray, result: Flat | None
+        self, step: Step, raws: list[ByteArray], own: Flat | None, out: ByteArray, result: Flat | None
     ) -> int:
         carrier, memory, codec = self._carrier, self._remembered, self._carrier.codec
         ranks, part = self._divisor(step), _part(step)
         with carrier.call.decoding():
-            total = memory.summed(codec, own, raws, part)
+            total = self._total(step, raws) if own is None else memory.summed(codec, own, raws, part)
             if step.kind is Kind.SUM:
                 assert result is not None
                 carrier.store(total, result.data, ranks)

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hybridcomp.schedules.parts import Parts
-from hybridcomp.schedules.schedule import Buffer, Operation, Recorder, Schedule, Span
+from hybridcomp.schedules.recorder import Recorder
+from hybridcomp.schedules.schedule import Buffer, Operation, Schedule, Span
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.window import Slots, Stage, pipelined
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from hybridcomp.schedules.parts import chunks
-from hybridcomp.schedules.schedule import Buffer, Operation, Recorder, Schedule, Span
+from hybridcomp.schedules.recorder import Recorder
+from hybridcomp.schedules.schedule import Buffer, Operation, Schedule, Span
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.window import Slots, Stage, pipelined
 

@@ -17,7 +17,8 @@ buffer for h hosts. Error feedback corrects what leaders encode in step 2 and ow
 from __future__ import annotations
 
 from hybridcomp.schedules.parts import Parts
-from hybridcomp.schedules.schedule import Buffer, Operation, Recorder, Schedule, Span
+from hybridcomp.schedules.recorder import Recorder
+from hybridcomp.schedules.schedule import Buffer, Operation, Schedule, Span
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.window import Slots, Stage, pipelined
 

@@ -8,7 +8,8 @@ One latency, where an exchange of shards has two; p / 2 times the bytes. The sum
 
 from __future__ import annotations
 
-from hybridcomp.schedules.schedule import Buffer, Operation, Recorder, Schedule, Span
+from hybridcomp.schedules.recorder import Recorder
+from hybridcomp.schedules.schedule import Buffer, Operation, Schedule, Span
 from hybridcomp.schedules.topology import Topology
 
 

@@ -17,7 +17,8 @@ The results of each rank have a channel of their own. On one for all, a message 
 from __future__ import annotations
 
 from hybridcomp.schedules.parts import Parts
-from hybridcomp.schedules.schedule import Buffer, Operation, Recorder, Schedule
+from hybridcomp.schedules.recorder import Recorder
+from hybridcomp.schedules.schedule import Buffer, Operation, Schedule
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.window import Slots, Stage, pipelined
 

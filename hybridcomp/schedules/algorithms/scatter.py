@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from hybridcomp.schedules.algorithms import direct
 from hybridcomp.schedules.parts import Parts
-from hybridcomp.schedules.schedule import Buffer, Operation, Recorder, Schedule
+from hybridcomp.schedules.recorder import Recorder
+from hybridcomp.schedules.schedule import Buffer, Operation, Schedule
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.window import Slots, Stage, pipelined
 

@@ -1,0 +1,123 @@
+"""Cut data into regions whose owners depend on how many bytes their messages have; and schedules that have such owners.
+
+All ranks find the same owners, as all know the sizes of all ranks' messages. A schedule has steps for each of them that
+is possible; :func:`resolved` leaves out those of other owners, so that what is left can be proved, timed and drawn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from hybridcomp.schedules.faults import ScheduleError, fail
+from hybridcomp.schedules.schedule import Kind, Schedule, Step
+from hybridcomp.schedules.shards import Shards
+
+_REGIONS = 8  # for each rank at least, of data that has so many cache lines
+_LEAST_BYTES = 1 << 12  # of a region, uncompressed
+_RANDOM = 2  # cuts at random that schedules are proved for
+
+
+def regions(n: int, ranks: int, itemsize: int, chunk_bytes: int) -> Shards:
+    """Cut ``n`` elements into regions: one shard, whose chunks they are."""
+    region = min(chunk_bytes, max(_LEAST_BYTES, n * itemsize // (_REGIONS * ranks)))
+    return Shards.fixed(n, 1, n, itemsize, region)
+
+
+def balanced(weights: Sequence[int], ranks: int) -> list[list[int]]:
+    """Cut regions into one run for each rank, of about equal weight: a region goes where its middle falls.
+
+    The engine does the same (``kernels/engine/cut.cpp``).
+
+    Args:
+        weights: of the regions, above 0.
+        ranks: how many runs; some may be empty.
+    """
+    runs: list[list[int]] = [[] for _ in range(ranks)]
+    total, before = sum(weights), 0
+    for region, weight in enumerate(weights):
+        runs[(2 * before + weight) * ranks // (2 * total)].append(region)
+        before += weight
+    return runs
+
+
+def owners(weights: Sequence[int], ranks: int) -> list[int]:
+    """Return the owner of each region as :func:`balanced` cuts them."""
+    return [rank for rank, run in enumerate(balanced(weights, ranks)) for _ in run]
+
+
+def even(schedules: Sequence[Schedule]) -> list[Schedule]:
+    """Return what is carried out of all ranks' schedules where all regions weigh the same; all, where there is no cut.
+
+    Raises:
+        ScheduleError: the schedules do not fit together.
+    """
+    return resolved(schedules, owners([1] * _regions(schedules), len(schedules)))
+
+
+def cases(schedules: Sequence[Schedule]) -> Iterable[list[Schedule]]:
+    """Return what is carried out of all ranks' schedules, for each of several cuts.
+
+    Each rank owns all regions in one of them, so that every step is carried out in some case. Where there is no cut,
+    there is one case: the schedules themselves.
+
+    Raises:
+        ScheduleError: the schedules do not fit together, or a step cannot know whether it is to be carried out.
+    """
+    count, ranks = _regions(schedules), len(schedules)
+    for schedule in schedules:
+        _check_conditions(schedule, count)
+    if not count:
+        yield list(schedules)
+        return
+    yield even(schedules)
+    for rank in range(ranks):
+        yield resolved(schedules, [rank] * count)
+    draw = random.Random(count * ranks)
+    for _ in range(_RANDOM if ranks > 1 else 0):
+        yield resolved(schedules, [draw.randrange(ranks) for _ in range(count)])
+
+
+def resolved(schedules: Sequence[Schedule], owners: Sequence[int]) -> list[Schedule]:
+    """Leave out the steps of other owners of a region; who waits for one of them waits for what it waits for."""
+    return [_resolved(schedule, owners) for schedule in schedules]
+
+
+def _resolved(schedule: Schedule, owners: Sequence[int]) -> Schedule:
+    kept: list[Step] = []
+    ended: list[set[int]] = []  # of each step, the kept ones whose end is its end
+    for index, step in enumerate(schedule.steps):
+        if any(not 0 <= one < index for one in step.after):
+            fail(schedule, index, f"it waits for step {max(step.after)}, which is not an earlier one")
+        after = {other for one in step.after for other in ended[one]}
+        if step.region >= 0 and owners[step.region] != step.owner:
+            ended.append(after)
+            continue
+        ended.append({len(kept)})
+        kept.append(replace(step, after=tuple(sorted(after))))
+    return replace(schedule, steps=tuple(kept))
+
+
+def _regions(schedules: Sequence[Schedule]) -> int:
+    """Return how many regions all ranks cut."""
+    counts = [schedule.regions for schedule in schedules]
+    if min(counts) != max(counts):
+        raise ScheduleError(f"the ranks cut different numbers of regions: {counts}")
+    return counts[0]
+
+
+def _check_conditions(schedule: Schedule, count: int) -> None:
+    """Check that steps ask for owners that there are, and that no message waits for one that need not be known."""
+    asks: dict[tuple[Kind, int, int], bool] = {}
+    cuts = 0
+    for index, step in enumerate(schedule.steps):
+        cuts += step.kind is Kind.CUT
+        if (step.region >= 0) != (step.owner >= 0) or step.region >= count or step.owner >= schedule.ranks:
+            fail(schedule, index, f"there is no region {step.region}, or no owner {step.owner}")
+        if cuts > 1 or (step.kind is Kind.CUT and step.region >= 0):
+            fail(schedule, index, "owners are found once")
+        if step.kind in (Kind.SEND, Kind.RECV):
+            line = step.kind, step.peer, step.channel
+            if asks.setdefault(line, step.region >= 0) != (step.region >= 0):
+                fail(schedule, index, "some messages of its channel depend on the cut, and others do not")
