@@ -9,10 +9,10 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives import choosing
+from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.execution.native import native_engine
 from hybridcomp.collectives.execution.programs import OperationKey
-from hybridcomp.collectives.near import _SWITCH
+from hybridcomp.collectives.transport.shared_memory import _SWITCH
 from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 from tests.mpi.test_compiled import both
