@@ -27,6 +27,7 @@ from hybridcomp.collectives.execution.programs import STREAM_BYTES, OperationKey
 from hybridcomp.collectives.failure.making import make
 from hybridcomp.collectives.failure.release import release
 from hybridcomp.collectives.lanes import callers_events
+from hybridcomp.collectives.request import Name
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.through_host import Extents as ByteExtents
 from hybridcomp.collectives.through_host import through_host
@@ -52,7 +53,7 @@ class Base:
         self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
     ) -> None:
         trace.joined(MPI.COMM_WORLD.Get_rank())
-        self.axis = axis
+        self._axis = axis
         self.timeout = timeout
         self.step = 0
         self.feedback = ErrorFeedback(form=None)
@@ -65,7 +66,8 @@ class Base:
             return Preparation(load_policy(policy), awareness(), in_full, not may_use_devices(), settings)
 
         parts = make(comm, axis, timeout, prepare)
-        self.policy: Policy = parts.own.policy
+        self._policy: Policy = parts.own.policy
+        self._engine = engine()
         self.mpi, self._p2p = parts.mpi, parts.p2p
         self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
         self._table = StatTable()
@@ -104,6 +106,29 @@ class Base:
             comms.insert(0, engine().silence(self._notices))
             spoilt = spoilt or self._notices.troubled
         release(comms, spoilt=spoilt)
+
+    @property
+    def policy(self) -> Policy:
+        """What decides on codecs; the same on all ranks."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
+        self._reconsider()
+
+    @property
+    def axis(self) -> str:
+        """The mesh axis that this communicator spans."""
+        return self._axis
+
+    @axis.setter
+    def axis(self, axis: str) -> None:
+        self._axis = axis
+        self._reconsider()
+
+    def _reconsider(self) -> None:
+        """Policy or axis have changed."""
 
     @property
     def busy(self) -> bool:
@@ -297,10 +322,7 @@ class Base:
     def _posted(self, steps: Steps, call: Call, **how: Any) -> Request:
         """Start an operation that MPI may refuse in the call: raise that here, as MPI does."""
         request = self._start(steps, call, **how)
-        error = request.exception
-        # What other ranks have sent, and how they fare, is for who waits.
-        if request.done and error is not None and not isinstance(error, HybridcompError):
-            raise error
+        raise_refusal(request)
         return request
 
     def _foreign(
@@ -357,13 +379,13 @@ class Base:
         else:
             self._messages += 1
         number = self._started if common else self._messages
-        what = f"{call.op} number {number} on axis {self.axis!r}, rank {self.rank} of {self.size}"
+        what = Name(call.op, number, self._axis, self.rank, self.size)
         if self.on_start is not None:
             self.on_start(call)
         if counted:
             steps = self._counted(steps, call)
         if self._comparison is not None and common:
-            steps = self._comparison.before(steps, number, what, described(call))
+            steps = self._comparison.before(steps, number, str(what), described(call))
         return engine().start(
             steps,
             what,
@@ -383,6 +405,14 @@ class Base:
             error = MPI.Exception(MPI.ERR_ROOT if what == "root" else MPI.ERR_RANK)
             error.add_note(f"{what} is {rank}; this communicator has ranks 0 to {self.size - 1}")
             raise error
+
+
+def raise_refusal(request: Request) -> None:
+    """Raise what MPI has refused an operation with, in the call that starts it, as MPI does."""
+    error = request.exception
+    # What other ranks have sent, and how they fare, is for who waits.
+    if request.done and error is not None and not isinstance(error, HybridcompError):
+        raise error
 
 
 def _begun(request: MPI.Request) -> Callable[[], MPI.Request]:

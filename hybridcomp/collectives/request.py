@@ -60,6 +60,8 @@ class Pending(NamedTuple):
     sends: bool = False
 
 
+_NOTHING = Pending([], [])
+
 Steps = Generator[Pending, None, None]
 
 
@@ -68,11 +70,29 @@ def sender(peer: int) -> str:
     return f"rank {peer}" if peer >= 0 else "a rank"
 
 
+class Name(NamedTuple):
+    """What error messages call an operation: written out only if one is made.
+
+    Attributes:
+        op: such as ``all_reduce``.
+        number: its sequence number.
+        axis, rank, size: of the communicator.
+    """
+
+    op: str
+    number: int
+    axis: str
+    rank: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.op} number {self.number} on axis {self.axis!r}, rank {self.rank} of {self.size}"
+
+
 class Request:
     """A started operation.
 
     Attributes:
-        what: operation, axis, rank and sequence number, for error messages.
         done: it has ended, well or not, and its callbacks have run.
         exception: the error it ended with.
         status: of a receive, valid once it is done: source and tag, or that it was cancelled.
@@ -84,7 +104,7 @@ class Request:
         self,
         engine: Engine,
         steps: Steps,
-        what: str,
+        what: str | Name,
         timeout: float,
         *,
         status: MPI.Status | None = None,
@@ -92,7 +112,7 @@ class Request:
         notices: Notices | None = None,
         number: int = 0,
     ) -> None:
-        self.what = what
+        self._what = what
         self.done = False
         self.exception: BaseException | None = None
         self.status = status
@@ -101,7 +121,7 @@ class Request:
         self._engine = engine
         self._steps = steps
         self._notices = notices
-        self._pending = Pending([], [])
+        self._pending = _NOTHING
         self._arrived = 0  # of the pending requests, from the first on
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
@@ -109,6 +129,11 @@ class Request:
         self._ended = False
         self._callbacks: list[Callable[[Request], None]] = []
         self._callback_lock = threading.Lock()
+
+    @property
+    def what(self) -> str:
+        """Operation, axis, rank and sequence number, for error messages."""
+        return str(self._what)
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the operation has ended.
@@ -229,6 +254,8 @@ class Request:
     def _finish(self, error: BaseException | None) -> None:
         if error is not None and self._pending.run is not None:  # which may not have ended
             self._pending.run.abandon()
+        if error is None:
+            self._pending = _NOTHING  # nobody needs its buffers any more
         self.exception = error
         self._ended = True
 

@@ -24,6 +24,10 @@ class Asked(NamedTuple):
     waits: bool = False
 
 
+NOTHING = Asked()
+_NO_TIME = timedelta(0)
+
+
 def asked(*given: Any) -> Asked:
     """Sort out arguments by what they are.
 
@@ -37,16 +41,17 @@ def asked(*given: Any) -> Asked:
     for value in given:
         if value is None:
             continue
-        if isinstance(value, timedelta):
+        asynchronous = getattr(value, "asyncOp", None)
+        if asynchronous is None and isinstance(value, timedelta):
             timeout = value
-        elif isinstance(value, (ReduceOp, ReduceOp.RedOpType)):
+        elif asynchronous is None and isinstance(value, (ReduceOp, ReduceOp.RedOpType)):
             op = value
-        elif isinstance(value, int):
+        elif asynchronous is None and isinstance(value, int):
             root = value
         else:
             op = getattr(value, "reduceOp", op)
             root = getattr(value, "rootRank", root)
             timeout = getattr(value, "timeout", timeout)
-            waits = not getattr(value, "asyncOp", True)
-    seconds = None if timeout is None or timeout <= timedelta(0) else timeout.total_seconds()
+            waits = asynchronous is False
+    seconds = None if timeout is None or timeout <= _NO_TIME else timeout.total_seconds()
     return Asked(op, root, seconds, waits)
