@@ -27,7 +27,6 @@ from hybridcomp.collectives.execution.programs import STREAM_BYTES, OperationKey
 from hybridcomp.collectives.failure.making import make
 from hybridcomp.collectives.failure.release import release
 from hybridcomp.collectives.lanes import callers_events
-from hybridcomp.collectives.request import Name
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.through_host import Extents as ByteExtents
 from hybridcomp.collectives.through_host import through_host
@@ -379,13 +378,13 @@ class Base:
         else:
             self._messages += 1
         number = self._started if common else self._messages
-        what = Name(call.op, number, self._axis, self.rank, self.size)
+        what = f"{call.op} number {number} on axis {self._axis!r}, rank {self.rank} of {self.size}"
         if self.on_start is not None:
             self.on_start(call)
         if counted:
             steps = self._counted(steps, call)
         if self._comparison is not None and common:
-            steps = self._comparison.before(steps, number, str(what), described(call))
+            steps = self._comparison.before(steps, number, what, described(call))
         return engine().start(
             steps,
             what,

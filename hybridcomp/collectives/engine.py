@@ -27,7 +27,7 @@ from hybridcomp.collectives.background import Background
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.supervision import close, heed
 from hybridcomp.collectives.notices import Notices
-from hybridcomp.collectives.request import Name, Pending, Ready, Request, Steps
+from hybridcomp.collectives.request import Pending, Ready, Request, Steps
 from hybridcomp.collectives.watch import WatchedLock
 from hybridcomp.errors import CollectiveTimeoutError
 
@@ -77,7 +77,7 @@ class Engine:
     def start(
         self,
         steps: Steps,
-        what: str | Name,
+        what: str,
         timeout: float,
         status: MPI.Status | None = None,
         *,
@@ -135,7 +135,7 @@ class Engine:
                 ended += self._apply(notices)
         return ended
 
-    def check_process(self, what: str | Name) -> None:
+    def check_process(self, what: str) -> None:
         """Raise RuntimeError in a process that was forked after the engine's start; ``what`` wanted to use MPI."""
         if os.getpid() != self._pid:
             raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")

@@ -38,7 +38,7 @@ from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.handle import called_back, wait_for
 from hybridcomp.collectives.library import address
 from hybridcomp.collectives.p2p import encoded
-from hybridcomp.collectives.request import Name, sender
+from hybridcomp.collectives.request import sender
 from hybridcomp.collectives.stats import Call, StatRow, record
 from hybridcomp.errors import MismatchError
 from hybridcomp.native import kernels
@@ -211,7 +211,7 @@ class Quick(Core):
         request = engine.Request(
             self._engine,
             self._flown((flight, buffers, peer, status)),
-            Name(key[0], number, self._axis, self.rank, self.size),
+            (key[0], number, self._axis, self.rank, self.size),
             self.timeout,
             status=status,
             notices=notices,

@@ -70,23 +70,12 @@ def sender(peer: int) -> str:
     return f"rank {peer}" if peer >= 0 else "a rank"
 
 
-class Name(NamedTuple):
-    """What error messages call an operation: written out only if one is made.
+# What error messages call an operation, written out only if one is made: its kind and sequence number; of its
+# communicator the axis, this rank, and how many there are.
+Name = tuple[str, int, str, int, int]
+_NAMED = "{} number {} on axis {!r}, rank {} of {}"
 
-    Attributes:
-        op: such as ``all_reduce``.
-        number: its sequence number.
-        axis, rank, size: of the communicator.
-    """
-
-    op: str
-    number: int
-    axis: str
-    rank: int
-    size: int
-
-    def __str__(self) -> str:
-        return f"{self.op} number {self.number} on axis {self.axis!r}, rank {self.rank} of {self.size}"
+_callback_lock = threading.Lock()
 
 
 class Request:
@@ -128,12 +117,12 @@ class Request:
         self._asking = False
         self._ended = False
         self._callbacks: list[Callable[[Request], None]] = []
-        self._callback_lock = threading.Lock()
 
     @property
     def what(self) -> str:
         """Operation, axis, rank and sequence number, for error messages."""
-        return str(self._what)
+        what = self._what
+        return what if isinstance(what, str) else _NAMED.format(*what)
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the operation has ended.
@@ -173,7 +162,7 @@ class Request:
         Whoever waits for the operation returns only after its callbacks. What one raises goes to
         ``sys.unraisablehook``.
         """
-        with deferral, self._callback_lock:
+        with deferral, _callback_lock:
             if not self.done:
                 self._callbacks.append(fn)
                 return
@@ -262,7 +251,7 @@ class Request:
     def _run_callbacks(self) -> None:
         interrupted: BaseException | None = None
         while True:
-            with self._callback_lock:
+            with _callback_lock:
                 if not self._callbacks:
                     self.done = True
                     break

@@ -41,17 +41,16 @@ def asked(*given: Any) -> Asked:
     for value in given:
         if value is None:
             continue
-        asynchronous = getattr(value, "asyncOp", None)
-        if asynchronous is None and isinstance(value, timedelta):
+        if isinstance(value, timedelta):
             timeout = value
-        elif asynchronous is None and isinstance(value, (ReduceOp, ReduceOp.RedOpType)):
+        elif isinstance(value, (ReduceOp, ReduceOp.RedOpType)):
             op = value
-        elif asynchronous is None and isinstance(value, int):
+        elif isinstance(value, int):
             root = value
         else:
             op = getattr(value, "reduceOp", op)
             root = getattr(value, "rootRank", root)
             timeout = getattr(value, "timeout", timeout)
-            waits = asynchronous is False
+            waits = not getattr(value, "asyncOp", True)
     seconds = None if timeout is None or timeout <= _NO_TIME else timeout.total_seconds()
     return Asked(op, root, seconds, waits)

@@ -226,18 +226,30 @@ class Group(ProcessGroup):
         Raises:
             RuntimeError: the group is destroyed, or the process was forked after the group was made.
         """
-        self._check(op)
+        if self._closed or os.getpid() != self._pid:
+            self._check(op)
         self._sequence += 1
         if profiling():
             work = self._profile(op, tensors, lambda: start_each(start, columns, extra))
         elif ask.waits:
             with self._attended:
                 work = start_each(start, columns, extra)
+        elif len(columns) == 1 == len(columns[0]):
+            work = start(columns[0][0], *extra)
         else:
             work = start_each(start, columns, extra)
         if ask.timeout is not None:
             work.limit = ask.timeout
-        return self._issue(work)
+        issued = self._issued
+        with self._lock:
+            while issued and issued[0].done:
+                issued.popleft()
+            for operation in work.requests:
+                if not operation.done:
+                    issued.append(operation)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
 
     def _profile(self, op: str, tensors: Sequence[torch.Tensor], start: Callable[[], CommWork]) -> CommWork:
         """Start an operation, and have the profiler see it."""
@@ -264,18 +276,6 @@ class Group(ProcessGroup):
                 f"{op}: process group {self._name!r} was made by process {self._pid}, from which this one, "
                 f"{os.getpid()}, was forked: MPI cannot be used here; fork first, or start processes by spawn"
             )
-
-    def _issue(self, work: CommWork) -> CommWork:
-        issued = self._issued
-        with self._lock:
-            while issued and issued[0].done:
-                issued.popleft()
-            for operation in work.requests:
-                if not operation.done:
-                    issued.append(operation)
-        if self._coalescing is not None:
-            self._coalescing.append(work)
-        return work
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalescing = []

@@ -34,7 +34,8 @@ class HybridProcessGroup(Group):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> CommWork:
         """Reduce in place."""
-        given, ask = _list(tensors), asked(opts, op, timeout)
+        given = tensors if tensors.__class__ is list else _list(tensors)
+        ask = asked(opts, op, timeout)
         start, at_once = self._start.all_reduce, ask.waits and not profiling()
         return self._run("all_reduce", given, ask, start, (given,), (ask.op, at_once))
 

@@ -55,7 +55,7 @@ class CommWork(Work):
             outputs: the tensors that hold the result; the future's value.
             commit: called once after all of ``requests`` ended well.
         """
-        super().__init__()
+        Work.__init__(self)
         self.requests = requests
         self._outputs = outputs
         self._commit = commit
