@@ -76,3 +76,18 @@ class Background:
         else:
             engine.poll()
             time.sleep(engine.pause(_MIN, _SHARE))
+
+
+class Attended:
+    """A block whose thread waits next."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        self._engine.attending = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.attending = None

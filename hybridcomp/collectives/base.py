@@ -33,7 +33,7 @@ from hybridcomp.collectives.through_host import through_host
 from hybridcomp.collectives.transport import Transport
 from hybridcomp.collectives.turns import Turn
 from hybridcomp.device import DeviceArray
-from hybridcomp.errors import CodecMismatchError, HybridcompError
+from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import Choice, Policy, load_policy
 
 Op = MPI.Op | str
@@ -321,7 +321,7 @@ class Base:
     def _posted(self, steps: Steps, call: Call, **how: Any) -> Request:
         """Start an operation that MPI may refuse in the call: raise that here, as MPI does."""
         request = self._start(steps, call, **how)
-        raise_refusal(request)
+        request.raise_refusal()
         return request
 
     def _foreign(
@@ -404,14 +404,6 @@ class Base:
             error = MPI.Exception(MPI.ERR_ROOT if what == "root" else MPI.ERR_RANK)
             error.add_note(f"{what} is {rank}; this communicator has ranks 0 to {self.size - 1}")
             raise error
-
-
-def raise_refusal(request: Request) -> None:
-    """Raise what MPI has refused an operation with, in the call that starts it, as MPI does."""
-    error = request.exception
-    # What other ranks have sent, and how they fare, is for who waits.
-    if request.done and error is not None and not isinstance(error, HybridcompError):
-        raise error
 
 
 def _begun(request: MPI.Request) -> Callable[[], MPI.Request]:

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.background import Background
+from hybridcomp.collectives.background import Attended, Background
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.supervision import close, heed
 from hybridcomp.collectives.notices import Notices
@@ -55,6 +55,7 @@ class Engine:
     """All operations in flight in this process. There is one: :func:`engine`.
 
     Attributes:
+        attending: the thread that waits for what it starts now; None if none does.
         begun: operations that compiled code has posted, and that nobody has looked at yet; it adds to them itself.
         thrown: into a step, by a thread that is to learn of it: a signal's handler that could not be deferred.
     """
@@ -68,7 +69,7 @@ class Engine:
         self._listened = 0.0
         self._listened_to_all = 0.0
         self._foreground = 0
-        self._attended: int | None = None
+        self.attending: int | None = None
         self._moved = time.monotonic()  # when a step last ran
         self._background = Background(self)
         self._pid = os.getpid()
@@ -111,7 +112,7 @@ class Engine:
 
     def look_soon(self) -> None:
         """See to it that somebody looks at what has been started: this thread if it is next, or the background one."""
-        if not self._background.dozes and self._attended != threading.get_ident():
+        if not self._background.dozes and self.attending != threading.get_ident():
             self._background.wake()
 
     def _take_in(self) -> list[Request]:
@@ -145,7 +146,7 @@ class Engine:
 
         That one looks a tenth of a second later even so, if nobody waits.
         """
-        return _Attended(self)
+        return Attended(self)
 
     def listen(self, notices: Notices) -> None:
         """Look at a communicator's notices from now on."""
@@ -384,21 +385,6 @@ class Engine:
             # MPI_Finalize makes progress, too: what a peer sends even now must not be written to freed memory.
             for request in [*self._active, *self.begun, *self._abandoned]:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
-
-
-class _Attended:
-    """A block whose thread waits next."""
-
-    __slots__ = ("_engine",)
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> None:
-        self._engine._attended = threading.get_ident()
-
-    def __exit__(self, *_: object) -> None:
-        self._engine._attended = None
 
 
 def _urgency(request: Request) -> int:

@@ -11,8 +11,8 @@ from hybridcomp.collectives import engine
 from hybridcomp.collectives.buffers import ForeignBufferError, copied, parse
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.handle import Request, wait_for
+from hybridcomp.collectives.learnt import Key, Kind
 from hybridcomp.collectives.probes import Probes
-from hybridcomp.collectives.quick import Key, Kind
 
 Buffer = Any
 

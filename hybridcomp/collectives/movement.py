@@ -13,7 +13,8 @@ from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, like
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution.programs import OperationKey
 from hybridcomp.collectives.handle import Request
-from hybridcomp.collectives.quick import Key, Kind, Quick
+from hybridcomp.collectives.learnt import Key, Kind
+from hybridcomp.collectives.quick import Quick
 from hybridcomp.collectives.vectors import parse_vector
 from hybridcomp.policy import Choice
 

@@ -9,23 +9,17 @@ takes the usual way.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from hybridcomp import trace
 from hybridcomp.arrays import DType
 from hybridcomp.collectives import engine
-from hybridcomp.collectives.base import raise_refusal
 from hybridcomp.collectives.buffers import parse
 from hybridcomp.collectives.carry import Carrier
 from hybridcomp.collectives.choices import codec_of
@@ -33,59 +27,15 @@ from hybridcomp.collectives.coding import Coder
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.execution.messages import received
-from hybridcomp.collectives.execution.programs import START_SECONDS, awaited
+from hybridcomp.collectives.execution.programs import awaited
 from hybridcomp.collectives.failure.signals import deferral
-from hybridcomp.collectives.handle import called_back, wait_for
-from hybridcomp.collectives.library import address
+from hybridcomp.collectives.handle import wait_for
+from hybridcomp.collectives.learnt import CODEC, Ask, Key, Learnt
 from hybridcomp.collectives.p2p import encoded
 from hybridcomp.collectives.request import sender
-from hybridcomp.collectives.stats import Call, StatRow, record
+from hybridcomp.collectives.stats import Call, StatRow
 from hybridcomp.errors import MismatchError
 from hybridcomp.native import kernels
-
-_MOST_OPERATIONS = 4096
-_MOST_KINDS = 64  # of arrays, for each
-
-# Operation; id of the reduction, or root; name, phase and codec; of a collective the algorithm.
-Key = tuple[Any, ...]
-_CODEC = 4  # where the codec is, which is a key only if it is a string
-
-
-class Shape(NamedTuple):
-    """Where one of MPI's functions has its arguments; -1 if it has none.
-
-    Attributes:
-        function: its name.
-        send, recv: places of the buffers.
-        request: of the request, the last.
-    """
-
-    function: str
-    send: int
-    recv: int
-    request: int
-
-
-_SHAPES = {
-    "all_reduce": Shape("MPI_Iallreduce", 0, 1, 6),
-    "reduce_scatter": Shape("MPI_Ireduce_scatter_block", 0, 1, 6),
-    "all_gather": Shape("MPI_Iallgather", 0, 3, 7),
-    "all_to_all": Shape("MPI_Ialltoall", 0, 3, 7),
-    "broadcast": Shape("MPI_Ibcast", -1, 0, 5),
-    "barrier": Shape("MPI_Ibarrier", -1, -1, 1),
-    "send": Shape("MPI_Isend", 0, -1, 6),
-    "recv": Shape("MPI_Irecv", -1, 0, 6),
-}
-
-
-# What an operation on arrays is counted as, and what does it: a program of the engine, or MPI's function with these
-# arguments up to the communicator, 0 where a buffer, a peer or a tag goes.
-Kind = tuple[Call, list[int] | Any]
-# Which kind a key, two buffers and a reduction make; None if it is not for MPI alone.
-Ask = Callable[[Key, Any, Any, Any], Kind | None]
-# How those of one kind are counted: their row, and the raw and plain bytes of each; and the reduction.
-_Counted = tuple[StatRow, int, int, Any]
-
 
 _CLOSED: deque[Any] = deque([None])  # a line in which somebody always waits
 _all: weakref.WeakSet[Quick] = weakref.WeakSet()
@@ -112,9 +62,8 @@ class Quick(Core):
         self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
     ) -> None:
         super().__init__(comm, policy, axis, timeout, detail)
-        self._operations: dict[Key, Any] = {}
-        self._step_asked = self.step  # at which the policy was asked about all of them
-        self._recorder = trace.recorder
+        self._learnt = Learnt(self.rank, self._table)
+        self._operations = self._learnt.operations
         self._met = self._p2p_transport.contacts.met  # a first message may take MPI for ever
         self._flight = kernels().Flight
         self._reconsider()
@@ -122,7 +71,7 @@ class Quick(Core):
 
     def _reconsider(self) -> None:
         """Take note of what policy and axis are."""
-        self._forget()
+        self._learnt.forget()
         # As if one were always in line, the usual way is taken by operations that are compared in detail, and by all
         # of a policy that asks where in a model they belong: what is learnt of an array here does not know.
         detail, places = self._comparison is not None, self.policy.places
@@ -132,39 +81,38 @@ class Quick(Core):
 
     def Free(self) -> None:
         """Release MPI's resources; no operation may be in flight. Collective."""
-        self._forget()
+        self._learnt.forget()
         super().Free()
 
     def stats(self) -> list[StatRow]:
         """Totals per operation and codec since the communicator was made, on this rank."""
-        for operation in list(self._operations.values()):
-            self._settle(operation)
+        self._learnt.settle()
         return super().stats()
 
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
         """Do a collective on two buffers; False if it must take the usual way."""
-        notices, codec = self._notices, key[_CODEC]
+        notices, codec = self._notices, key[CODEC]
         if self._line or (codec is not None and codec.__class__ is not str):
             return False
         if notices is not None and (notices.troubled or notices.belated):
             return False
         recorder = trace.recorder
-        if recorder is not self._recorder:
-            self._begin_trace(recorder)
+        if recorder is not self._learnt.recorder:
+            self._learnt.begin_trace(recorder)
         operation = self._operations.get(key)
-        if operation is None or self.step != self._step_asked:
-            operation = self._operation(key)
+        if operation is None or self.step != self._learnt.step:
+            operation = self._learnt.find(key, self.step)
         # Python answers a signal as a call is over, and the call's result would be lost: unpacking is no call.
         (done,) = map(operation.start, (send,), (recv,))
         if done is None:
-            self._learn(operation, key, ask, send, recv, op)
+            self._learnt.learn(operation, key, ask, send, recv, op)
             (done,) = map(operation.start, (send,), (recv,))
         if done is True:
             self._started += 1
             if notices is not None:  # whoever waits for this rank later is told where it is
                 notices.latest = self._started
             if recorder is not None:
-                self._trace(operation, recorder)
+                self._learnt.trace(operation, recorder)
             return True
         if not done:
             return False
@@ -195,7 +143,7 @@ class Quick(Core):
             status: of a receive.
         """
         notices, line = (self._notices, self._line) if peer is None else (None, self._message_line)
-        codec = key[_CODEC]
+        codec = key[CODEC]
         if line or (codec is not None and codec.__class__ is not str):
             return None
         if trace.recorder is not None or self.on_start is not None:
@@ -203,14 +151,14 @@ class Quick(Core):
         if notices is not None and (notices.troubled or notices.belated):
             return None
         operation = self._operations.get(key)
-        if operation is None or self.step != self._step_asked:
-            operation = self._operation(key)
+        if operation is None or self.step != self._learnt.step:
+            operation = self._learnt.find(key, self.step)
         flight = self._flight()
         number = 1 + (self._started if peer is None else self._messages)
         buffers = arguments if peer is None else arguments[0]
         request = engine.Request(
             self._engine,
-            self._flown((flight, buffers, peer, status)),
+            self._flown((flight, buffers, peer, status), traced=False),
             (key[0], number, self._axis, self.rank, self.size),
             self.timeout,
             status=status,
@@ -221,7 +169,7 @@ class Quick(Core):
         (begun,) = itertools.starmap(begin, ((*arguments, flight, request),))
         if begun is None:
             send, recv = arguments if peer is None else (arguments[0], arguments[0])
-            self._learn(operation, key, ask, send, recv, op)
+            self._learnt.learn(operation, key, ask, send, recv, op)
             (begun,) = itertools.starmap(begin, ((*arguments, flight, request),))
         if not begun:
             return None
@@ -234,20 +182,20 @@ class Quick(Core):
         self._engine.look_soon()
         if peer is not None and flight.run is not None and flight.run.failure() is not None:
             self._engine.poll()
-            raise_refusal(request)
+            request.raise_refusal()
         return request
 
     def _sent(self, key: Key, ask: Ask, array: Any, peer: int, tag: int, status: MPI.Status | None) -> bool:
         """Send or receive an array; False if it must take the usual way."""
-        codec = key[_CODEC]
+        codec = key[CODEC]
         if self._message_line or (codec is not None and codec.__class__ is not str):
             return False
         recorder = trace.recorder
-        if recorder is not self._recorder:
-            self._begin_trace(recorder)
+        if recorder is not self._learnt.recorder:
+            self._learnt.begin_trace(recorder)
         operation = self._operations.get(key)
-        if operation is None or self.step != self._step_asked:
-            operation = self._operation(key)
+        if operation is None or self.step != self._learnt.step:
+            operation = self._learnt.find(key, self.step)
         checked = self._compressed_from is not None and key[0] == "recv"
         if checked and status is None:
             status = MPI.Status()
@@ -255,7 +203,7 @@ class Quick(Core):
         try:
             (done,) = map(operation.message, (array,), (peer,), (tag,), (at,))
             if done is None:
-                self._learn(operation, key, ask, array, array, None)
+                self._learnt.learn(operation, key, ask, array, array, None)
                 (done,) = map(operation.message, (array,), (peer,), (tag,), (at,))
         except MPI.Exception as error:
             raise self._explained(error, peer) from None
@@ -269,7 +217,7 @@ class Quick(Core):
                 self._hand_over(left)
                 raise
         elif recorder is not None:
-            self._trace(operation, recorder)
+            self._learnt.trace(operation, recorder)
         if checked and status is not None:
             self._check_plain(array, status)
         return True
@@ -289,12 +237,12 @@ class Quick(Core):
             outgoing, incoming: an array, its peer and its tag.
             status: of the receive.
         """
-        codec = keys[0][_CODEC]
+        codec = keys[0][CODEC]
         if self._message_line or (codec is not None and codec.__class__ is not str):
             return False
         if trace.recorder is not None:
             return False
-        sends, receives = self._operation(keys[0]), self._operation(keys[1])
+        sends, receives = (self._learnt.find(key, self.step) for key in keys)
         checked = self._compressed_from is not None
         if checked and status is None:
             status = MPI.Status()
@@ -303,7 +251,7 @@ class Quick(Core):
         if done is None:
             for operation, key, array in (sends, keys[0], outgoing[0]), (receives, keys[1], incoming[0]):
                 if not operation.knows(array, array):
-                    self._learn(operation, key, ask, array, array, None)
+                    self._learnt.learn(operation, key, ask, array, array, None)
             (done,) = itertools.starmap(receives.exchange, (arguments,))
         if not done:
             return False
@@ -361,17 +309,22 @@ class Quick(Core):
                 common, exact = peer is None, flight.run is None
                 requests.append(
                     self._start(
-                        self._flown(one), call, exact=exact, status=status, common=common, counted=False
+                        self._flown(one, traced=True),
+                        call,
+                        exact=exact,
+                        status=status,
+                        common=common,
+                        counted=False,
                     )
                 )
         return requests
 
-    def _flown(self, left: _Left) -> Steps:
+    def _flown(self, left: _Left, *, traced: bool) -> Steps:
         """Wait for what compiled code has posted, and count it."""
         flight, keep, peer, status = left
         row, raw, plain, _ = flight.note
         call = Call(row.axis, row.op, row.codec, row.reason, raw, plain)
-        call.began = flight.began
+        call.starts(flight.began, traced=traced)
         run = flight.run
         if run is None:
             call.wire_bytes = plain
@@ -386,77 +339,3 @@ class Quick(Core):
             transport = self._p2p_transport if call.op == "send" else self._transport
             yield from awaited(run, Coder(transport, codec_of(call.codec), DType.FLOAT32, call))
         self._table.add(call)
-
-    def _operation(self, key: Key) -> Any:
-        """Return the operation of a key."""
-        if len(self._operations) >= _MOST_OPERATIONS or self.step != self._step_asked:
-            self._forget()
-            self._step_asked = self.step
-        operation = self._operations.get(key)
-        if operation is None:
-            what = key[0]
-            shape = _SHAPES[what]
-            send, recv = shape.send, shape.recv
-            if what == "broadcast" and key[1] == self.rank:
-                send, recv = recv, send  # the root's array may be read-only
-            operation = self._operations[key] = kernels().MpiOperation(
-                _library(), address(shape.function), send, recv, shape.request, what == "all_reduce"
-            )
-        return operation
-
-    def _learn(self, operation: Any, key: Key, ask: Ask, send: Any, recv: Any, op: Any) -> None:
-        """Tell a key's operation of arrays such as these; one that is kept has no other's id."""
-        if operation.kinds() >= _MOST_KINDS:
-            self._settle(operation)
-            operation.forget()
-        kind = ask(key, send, recv, op)
-        counted: _Counted | None = None
-        arguments: list[int] = []
-        program = None
-        if kind is not None:
-            call, how = kind
-            if isinstance(how, list):
-                arguments = how
-            else:
-                program = how
-            counted = (self._table.row(call), call.raw_bytes, call.plain_bytes, op)
-        operation.learn(send, recv, counted, arguments, program)
-
-    def _settle(self, operation: Any) -> None:
-        """Count what an operation has not counted yet."""
-        for (row, raw, plain, _), calls, seconds, tally in operation.take():
-            self._table.count(row, calls, raw, plain, seconds, tally)
-
-    def _begin_trace(self, recorder: trace.Recorder | None) -> None:
-        """Count what has ended so far: the trace that begins is not to show it."""
-        self._recorder = recorder
-        for operation in list(self._operations.values()):
-            self._settle(operation)
-
-    def _trace(self, operation: Any, recorder: trace.Recorder) -> None:
-        """Count and record the operation that has just ended."""
-        ended = time.perf_counter()
-        for (row, raw, plain, _), calls, seconds, tally in operation.take():
-            self._table.count(row, calls, raw, plain, seconds, tally)
-            wire = plain if tally is None else tally[0]
-            one = replace(row, raw_bytes=raw, plain_bytes=plain, wire_bytes=wire)
-            record(recorder, one, ended - seconds, ended)
-
-    def _forget(self) -> None:
-        for operation in self._operations.values():
-            self._settle(operation)
-        self._operations.clear()
-
-
-@functools.cache
-def _library() -> Any:
-    return kernels().MpiLibrary(
-        address("MPI_Test"),
-        np.ndarray,
-        MPI.IN_PLACE,
-        int(MPI.IN_PLACE),
-        MPI.Exception,
-        called_back,
-        engine.engine().begun,
-        START_SECONDS,
-    )

@@ -24,7 +24,8 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.exact import AVG, reduces_directly
 from hybridcomp.collectives.execution.programs import OperationKey
 from hybridcomp.collectives.handle import Request
-from hybridcomp.collectives.quick import Key, Kind, Quick
+from hybridcomp.collectives.learnt import Key, Kind
+from hybridcomp.collectives.quick import Quick
 
 Buffer = Any
 

@@ -140,6 +140,13 @@ class Request:
         if self.exception is not None:
             raise self.exception
 
+    def raise_refusal(self) -> None:
+        """Raise what MPI has refused it with, in the call that starts it, as MPI does."""
+        error = self.exception
+        # What other ranks have sent, and how they fare, is for who waits.
+        if self.done and error is not None and not isinstance(error, HybridcompError):
+            raise error
+
     def test(self) -> bool:
         """Make progress once; return whether the operation has ended. Raises its error."""
         if not self.done:

@@ -144,6 +144,12 @@ class Call(StatRow):
         self.about = about
         self.began = time.perf_counter()
 
+    def starts(self, began: float, *, traced: bool) -> None:
+        """The operation has begun before this was made, and is traced if something was recorded then."""
+        self.began = began
+        if not traced:
+            self._recorder = None
+
     def encoding(self) -> Clock:
         """Count the time inside as encoding."""
         return self._encoding

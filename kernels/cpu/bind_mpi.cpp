@@ -31,24 +31,6 @@ constexpr double kWaiting = 5e-3;     // seconds until the engine takes over
 constexpr double kSleepMin = 20e-6, kSleepMax = 1e-3, kSleepShare = 1.0 / 16;
 constexpr std::size_t kBrief = 1 << 17;  // bytes that are moved before others may have the interpreter
 
-using Post = int (*)(std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
-                     std::uint64_t, std::uint64_t);
-using Test = int (*)(void*, int*, void*);
-using Release = std::optional<nb::gil_scoped_release>;
-
-// What every operation needs of MPI and NumPy, and of the caller.
-struct Library {
-  Test test;
-  nb::object array, in_place, error;
-  std::uint64_t in_place_address;
-  nb::object callers;   // a set: while it has members, MPI may call Python
-  nb::object begun;     // a deque: takes what was begun and nobody waits for yet
-  double begins_for;    // seconds that the engine computes before a start returns
-  nb::object dtype = nb::str("dtype"), append = nb::str("append");  // names of attributes
-
-  bool calls_python() const { return PySet_GET_SIZE(callers.ptr()) > 0; }
-};
-
 // One of MPI's operations, with what arguments it has in common for all arrays.
 class Operation {
  public:
@@ -127,8 +109,8 @@ class Operation {
     return begun(arrays, std::move(kind), &ends, nb::borrow(array), flight, request);
   }
 
-  // Send, as `send` does it, and receive at once. Not None and False as above: what came of the receive and of
-  // the send, each True, the flight that is left, or MPI's error.
+  // Send, as `send` does it, and receive at once. Not None and False as above: what came of the receive and
+  // of the send, each True, the flight that is left, or MPI's error.
   nb::object exchange(Operation& send, nb::handle to, nb::handle dest, nb::handle send_tag, nb::handle from,
                       nb::handle source, nb::handle recv_tag, std::uintptr_t status) {
     Arrays ours, theirs;
@@ -250,8 +232,8 @@ class Operation {
     int done = 0, code = 0;
     if (posted.execution) {
       engine::Execution& execution = *posted.execution;
-      posted.done = engine::the_engine()->wait(execution, seconds) &&
-                    execution.failure().fault == engine::Fault::kNone;
+      posted.done =
+          engine::the_engine()->wait(execution, seconds) && execution.failure().fault == engine::Fault::kNone;
       if (posted.done && posted.status && !execution.status().empty())
         std::memcpy(posted.status, execution.status().data(), execution.status().size());
       return 0;
@@ -316,7 +298,8 @@ class Operation {
 
   nb::object begun(const Arrays& arrays, std::shared_ptr<Kind>&& kind, const engine::Envelope* ends,
                    nb::object keep, Flight& flight, nb::handle request) {
-    // What the caller sends next must not overtake a message, which is encoded at once however long that takes.
+    // What the caller sends next must not overtake a message, which is encoded at once however long that
+    // takes.
     const double seconds = ends ? std::numeric_limits<double>::infinity() : library_.begins_for;
     Posted posted;
     int code = 0;

@@ -16,6 +16,24 @@ constexpr int kSlots = 8;
 using Slots = std::array<std::uint64_t, kSlots>;
 using Clock = std::chrono::steady_clock;
 
+using Post = int (*)(std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
+                     std::uint64_t, std::uint64_t);
+using Test = int (*)(void*, int*, void*);
+using Release = std::optional<nb::gil_scoped_release>;
+
+// What every operation needs of MPI and NumPy, and of the caller.
+struct Library {
+  Test test;
+  nb::object array, in_place, error;
+  std::uint64_t in_place_address;
+  nb::object callers;  // a set: while it has members, MPI may call Python
+  nb::object begun;    // a deque: takes what was begun and nobody waits for yet
+  double begins_for;   // seconds that the engine computes before a start returns
+  nb::object dtype = nb::str("dtype"), append = nb::str("append");  // names of attributes
+
+  bool calls_python() const { return PySet_GET_SIZE(callers.ptr()) > 0; }
+};
+
 inline double seconds_since(Clock::time_point began) {
   return std::chrono::duration<double>(Clock::now() - began).count();
 }

@@ -17,8 +17,8 @@ constexpr double kYielding = 100e-6;
 constexpr double kSleepMin = 30e-6, kSleepMax = 1e-3, kSleepShare = 1.0 / 8;
 // In the background others compute meanwhile.
 constexpr double kBackMin = 300e-6, kBackMax = 1e-3, kBackShare = 1.0 / 4;
-// After the last operation has ended the thread looks for new ones so often, for so long: to wake a thread costs
-// whoever starts an operation more than the operation does.
+// After the last operation has ended the thread looks for new ones so often, for so long: to wake a thread
+// costs whoever starts an operation more than the operation does.
 constexpr double kDoze = 1e-3, kDozing = 10e-3;
 
 constexpr int kCancelLooks = 20;     // at a receive that MPI was asked to cancel
