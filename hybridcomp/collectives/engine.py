@@ -267,6 +267,13 @@ class Engine:
 
     def wait(self, request: Request, timeout: float | None) -> None:
         """Poll until ``request`` has ended; see :meth:`Request.wait`."""
+        if request.run is not None and not request.done and (timeout is None or timeout > _LISTEN):
+            # What nobody has looked at yet is left to compiled code, which needs no lock of this engine's.
+            self._foreground += 1
+            try:
+                request.run.wait(_LISTEN)
+            finally:
+                self._foreground -= 1
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def ended() -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 import weakref
 from collections import deque
 from typing import Any
@@ -27,7 +28,7 @@ from hybridcomp.collectives.coding import Coder
 from hybridcomp.collectives.core import Core
 from hybridcomp.collectives.engine import Pending, Steps
 from hybridcomp.collectives.execution.messages import received
-from hybridcomp.collectives.execution.programs import awaited
+from hybridcomp.collectives.execution.programs import awaited, ended
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.handle import wait_for
 from hybridcomp.collectives.learnt import CODEC, Ask, Key, Learnt
@@ -178,6 +179,7 @@ class Quick(Core):
         else:
             self._messages = number
         # From here on the engine has it, whatever a signal's handler raises.
+        request.run = flight.run
         request.priority = flight.note[1].bit_length()
         self._engine.look_soon()
         if peer is not None and flight.run is not None and flight.run.failure() is not None:
@@ -323,9 +325,14 @@ class Quick(Core):
         """Wait for what compiled code has posted, and count it."""
         flight, keep, peer, status = left
         row, raw, plain, _ = flight.note
+        run = flight.run
+        if run is not None and not traced and row.op != "recv":
+            yield from ended(run)
+            if run.failure() is None:
+                self._table.count(row, 1, raw, plain, time.perf_counter() - flight.began, run.tally())
+                return
         call = Call(row.axis, row.op, row.codec, row.reason, raw, plain)
         call.starts(flight.began, traced=traced)
-        run = flight.run
         if run is None:
             call.wire_bytes = plain
             request = MPI.Request.fromhandle(flight.request)

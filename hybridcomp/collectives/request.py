@@ -86,6 +86,7 @@ class Request:
         exception: the error it ended with.
         status: of a receive, valid once it is done: source and tag, or that it was cancelled.
         number: its sequence number, where ranks tell each other how it fares.
+        run: of the compiled engine, where that has begun it, until it has ended.
         priority: what is less steps first.
     """
 
@@ -106,6 +107,7 @@ class Request:
         self.exception: BaseException | None = None
         self.status = status
         self.number = number
+        self.run: Any = None
         self.priority = priority
         self._engine = engine
         self._steps = steps
@@ -250,8 +252,8 @@ class Request:
     def _finish(self, error: BaseException | None) -> None:
         if error is not None and self._pending.run is not None:  # which may not have ended
             self._pending.run.abandon()
-        if error is None:
-            self._pending = _NOTHING  # nobody needs its buffers any more
+        if error is None:  # nobody needs its buffers any more
+            self._pending, self.run = _NOTHING, None
         self.exception = error
         self._ended = True
 
