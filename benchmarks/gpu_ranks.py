@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp import cuda
-from hybridcomp.collectives.awareness import awareness
+from hybridcomp.collectives.device.cuda_aware import awareness
 
 WORLD = MPI.COMM_WORLD
 CODECS = ("none", "bf16", "int8", "int4", "fp8:e4m3", "topk:ratio=0.01")

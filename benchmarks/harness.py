@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 import hybridcomp as hc
-from hybridcomp.collectives.algorithms import ALGORITHMS
+from hybridcomp.collectives.algorithms.registry import ALGORITHMS
 from hybridcomp.launcher import abort
 
 WORLD = MPI.COMM_WORLD

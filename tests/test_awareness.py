@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hybridcomp.collectives.awareness import VARIABLE, Library, decide
+from hybridcomp.collectives.device.cuda_aware import VARIABLE, Library, decide
 from hybridcomp.errors import ConfigError
 
 OPEN_MPI = "Open MPI v4.1.6, package: Open MPI conda Distribution"

@@ -16,9 +16,9 @@ from rich.progress import track
 
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives import Communicator
-from hybridcomp.collectives.choosing import CHUNK_VARIABLE
-from hybridcomp.collectives.near import meet, own_pool
-from hybridcomp.collectives.topology import discover
+from hybridcomp.collectives.algorithms.selection import CHUNK_VARIABLE
+from hybridcomp.collectives.transport.shared_memory import meet, own_pool
+from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.errors import CollectiveTimeoutError
 from hybridcomp.perfmodel.calibrate import SPECS, codec_speed, memory_speed
 from hybridcomp.perfmodel.profile import DEFAULT, Profile, Speed, Tier

@@ -72,7 +72,7 @@ def mpi(comm: MPI.Comm, hosts: int, near: bool) -> dict[str, str]:
     """
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 
-    from hybridcomp.collectives.awareness import awareness  # noqa: PLC0415
+    from hybridcomp.collectives.device.cuda_aware import awareness  # noqa: PLC0415
 
     try:
         aware = awareness()

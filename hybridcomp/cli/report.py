@@ -11,7 +11,7 @@ from typing import Any
 
 from hybridcomp import trace
 from hybridcomp.collectives import StatRow
-from hybridcomp.collectives.summary import show
+from hybridcomp.collectives.report import show
 from hybridcomp.demo.record import read_run
 from hybridcomp.errors import ConfigError
 

@@ -12,8 +12,8 @@ from hybridcomp.collectives.stats import StatRow, merge
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.communicator import Communicator
-    from hybridcomp.collectives.exact import AVG
-    from hybridcomp.collectives.handle import Request
+    from hybridcomp.collectives.execution.mpi_collectives import AVG
+    from hybridcomp.collectives.requests import Request
 
 __all__ = ["AVG", "Communicator", "Request", "StatRow", "merge"]
 

@@ -2,12 +2,12 @@
 
 A program written for ``MPI.Comm`` changes one constructor. The methods, by kind:
 
-*   :mod:`~hybridcomp.collectives.reductions`: Allreduce, Reduce, Reduce_scatter, Reduce_scatter_block, Scan, Exscan.
-*   :mod:`~hybridcomp.collectives.movement`: Allgather, Allgatherv, Alltoall, Alltoallv, Alltoallw, Bcast, Barrier.
-*   :mod:`~hybridcomp.collectives.rooted`: Gather, Gatherv, Scatter, Scatterv.
-*   :mod:`~hybridcomp.collectives.messages`: Send, Ssend, Rsend, Bsend, Recv, Sendrecv, Sendrecv_replace, Probe, Mprobe;
+*   :mod:`~.operations.reductions`: Allreduce, Reduce, Reduce_scatter, Reduce_scatter_block, Scan, Exscan.
+*   :mod:`~.operations.gather_scatter`: Allgather, Allgatherv, Alltoall, Alltoallv, Alltoallw, Bcast, Barrier.
+*   :mod:`~hybridcomp.collectives.operations.rooted`: Gather, Gatherv, Scatter, Scatterv.
+*   :mod:`~.operations.p2p`: Send, Ssend, Rsend, Bsend, Recv, Sendrecv, Sendrecv_replace, Probe, Mprobe;
     and Send_array with Recv_array, which needs not know the length.
-*   :mod:`~hybridcomp.collectives.plans`: ``plan_allreduce`` and its kin, operations that are started again and again on
+*   :mod:`~.operations.persistent`: ``plan_allreduce`` and its kin, operations that are started again and again on
     arrays of their own.
 *   below: Dup, Clone, Split, Split_type, Create, Create_group, which give a communicator of the same policy; Free.
 *   Everything else that ``MPI.Intracomm`` has under a capital letter is MPI's own, uncompressed: the persistent
@@ -15,7 +15,7 @@ A program written for ``MPI.Comm`` changes one constructor. The methods, by kind
     not offered.
 
 The non-blocking twin of a method (``Iallreduce`` of ``Allreduce``) takes the same arguments and returns a
-:class:`~hybridcomp.collectives.handle.Request`, which is a request of mpi4py's with a timeout. Waiting ends after the
+:class:`~hybridcomp.collectives.requests.Request`, which is a request of mpi4py's with a timeout. Waiting ends after the
 communicator's ``timeout``.
 
 Buffers are NumPy arrays, torch tensors (bfloat16 included), CuPy arrays, objects with the buffer interface, or mpi4py's
@@ -30,7 +30,7 @@ Keyword arguments of ours:
 *   ``name``: of the parameter or bucket. Named messages can be excluded by a policy and get error feedback.
 *   ``phase``: ``"forward"`` or ``"backward"``.
 *   ``codec``: a codec or spec that this call uses whatever the policy says; ``"none"`` for exact.
-*   ``algorithm``: of those in :mod:`~hybridcomp.collectives.algorithms`, the one to use if the call is compressed; the
+*   ``algorithm``: of those in :mod:`~.algorithms.registry`, the one to use if the call is compressed; the
     environment variable ``HYBRIDCOMP_ALGORITHM`` (of rank 0; ``all_reduce=ring,broadcast=tree``) is for all calls.
 
 Operations on one communicator must be started in the same order on all its ranks, as MPI asks. Errors: those of mpi4py
@@ -47,14 +47,14 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.engine import Steps
-from hybridcomp.collectives.exact import native
+from hybridcomp.collectives.execution.mpi_collectives import native
+from hybridcomp.collectives.execution.progress import Steps
 from hybridcomp.collectives.failure.making import bounded
-from hybridcomp.collectives.messages import Messages
-from hybridcomp.collectives.movement import Movement
-from hybridcomp.collectives.plans import Plans
-from hybridcomp.collectives.reductions import Reductions
-from hybridcomp.collectives.rooted import Rooted
+from hybridcomp.collectives.operations.gather_scatter import Movement
+from hybridcomp.collectives.operations.p2p import Messages
+from hybridcomp.collectives.operations.persistent import Plans
+from hybridcomp.collectives.operations.reductions import Reductions
+from hybridcomp.collectives.operations.rooted import Rooted
 
 # What MPI matches by source and tag; the rest of its own methods is for the communicator of collectives.
 _OF_MESSAGES = frozenset(
@@ -70,7 +70,7 @@ class Communicator(Reductions, Movement, Rooted, Messages, Plans):
         policy: a preset's name, a TOML file, a Policy, or a codec spec; the same on all ranks.
         axis: the mesh axis that it spans; selects the policy's section.
         timeout: seconds that any operation may take.
-        detail: whether ranks compare what they are about to do (:mod:`~hybridcomp.collectives.debug`); None asks
+        detail: whether ranks compare what they are about to do (:mod:`~.failure.consistency`); None asks
             ``HYBRIDCOMP_DEBUG``.
 
     Raises:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hybridcomp.collectives import StatRow
-from hybridcomp.collectives.summary import summary as summarize
+from hybridcomp.collectives.report import summary as summarize
 from hybridcomp.policy import in_place
 from hybridcomp.torch import backend, gloo_only, mesh, phases, rendezvous, zero
 from hybridcomp.torch.environment import export_environment

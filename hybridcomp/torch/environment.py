@@ -29,7 +29,7 @@ def export_environment() -> None:
         raise ConfigError('export_environment comes after dist.init_process_group("hybridcomp")')
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 
-    from hybridcomp.collectives.topology import discover  # noqa: PLC0415
+    from hybridcomp.collectives.transport.topology import discover  # noqa: PLC0415
 
     node = comm.mpi.Split_type(MPI.COMM_TYPE_SHARED)
     local_rank, local_size = node.rank, node.size

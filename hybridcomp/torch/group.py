@@ -21,7 +21,7 @@ from mpi4py import MPI
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup
 
-from hybridcomp.collectives.engine import engine
+from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.torch.arguments import Asked
 from hybridcomp.torch.memory import pack, unpack
 from hybridcomp.torch.operations import Starter, start_each
@@ -32,8 +32,8 @@ from hybridcomp.torch.work import CommWork, joined
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator, StatRow
-    from hybridcomp.collectives.base import Base
-    from hybridcomp.collectives.engine import Request as Operation
+    from hybridcomp.collectives.execution.progress import Request as Operation
+    from hybridcomp.collectives.session import Session
 
 _LAST_SECONDS = 5.0
 
@@ -76,7 +76,7 @@ class Group(ProcessGroup):
         self._attended = engine().attended()
         self._sequence = 0
         self._splits = 0
-        self.beside: list[Base] = []
+        self.beside: list[Session] = []
         self._closed = False
         self._pid = os.getpid()
         if birth.options.axis is not None:

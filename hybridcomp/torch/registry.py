@@ -14,8 +14,8 @@ import torch
 
 from hybridcomp import trace
 from hybridcomp.collectives import StatRow, merge
+from hybridcomp.collectives.report import hint, show
 from hybridcomp.collectives.stats import since
-from hybridcomp.collectives.summary import hint, show
 from hybridcomp.torch.memory import STEP, Arrays
 
 

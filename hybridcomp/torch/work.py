@@ -17,7 +17,7 @@ from hybridcomp.torch.promise import Promise
 from hybridcomp.torch.streams import CallerStreams
 
 if TYPE_CHECKING:
-    from hybridcomp.collectives.engine import Request
+    from hybridcomp.collectives.execution.progress import Request
     from hybridcomp.torch.profiling import Range
 
 

@@ -47,7 +47,7 @@ class Operation {
     if (!post || request_at < 0) Buffer::fail("an operation has an address, and makes a request");
   }
 
-  // See hybridcomp/collectives/quick.py, as for the other methods.
+  // See hybridcomp/collectives/operations/fast_path.py, as for the other methods.
   void learn(nb::handle send, nb::handle recv, nb::object note, const std::vector<std::uint64_t>& arguments,
              const engine::ProgramHandle* program) {
     Arrays arrays;

@@ -21,7 +21,7 @@ class Watch {
     if (!get_status) Buffer::fail("MPI_Request_get_status has an address");
   }
 
-  // See WatchedLock in hybridcomp/collectives/watch.py.
+  // See WatchedLock in hybridcomp/collectives/execution/wait.py.
   bool wait(const std::vector<std::uint64_t>& requests, double quiet, double brief, double least, double most,
             double share, double longest) {
     nb::gil_scoped_release release;

@@ -93,7 +93,7 @@ struct Posted {
   bool done = false;
 };
 
-// The same for Python, which waits for it; see hybridcomp/collectives/quick.py.
+// The same for Python, which waits for it; see hybridcomp/collectives/operations/fast_path.py.
 class Flight {
  public:
   Flight() = default;

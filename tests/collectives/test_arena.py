@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridcomp.collectives import arena as arenas
-from hybridcomp.collectives import near as notes
-from hybridcomp.collectives.arena import LINE, ArenaPool, Card, open_arena
-from hybridcomp.collectives.near import Near
+from hybridcomp.collectives.transport import arena as arenas
+from hybridcomp.collectives.transport import shared_memory as notes
+from hybridcomp.collectives.transport.arena import LINE, ArenaPool, Card, open_arena
+from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers
 from hybridcomp.errors import WireError
 
 FIRST = 2 * LINE
@@ -28,10 +28,12 @@ def pool() -> ArenaPool:
     return ArenaPool()
 
 
-def pair() -> tuple[Near, Near]:
+def pair() -> tuple[SharedMemoryPeers, SharedMemoryPeers]:
     """Two ranks of one host, as each sees the other; here they are one process."""
     one, two = ArenaPool(), ArenaPool()
-    return Near(one, {1: open_arena(two.arena.card)}), Near(two, {0: open_arena(one.arena.card)})
+    return SharedMemoryPeers(one, {1: open_arena(two.arena.card)}), SharedMemoryPeers(
+        two, {0: open_arena(one.arena.card)}
+    )
 
 
 def note(token: int, offset: int, nbytes: int, magic: int = 0x01455948) -> np.ndarray:
@@ -235,7 +237,7 @@ def test_the_arena_is_left_out_of_core_dumps(pool):
 
 CHILD = """
 import sys, time
-from hybridcomp.collectives.arena import ArenaPool
+from hybridcomp.collectives.transport.arena import ArenaPool
 pool = ArenaPool()
 pool.take(5000)[:] = 9
 print(*pool.arena.card, flush=True)

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from hybridcomp.collectives.report import hint, show, size, summary
 from hybridcomp.collectives.stats import Call, StatRow, StatTable, merge, since
-from hybridcomp.collectives.summary import hint, show, size, summary
 
 MB = 1_000_000
 HEADINGS = "axis operation codec calls uncompressed on the wire ratio encode s wire s decode s why"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hybridcomp.collectives.library import address
-from hybridcomp.collectives.request import Pending
-from hybridcomp.collectives.watch import WatchedLock
+from hybridcomp.collectives.execution.library import address
+from hybridcomp.collectives.execution.request import Pending
+from hybridcomp.collectives.execution.wait import WatchedLock
 from hybridcomp.native import kernels
 
 HOW = {"least": 20e-6, "most": 1e-3, "share": 1 / 16}

@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.handle import called_back
+from hybridcomp.collectives.requests import called_back
 
 WORLD = MPI.COMM_WORLD
 _SECONDS = 30.0
@@ -115,7 +115,7 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 @pytest.fixture(params={3: ["staged", "direct"]}.get(WORLD.size, [("direct", "staged")[WORLD.size % 2]]))
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Through pinned memory, or with an MPI that takes device pointers: the emulation's are the host's."""
-    from hybridcomp.collectives.awareness import VARIABLE, awareness
+    from hybridcomp.collectives.device.cuda_aware import VARIABLE, awareness
     from hybridcomp.collectives.execution.groups import DEVICES
 
     if os.environ.get("HYBRIDCOMP_TEST_DEVICE") == "cuda" and request.param == "direct":

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.algorithms import ALGORITHMS
+from hybridcomp.collectives.algorithms.registry import ALGORITHMS
 
 LARGEST = 8  # of a value: sums of a few ranks are exact in every dtype
 # Elements of a lossy sum are off by at most so much of the ranks' largest values; None: that is not for elements.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hybridcomp as hc
-from hybridcomp.collectives.algorithms import ALGORITHMS
+from hybridcomp.collectives.algorithms.registry import ALGORITHMS
 from tests.codecs.common import SPECS
 from tests.mpi.conftest import WORLD, gaussian
 from tests.mpi.hosts import Hosts

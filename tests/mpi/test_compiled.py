@@ -11,8 +11,8 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives import choosing
-from hybridcomp.collectives.algorithms import ALGORITHMS
+from hybridcomp.collectives.algorithms import selection as choosing
+from hybridcomp.collectives.algorithms.registry import ALGORITHMS
 from hybridcomp.collectives.execution.groups import DEVICES
 from hybridcomp.collectives.execution.native import native_engine
 from hybridcomp.collectives.failure import making

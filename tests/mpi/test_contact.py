@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.failure import contact
-from hybridcomp.collectives.transport import Transport
+from hybridcomp.collectives.transport.mailbox import Transport
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 from tests.mpi.test_failure import N, failure
 

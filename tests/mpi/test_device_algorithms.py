@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 from hybridcomp.arrays import flatten
-from hybridcomp.collectives import choosing
+from hybridcomp.collectives.algorithms import selection as choosing
 from tests.mpi.devices import RANK, SIZE, agrees, both, empty, values
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -37,7 +37,7 @@ def test_a_rank_that_does_not_come_is_named(make, way):
 
 
 def test_a_device_that_does_not_come_is_named():
-    from hybridcomp.collectives.engine import Pending, engine
+    from hybridcomp.collectives.execution.progress import Pending, engine
 
     class Never:
         def done(self) -> bool:
@@ -56,7 +56,7 @@ def test_damage_of_what_only_the_device_checks(make, way, codec, monkeypatch):
     """A bit of a payload whose CRC is right for it."""
     if SIZE == 1:
         return
-    from hybridcomp.collectives import device_mailbox as mail
+    from hybridcomp.collectives.device import mailbox as mail
     from tests.codecs.common import reseal
 
     comm = make(codec)
@@ -102,7 +102,7 @@ def test_damage_names_operation_axis_and_rank(make, way, operation, where, monke
     comm = make("bf16", timeout=1.0)
     transport = comm._p2p_transport if operation == "recv" else comm._transport
     if RANK == SIZE - 1:
-        from hybridcomp.collectives import device_mailbox as mail
+        from hybridcomp.collectives.device import mailbox as mail
 
         sent = mail.Outgoing.wire
 
@@ -153,7 +153,7 @@ def test_another_codec_names_both_sides(make, way):
 def test_messages_whose_length_only_the_device_knows(make, way, n, monkeypatch):
     """A length word that is copied with a short message, and before a long one; the send has the true length."""
     from hybridcomp.codecs.device import driver_of
-    from hybridcomp.collectives import choosing
+    from hybridcomp.collectives.algorithms import selection as choosing
 
     codec = type(hc.get_codec("bf16"))
     driver, bound = type(driver_of(codec.wire_id)), codec.bound
@@ -196,7 +196,7 @@ def test_messages_whose_length_only_the_device_knows(make, way, n, monkeypatch):
 
 def test_awareness_of_this_mpi(make, monkeypatch):
     """The control variable that says so is read through MPI's tools interface."""
-    from hybridcomp.collectives import awareness as module
+    from hybridcomp.collectives.device import cuda_aware as module
 
     monkeypatch.delenv(module.VARIABLE, raising=False)
     module.awareness.cache_clear()
@@ -212,7 +212,7 @@ def test_awareness_of_this_mpi(make, monkeypatch):
 
 
 def test_ranks_agree_on_awareness(make, monkeypatch):
-    from hybridcomp.collectives.awareness import VARIABLE, awareness
+    from hybridcomp.collectives.device.cuda_aware import VARIABLE, awareness
 
     monkeypatch.setenv(VARIABLE, "01"[RANK != SIZE - 1])
     awareness.cache_clear()

@@ -19,7 +19,7 @@ import pytest
 import hybridcomp as hc
 from hybridcomp.arrays import as_dtype, flatten
 from hybridcomp.codecs import ErrorFeedback
-from hybridcomp.collectives.lanes import Lane
+from hybridcomp.collectives.device.streams import StreamPair
 from hybridcomp.device import Queue
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.torch.hook import device_things, plan
@@ -279,13 +279,13 @@ def test_few_waits_and_few_copies(sides, monkeypatch):
     monkeypatch.setattr(plan, "_SMALL", 1)
     monkeypatch.delitem(SHAPES, "nothing")  # so nothing is left for the host to put together
     downloads: list[int] = []
-    download = Lane.download
+    download = StreamPair.download
 
-    def counted(self: Lane, copies: Any) -> Any:
+    def counted(self: StreamPair, copies: Any) -> Any:
         downloads.append(sum(to.size > 4 for to, _ in copies))  # beside the status' word
         return download(self, copies)
 
-    monkeypatch.setattr(Lane, "download", counted)
+    monkeypatch.setattr(StreamPair, "download", counted)
     device = sides()
     device.average(values(N, "float32"), "float32", policy_of("int8", "ef"), 0)
     verdict(device.batches > 2, f"{device.batches}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hybridcomp.collectives.engine import Pending, Steps, engine
+from hybridcomp.collectives.execution.progress import Pending, Steps, engine
 from tests.mpi.conftest import verdict
 
 

@@ -12,9 +12,9 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.execution.native import native_engine
-from hybridcomp.collectives.near import _SWITCH
-from hybridcomp.collectives.notices import _BYTES, _FORM, _MAGIC, State, _Kind
-from hybridcomp.collectives.transport import Transport
+from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, State, _Kind
+from hybridcomp.collectives.transport.mailbox import Transport
+from hybridcomp.collectives.transport.shared_memory import _SWITCH
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 
 N = 50_000

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.codecs import Int8Codec, reshard
-from hybridcomp.collectives import choosing
+from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
 

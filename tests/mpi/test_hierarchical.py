@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hybridcomp.collectives import choosing
+from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.failure import making
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.algorithms.hierarchical import Roles

@@ -13,8 +13,8 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.engine import Pending, Steps, engine
-from hybridcomp.collectives.transport import Transport
+from hybridcomp.collectives.execution.progress import Pending, Steps, engine
+from hybridcomp.collectives.transport.mailbox import Transport
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 
 N = 1 << 21  # elements: 8 MiB

@@ -14,8 +14,8 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.failure import making
+from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.release import collect
-from hybridcomp.collectives.notices import Notices
 from tests.mpi.conftest import WORLD, verdict
 
 LAST = WORLD.size - 1
@@ -38,7 +38,7 @@ def broken(*_: Any) -> Any:
 
 def test_what_one_rank_cannot_prepare_is_told_to_all(monkeypatch):
     if WORLD.rank == 0:
-        monkeypatch.setattr("hybridcomp.collectives.choosing.load_profile", broken)
+        monkeypatch.setattr("hybridcomp.collectives.algorithms.selection.load_profile", broken)
     began = time.monotonic()
     error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
     if WORLD.rank == 0:

@@ -10,8 +10,8 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives import arena as arenas
-from hybridcomp.collectives import near as notes
+from hybridcomp.collectives.transport import arena as arenas
+from hybridcomp.collectives.transport import shared_memory as notes
 from hybridcomp.errors import CollectiveTimeoutError, MismatchError, WireError
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict
 from tests.mpi.hosts import Hosts

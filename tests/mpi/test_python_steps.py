@@ -15,12 +15,12 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp import trace
 from hybridcomp.codecs.lossless import LosslessCodec
-from hybridcomp.collectives import choosing
-from hybridcomp.collectives.algorithms import ALGORITHMS
+from hybridcomp.collectives.algorithms import selection as choosing
+from hybridcomp.collectives.algorithms.registry import ALGORITHMS
 from hybridcomp.collectives.execution.native import native_engine
 from hybridcomp.collectives.execution.python_steps import PythonSteps
 from hybridcomp.collectives.failure import making
-from hybridcomp.collectives.near import _SWITCH
+from hybridcomp.collectives.transport.shared_memory import _SWITCH
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.topology import Topology
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict

@@ -7,8 +7,8 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives import choosing
-from hybridcomp.collectives.oktopk import balanced
+from hybridcomp.collectives.algorithms import selection as choosing
+from hybridcomp.collectives.algorithms.oktopk import balanced
 from hybridcomp.perfmodel import BUILT_IN
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.topology import Topology

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp import trace
-from hybridcomp.collectives.engine import engine
+from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.collectives.stats import Call, StatRow
 from tests.mpi.conftest import WORLD, gaussian, identical, total, verdict
 from tests.mpi.test_interrupts import interrupted

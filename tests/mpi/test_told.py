@@ -9,8 +9,8 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.engine import engine
-from hybridcomp.collectives.notices import _BYTES, _FORM, _MAGIC, _Kind
+from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, _Kind
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 from tests.mpi.test_failure import N, damaged, failure
 

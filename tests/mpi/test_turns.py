@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.codecs import get_codec
-from hybridcomp.collectives.transport import Transport
+from hybridcomp.collectives.transport.mailbox import Transport
 from tests.mpi.conftest import WORLD, gaussian, verdict
 from tests.mpi.test_failure import failure
 
@@ -65,7 +65,7 @@ def test_after_a_collective_that_was_not_posted_the_next_fail_at_once(make, monk
             def broken(*_: Any) -> Any:
                 raise MemoryError("made up")
 
-            patched.setattr("hybridcomp.collectives.exact.widen", broken)
+            patched.setattr("hybridcomp.collectives.execution.mpi_collectives.widen", broken)
         began = time.monotonic()
         with pytest.raises(MemoryError if WORLD.rank == 0 else hc.RemoteError, match="made up"):
             comm.Iallreduce(MPI.IN_PLACE, half).wait()

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from hybridcomp.collectives.engine import engine
+from hybridcomp.collectives.execution.progress import engine
 
 _SETTLE_SECONDS = 20.0
 

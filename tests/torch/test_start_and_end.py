@@ -74,7 +74,7 @@ def test_work_that_does_not_end_before_exit_keeps_its_buffers() -> None:
         import atexit, gc, time, weakref
         import numpy as np
         from mpi4py import MPI
-        from hybridcomp.collectives import engine
+        from hybridcomp.collectives.execution import progress as engine
 
         def after_the_engine():
             engine.engine()._active.clear()
@@ -135,7 +135,7 @@ def test_what_hooks_keep_ends_with_the_group() -> None:
         *program("""
         from torch import nn
         from torch.distributed.fsdp import fully_shard
-        from hybridcomp.collectives.engine import engine
+        from hybridcomp.collectives.execution.progress import engine
         hct.set_policy("int8")
         for _ in range(3):
             dist.init_process_group("hybridcomp")

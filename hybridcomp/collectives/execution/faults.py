@@ -9,8 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType
-from hybridcomp.collectives.coding import Coder
-from hybridcomp.collectives.request import sender
+from hybridcomp.collectives.execution.coding import Coder
+from hybridcomp.collectives.execution.request import sender
 from hybridcomp.errors import MismatchError, WireError
 
 

@@ -1,7 +1,7 @@
-"""Run sends and receives of single messages in the compiled engine, framed as :mod:`~hybridcomp.collectives.p2p` says.
+"""Run sends and receives of single messages in the compiled engine, framed as :mod:`~.transport.framing` says.
 
 MPI matches such messages with the caller's own, in the order in which they are posted: each is posted before its start
-returns, and who waits in line to be posted (:mod:`~hybridcomp.collectives.turns`) is not overtaken, since the caller
+returns, and who waits in line to be posted (:mod:`~.execution.post_queue`) is not overtaken, since the caller
 comes here only where nobody does.
 """
 
@@ -17,13 +17,13 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec
-from hybridcomp.collectives import p2p
-from hybridcomp.collectives.carry import Carrier
-from hybridcomp.collectives.coding import NONE
+from hybridcomp.collectives.execution.coding import NONE
+from hybridcomp.collectives.execution.data_path import Carrier
 from hybridcomp.collectives.execution.faults import Fault
 from hybridcomp.collectives.execution.programs import awaited, compiled, ended, started
-from hybridcomp.collectives.request import Steps
-from hybridcomp.collectives.transport import Incoming
+from hybridcomp.collectives.execution.request import Steps
+from hybridcomp.collectives.transport import framing as p2p
+from hybridcomp.collectives.transport.mailbox import Incoming
 from hybridcomp.schedules import registry
 from hybridcomp.schedules.schedule import Operation
 from hybridcomp.schedules.topology import Topology
@@ -100,7 +100,7 @@ def receiving(program: Any, out: Flat, source: int, tag: int, status: MPI.Status
         program: of :meth:`MessagePrograms.recv`.
         out: has the room.
         source, tag: as in MPI, ANY_SOURCE and ANY_TAG included.
-        status: filled as by :func:`~hybridcomp.collectives.p2p.receive_message`.
+        status: filled as by :func:`~hybridcomp.collectives.transport.framing.receive_message`.
         carrier: transport and statistics.
 
     Raises:

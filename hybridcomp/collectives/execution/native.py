@@ -9,7 +9,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.library import address
+from hybridcomp.collectives.execution.library import address
 from hybridcomp.native import kernels
 
 _FUNCTIONS = (

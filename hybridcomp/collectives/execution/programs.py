@@ -11,12 +11,12 @@ from mpi4py import MPI
 from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
-from hybridcomp.collectives.algorithms import ALGORITHMS
-from hybridcomp.collectives.carry import Carrier
-from hybridcomp.collectives.choosing import Chooser
-from hybridcomp.collectives.coding import Coder
-from hybridcomp.collectives.exact import AVG
+from hybridcomp.collectives.algorithms.registry import ALGORITHMS
+from hybridcomp.collectives.algorithms.selection import Chooser
+from hybridcomp.collectives.execution.coding import Coder
+from hybridcomp.collectives.execution.data_path import Carrier
 from hybridcomp.collectives.execution.faults import error_of
+from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.collectives.execution.python_steps import (
     PythonProgram,
     PythonSteps,
@@ -24,7 +24,7 @@ from hybridcomp.collectives.execution.python_steps import (
     message_bounds,
     needs_python,
 )
-from hybridcomp.collectives.request import Pending, Steps
+from hybridcomp.collectives.execution.request import Pending, Steps
 from hybridcomp.native import kernels
 from hybridcomp.policy import Choice
 from hybridcomp.schedules import registry

@@ -17,10 +17,10 @@ from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.sparse import SparseCodec
 from hybridcomp.codecs.steps import summed, trimmed
-from hybridcomp.collectives.carry import Carrier
-from hybridcomp.collectives.coding import NONE
-from hybridcomp.collectives.request import Pending, Steps
-from hybridcomp.collectives.widths import narrow
+from hybridcomp.collectives.execution.coding import NONE
+from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.execution.request import Pending, Steps
+from hybridcomp.collectives.execution.widths import narrow
 from hybridcomp.native import kernels
 from hybridcomp.schedules.schedule import Buffer, Kind, Schedule, Slot, Span, Step
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.agreement import Agreement, Preparation, agree, card_of
-from hybridcomp.collectives.choosing import Chooser, chooser
-from hybridcomp.collectives.engine import Pending, Steps, engine
+from hybridcomp.collectives.algorithms.selection import Chooser, chooser
 from hybridcomp.collectives.execution.groups import join
+from hybridcomp.collectives.execution.progress import Pending, Steps, engine
+from hybridcomp.collectives.failure.agreement import Agreement, Preparation, agree, card_of
+from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect
-from hybridcomp.collectives.near import Near, meet
-from hybridcomp.collectives.notices import Notices, absentees
-from hybridcomp.collectives.topology import discover
+from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, meet
+from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
 from hybridcomp.schedules.topology import Topology
 
@@ -56,7 +56,7 @@ class Parts(NamedTuple):
     p2p: MPI.Intracomm
     comparison: MPI.Intracomm | None
     topology: Topology
-    near: Near | None
+    near: SharedMemoryPeers | None
     group: Any
     chooser: Chooser
     notices: Notices | None

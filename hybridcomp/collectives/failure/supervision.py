@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hybridcomp.collectives.notices import Failure, Notices
+from hybridcomp.collectives.failure.notices import Failure, Notices
 from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchError, RemoteError
 
 if TYPE_CHECKING:
-    from hybridcomp.collectives.request import Request
+    from hybridcomp.collectives.execution.request import Request
 
 
 def close(request: Request) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hybridcomp import trace
 from hybridcomp.arrays import Flat
-from hybridcomp.collectives.lanes import Lane
+from hybridcomp.collectives.device.streams import StreamPair
 from hybridcomp.collectives.stats import record
 from hybridcomp.device import DeviceArray, Event
 from hybridcomp.torch.hook.counts import Carried
@@ -37,7 +37,7 @@ class Bucket:
         self._values, self._batches, self._step, self._kept = values, batches, step, kept
         self._memories: Memories = {}
         self._ready = ready
-        self._lane: Lane | None = None
+        self._lane: StreamPair | None = None
         if isinstance(values.data, DeviceArray):
             assert ready is not None
             self._lane = kept.port(values.data.runtime).depot.lane_after([ready])
@@ -57,7 +57,7 @@ class Bucket:
         assert self._ready is not None
         return DeviceMaker(self._values, self._step, self._kept, self._memories, self._lane, self._ready)
 
-    def _on(self, lane: Lane, run: Summing) -> Summing:
+    def _on(self, lane: StreamPair, run: Summing) -> Summing:
         """A batch whose buffers nobody may use before the device has ended, however the batch does."""
         try:
             yield from run

@@ -9,7 +9,7 @@ from hybridcomp.codecs import Codec
 from hybridcomp.codecs.device import DeviceMemory, driver_of
 from hybridcomp.codecs.device.driver import MODULES, modules_of
 from hybridcomp.codecs.device.feedback import MODULES as FEEDBACK_MODULES
-from hybridcomp.collectives.lanes import Lane
+from hybridcomp.collectives.device.streams import StreamPair
 from hybridcomp.cuda import prepare_in_turn
 from hybridcomp.device import DeviceArray, Event
 from hybridcomp.policy import check_feedback
@@ -29,7 +29,7 @@ class DeviceMaker:
     """See :class:`~.maker.Maker`."""
 
     def __init__(
-        self, values: Flat, step: int, kept: Kept, memories: Memories, lane: Lane, ready: Event
+        self, values: Flat, step: int, kept: Kept, memories: Memories, lane: StreamPair, ready: Event
     ) -> None:
         """Prepare.
 

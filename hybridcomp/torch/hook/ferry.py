@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hybridcomp import native
 from hybridcomp.arrays import ByteArray
 from hybridcomp.codecs.device import Encoded
-from hybridcomp.collectives.lanes import Depot, Lane
+from hybridcomp.collectives.device.streams import StreamPair, StreamPool
 from hybridcomp.device import DeviceArray, Event, Queue, Runtime
 from hybridcomp.errors import WireError
 from hybridcomp.torch.hook.links import Link
@@ -37,7 +37,7 @@ class Port:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self.depot = Depot(runtime)
+        self.depot = StreamPool(runtime)
         self.buffers = Buffers(runtime.pinned)
 
 
@@ -50,7 +50,7 @@ class Ferry(Shore):
         first: what to wait for before anything is encoded.
     """
 
-    def __init__(self, lane: Lane, buffers: Buffers, link: Link) -> None:
+    def __init__(self, lane: StreamPair, buffers: Buffers, link: Link) -> None:
         self.queue = Queue(lane.queue.runtime, lane.queue.stream)
         self.busy = False
         self.first: list[Event] = []

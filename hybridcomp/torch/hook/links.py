@@ -14,7 +14,7 @@ from hybridcomp.device import Event
 from hybridcomp.errors import MismatchError
 
 if TYPE_CHECKING:
-    from hybridcomp.collectives.engine import Request
+    from hybridcomp.collectives.execution.progress import Request
     from hybridcomp.torch.group import Group
 
 
@@ -96,10 +96,10 @@ class CommLink:
     ordered = False
 
     def __init__(self, group: Group) -> None:
-        from hybridcomp.collectives.parcels import Parcels  # noqa: PLC0415  (initialises MPI)
+        from hybridcomp.collectives.operations.byte_exchange import ByteExchange  # noqa: PLC0415  (initialises MPI)
 
         comm = group.comm
-        self._parcels = Parcels(comm.mpi, comm.axis, comm.timeout)
+        self._parcels = ByteExchange(comm.mpi, comm.axis, comm.timeout)
         group.beside.append(self._parcels)
         self.rank, self.size = self._parcels.rank, self._parcels.size
 

@@ -1,0 +1,182 @@
+"""Which algorithm an operation uses, and in what chunks: alike on all ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from hybridcomp.arrays import DType
+from hybridcomp.codecs import Codec, parse_form
+from hybridcomp.collectives.algorithms.registry import ALGORITHMS, Algorithm
+from hybridcomp.collectives.execution.request import Steps
+from hybridcomp.collectives.failure.agreement import same_text
+from hybridcomp.errors import ConfigError
+from hybridcomp.perfmodel import Profile, Setting, choose, chunk_bytes, load_profile
+from hybridcomp.schedules.topology import Topology
+
+VARIABLE = "HYBRIDCOMP_ALGORITHM"
+CHUNK_VARIABLE = "HYBRIDCOMP_CHUNK_BYTES"
+_LEAST_CHUNK = 64
+
+
+class Way(NamedTuple):
+    """How to do an operation: by which algorithm, in chunks of how many uncompressed bytes."""
+
+    algorithm: Algorithm
+    chunk_bytes: int
+
+    @property
+    def run(self) -> Callable[..., Steps]:
+        """The generator of an algorithm that was not chosen for the compiled engine."""
+        assert self.algorithm.run is not None
+        return self.algorithm.run
+
+
+class Chooser:
+    """Chooses for one communicator.
+
+    Args:
+        topology: of its ranks.
+        profile: what links and codecs cost.
+        forced: per operation, the name of the algorithm to use wherever it can be.
+        chunk: uncompressed bytes of every chunk; None to choose.
+    """
+
+    def __init__(
+        self, topology: Topology, profile: Profile, forced: Mapping[str, str], chunk: int | None = None
+    ) -> None:
+        self._topology = topology
+        self._profile = profile
+        self._forced = forced
+        self._chunk = chunk
+        self._ways: dict[tuple[Any, ...], Way] = {}
+
+    def choose(
+        self,
+        op: str,
+        nbytes: int,
+        dtype: DType,
+        codec: Codec,
+        feedback: str | None,
+        asked: str | None = None,
+        *,
+        engine: bool = False,
+        plain: bool = False,
+    ) -> Way:
+        """The way to do an operation.
+
+        Args:
+            op: one of :data:`~hybridcomp.collectives.algorithms.registry.ALGORITHMS`.
+            nbytes: of the whole buffer, uncompressed.
+            dtype: of its elements.
+            codec: that carries it.
+            feedback: the form of its memory; None if it has none.
+            asked: the caller's algorithm; None to choose.
+            engine: the compiled engine can run the operation where the algorithm has a schedule.
+            plain: the engine is to run it without compression.
+
+        Raises:
+            ValueError: there is no algorithm of that name, or it cannot be used here.
+        """
+        # Sizes within an eighth of each other are as one: to ask the model takes a millisecond or more.
+        coarse = max(0, nbytes.bit_length() - 4)
+        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, asked, engine, plain)
+        way = self._ways.get(key)
+        if way is None:
+            if len(self._ways) > 4096:
+                self._ways.clear()
+            way = self._ways[key] = self._choose(*key)
+        return way
+
+    def _choose(
+        self,
+        op: str,
+        nbytes: int,
+        dtype: DType,
+        codec: Codec,
+        feedback: str | None,
+        asked: str | None,
+        engine: bool,
+        plain: bool,
+    ) -> Way:
+        able: dict[str, Algorithm] = {}
+        refused: dict[str, str] = {}
+        for algorithm in ALGORITHMS[op]:
+            why = algorithm.refuses(self._topology, codec)
+            if feedback is not None and not algorithm.feedback:
+                why = "it has no error feedback"
+            elif feedback is not None and not algorithm.estimates and parse_form(feedback).name == "ef21":
+                why = "it has no error feedback of the form ef21"
+            elif algorithm.run is None and not engine:
+                why = "only the compiled engine runs it, on arrays in host memory without error feedback"
+            elif plain and not algorithm.scheduled(op):
+                why = "it has no schedule"
+            if why is None:
+                able[algorithm.name] = algorithm
+            else:
+                refused[algorithm.name] = why
+        if asked is not None and asked not in able:
+            why = refused.get(asked, "there is none of that name")
+            raise ValueError(f"{op} cannot use algorithm {asked!r} here: {why}; allowed: {', '.join(able)}")
+        topology = self._topology
+        setting = Setting(
+            op, nbytes, dtype.itemsize, codec, len(topology.hosts), topology.count, topology.largest, engine
+        )
+        name = asked or self._forced.get(op)
+        if name not in able:
+            good = [a.name for a in able.values() if codec.lossless or not a.reencodes]
+            name = choose(self._profile, setting, good)
+        return Way(able[name], self._chunk or chunk_bytes(self._profile, setting, name))
+
+
+def own_settings() -> str:
+    """What this process's environment and profile say, for :func:`chooser`, in one text; or what is wrong in them."""
+    try:
+        asked = [os.environ.get(name, "") for name in (VARIABLE, CHUNK_VARIABLE)]
+        return "\n".join([*asked, load_profile().to_toml()])
+    except ConfigError as error:
+        return f"\n\n\n{error}"
+
+
+def chooser(comm: MPI.Comm, topology: Topology, settings: str) -> Chooser:
+    """Make one that chooses alike on all ranks: by rank 0's settings. Collective.
+
+    Raises:
+        ConfigError: on every rank; one of them is wrong.
+    """
+    forced, chunk, profile = same_text(comm, settings).split("\n", 2)
+    if profile.startswith("\n"):
+        raise ConfigError(profile.strip())
+    known = Profile.from_bytes(profile.encode(), "rank 0's")
+    return Chooser(topology, known, parse_forced(forced), parse_chunk(chunk))
+
+
+def parse_chunk(text: str) -> int | None:
+    """What ``HYBRIDCOMP_CHUNK_BYTES`` says: bytes, or nothing to choose.
+
+    Raises:
+        ConfigError: it is no number of at least 64.
+    """
+    if text and (not text.isdecimal() or int(text) < _LEAST_CHUNK):
+        raise ConfigError(f"{CHUNK_VARIABLE} is {text!r}; allowed: a number of bytes from {_LEAST_CHUNK} on")
+    return int(text) if text else None
+
+
+def parse_forced(text: str) -> dict[str, str]:
+    """What ``HYBRIDCOMP_ALGORITHM`` says, such as ``all_reduce=ring,broadcast=tree``.
+
+    Raises:
+        ConfigError: no such operation or algorithm.
+    """
+    forced = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        op, _, name = part.partition("=")
+        known = [a.name for a in ALGORITHMS.get(op, ())]
+        if name not in known:
+            allowed = "; ".join(f"{o}={'|'.join(a.name for a in ways)}" for o, ways in ALGORITHMS.items())
+            raise ConfigError(f"{VARIABLE} has {part!r}; allowed, separated by commas: {allowed}")
+        forced[op] = name
+    return forced

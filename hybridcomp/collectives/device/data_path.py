@@ -1,0 +1,331 @@
+"""The data path of an operation on a device's memory; see :class:`~hybridcomp.collectives.execution.data_path.Carrier`.
+
+Everything is put on the operation's lane and becomes true in its order. The host reads a message's header and the
+first bytes of its payload; the CRC and the rest are checked on the device, which the operation's end reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hybridcomp import wire
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.codecs import Codec, ErrorFeedback
+from hybridcomp.codecs.device.driver import driver_of, has_driver
+from hybridcomp.codecs.device.feedback import MODULES as FEEDBACK_MODULES
+from hybridcomp.codecs.device.memory import DeviceMemory
+from hybridcomp.codecs.device.messages import Encoded, convert, decode_opened, divide, encode_into
+from hybridcomp.codecs.feedback import Key
+from hybridcomp.codecs.forms import Form
+from hybridcomp.codecs.registry import codec_for
+from hybridcomp.collectives.device.mailbox import Arriving, Outgoing, Own, Passing
+from hybridcomp.collectives.device.reader import DeviceReader
+from hybridcomp.collectives.execution.coding import NONE
+from hybridcomp.collectives.transport.links import Link
+from hybridcomp.cuda import prepare_in_turn
+from hybridcomp.device import DeviceArray
+from hybridcomp.wire import HEADER_BYTES, Header
+
+
+class DeviceCarrier(DeviceReader):
+    """Codec, transport and statistics of one operation on a device's memory."""
+
+    def remember(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> DeviceMemory:
+        """The memory under a key, its step begun; the codec becomes that of the step. In the first step."""
+        prepare_in_turn(FEEDBACK_MODULES, self._runtime)
+        memory = feedback.device_memory(key, n, self.dtype, self.queue, form)
+        memory.follow(self.queue)
+        self.codec = self.codec.at_step(memory.begin(self.queue))
+        return memory
+
+    # -- to a message --------------------------------------------------------------------------------
+
+    def encode(self, data: Any, dtype: DType | None = None) -> Any:
+        """Start to encode a slice."""
+        kind = dtype or self.dtype
+        queue = self.lane.queue
+        with self.call.encoding():
+            buffer = queue.empty(self.codec.bound(data.size, kind))
+            encoded = encode_into(self.codec, Flat(data, kind, data.shape, True, False), buffer, queue)
+            return self._outgoing(encoded)
+
+    def encode_odd(self, data: Flat, link: Link | None) -> Any:
+        """Start to encode an array, to a message of an odd number of bytes. One with a link is encoded on the host."""
+        assert link is None
+        queue = self.lane.queue
+        with self.call.encoding():
+            buffer = queue.empty(self.codec.bound(data.size, self.dtype) + 1)
+            flat = data._replace(data=self._aligned(data.data))
+            message = self._outgoing(encode_into(self.codec, flat, buffer, queue))
+        message.odd = True
+        return message
+
+    def encode_with_feedback(self, data: Any, memory: Any, span: slice) -> Any:
+        """Start to encode a span of data as ``memory`` corrects it."""
+        queue = self.lane.queue
+        with self.call.encoding():
+            buffer = queue.empty(self.codec.bound(data.size, memory.kind))
+            return self._outgoing(memory.encode(self.codec, self._flat(data), buffer, queue, span))
+
+    def encode_sum_with_feedback(self, total: Any, memory: Any, span: slice, ranks: int) -> Any:
+        """Start to encode the sum of a span that this rank owns."""
+        queue = self.lane.queue
+        with self.call.encoding():
+            buffer = queue.empty(self.codec.bound(total.size, memory.kind))
+            return self._outgoing(memory.encode_sum(self.codec, total, buffer, queue, span, ranks))
+
+    def _outgoing(self, encoded: Encoded) -> Outgoing:
+        return Outgoing(self.lane, encoded, self.codec.wire_id, direct=self._direct)
+
+    def _flat(self, data: Any) -> Flat:
+        return Flat(self._aligned(data), self.dtype, data.shape, True, False)
+
+    def encode_sum(self, total: Any, dtype: DType, ranks: int) -> Any:
+        """Start to encode a sum, over ``ranks`` for a mean, as ``dtype``; ``total`` is used up."""
+        wide = self.dtype.accumulator
+        divide(self.lane.queue, total, wide, ranks)
+        if dtype is wide:
+            return self.encode(total, dtype)
+        queue = self.lane.queue
+        narrow = queue.array(total.size, dtype.storage)
+        convert(queue, total, wide, narrow, dtype, total.size)
+        return self.encode(narrow, dtype)
+
+    def own_message(self, message: Any, n: int, dtype: DType) -> Any:
+        """A message of this rank's own, to be summed once its length and head are known: when it is sent."""
+        own = Own(message.buffer)
+        message.then.append(partial(self._learn, own, message, n, dtype))
+        return own
+
+    def _learn(self, own: Own, message: Outgoing, n: int, dtype: DType) -> None:
+        own.header, own.head = self._beginning(message, n, dtype)
+
+    def release(self, message: Any) -> None:
+        """Give a message back that no mailbox has sent; it has been."""
+        message.release()
+
+    def encode_many(self, arrays: Sequence[Any]) -> list[Any]:
+        """Start to encode slices, each to a message of its own."""
+        return [self.encode(data) for data in arrays]
+
+    # -- sums ----------------------------------------------------------------------------------------
+
+    def sum_encode(
+        self,
+        data: Any,
+        messages: Sequence[Any],
+        source: DType,
+        dtype: DType,
+        ranks: int,
+        out: Any,
+        plain: Sequence[Any] = (),
+    ) -> Any:
+        """Start to sum messages and this rank's own part, to encode the sum, and to decode that."""
+        acc = self._added(data, plain, messages, source)
+        result = self.encode_sum(acc, dtype, ranks)
+        if out is not None:
+            self.decode_own(result, out, dtype)
+        return result
+
+    def sum_into(
+        self,
+        data: Any,
+        messages: Sequence[Any],
+        source: DType,
+        ranks: int,
+        out: Any,
+        plain: Sequence[Any] = (),
+    ) -> None:
+        """Start to sum messages and this rank's own part into ``out``."""
+        self.store(self._added(data, plain, messages, source), out, ranks)
+
+    def _added(self, data: Any, plain: Sequence[Any], messages: Sequence[Any], source: DType) -> Any:
+        acc = self.own(data, None, slice(0, data.size))
+        if plain:
+            self.alike(codec=NONE).add(plain, acc, self.dtype)
+        self.add(messages, acc, source)
+        return acc
+
+    def own(self, data: Any, memory: Any, span: slice) -> Any:
+        """A new accumulator with this rank's own part in it."""
+        if memory is not None:
+            acc: DeviceArray = memory.own(self.codec, self._flat(data), self.queue, span)
+            return acc
+        queue, wide = self.lane.queue, self.dtype.accumulator
+        acc = queue.array(data.size, wide.storage)
+        convert(queue, self._aligned(data), self.dtype, acc, wide, data.size)
+        return acc
+
+    def add(self, messages: Sequence[Any], acc: Any, source: DType | None = None) -> None:
+        """Start to add the values of messages, in this order, to ``acc``."""
+        queue, wide = self.lane.queue, self.dtype.accumulator
+        with self.call.decoding():
+            opened = []
+            for message in messages:
+                with self._naming(message):
+                    opened.append(self._open(message, acc.size, source or self.dtype))
+            driver = driver_of(self.codec.wire_id)
+            for message, (header, head, _) in zip(messages, opened, strict=True):
+                with self._naming(message):
+                    driver.check(header, head)
+            if opened:
+                headers, heads, _ = zip(*opened, strict=True)
+                payloads = [raw[HEADER_BYTES : HEADER_BYTES + h.payload] for h, _, raw in opened]
+                driver.decode_sum(headers, heads, payloads, acc, wide, queue)
+        self._used(messages)
+
+    def total(self, messages: Sequence[Any], own: Any, out: Any, source: DType) -> Any:
+        """Start to sum all ranks' messages, in rank order, to a new accumulator."""
+        queue, wide, rank = self.lane.queue, self.dtype.accumulator, self.transport.rank
+        acc = queue.zeros(out.size * wide.itemsize).view(wide.storage)
+        self.add([m for m in messages if m.peer < rank], acc, source)
+        with self.call.decoding():
+            payload = own.buffer[HEADER_BYTES : HEADER_BYTES + own.header.payload]
+            driver_of(self.codec.wire_id).decode_sum([own.header], [own.head], [payload], acc, wide, queue)
+        self.add([m for m in messages if m.peer > rank], acc, source)
+        return acc
+
+    def store(self, acc: Any, out: Any, ranks: int) -> None:
+        """Start to write an accumulator, over ``ranks`` for a mean, to ``out``."""
+        queue, wide = self.lane.queue, self.dtype.accumulator
+        divide(queue, acc, wide, ranks)
+        if out.ptr % self.dtype.component_bytes == 0:
+            convert(queue, acc, wide, out, self.dtype, acc.size)
+        else:
+            narrow = queue.array(acc.size, self.dtype.storage)
+            convert(queue, acc, wide, narrow, self.dtype, acc.size)
+            queue.copy(out, narrow)
+
+    def _aligned(self, data: DeviceArray) -> DeviceArray:
+        if data.ptr % self.dtype.component_bytes == 0:
+            return data
+        copy = self.lane.queue.array(data.size, data.dtype)
+        self.lane.queue.copy(copy, data)
+        return copy
+
+    # -- from a message ------------------------------------------------------------------------------
+
+    def inbox_bytes(self, n: int, dtype: DType | None = None) -> int:
+        """Size of a buffer for a message of ``n`` elements; pinned memory is dear, so no more than that."""
+        return self.codec.bound(n, dtype or self.dtype)
+
+    def decode(self, message: Any, out: Any, source: DType | None = None) -> None:
+        """Start to write the values of a message to ``out``."""
+        with self.call.decoding(), self._naming(message):
+            header, head, raw = self._open(message, out.size, source or self.dtype)
+            decode_opened(header, head, raw, out, self.dtype, self.lane.queue)
+        self._used([message])
+
+    def summed(self, data: Any, messages: Sequence[Any], source: DType) -> Any:
+        """Start to sum messages and this rank's own part into an accumulator."""
+        acc = self.own(data, None, slice(0, data.size))
+        self.add(messages, acc, source)
+        return acc
+
+    def spent(self, acc: Any) -> None:
+        """The queue frees an accumulator after what is using it."""
+
+    def decode_many(self, messages: Sequence[Any], outs: Sequence[Any], source: DType | None = None) -> None:
+        """Start to write the values of messages, each to its array."""
+        for message, out in zip(messages, outs, strict=True):
+            self.decode(message, out, source)
+
+    def decode_own(self, message: Any, out: Any, source: DType | None = None) -> None:
+        """Write the values of a message of this rank's own to ``out``: now, or when its length and head are known."""
+        self._when_known(message, partial(self._decode_own, message, out, source or self.dtype))
+
+    def decode_result(self, message: Any, out: Any, memory: Any, span: slice) -> None:
+        """Start to write what a message of an owner's sum means to ``out``."""
+        kind = self.dtype.accumulator
+        if not memory.tracks:
+            self.decode(message, out, kind)
+            return
+        values = self.queue.array(out.size, kind.storage)
+        with self.call.decoding(), self._naming(message):
+            header, head, raw = self._open(message, out.size, kind)
+            decode_opened(header, head, raw, values, kind, self.queue)
+        self._used([message])
+        self._take_result(values, out, memory, span)
+
+    def decode_own_result(self, message: Any, out: Any, memory: Any, span: slice) -> None:
+        """The same of this rank's own sum."""
+        kind = self.dtype.accumulator
+        if not memory.tracks:
+            self.decode_own(message, out, kind)
+            return
+        values = self.queue.array(out.size, kind.storage)
+        self._when_known(message, partial(self._decode_own, message, values, kind, kind))
+        self._when_known(message, partial(self._take_result, values, out, memory, span))
+
+    def _when_known(self, message: Outgoing, step: Callable[[], None]) -> None:
+        if message.nbytes is None or self._head is None:
+            message.then.append(step)
+        else:
+            step()
+
+    def _take_result(self, values: DeviceArray, out: DeviceArray, memory: Any, span: slice) -> None:
+        memory.result(values, self.queue, span)
+        self.store(values, out, 1)
+
+    def _decode_own(
+        self, message: Outgoing, out: DeviceArray, kind: DType, dtype: DType | None = None
+    ) -> None:
+        header, head = self._beginning(message, out.size, kind)
+        with self.call.decoding():
+            raw = message.buffer[: message.nbytes]
+            decode_opened(header, head, raw, out, dtype or self.dtype, self.lane.queue)
+
+    def _beginning(self, message: Outgoing, n: int, kind: DType) -> tuple[Header, bytes]:
+        assert message.nbytes is not None
+        payload = message.nbytes - HEADER_BYTES
+        header = Header(self.codec.wire_id, kind, n, payload, self.codec.params_hash)
+        return header, message.head(header) if self._head is None else self._head
+
+    def checked(self, message: Any, n: int, dtype: DType | None = None) -> Any:
+        """A message of ``n`` elements of ``dtype``, to be sent on. Who decodes it checks its CRC."""
+        with self._naming(message):
+            return Passing(message, HEADER_BYTES + self._see(message, n, dtype or self.dtype)[0].payload)
+
+    def take(self, message: Any, nbytes: int, out: Any) -> int:
+        """Start to write the values of a message of any codec to the beginning of ``out``; return how many."""
+        message.buffer = message.buffer[:nbytes]
+        with self.call.decoding(), self._naming(message):
+            header, head = message.see()
+            codec = codec_for(header)
+            if not has_driver(codec):
+                return self._take_on_host(message, codec, out)
+            self._fits(message, header, out.size)
+            raw = self._raw(message, header)
+            decode_opened(header, head, raw, out[: header.count], self.dtype, self.lane.queue)
+        self._used([message])
+        return int(header.count)
+
+    def take_plain(self, message: Any, nbytes: int, out: Any) -> None:
+        """Start to copy a message of plain bytes."""
+        target, source = out.view(np.dtype(np.uint8))[:nbytes], message.buffer[:nbytes]
+        if isinstance(source, DeviceArray):
+            self.lane.queue.copy(target, source)
+        else:
+            self.lane.upload(target, source)
+        self._used([message])
+
+    def _take_on_host(self, message: Arriving, codec: type[Codec], out: DeviceArray) -> int:
+        """Decode a message by a codec that has no kernels here."""
+        raw, header = wire.open_message(self._host_bytes(message))
+        self.fits(header, message.peer, out.size)
+        mail = self._mailbox
+        values = mail.inbox(header.count * self.dtype.itemsize)
+        codec.decode_flat(raw, header, values.buffer.view(self.dtype.storage), self.dtype)
+        self.lane.upload(out, values.buffer)
+        self._used([message, values])
+        return header.count
+
+    # -- copies --------------------------------------------------------------------------------------
+
+    def copy(self, source: Any, out: Any) -> None:
+        """Start to copy elements as they are."""
+        self.lane.queue.copy(out, source)

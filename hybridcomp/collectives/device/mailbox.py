@@ -1,0 +1,380 @@
+"""Messages of an operation on a device's memory, and when each is ready.
+
+What is encoded becomes ready when an event says so: then its bytes are in pinned memory, and MPI may send them. What
+arrives is pinned, too, and read there by the host as far as its header and the beginning of its payload. An MPI that
+takes device pointers sends from the device's memory and receives in it; only what the host has to see is copied.
+
+    encode -> event -> copy -> event -> send        receive -> copy -> decode -> event -> buffers given back
+
+Nothing here waits: the engine looks, and :meth:`DeviceMailbox.poll` does what has become possible.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp import native, wire
+from hybridcomp.arrays import ByteArray
+from hybridcomp.codecs.device.driver import HOLDERS
+from hybridcomp.codecs.device.messages import (
+    HEAD_BYTES,
+    OPENED_BYTES,
+    Encoded,
+    head_of,
+    open_message,
+    parse_opened,
+)
+from hybridcomp.collectives.device.streams import StreamPair, StreamPool
+from hybridcomp.collectives.execution.progress import Pending, Ready, Steps
+from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox, Transport
+from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers
+from hybridcomp.device import DeviceArray, Event
+from hybridcomp.errors import WireError
+from hybridcomp.wire import Header
+
+_AT_ONCE = 1 << 16  # bytes: a message of unknown length is copied with its length up to here, else after it
+
+
+class Outgoing:
+    """A message that the device is writing.
+
+    Attributes:
+        buffer: where.
+        nbytes: of the message; None until they are known.
+        odd: send one byte more where their number is even.
+        then: called once it is ready, after it was sent.
+    """
+
+    def __init__(self, lane: StreamPair, encoded: Encoded, wire_id: int, *, direct: bool) -> None:
+        """Copy a message of a codec to pinned memory when the device has written it.
+
+        If ``direct``, only what the host sees of it, in case that it is decoded here.
+        """
+        self.buffer = encoded.buffer
+        self.nbytes = encoded.size
+        self.odd = False
+        self.then: list[Callable[[], None]] = []
+        self._lane, self._direct = lane, direct
+        self._total = encoded.total  # until it is copied
+        self._word: ByteArray | None = None
+        self._host: ByteArray | None = None
+        self._ready = False
+        self._opened = open_message(lane.queue, encoded.buffer) if direct and wire_id in HOLDERS else None
+        if encoded.total is None:
+            self._event = self._fetch(encoded.buffer.size if encoded.size is None else encoded.size)
+            return
+        self._word = lane.depot.pinned.take(8)
+        word = (self._word[:8], encoded.total)
+        if encoded.buffer.size <= _AT_ONCE:
+            self._event = self._fetch(encoded.buffer.size, word)
+        else:
+            self._event = lane.download([word])
+
+    def done(self) -> bool:
+        """Whether :meth:`wire` can be sent."""
+        if self._ready:
+            return True
+        if not self._event.done():
+            return False
+        if self._word is not None:
+            self.nbytes = min(int(self._word[:8].view(np.uint64)[0]), self.buffer.size)
+            self._lane.depot.pinned.give(self._word)
+            self._word = self._total = None
+            if self._host is None:
+                self._event = self._fetch(self.nbytes)
+                return False
+        self._ready = True
+        return True
+
+    @property
+    def events(self) -> Sequence[Ready]:
+        """What :meth:`wire` has to wait for."""
+        return (self,)
+
+    def wire(self) -> Any:
+        """The bytes, as MPI takes them."""
+        assert self._host is not None
+        assert self.nbytes is not None
+        size = self.nbytes | self.odd
+        if self._direct:
+            return MPI.buffer.fromaddress(self.buffer.ptr, size)
+        return self._host[:size]
+
+    def head(self, header: Header) -> bytes:
+        """What drivers see of the payload."""
+        assert self._host is not None
+        if self._opened is not None:
+            return parse_opened(self._host, self.buffer.size)[1]
+        return head_of(header, self._host)
+
+    def release(self) -> None:
+        """Give the buffers back; MPI has sent it."""
+        assert self._host is not None
+        self._lane.depot.pinned.give(self._host)
+        self._host = None
+
+    def _fetch(self, nbytes: int, *more: tuple[ByteArray, DeviceArray]) -> Event:
+        source, want = self.buffer, nbytes
+        if self._opened is not None:
+            source, want = self._opened, OPENED_BYTES
+        elif self._direct:
+            want = min(HEAD_BYTES, nbytes)
+        self._host = self._lane.depot.pinned.take(want + 1)  # one for an odd message
+        return self._lane.download([*more, (self._host[:want], source)])
+
+
+@dataclass(slots=True)
+class Arriving(Incoming):
+    """A message on its way here.
+
+    Attributes:
+        whole: the pool's buffer that ``buffer`` is the beginning of: pinned, or the device's.
+        opened: of a message in the device's memory, what :func:`open_message` wrote, once it is copied.
+        users: who still needs the buffer: the decoder, and each time that it is sent on.
+    """
+
+    buffer: Any
+    whole: Any
+    opened: ByteArray | None = None
+    users: int = 1
+
+    def wire(self) -> Any:
+        """The buffer, as MPI takes it."""
+        if isinstance(self.buffer, DeviceArray):
+            return MPI.buffer.fromaddress(self.buffer.ptr, self.buffer.size)
+        return self.buffer
+
+    def see(self) -> tuple[Header, bytes]:
+        """The header, and what drivers see of the payload; the message is here.
+
+        Raises:
+            WireError: as :func:`hybridcomp.wire.peek`; or, in the device's memory, it is damaged.
+        """
+        if self.opened is not None:
+            return parse_opened(self.opened, self.buffer.size)
+        header = wire.peek(self.buffer)
+        return header, head_of(header, self.buffer)
+
+
+@dataclass(slots=True)
+class Passing:
+    """A message that arrived and is sent on."""
+
+    source: Arriving
+    nbytes: int
+    then: list[Callable[[], None]] = field(default_factory=list)
+
+    def done(self) -> bool:
+        """It is ready."""
+        return True
+
+    def wire(self) -> Any:
+        """The bytes, as MPI takes them."""
+        buffer = self.source.buffer
+        if isinstance(buffer, DeviceArray):
+            return MPI.buffer.fromaddress(buffer.ptr, self.nbytes)
+        return buffer[: self.nbytes]
+
+
+@dataclass(slots=True)
+class Own:
+    """A message of this rank's own that will be summed: where it is, and, once it is sent, what it says."""
+
+    buffer: DeviceArray
+    header: Header | None = None
+    head: bytes = b""
+
+    def done(self) -> bool:
+        """Whether it can be."""
+        return self.header is not None
+
+    @property
+    def events(self) -> Sequence[Ready]:
+        """What the sum has to wait for."""
+        return (self,)
+
+
+class _Opening:
+    """Messages that came to the device's memory: their CRCs, and their beginnings on the way to the host."""
+
+    def __init__(self, lane: StreamPair, messages: list[Arriving]) -> None:
+        self._lane, self._messages = lane, messages
+        self._event: Event | None = None
+
+    def done(self) -> bool:
+        if self._event is None:
+            copies = []
+            for message in self._messages:
+                message.opened = self._lane.depot.pinned.take(OPENED_BYTES)
+                opened = open_message(self._lane.queue, message.buffer)
+                copies.append((message.opened[:OPENED_BYTES], opened))
+            self._event = self._lane.download(copies)
+            self._copies = copies  # what is copied lives until it is
+        return self._event.done()
+
+
+class _Fetching:
+    """Messages of ranks of this host, which may have sent notes: their bytes, brought to pinned memory."""
+
+    def __init__(self, near: SharedMemoryPeers, messages: list[Arriving]) -> None:
+        self._near, self._messages = near, messages
+
+    def done(self) -> bool:
+        while self._messages:
+            message = self._messages.pop()
+            shared = self._near.read(message.buffer) if message.peer in self._near.ranks else None
+            if shared is not None:
+                size = min(shared.size, message.buffer.size)
+                message.buffer[:size] = shared[:size]
+                self._near.release([shared])
+        return True
+
+
+class DeviceMailbox(Mailbox):
+    """The messages of one operation; it owns the operation's lane until :meth:`finish`."""
+
+    def __init__(self, transport: Transport, call: Call, lane: StreamPair, *, direct: bool) -> None:
+        super().__init__(transport, call)
+        self.lane = lane
+        self.direct = direct
+        self._requests: list[MPI.Request] = []
+        self._peers: list[int] = []
+        self._waiting: deque[tuple[Outgoing | Passing, list[int], int]] = deque()
+        self._sent: deque[tuple[list[MPI.Request], Outgoing | Passing]] = deque()
+        self._read: list[Arriving] = []
+        self._retiring: deque[tuple[Event, list[Arriving]]] = deque()
+
+    # -- sends ---------------------------------------------------------------------------------------
+
+    def send(self, message: Any, peers: list[int], tag: int, *, keep: bool = False) -> None:
+        """Send a message when it is ready."""
+        self._waiting.append((message, peers, tag))
+
+    def forward(self, message: Any, peers: list[int], tag: int) -> None:
+        """Send on what arrived."""
+        message.source.users += 1
+        self._waiting.append((message, peers, tag))
+
+    # -- receives ------------------------------------------------------------------------------------
+
+    def inbox(self, nbytes: int) -> Arriving:
+        """Room for a message of at most ``nbytes``."""
+        depot = self.lane.depot
+        whole: Any = depot.memory.take(nbytes) if self.direct else depot.pinned.take(nbytes)
+        if not self.direct:
+            whole[: wire.HEADER_BYTES] = 0  # as in the base class
+        return Arriving(-1, whole[:nbytes], MPI.REQUEST_NULL, whole)
+
+    def receive(self, nbytes: int, peer: int, tag: int) -> Arriving:
+        """Start to receive a message of at most ``nbytes``."""
+        message = self.inbox(nbytes)
+        message.peer = peer
+        message.request = self._transport.irecv(message.wire(), peer, tag)
+        return message
+
+    def arrival(self, messages: Sequence[Any]) -> Pending:
+        """What to wait for until all of ``messages`` are here and their headers can be read."""
+        events: list[Ready] = []
+        if messages and self.direct:
+            events.append(_Opening(self.lane, list(messages)))
+        elif messages and self._transport.near is not None:
+            events.append(_Fetching(self._transport.near, list(messages)))
+        return Pending(
+            [m.request for m in messages], [m.peer for m in messages], events=events, poll=self.poll
+        )
+
+    def used(self, message: Any) -> None:
+        """The lane's work up to now is the last that reads ``message``."""
+        self._read.append(message)
+
+    # -- progress ------------------------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        """Post the sends that have become ready, in order, and give back buffers that nobody uses any more."""
+        moved = False
+        while self._waiting and self._waiting[0][0].done():
+            message, peers, tag = self._waiting.popleft()
+            data = message.wire()
+            assert message.nbytes is not None
+            self._call.wire_bytes += message.nbytes * len(peers)
+            requests = [self._transport.isend(data, peer, tag) for peer in peers]
+            self._requests += requests
+            self._peers += peers
+            self._sent.append((requests, message))
+            for follow in message.then:
+                follow()
+            message.then.clear()
+            moved = True
+        if self._read:
+            self._retiring.append((self.lane.record(), self._read))
+            self._read = []
+        while self._retiring and self._retiring[0][0].done():
+            for arrived in self._retiring.popleft()[1]:
+                self._drop(arrived)
+        while self._sent and all(request.Test() for request in self._sent[0][0]):
+            self._gone(self._sent.popleft()[1])
+        return moved
+
+    def finish(self) -> Steps:
+        """Wait until all is sent and decoded, give everything back, and look at what the decoders found.
+
+        Raises:
+            WireError: a message was damaged.
+        """
+        yield Pending([], [], events=[_Empty(self._waiting)], poll=self.poll)
+        yield Pending(self._requests, self._peers, poll=self.poll, sends=True)
+        word = self.lane.depot.pinned.take(4)
+        queue = self.lane.queue
+        last = self.lane.download([(word[:4], queue.status.view(np.uint8))])
+        yield Pending([], [], events=[last], poll=self.poll)
+        # All sends and all of the device's work are done: what poll has not seen yet is, too.
+        for _, message in self._sent:
+            self._gone(message)
+        for _, arrived in self._retiring:
+            for one in arrived:
+                self._drop(one)
+        code = int(word[:4].view(np.uint32)[0])
+        depot = self.lane.depot
+        depot.pinned.give(word)
+        depot.give(self.lane)
+        if code:
+            raise WireError(
+                f"{self._call.op} on axis {self._call.axis!r}: rank {self._transport.rank} got a damaged "
+                f"message: its CRC is wrong, or {native.kernels().status_text(code)}"
+            )
+
+    def _gone(self, message: Outgoing | Passing) -> None:
+        if isinstance(message, Passing):
+            self._drop(message.source)
+        else:
+            message.release()
+
+    def _drop(self, message: Arriving) -> None:
+        message.users -= 1
+        if message.users:
+            return
+        depot: StreamPool = self.lane.depot
+        if isinstance(message.whole, DeviceArray):
+            depot.memory.give(message.whole)
+        else:
+            depot.pinned.give(message.whole)
+        if message.opened is not None:
+            depot.pinned.give(message.opened)
+            message.opened = None
+
+
+class _Empty:
+    """Nothing waits to be sent any more."""
+
+    def __init__(self, waiting: deque[Any]) -> None:
+        self._waiting = waiting
+
+    def done(self) -> bool:
+        return not self._waiting

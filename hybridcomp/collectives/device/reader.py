@@ -1,0 +1,151 @@
+"""How an operation on a device's memory reads messages; see :mod:`~hybridcomp.collectives.device.data_path`.
+
+The host sees a message's header and the first bytes of its payload, compares and names what is wrong; the device checks
+the CRC and the rest, which the operation's end reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Self
+
+from hybridcomp import wire
+from hybridcomp.arrays import ByteArray, DType
+from hybridcomp.codecs import Codec
+from hybridcomp.codecs.device.driver import MODULES, driver_of, has_driver, modules_of
+from hybridcomp.codecs.device.messages import open_message
+from hybridcomp.collectives.device.mailbox import Arriving, DeviceMailbox
+from hybridcomp.collectives.device.streams import StreamPair, stream_pool
+from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.transport.mailbox import Transport
+from hybridcomp.cuda import prepare_in_turn
+from hybridcomp.device import DeviceArray, Queue
+from hybridcomp.errors import WireError
+from hybridcomp.wire import HEADER_BYTES, Header
+
+Opened = tuple[Header, bytes, DeviceArray]
+
+
+class DeviceReader(Carrier):
+    """The lane and the mailbox of an operation on a device's memory, and its messages, opened."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        codec: Codec,
+        dtype: DType,
+        call: Call,
+        buffers: Iterable[DeviceArray],
+        *,
+        direct: bool | None = None,
+        others: Sequence[Codec] = (),
+    ) -> None:
+        """Carry ``buffers``, the caller's. Compiles the kernels, or loads them, where that has not been done.
+
+        Args:
+            transport, codec, dtype, call: as of a carrier.
+            buffers: whose owners' streams the operation follows.
+            direct: hand device pointers to MPI; None is what the transport says.
+            others: codecs of messages that may come besides its own.
+        """
+        super().__init__(transport, codec, dtype, call)
+        self._buffers = list(buffers)
+        self._direct = transport.direct if direct is None else direct
+        self._runtime = self._buffers[0].runtime
+        self._lane: StreamPair | None = None
+        self._mail: DeviceMailbox | None = None
+        for each in (codec, *filter(has_driver, others)):
+            self._prepare(each)
+
+    def _prepare(self, codec: Codec) -> None:
+        prepare_in_turn((*MODULES, *modules_of(codec)), self._runtime)
+
+    def alike(self, *, codec: Codec | None = None, dtype: DType | None = None) -> Self:
+        """A carrier of the same operation, mailbox and lane for another codec or dtype."""
+        if codec is not None:
+            self._prepare(codec)
+        return super().alike(codec=codec, dtype=dtype)
+
+    @property
+    def _head(self) -> bytes | None:
+        """The beginning of every payload of the codec, if they are alike."""
+        return driver_of(self.codec.wire_id).head(self.codec)
+
+    @property
+    def lane(self) -> StreamPair:
+        """The operation's: taken in its first step, after what the caller's streams have then."""
+        if self._lane is None:
+            self._lane = stream_pool(self._runtime).lane(self._buffers)
+        return self._lane
+
+    @property
+    def queue(self) -> Queue:
+        """The lane's."""
+        return self.lane.queue
+
+    def mailbox(self) -> DeviceMailbox:
+        """For the messages of the operation."""
+        self._mail = DeviceMailbox(self.transport, self.call, self.lane, direct=self._direct)
+        return self._mail
+
+    @property
+    def _mailbox(self) -> DeviceMailbox:
+        assert isinstance(self._mail, DeviceMailbox)
+        return self._mail
+
+    def _used(self, messages: Sequence[Arriving]) -> None:
+        for message in messages:
+            self._mailbox.used(message)
+
+    def _open(self, message: Arriving, n: int, kind: DType) -> Opened:
+        header, head = self._see(message, n, kind)
+        return header, head, self._raw(message, header)
+
+    def _raw(self, message: Arriving, header: Header) -> DeviceArray:
+        """A message in the device's memory, where its CRC is checked."""
+        size = HEADER_BYTES + header.payload
+        if isinstance(message.buffer, DeviceArray):
+            return message.buffer[:size]
+        raw = self.lane.queue.empty(size)
+        self.lane.upload(raw, message.buffer[:size])
+        open_message(self.lane.queue, raw)
+        return raw
+
+    def _see(self, message: Arriving, n: int, kind: DType) -> tuple[Header, bytes]:
+        header, head = message.see()
+        try:
+            self.compare(header, n, message.peer, kind)
+        except Exception:
+            self._blame_damage(message)
+            raise
+        return header, head
+
+    def _fits(self, message: Arriving, header: Header, room: int) -> None:
+        try:
+            self.fits(header, message.peer, room)
+        except Exception:
+            self._blame_damage(message)
+            raise
+
+    @contextmanager
+    def _naming(self, message: Arriving) -> Iterator[None]:
+        """Say in a WireError where it happened."""
+        try:
+            yield
+        except WireError as error:
+            raise WireError(
+                f"{self.call.op} on axis {self.call.axis!r}: rank {self.transport.rank} got a damaged message "
+                f"from rank {message.peer}: {error}"
+            ) from error
+
+    def _blame_damage(self, message: Arriving) -> None:
+        """Raise WireError if a header is unexpected because it is damaged."""
+        wire.open_message(self._host_bytes(message))
+
+    def _host_bytes(self, message: Arriving) -> ByteArray:
+        """A message in host memory. Where MPI received in the device's this waits: only for what nobody expected."""
+        raw = message.buffer
+        bytes_: ByteArray = self.lane.queue.read(raw) if isinstance(raw, DeviceArray) else raw
+        return bytes_

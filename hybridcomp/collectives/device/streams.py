@@ -1,0 +1,139 @@
+"""A device's streams and staging memory for operations in flight.
+
+Each operation has a lane of its own, so that one which waits for gradients that are still being computed holds up no
+other. What the device is still using is used again only after an event says that it is done.
+
+All of a depot is for one thread at a time: steps of operations run so, and a hook has a depot of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from hybridcomp.arrays import ByteArray
+from hybridcomp.device import DeviceArray, Event, Queue, Runtime
+
+_KEPT = 1 << 30  # bytes of free buffers in a pool
+Buffer = TypeVar("Buffer", ByteArray, DeviceArray)
+
+
+class Pool(Generic[Buffer]):
+    """Buffers of a few sizes, used again: to allocate pinned memory takes milliseconds."""
+
+    def __init__(self, make: Callable[[int], Buffer]) -> None:
+        self._make: Callable[[int], Buffer] = make
+        self._free: dict[int, list[Buffer]] = {}
+        self._kept = 0
+
+    def take(self, nbytes: int) -> Buffer:
+        """A buffer of at least ``nbytes`` that nobody uses; to be cut by who takes it, and given back whole."""
+        step = 1 << max(12, (nbytes - 1).bit_length() - 3)
+        size = -(-max(nbytes, 1) // step) * step
+        free = self._free.get(size)
+        if not free:
+            return self._make(size)
+        self._kept -= size
+        return free.pop()
+
+    def give(self, buffer: Buffer) -> None:
+        """Take back a buffer that neither the device nor MPI uses any more."""
+        if self._kept + buffer.size <= _KEPT:
+            self._kept += buffer.size
+            self._free.setdefault(buffer.size, []).append(buffer)
+
+
+class StreamPool:
+    """The lanes and buffers of one device.
+
+    Attributes:
+        runtime: the device.
+        pinned: host memory.
+        memory: of the device, for MPI to receive in: in no stream's order.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.pinned: Pool[ByteArray] = Pool(runtime.pinned)
+        # Memory that a stream's earlier work may still use is no place to receive in; on this stream there is none.
+        idle, self._idle_owner = runtime.new_stream()
+        self.memory: Pool[DeviceArray] = Pool(Queue(runtime, idle).empty)
+        self._lanes: list[StreamPair] = []
+
+    def lane(self, buffers: Iterable[DeviceArray]) -> StreamPair:
+        """A lane whose work begins after what the callers' streams have now. In the thread of the caller."""
+        return self.lane_after(callers_events(buffers))
+
+    def lane_after(self, events: Iterable[Event]) -> StreamPair:
+        """A lane whose work begins after these events."""
+        lane = self._lanes.pop() if self._lanes else StreamPair(self)
+        lane.begin(events)
+        return lane
+
+    def give(self, lane: StreamPair) -> None:
+        """Take back a lane whose operation has ended well."""
+        self._lanes.append(lane)
+
+
+class StreamPair:
+    """Two streams: one for kernels and for copies to the device, one for copies from it, which run beside them.
+
+    Attributes:
+        depot: where it came from.
+        queue: of the first stream, with a status of the operation's own.
+    """
+
+    def __init__(self, depot: StreamPool) -> None:
+        self.depot = depot
+        self._runtime = depot.runtime
+        self._main, self._main_owner = depot.runtime.new_stream()
+        self._down, self._down_owner = depot.runtime.new_stream()
+        self.queue = Queue(depot.runtime, self._main)
+
+    def begin(self, events: Iterable[Event]) -> None:
+        """Let all that is put here from now on come after ``events``."""
+        self.queue = Queue(self._runtime, self._main)
+        for event in events:
+            self._runtime.follow(self._main, event)
+
+    def record(self) -> Event:
+        """An event after all kernels and copies to the device up to now."""
+        return self._runtime.record(self._main)
+
+    def upload(self, to: DeviceArray, source: ByteArray) -> None:
+        """Start to copy pinned bytes to the device."""
+        if source.size:
+            self._runtime.copy(to.ptr, source.ctypes.data, source.size, self._main)
+
+    def download(self, copies: Sequence[tuple[ByteArray, DeviceArray]]) -> Event:
+        """Start to copy, after the work that the lane has now, from the device to as many pinned bytes.
+
+        Args:
+            copies: target and source of each; both must live until the event that is returned is done.
+        """
+        self._runtime.follow(self._down, self.record())
+        for to, source in copies:
+            if to.size:
+                self._runtime.copy(to.ctypes.data, source.ptr, to.size, self._down)
+        return self._runtime.record(self._down)
+
+    def drain(self) -> None:
+        """Wait until all is done that was put here."""
+        self.download([]).wait()
+
+
+def callers_events(buffers: Iterable[DeviceArray]) -> list[Event]:
+    """Events after what the streams that the buffers' owners are using have now."""
+    streams = {(b.runtime, b.runtime.current_stream(b.owner)) for b in buffers}
+    return [runtime.record(stream) for runtime, stream in streams]
+
+
+_depots: dict[int, StreamPool] = {}
+
+
+def stream_pool(runtime: Runtime) -> StreamPool:
+    """The process's depot of a device."""
+    found = _depots.get(id(runtime))
+    if found is None:
+        found = _depots[id(runtime)] = StreamPool(runtime)
+    return found

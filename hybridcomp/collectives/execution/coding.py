@@ -1,0 +1,296 @@
+"""Arrays to messages and back, for one operation: what :class:`~.execution.data_path.Carrier` sums with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp import wire
+from hybridcomp.arrays import ByteArray, DType, Flat, byte_view
+from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
+from hybridcomp.codecs.feedback import Key
+from hybridcomp.codecs.forms import Form
+from hybridcomp.codecs.registry import codec_for
+from hybridcomp.collectives.execution.widths import narrow
+from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox, Sealed, Transport
+from hybridcomp.device import Queue
+from hybridcomp.errors import MismatchError
+from hybridcomp.schedules.shards import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.transport.links import Link
+
+Array = npt.NDArray[Any]
+
+NONE = get_codec("none")
+
+
+class Coder:
+    """Codec, transport and statistics of one operation, on elements of one dtype.
+
+    Attributes:
+        transport: where messages go.
+        codec: what they are encoded with.
+        dtype: of the caller's elements.
+        call: statistics.
+        chunk_bytes: of the caller's elements, that make one message.
+        stream: the result is too large for the caches: write it past them.
+    """
+
+    def __init__(self, transport: Transport, codec: Codec, dtype: DType, call: Call) -> None:
+        self.transport = transport
+        self.codec = codec
+        self.dtype = dtype
+        self.call = call
+        self.chunk_bytes = CHUNK_BYTES
+        self.stream = False
+        self._mail: Mailbox | None = None
+        self._rooms: dict[tuple[int, DType], int] = {}
+
+    @property
+    def queue(self) -> Queue | None:
+        """Where a device's work is put; None in host memory."""
+        return None
+
+    def mailbox(self) -> Mailbox:
+        """For the messages of the operation; made in its first step."""
+        self._mail = Mailbox(self.transport, self.call)
+        return self._mail
+
+    @property
+    def _mailbox(self) -> Mailbox:
+        assert self._mail is not None
+        return self._mail
+
+    def alike(self, *, codec: Codec | None = None, dtype: DType | None = None) -> Self:
+        """A carrier of the same operation and mailbox, which has been made, for another codec or dtype."""
+        other = copy.copy(self)
+        other.codec = codec or self.codec
+        other.dtype = dtype or self.dtype
+        other._rooms = {}
+        return other
+
+    def remember(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> Any:
+        """The memory under a key, its step begun; the codec becomes that of the step."""
+        memory = feedback.memory(key, n, self.dtype, form)
+        self.codec = self.codec.at_step(memory.begin())
+        return memory
+
+    # -- to a message --------------------------------------------------------------------------------
+
+    def encode(self, data: Array, dtype: DType | None = None) -> Sealed:
+        """Encode a contiguous slice into a pool buffer."""
+        kind = dtype or self.dtype
+        buffer = self.transport.take(self.codec.bound(data.size, kind))
+        with self.call.encoding():
+            nbytes = self.codec.encode_flat(Flat(data, kind, data.shape, True, False), buffer)
+        return Sealed(buffer, nbytes)
+
+    def encode_odd(self, data: Flat, link: Link | None) -> Sealed:
+        """Encode an array, with what its link remembers if it has one.
+
+        The message is one byte longer where its length would be even: see :mod:`~.transport.framing`.
+        """
+        buffer = self.transport.take(self.codec.bound(data.size, self.dtype) + 1)
+        with self.call.encoding():
+            nbytes = (
+                self.codec.encode_flat(data, buffer)
+                if link is None
+                else link.encode(self.codec, data, buffer)
+            )
+        buffer[nbytes] = 0
+        return Sealed(buffer, nbytes | 1)
+
+    def encode_with_feedback(self, data: Array, memory: Memory, span: slice) -> Sealed:
+        """Encode a span of data as ``memory`` corrects it; the message is of the accumulator's dtype.
+
+        Data that is not finite leaves the memory of its span as it was: the overflow passes, the memory stays good.
+        """
+        buffer = self.transport.take(self.codec.bound(data.size, self.dtype.accumulator))
+        with self.call.encoding():
+            nbytes = memory.encode(self.codec, self._flat(data), buffer, span)
+        return Sealed(buffer, nbytes)
+
+    def encode_sum(self, total: Array, dtype: DType, ranks: int) -> Sealed:
+        """Encode a sum, over ``ranks`` for a mean, as ``dtype``; ``total``, an accumulator, is used up."""
+        if ranks != 1:
+            total /= ranks
+        return self.encode(total if dtype is self.dtype.accumulator else narrow(total, dtype), dtype)
+
+    def encode_sum_with_feedback(self, total: Array, memory: Memory, span: slice, ranks: int) -> Sealed:
+        """Encode the sum of a span that this rank owns, over ``ranks`` for a mean; ``total`` is used up."""
+        buffer = self.transport.take(self.codec.bound(total.size, self.dtype.accumulator))
+        with self.call.encoding():
+            nbytes = memory.encode_sum(self.codec, total, buffer, span, ranks)
+        return Sealed(buffer, nbytes)
+
+    def release(self, message: Sealed) -> None:
+        """Give a message back that no mailbox has sent."""
+        self.transport.give(message.buffer)
+
+    def _flat(self, data: Array) -> Flat:
+        return Flat(data, self.dtype, data.shape, True, False)
+
+    def own_message(self, message: Sealed, n: int, dtype: DType) -> Sealed:
+        """A message of this rank's own, of ``n`` elements of ``dtype``, to be summed by :meth:`total`; not yet sent."""
+        return message
+
+    def encode_many(self, arrays: Sequence[Array]) -> list[Sealed]:
+        """Encode contiguous slices, each to a message of its own."""
+        with self.call.encoding():
+            buffers = [self.transport.take(self.codec.bound(x.size, self.dtype)) for x in arrays]
+            sizes = self.codec.encode_many(arrays, self.dtype, buffers)
+        return list(map(Sealed, buffers, sizes))
+
+    def encode_parts(self, data: Array, spans: Sequence[slice], memory: Memory | None) -> list[Sealed]:
+        """Encode spans of ``data`` for their owners, each to a message of its own; corrected if there is a memory."""
+        if memory is None:
+            return self.encode_many([data[span] for span in spans])
+        return [self.encode_with_feedback(data[span], memory, span) for span in spans]
+
+    # -- from a message ------------------------------------------------------------------------------
+
+    def inbox_bytes(self, n: int, dtype: DType | None = None) -> int:
+        """Size of a buffer for a message of ``n`` elements.
+
+        Room enough for what another codec would make of them, so that a peer's wrong codec is read and named
+        rather than truncated; pages that are never written cost nothing.
+        """
+        kind = dtype or self.dtype
+        found = self._rooms.get((n, kind))
+        if found is None:
+            found = max(self.codec.bound(n, kind), NONE.bound(n, kind.accumulator))
+            self._rooms[n, kind] = found
+        return found
+
+    def _checked(
+        self,
+        messages: Sequence[Incoming],
+        counts: Sequence[int],
+        source: DType,
+        codec: Codec | None = None,
+    ) -> list[ByteArray]:
+        """Check messages, by ``codec``; what ranks of this host share has been on no wire that could damage it."""
+        raws = [self._mailbox.read(message) for message in messages]
+        crc = any(message.shared is None for message in messages)
+        codec = codec or self.codec
+        fault = wire.first_fault(raws, codec.wire_id, codec.params_hash, source, counts, crc=crc)
+        if fault is not None:
+            self.alike(codec=codec).open(raws[fault], counts[fault], messages[fault].peer, source)
+        return raws
+
+    def _let_go(self, messages: Sequence[Incoming]) -> None:
+        for message in messages:
+            self._mailbox.used(message)
+
+    def open(
+        self, msg: ByteArray, n: int, peer: int, dtype: DType | None = None
+    ) -> tuple[ByteArray, wire.Header]:
+        """Check a received message: whole, and of the codec, dtype and count that this rank expects.
+
+        Raises:
+            WireError: damaged.
+            MismatchError: the peer sent something else; names both sides.
+        """
+        raw, header = wire.open_message(msg)
+        self.compare(header, n, peer, dtype or self.dtype)
+        return raw, header
+
+    def compare(self, header: wire.Header, n: int, peer: int, kind: DType) -> None:
+        """Raise MismatchError unless a message is of this codec and ``n`` elements of ``kind``."""
+        mine = (self.codec.wire_id, self.codec.params_hash, kind, n)
+        theirs = (header.codec, header.params, header.dtype, header.count)
+        if mine != theirs:
+            raise MismatchError(
+                f"{self.call.op} on axis {self.call.axis!r}: rank {self.transport.rank} expects {n} "
+                f"{kind.label} by {self.codec.spec!r} (codec id {mine[0]}, parameters {mine[1]:#010x}), "
+                f"rank {peer} sent {header.count} {header.dtype.label} "
+                f"(codec id {header.codec}, parameters {header.params:#010x})"
+            )
+
+    def decode(self, message: Incoming, out: Array, source: DType | None = None) -> None:
+        """Check a message of ``source`` elements and write its values to ``out``, of the caller's dtype."""
+        self._decode(self._mailbox.read(message), out, message.peer, source)
+        self._mailbox.used(message)
+
+    def decode_many(
+        self, messages: Sequence[Incoming], outs: Sequence[Array], source: DType | None = None
+    ) -> None:
+        """Check messages of ``source`` elements and write their values, each to its array of the caller's dtype."""
+        with self.call.decoding():
+            raws = self._checked(messages, [out.size for out in outs], source or self.dtype)
+            self.codec.decode_many(raws, outs, self.dtype, stream=self.stream)
+            self._let_go(messages)
+
+    def decode_own(self, message: Sealed, out: Array, source: DType | None = None) -> None:
+        """Write the values of a message of this rank's own to ``out``; the owner, too, takes what others get."""
+        self._decode(message.wire(), out, self.transport.rank, source)
+
+    def _decode(self, msg: ByteArray, out: Array, peer: int, source: DType | None) -> None:
+        with self.call.decoding():
+            raw, header = self.open(msg, out.size, peer, source)
+            self.codec.decode_flat(raw, header, out, self.dtype)
+
+    def decode_result(self, message: Incoming, out: Array, memory: Memory, span: slice) -> None:
+        """Check a message of an owner's sum, and write what it means to ``out``, of the caller's dtype."""
+        self._decode_result(self._mailbox.read(message), out, message.peer, memory, span)
+        self._mailbox.used(message)
+
+    def decode_own_result(self, message: Sealed, out: Array, memory: Memory, span: slice) -> None:
+        """The same of this rank's own sum."""
+        self._decode_result(message.wire(), out, self.transport.rank, memory, span)
+
+    def _decode_result(self, msg: ByteArray, out: Array, peer: int, memory: Memory, span: slice) -> None:
+        kind = self.dtype.accumulator
+        if not memory.tracks:
+            self._decode(msg, out, peer, kind)
+            return
+        values = out if self.dtype is kind else np.empty(out.size, kind.storage)
+        with self.call.decoding():
+            raw, header = self.open(msg, out.size, peer, kind)
+            self.codec.decode_flat(raw, header, values, kind)
+            memory.result(values, span)
+            if values is not out:
+                out[:] = narrow(values, self.dtype)
+
+    def checked(self, message: Incoming, n: int, dtype: DType | None = None) -> Sealed:
+        """A message of ``n`` elements of ``dtype``, checked, to be sent on; its buffer stays the mailbox's."""
+        message.kept = True
+        raw, _ = self.open(self._mailbox.read(message), n, message.peer, dtype)
+        return Sealed(raw, raw.size)
+
+    def take(self, message: Incoming, nbytes: int, out: Array) -> int:
+        """Check a message of any codec, and write its values to the beginning of ``out``; return how many.
+
+        Raises:
+            WireError: damaged.
+            MismatchError: another dtype, or more elements than fit.
+        """
+        with self.call.decoding():
+            raw, header = wire.open_message(message.buffer[:nbytes])
+            self.fits(header, message.peer, out.size)
+            codec_for(header).decode_flat(raw, header, out[: header.count], self.dtype)
+        return header.count
+
+    def take_plain(self, message: Incoming, nbytes: int, out: Array) -> None:
+        """Copy a message of as many bytes, that are ``out``'s own, to its beginning."""
+        byte_view(out)[:nbytes] = message.buffer[:nbytes]
+
+    def fits(self, header: wire.Header, peer: int, room: int) -> None:
+        """Raise MismatchError unless a message is of the caller's dtype and has at most ``room`` elements."""
+        if header.dtype is not self.dtype or header.count > room:
+            raise MismatchError(
+                f"recv on axis {self.call.axis!r}: rank {self.transport.rank} has room for {room} "
+                f"{self.dtype.label}, rank {peer} sent {header.count} {header.dtype.label}"
+            )
+
+    # -- copies --------------------------------------------------------------------------------------
+
+    def copy(self, source: Array, out: Array) -> None:
+        """Copy elements as they are."""
+        out[:] = source

@@ -1,0 +1,160 @@
+"""One operation's data path: encode a slice to a message, check and decode a message into a slice.
+
+The algorithms are written once, over this class; :class:`~.device.data_path.DeviceCarrier` does the
+same for memory of a device, where a message that was encoded is not ready yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+import numpy as np
+
+from hybridcomp import native
+from hybridcomp.arrays import ByteArray, DType
+from hybridcomp.codecs import Memory
+from hybridcomp.collectives.execution.coding import NONE, Array, Coder
+from hybridcomp.collectives.execution.widths import narrow, widen
+from hybridcomp.collectives.transport.mailbox import Incoming, Sealed
+
+
+class Carrier(Coder):
+    """Codec, transport and statistics of one operation, and its sums."""
+
+    def sum_encode(
+        self,
+        data: Array,
+        messages: Sequence[Incoming],
+        source: DType,
+        dtype: DType,
+        ranks: int,
+        out: Array | None,
+        plain: Sequence[Incoming] = (),
+    ) -> Sealed:
+        """Sum messages and this rank's own part, encode the sum, and decode that as its receivers will.
+
+        Args:
+            data: the own part.
+            messages: checked, and added to it in this order.
+            source: dtype of the messages.
+            dtype: of the sum's message.
+            ranks: divide by as many, for a mean.
+            out: for the decoded values, of the caller's dtype; may be ``data``; None if nobody wants them.
+            plain: messages by the codec ``none``, of the caller's dtype: checked, and added before the others.
+        """
+        buffer = self.transport.take(self.codec.bound(data.size, dtype))
+        with self.call.decoding():
+            raws = self._addends(data.size, plain, messages, source)
+            nbytes = self.codec.sum_encode(
+                self._flat(data), raws, ranks, dtype, buffer, result=out, stream=self.stream
+            )
+            self._let_go(plain)
+            self._let_go(messages)
+        return Sealed(buffer, nbytes)
+
+    def sum_into(
+        self,
+        data: Array,
+        messages: Sequence[Incoming],
+        source: DType,
+        ranks: int,
+        out: Array,
+        plain: Sequence[Incoming] = (),
+    ) -> None:
+        """Sum messages and this rank's own part, as :meth:`sum_encode`, into ``out`` of the caller's dtype."""
+        with self.call.decoding():
+            raws = self._addends(data.size, plain, messages, source)
+            self.codec.sum_into(self._flat(data), raws, ranks, out, stream=self.stream)
+            self._let_go(plain)
+            self._let_go(messages)
+
+    def _addends(
+        self, n: int, plain: Sequence[Incoming], messages: Sequence[Incoming], source: DType
+    ) -> list[ByteArray]:
+        raws = self._checked(messages, [n] * len(messages), source)
+        if plain:
+            raws = [*self._checked(plain, [n] * len(plain), self.dtype, NONE), *raws]
+        return raws
+
+    def sum_parts(
+        self,
+        data: Array,
+        span: slice,
+        messages: Sequence[Incoming],
+        memory: Memory | None,
+        source: DType,
+        ranks: int,
+        out: Array,
+    ) -> None:
+        """Sum others' parts of an owned span of ``data``, from :meth:`encode_parts`, and the own into ``out``."""
+        if memory is None:
+            self.sum_into(data[span], messages, source, ranks, out)
+        else:
+            acc = self.own(data[span], memory, span)
+            self.add(messages, acc, source)
+            self.store(acc, out, ranks)
+
+    def summed(self, data: Array, messages: Sequence[Incoming], source: DType) -> Array:
+        """Sum messages and this rank's own part into an accumulator, to be given back by :meth:`spent`."""
+        wide = self.dtype.accumulator
+        room = self.transport.take(data.size * wide.itemsize)
+        acc: Array = room.view(wide.storage)
+        if self.dtype is wide:
+            self.sum_into(data, messages, source, 1, acc)
+        else:
+            native.kernels().convert(data, self.dtype, acc, wide, False)
+            self.add(messages, acc, source)
+        return acc
+
+    def spent(self, acc: Array) -> None:
+        """Nobody needs an accumulator of :meth:`summed` any more."""
+        self.transport.give(acc.view(np.uint8))
+
+    def own(self, data: Array, memory: Memory | None, span: slice) -> Array:
+        """A new accumulator for a span that this rank owns, with its own part in it."""
+        if memory is None:
+            return widen(data, self.dtype)
+        with self.call.encoding():
+            return memory.own(self.codec, self._flat(data), span)
+
+    def add(self, messages: Sequence[Incoming], acc: Array, source: DType | None = None) -> None:
+        """Check messages of ``source`` elements and add their values, in this order, to the fp32 or fp64 ``acc``."""
+        with self.call.decoding():
+            mail = self._mailbox
+            for message in messages:
+                raw, header = self.open(mail.read(message), acc.size, message.peer, source)
+                self.codec.decode_add_flat(raw, header, acc)
+                mail.used(message)
+
+    def total(self, messages: Sequence[Incoming], own: Sealed, out: Array, source: DType) -> Array:
+        """The sum of all ranks' messages of ``source`` elements, in rank order.
+
+        Args:
+            messages: the other ranks'.
+            own: from :meth:`own_message`.
+            out: of the caller's dtype; nobody needs what is in it.
+            source: dtype of the messages.
+
+        Returns:
+            An accumulator: ``out`` itself if it is of that dtype.
+        """
+        wide, rank = self.dtype.accumulator, self.transport.rank
+        acc = out if self.dtype is wide else np.empty(out.size, wide.storage)
+        mail = self._mailbox
+        raw = [(m.peer, mail.read(m)) for m in messages]
+        raw.append((rank, own.wire()))
+        with self.call.decoding():
+            opened = [
+                self.open(message, acc.size, peer, source) for peer, message in sorted(raw, key=itemgetter(0))
+            ]
+            self.codec.decode_sum_flat(opened, acc)
+        self._let_go(messages)
+        return acc
+
+    def store(self, acc: Array, out: Array, ranks: int) -> None:
+        """Write an accumulator, over ``ranks`` for a mean, to ``out`` of the caller's dtype; ``acc`` is used up."""
+        if ranks != 1:
+            acc /= ranks
+        if acc is not out:
+            out[:] = narrow(acc, self.dtype)

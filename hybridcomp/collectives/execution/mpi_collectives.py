@@ -1,0 +1,81 @@
+"""MPI's own operations, for what is not compressed; and the casts that MPI's reductions need.
+
+MPI matches collectives in the order in which they are posted: each takes a turn, since some wait for a device first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.collectives.buffers import same_memory, typed
+from hybridcomp.collectives.execution.post_queue import PostTicket
+from hybridcomp.collectives.execution.progress import Pending, Ready, Steps
+from hybridcomp.collectives.execution.widths import Array, narrow, widen
+
+AVG = "avg"
+
+_HALF = (DType.FLOAT16, DType.BFLOAT16)
+
+
+def native(
+    post: Callable[[], MPI.Request],
+    turn: PostTicket,
+    events: Sequence[Ready] = (),
+    peer: int = -1,
+    status: MPI.Status | None = None,
+) -> Steps:
+    """Start one of MPI's own non-blocking operations, after ``events``, and wait for it.
+
+    Args:
+        post: starts it.
+        turn: this operation's.
+        events: to wait for first.
+        peer: the rank that it is with; -1 is all.
+        status: where to put its own.
+    """
+    request = yield from turn.post(post, events)
+    sends = peer != -1 and status is None
+    yield Pending([request], [peer], None if status is None else [status], sends=sends)
+
+
+def reduce_native(
+    post: Callable[[Any, Any], MPI.Request],
+    send: Flat,
+    recv: Flat | None,
+    divide_by: int,
+    turn: PostTicket,
+    events: Sequence[Ready] = (),
+) -> Steps:
+    """Run one of MPI's reductions; float16 and bfloat16, which MPI lacks, are reduced in float32.
+
+    Args:
+        post: starts the operation on a send buffer (``MPI.IN_PLACE`` where ``recv`` holds the data) and a
+            receive buffer, both as mpi4py specifications.
+        send: this rank's values.
+        recv: the result; None where this rank gets none.
+        divide_by: for an average, the number of ranks; else 1.
+        turn: this operation's.
+        events: to wait for first; of buffers on a device, whose dtype MPI reduces, and no averages.
+    """
+    dtype = send.dtype.accumulator
+    half = send.dtype in _HALF
+    given = widen(send.data, send.dtype) if half else send.data
+    target = given if recv is None else widen(recv.data, recv.dtype) if half else recv.data
+    in_place = recv is not None and same_memory(given, target)
+    source = MPI.IN_PLACE if in_place else typed(given, dtype)
+    yield from native(lambda: post(source, typed(target, dtype)), turn, events)
+    if recv is not None and (half or divide_by != 1):
+        recv.data[:] = narrow(_divided(target, divide_by), recv.dtype)
+
+
+def reduces_directly(dtype: DType, divide_by: int) -> bool:
+    """Whether :func:`reduce_native` leaves the buffers to MPI alone."""
+    return dtype not in _HALF and divide_by == 1
+
+
+def _divided(values: Array, by: int) -> Array:
+    return values if by == 1 else values / values.dtype.type(by)

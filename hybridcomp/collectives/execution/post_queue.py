@@ -1,0 +1,104 @@
+"""MPI calls in the order in which their operations were started.
+
+MPI matches the collectives of a communicator, and messages of one tag, in the order in which they are posted. An
+operation that waits for a device before it posts would be overtaken by one that need not: so both take a turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+
+from mpi4py import MPI
+
+from hybridcomp.collectives.execution.progress import Pending, Ready
+from hybridcomp.errors import MismatchError
+
+Posted = Generator[Pending, None, MPI.Request]
+
+
+class PostQueue:
+    """The operations of one MPI communicator that have not posted yet. For steps, which run one at a time.
+
+    Who waits in line waits for a device, never for another rank, so the line moves. One that fails in line posts
+    nothing: a message is merely not sent, and the next has its turn. A collective is missing on the other ranks, where
+    the next one of this rank would meet it: so all that come after it fail, too.
+
+    Attributes:
+        line: who waits, the first one first.
+        common: all ranks post the same.
+    """
+
+    def __init__(self, *, common: bool = True) -> None:
+        self.line: deque[PostTicket] = deque()
+        self.common = common
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody is in line."""
+        return not self.line
+
+    def take(self) -> PostTicket:
+        """A turn after all that have been taken; in an operation's first step."""
+        turn = PostTicket(self)
+        self.line.append(turn)
+        return turn
+
+
+class PostTicket:
+    """A place in a line."""
+
+    __slots__ = ("_turns", "_why")
+
+    def __init__(self, turns: PostQueue) -> None:
+        self._turns = turns
+        self._why: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether it is the first.
+
+        Raises:
+            MismatchError: the first has failed, and will never post.
+        """
+        first = self._turns.line[0]
+        if first._why is not None:
+            raise MismatchError(
+                f"an operation started before this one has failed here before MPI knew of it ({first._why!r}); "
+                "other ranks may have begun it: make a new communicator"
+            )
+        return first is self
+
+    def post(self, call: Callable[[], MPI.Request], events: Sequence[Ready] = ()) -> Posted:
+        """Post by ``call`` when ``events`` are done and all before it have posted; the request is the result."""
+        if events or not self.done():
+            yield Pending([], [], events=[*events, self])
+        with self.posting():
+            return call()
+
+    @contextmanager
+    def posting(self) -> Iterator[None]:
+        """The block in which it posts, whose end lets the next one have its turn; it must be the first."""
+        try:
+            yield
+        finally:
+            self._turns.line.popleft()
+
+    @contextmanager
+    def held(self) -> Iterator[PostTicket]:
+        """The block at whose end it must have posted, or have failed."""
+        try:
+            yield self
+        except BaseException as error:
+            self.forsake(error)
+            raise
+
+    def forsake(self, error: BaseException) -> None:
+        """Its operation has failed; no harm is done if it has posted."""
+        line = self._turns.line
+        if self not in line:
+            return
+        if self._turns.common and (line[0] is self or line[0]._why is None):
+            self._why = error
+        else:
+            line.remove(self)

@@ -1,0 +1,411 @@
+"""Progress: operations as generators that yield the MPI requests, and events of a device, that they wait for.
+
+An operation's code runs in steps. The first step runs in the thread that starts it, so that operations get
+their tags and post their MPI collectives in program order; every later step runs as soon as the requests and
+events it yielded have completed, in whichever thread polls: the foreground while somebody waits, otherwise one
+background thread. Polling sleeps between looks. A blocking MPI call would spin, and take the core that training
+computes on; no step waits for a device either.
+
+Urgent operations step first, small before large: a bulk transfer is looked away from as soon as its steps have taken
+a fraction of a millisecond. An operation that fails on one rank ends on all (:mod:`~.failure.notices`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+
+from mpi4py import MPI
+
+from hybridcomp.collectives.execution.background import Attended, Background
+from hybridcomp.collectives.execution.request import Pending, Ready, Request, Steps
+from hybridcomp.collectives.execution.wait import WatchedLock
+from hybridcomp.collectives.failure.notices import Notices
+from hybridcomp.collectives.failure.signals import deferral
+from hybridcomp.collectives.failure.supervision import close, heed
+from hybridcomp.errors import CollectiveTimeoutError
+
+__all__ = ["Engine", "Pending", "Ready", "Request", "Steps", "engine"]
+
+_YIELDS = 20  # looks that only give up the time slice, before waiting begins to sleep
+# Between looks a waiter sleeps for a sixteenth of the time that nothing has happened: late by six per cent at
+# most, and many ranks waiting long for a slow link leave the cores to those that compute.
+_SLEEP_SHARE = 1 / 16
+_SLEEP_MIN = 20e-6
+_SLEEP_MAX = 4e-3
+# Who has waited long looks less often even where much happens: the next messages are on their way meanwhile.
+_AGE_SHARE = 1 / 400
+# A thread that waits beside others which compute.
+_ASIDE_MIN = 500e-6
+_URGENT = 0.3e-3  # of steps, before more urgent operations are looked at again
+_ROUND = 3e-3  # of steps in one poll, before others may have the lock
+_LISTEN = 5e-3  # between looks at notices while operations wait
+_LISTEN_IDLE = 0.1  # while none is in flight
+_ANSWER_SECONDS = 1.0  # that other ranks have to say how far they are
+_EXIT_SECONDS = 5.0  # that a process which exits gives its operations in flight
+
+
+class Engine:
+    """All operations in flight in this process. There is one: :func:`engine`.
+
+    Attributes:
+        attending: the thread that waits for what it starts now; None if none does.
+        begun: operations that compiled code has posted, and that nobody has looked at yet; it adds to them itself.
+        thrown: into a step, by a thread that is to learn of it: a signal's handler that could not be deferred.
+    """
+
+    def __init__(self) -> None:
+        self.begun: deque[Request] = deque()
+        self._lock = WatchedLock()
+        self._active: list[Request] = []  # the urgent first, and of those the oldest
+        self._abandoned: list[Request] = []  # ended early: MPI may still write to their buffers
+        self._listening: list[Notices] = []
+        self._listened = 0.0
+        self._listened_to_all = 0.0
+        self._foreground = 0
+        self.attending: int | None = None
+        self._moved = time.monotonic()  # when a step last ran
+        self._background = Background(self)
+        self._pid = os.getpid()
+        self.thrown: BaseException | None = None
+
+    def start(
+        self,
+        steps: Steps,
+        what: str,
+        timeout: float,
+        status: MPI.Status | None = None,
+        *,
+        priority: int = 0,
+        notices: Notices | None = None,
+        number: int = 0,
+    ) -> Request:
+        """Run the first step of an operation here; the rest follows in the background or in ``wait``.
+
+        Args:
+            steps: the operation.
+            what: it is, for error messages.
+            timeout: seconds that it may take.
+            status: of a receive.
+            priority: what is less steps first; of equals, what was started first.
+            notices: by which the ranks learn of its failure; None where it takes part in nothing common.
+            number: its sequence number, the same on all ranks.
+        """
+        self.check_process(what)
+        request = Request(
+            self, steps, what, timeout, status=status, priority=priority, notices=notices, number=number
+        )
+        with deferral:
+            with self._lock:
+                self.begun.append(request)
+                ended = self._take_in()
+            self._announce(ended)
+            if not request._ended:
+                self.look_soon()
+        return request
+
+    def look_soon(self) -> None:
+        """See to it that somebody looks at what has been started: this thread if it is next, or the background one."""
+        if not self._background.dozes and self.attending != threading.get_ident():
+            self._background.wake()
+
+    def _take_in(self) -> list[Request]:
+        """Run the first steps of what has been begun; return what has ended by that."""
+        ended: list[Request] = []
+        while self.begun:
+            request = self.begun.popleft()
+            notices, number = request._notices, request.number
+            if notices is not None:
+                notices.begin(number)
+            while request._step() and not request._ended:
+                pass
+            self._moved = time.monotonic()
+            if request._ended:
+                close(request)
+                ended.append(request)
+            else:
+                insort(self._active, request, key=_urgency)
+            # Its first step has run even so: what MPI matches by order, it must find posted on all ranks.
+            if notices is not None and (notices.news or notices.belated or number in notices.failures):
+                ended += self._apply(notices)
+        return ended
+
+    def check_process(self, what: str) -> None:
+        """Raise RuntimeError in a process that was forked after the engine's start; ``what`` wanted to use MPI."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")
+
+    def attended(self) -> AbstractContextManager[None]:
+        """What this thread starts inside, it waits for next: the background thread can sleep on.
+
+        That one looks a tenth of a second later even so, if nobody waits.
+        """
+        return Attended(self)
+
+    def listen(self, notices: Notices) -> None:
+        """Look at a communicator's notices from now on."""
+        with self._lock:
+            self._listening.append(notices)
+        self._background.wake()
+
+    def silence(self, notices: Notices) -> MPI.Comm:
+        """Look at them no more; return their communicator."""
+        with self._lock:
+            self._listening.remove(notices)
+            return notices.close()
+
+    def in_flight(self, notices: Notices) -> bool:
+        """Whether operations of a communicator are."""
+        with self._lock:
+            return any(request._notices is notices for request in [*self._active, *self.begun])
+
+    def cancel(self, request: Request) -> bool:
+        """See :meth:`Request.cancel`."""
+        with deferral:
+            with self._lock:
+                ended = self._take_in()
+                cancelled = request._cancel()
+            self._announce(ended)
+        return cancelled
+
+    def poll(self) -> bool:
+        """Advance every operation that can; return whether any ended. Gives way if another thread polls."""
+        with deferral:
+            if not self._lock.acquire(blocking=False):
+                return False
+            try:
+                ended = self._advance()
+            finally:
+                self._lock.release()
+            self._announce(ended)
+        return bool(ended)
+
+    def _announce(self, ended: Iterable[Request]) -> None:
+        """Run the callbacks of operations that have ended; no lock is held. Then raise what was thrown into a step."""
+        for request in ended:
+            try:
+                request._run_callbacks()
+            except BaseException as error:
+                self.thrown = error
+        thrown, self.thrown = self.thrown, None
+        if thrown is not None:
+            raise thrown
+
+    def _advance(self) -> Sequence[Request]:
+        """Step what can step, until something has ended; return that."""
+        if self.begun and (ended := self._take_in()):
+            return ended
+        active = self._active
+        began = looked = time.monotonic()
+        moved = False
+        at = 0
+        while at < len(active):
+            request = active[at]
+            if request._step():
+                moved = True
+                if request._ended:
+                    break
+                now = time.monotonic()
+                if now - began > _ROUND:
+                    break
+                if now - looked > _URGENT:
+                    at, looked = 0, now
+                continue
+            if began > request._deadline:
+                self._late(request)
+                if request._ended:
+                    break
+            at += 1
+        if moved:
+            self._moved = time.monotonic()
+        if at < len(active) and active[at]._ended:
+            request = active.pop(at)
+            close(request)
+            return (request,)
+        if not moved and self._listening and began - self._listened > _LISTEN:
+            self._listened = began
+            return self._hear()
+        return ()
+
+    def _late(self, request: Request) -> None:
+        """End an operation whose time is over, once the other ranks have said how far they are."""
+        notices = request._notices
+        if notices is not None and not request._asking:
+            request._asking = True
+            request._deadline = time.monotonic() + _ANSWER_SECONDS
+            notices.ask(request.number)
+            return
+        request._abandon(CollectiveTimeoutError(request._late_message(request._timeout)))
+        self._abandoned.append(request)
+
+    def _hear(self) -> list[Request]:
+        """Look at the notices of communicators that wait, sometimes at all; return what they have ended."""
+        ended: list[Request] = []
+        heard: Iterable[Notices] = {r._notices: None for r in self._active if r._notices is not None}
+        if self._listened - self._listened_to_all > _LISTEN_IDLE:
+            self._listened_to_all = self._listened
+            heard = self._listening
+        for notices in heard:
+            notices.look()
+            if notices.news:
+                ended += self._apply(notices)
+        return ended
+
+    def _apply(self, notices: Notices) -> list[Request]:
+        """Do what notices call for; return what that has ended."""
+        ended = heed(notices, [r for r in self._active if r._notices is notices])
+        for request in ended:
+            self._active.remove(request)
+            self._abandoned.append(request)
+        return ended
+
+    def wait(self, request: Request, timeout: float | None) -> None:
+        """Poll until ``request`` has ended; see :meth:`Request.wait`."""
+        if request.run is not None and not request.done and (timeout is None or timeout > _LISTEN):
+            # What nobody has looked at yet is left to compiled code, which needs no lock of this engine's.
+            self._foreground += 1
+            try:
+                request.run.wait(_LISTEN)
+            finally:
+                self._foreground -= 1
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def ended() -> bool:
+            if not request.done and deadline is not None and time.monotonic() > deadline:
+                assert timeout is not None
+                raise CollectiveTimeoutError(request._late_message(timeout))
+            return request.done
+
+        self.attend(ended)
+
+    def attend(self, until: Callable[[], bool], *, aside: bool = False) -> None:
+        """Poll in this thread until a condition holds, looked at after every poll; what it raises ends this, too.
+
+        Args:
+            until: the condition.
+            aside: other threads of this process compute meanwhile: look less often.
+        """
+        with deferral:
+            self._attend(until, aside)
+
+    def _attend(self, until: Callable[[], bool], aside: bool) -> None:
+        least = _ASIDE_MIN if aside else _SLEEP_MIN
+        began = time.monotonic()
+        looks = 0
+        self._foreground += 1
+        try:
+            while True:
+                self.poll()
+                if until():
+                    return
+                if deferral.came:
+                    deferral.answer()
+                between = max(least, (time.monotonic() - began) * _AGE_SHARE)
+                if not aside and self._wait_natively():
+                    continue
+                if not aside and self._watch(between):
+                    continue
+                looks += 1
+                if looks <= _YIELDS and not aside:
+                    os.sched_yield()
+                else:
+                    time.sleep(self.pause(between))
+        finally:
+            self._foreground -= 1
+            if not (self.idle or self._background.dozes):
+                self._background.wake()  # it goes on
+
+    def _wait_natively(self) -> bool:
+        """Wait for the compiled engine, if nothing else is in flight; return whether it was so."""
+        runs = [request._pending.run for request in self._active]
+        if not runs or None in runs:
+            return False
+        if not runs[0].wait(_LISTEN) and self._lock.busy():
+            time.sleep(_SLEEP_MIN)  # the engine may ask Python for a step that another thread will take
+        return True
+
+    def _watch(self, least: float) -> bool:
+        """Wait until one of the messages that operations wait for is there, for some milliseconds at most.
+
+        Returns:
+            Whether it has: not if there is more to look at, or another thread polls.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._lock.watch(
+                self._active, self.quiet(), least=least, most=_SLEEP_MAX, share=_SLEEP_SHARE, longest=_LISTEN
+            )
+        finally:
+            self._lock.release()
+
+    # -- the background's side -----------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not (self._active or self.begun)
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether somebody waits, and makes progress."""
+        return self._foreground > 0
+
+    @property
+    def listens(self) -> bool:
+        """Whether there are communicators whose notices are looked at."""
+        return bool(self._listening)
+
+    def quiet(self) -> float:
+        """Seconds that nothing has moved."""
+        return time.monotonic() - self._moved
+
+    def pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
+        """Seconds between two looks: at least so many, and a share of the time that nothing has moved."""
+        return min(max(least, self.quiet() * share), _SLEEP_MAX)
+
+    def listen_idle(self) -> None:
+        """Look at all notices while nothing is in flight."""
+        with self._lock:
+            if not MPI.Is_finalized():
+                # An operation that starts meanwhile finds the news; one that has begun to wait is looked at next.
+                for notices in self._listening:
+                    notices.look()
+
+    def stop(self) -> None:
+        """At exit: end what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
+        if os.getpid() != self._pid:
+            return  # of a fork that ends: these are its parent's operations
+        self._background.stop(_EXIT_SECONDS)
+        deadline = time.monotonic() + _EXIT_SECONDS
+        try:
+            while not self.idle and time.monotonic() < deadline:
+                if not self.poll() and not self._wait_natively():
+                    time.sleep(self.pause(_SLEEP_MIN))
+        finally:
+            # MPI_Finalize makes progress, too: what a peer sends even now must not be written to freed memory.
+            for request in [*self._active, *self.begun, *self._abandoned]:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
+
+
+def _urgency(request: Request) -> int:
+    return request.priority
+
+
+_engine: Engine | None = None
+_engine_lock = threading.Lock()
+
+
+def engine() -> Engine:
+    """The process's engine."""
+    global _engine  # noqa: PLW0603  (one per process by nature)
+    with _engine_lock:
+        if _engine is None:
+            _engine = Engine()
+        return _engine

@@ -1,0 +1,302 @@
+"""An operation in flight: what its steps wait for, and what its caller holds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from mpi4py import MPI
+
+from hybridcomp.collectives.failure.notices import Notices, absentees
+from hybridcomp.collectives.failure.signals import deferral
+from hybridcomp.collectives.failure.unraisable import report
+from hybridcomp.errors import HybridcompError, MismatchError
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.execution.progress import Engine
+
+
+class Ready(Protocol):
+    """Something that will be done: an event of a device, or what is made of several."""
+
+    def done(self) -> bool:
+        """Whether it is; does not wait. May make progress."""
+
+
+@runtime_checkable
+class Forsaken(Protocol):
+    """Something to wait for that must know if an operation ends before it is done."""
+
+    def forsake(self, error: BaseException) -> None:
+        """The operation has ended with ``error``."""
+
+
+class Pending(NamedTuple):
+    """What a step waits for.
+
+    Attributes:
+        requests: of MPI.
+        peers: the rank that each is with (-1: all).
+        statuses: where to put theirs. A step that waits for one request, with a status, waits for a receive that
+            the caller asked for: that alone can be cancelled.
+        events: looked at once all requests are done, until they are, too.
+        poll: called at every look, before it: posts what has become ready meanwhile. Returns whether it did anything.
+        source: what the events come from, for error messages.
+        run: of the compiled engine, whose end is the event.
+        sends: the requests are of sends, which are not cancelled where the operation ends early: MPICH 5 crashes where
+            it cancels some over UCX, and the standard deprecates it.
+    """
+
+    requests: list[MPI.Request]
+    peers: list[int]
+    statuses: list[MPI.Status] | None = None
+    events: Sequence[Ready] = ()
+    poll: Callable[[], bool] | None = None
+    source: str = "the device"
+    run: Any = None
+    sends: bool = False
+
+
+_NOTHING = Pending([], [])
+
+Steps = Generator[Pending, None, None]
+
+
+def sender(peer: int) -> str:
+    """A rank in words; negative where it is any."""
+    return f"rank {peer}" if peer >= 0 else "a rank"
+
+
+# What error messages call an operation, written out only if one is made: its kind and sequence number; of its
+# communicator the axis, this rank, and how many there are.
+Name = tuple[str, int, str, int, int]
+_NAMED = "{} number {} on axis {!r}, rank {} of {}"
+
+_callback_lock = threading.Lock()
+
+
+class Request:
+    """A started operation.
+
+    Attributes:
+        done: it has ended, well or not, and its callbacks have run.
+        exception: the error it ended with.
+        status: of a receive, valid once it is done: source and tag, or that it was cancelled.
+        number: its sequence number, where ranks tell each other how it fares.
+        run: of the compiled engine, where that has begun it, until it has ended.
+        priority: what is less steps first.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        steps: Steps,
+        what: str | Name,
+        timeout: float,
+        *,
+        status: MPI.Status | None = None,
+        priority: int = 0,
+        notices: Notices | None = None,
+        number: int = 0,
+    ) -> None:
+        self._what = what
+        self.done = False
+        self.exception: BaseException | None = None
+        self.status = status
+        self.number = number
+        self.run: Any = None
+        self.priority = priority
+        self._engine = engine
+        self._steps = steps
+        self._notices = notices
+        self._pending = _NOTHING
+        self._arrived = 0  # of the pending requests, from the first on
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._asking = False
+        self._ended = False
+        self._callbacks: list[Callable[[Request], None]] = []
+
+    @property
+    def what(self) -> str:
+        """Operation, axis, rank and sequence number, for error messages."""
+        what = self._what
+        return what if isinstance(what, str) else _NAMED.format(*what)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the operation has ended.
+
+        Args:
+            timeout: seconds; None is the communicator's timeout, counted from the operation's start.
+
+        Raises:
+            CollectiveTimeoutError: it did not end in time; it may still end later if ``timeout`` was shorter
+                than the communicator's.
+            WireError, MismatchError: what went wrong in the operation.
+            RemoteError: what went wrong in it on another rank.
+        """
+        self._engine.wait(self, timeout)
+        if self.exception is not None:
+            raise self.exception
+
+    def raise_refusal(self) -> None:
+        """Raise what MPI has refused it with, in the call that starts it, as MPI does."""
+        error = self.exception
+        # What other ranks have sent, and how they fare, is for who waits.
+        if self.done and error is not None and not isinstance(error, HybridcompError):
+            raise error
+
+    def test(self) -> bool:
+        """Make progress once; return whether the operation has ended. Raises its error."""
+        if not self.done:
+            self._engine.poll()
+        if self.done and self.exception is not None:
+            raise self.exception
+        return self.done
+
+    def cancel(self) -> bool:
+        """Cancel a receive that no message has reached; return whether that was so.
+
+        As in MPI, a cancelled receive completes: ``wait`` returns, and ``status.Is_cancelled()`` says so. Nothing else
+        can be cancelled, since other ranks take part in it: then this returns False and has no other effect.
+        """
+        return self._engine.cancel(self)
+
+    def add_done_callback(self, fn: Callable[[Request], None]) -> None:
+        """Call ``fn(self)`` when the operation ends, or at once if it has; no lock is held in the call.
+
+        Whoever waits for the operation returns only after its callbacks. What one raises goes to
+        ``sys.unraisablehook``.
+        """
+        with deferral, _callback_lock:
+            if not self.done:
+                self._callbacks.append(fn)
+                return
+        self._call(fn)
+
+    # -- the engine's side ---------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """Run the next step, if what it waits for is there; return whether it ran. With the engine's lock held."""
+        pending = self._pending
+        moved = False
+        try:
+            if pending.poll is not None:
+                moved = pending.poll()
+            if self._here(pending):
+                moved = True
+                self._pending = next(self._steps)
+                self._arrived = 0
+        except StopIteration:
+            self._finish(None)
+        except MPI.Exception as error:
+            self._finish(self._explain(error))
+        except Exception as error:
+            self._finish(error)
+        except BaseException as error:
+            # A generator that something was raised in would end well at the next look.
+            stopped = HybridcompError(f"{self.what} was stopped by {error!r}")
+            stopped.__cause__ = error
+            self._finish(stopped)
+            self._engine.thrown = error
+        return moved or self._ended
+
+    def _here(self, pending: Pending) -> bool:
+        # One request is tested at a look, not all of them: what waits, waits for the first that is not there.
+        requests = pending.requests
+        while self._arrived < len(requests):
+            at = self._arrived
+            if not requests[at].Test(None if pending.statuses is None else pending.statuses[at]):
+                return False
+            self._arrived += 1
+        return not pending.events or all(event.done() for event in pending.events)
+
+    def _cancel(self) -> bool:
+        pending = self._pending
+        if self._ended:
+            return False
+        if pending.run is not None:
+            return bool(pending.run.cancel())
+        if pending.statuses is None or len(pending.requests) != 1 or self._arrived:
+            return False
+        pending.requests[0].Cancel()
+        if not pending.requests[0].Test(pending.statuses[0]):
+            return False  # its message is on its way
+        self._arrived = 1
+        if not pending.statuses[0].Is_cancelled():
+            return False
+        pending.statuses[0].Set_elements(MPI.BYTE, 0)
+        return True
+
+    def _explain(self, error: MPI.Exception) -> BaseException:
+        if error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
+            return error
+        peer = self._pending.peers[self._arrived]
+        return MismatchError(f"{self.what}: {sender(peer)} sent more than this rank has room for ({error})")
+
+    def _abandon(self, error: BaseException) -> None:
+        """End with ``error`` while messages of it may be on their way."""
+        given = [] if self._pending.sends else zip(self._pending.peers, self._pending.requests, strict=True)
+        for peer, request in given:
+            if peer != -1 and request != MPI.REQUEST_NULL:  # MPI cannot cancel collectives: Open MPI hangs
+                with suppress(MPI.Exception):
+                    request.Cancel()
+        for event in self._pending.events:
+            if isinstance(event, Forsaken):
+                event.forsake(error)
+        self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        if error is not None and self._pending.run is not None:  # which may not have ended
+            self._pending.run.abandon()
+        if error is None:  # nobody needs its buffers any more
+            self._pending, self.run = _NOTHING, None
+        self.exception = error
+        self._ended = True
+
+    def _run_callbacks(self) -> None:
+        interrupted: BaseException | None = None
+        while True:
+            with _callback_lock:
+                if not self._callbacks:
+                    self.done = True
+                    break
+                fn = self._callbacks.pop(0)
+            try:
+                self._call(fn)
+            except BaseException as error:  # of a signal that came while the callback waited
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+    def _call(self, fn: Callable[[Request], None]) -> None:
+        try:
+            fn(self)
+        except Exception as error:
+            report(error, f"{fn!r}, a callback of {self.what}")
+
+    def _late_message(self, timeout: float) -> str:
+        waiting = set()
+        for peer, request in zip(self._pending.peers, self._pending.requests, strict=True):
+            with suppress(MPI.Exception):
+                if request != MPI.REQUEST_NULL and not request.Get_status():
+                    waiting.add(peer)
+        if self._pending.run is not None:
+            waiting.update(self._pending.run.waiting_for() or [-1])
+        if not waiting and self._pending.events:
+            who = self._pending.source
+        elif -1 in waiting or not waiting:
+            who = "all ranks"
+        else:
+            who = f"rank {', '.join(map(str, sorted(waiting)))}"
+        text = (
+            f"{self.what} did not end within the timeout of {round(timeout, 2):g} s; still waiting for {who}"
+        )
+        if self._notices is None or not self._asking:
+            return text
+        return (
+            f"{text}; {absentees(self._notices.replies(self.number), self._notices.rank, self._notices.size)}"
+        )

@@ -1,0 +1,134 @@
+"""What all ranks must have in common, checked when a communicator is made."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp.collectives.device.cuda_aware import Awareness
+from hybridcomp.collectives.failure.consistency import LEVELS, VARIABLE
+from hybridcomp.errors import MismatchError, RemoteError
+from hybridcomp.policy import Policy
+
+_WORD_BYTES = 224
+# Words are the policy's name, or the error of a rank that has failed.
+_CARD = np.dtype(
+    [
+        ("digest", "u1", 32),
+        ("words", f"S{_WORD_BYTES}"),
+        ("key", "<u8"),
+        ("failed", "u1"),
+        ("detail", "u1"),
+        ("messages", "u1"),
+        ("collectives", "u1"),
+        ("on_host", "u1"),
+    ]
+)
+
+
+class Agreement(NamedTuple):
+    """What the ranks of a communicator have agreed on.
+
+    Attributes:
+        awareness: whether every rank's MPI takes device pointers: both ends of a message treat it alike.
+        key: a random number of 64 bits, which tells the communicator from others.
+        on_host: no rank's arrays can lie on a device.
+    """
+
+    awareness: Awareness
+    key: int
+    on_host: bool
+
+
+class Preparation(NamedTuple):
+    """What a rank brings to a new communicator.
+
+    Attributes:
+        policy: of this rank.
+        awareness: whether this rank's MPI takes device pointers.
+        detail: this rank compares operations.
+        on_host: this rank's arrays cannot lie on a device.
+        settings: rank 0's profile and environment; see :func:`~.algorithms.selection.own_settings`.
+    """
+
+    policy: Policy
+    awareness: Awareness
+    detail: bool
+    on_host: bool
+    settings: str
+
+
+def card_of(own: Preparation | BaseException) -> Any:
+    """What this rank tells the others: what it brings, or why it cannot."""
+    card = np.zeros(1, _CARD)
+    card["key"] = int.from_bytes(secrets.token_bytes(8), "little")
+    if isinstance(own, BaseException):
+        card["failed"] = True
+        card["words"] = f"{type(own).__name__}: {own}".encode()[:_WORD_BYTES]
+        return card
+    card["digest"] = np.frombuffer(bytes.fromhex(own.policy.digest), np.uint8)
+    card["words"] = own.policy.name.encode()[-_WORD_BYTES:]
+    card["detail"], card["messages"] = own.detail, own.awareness.messages
+    card["collectives"], card["on_host"] = own.awareness.collectives, own.on_host
+    return card
+
+
+def agree(cards: Any, own: Preparation, what: str) -> Agreement:
+    """Check that every rank could prepare itself, and has the same policy and debug level.
+
+    Args:
+        cards: of all ranks.
+        own: what this rank has.
+        what: is being done, for messages.
+
+    Returns:
+        What holds for all ranks.
+
+    Raises:
+        RemoteError: a rank has failed.
+        MismatchError: on every rank; names the ranks and both policies, or levels.
+    """
+    for rank in np.flatnonzero(cards["failed"]).tolist():
+        raise RemoteError(f"{what}: rank {rank} failed: {_words(cards[rank])}")
+    levels = cards["detail"].tolist()
+    if len(set(levels)) > 1:
+        other = levels.index(1 - levels[0])
+        raise MismatchError(
+            f"the ranks have different debug levels: rank 0 has {VARIABLE}={LEVELS[levels[0]]}, "
+            f"rank {other} has {LEVELS[levels[other]]}; give all ranks the same"
+        )
+    different = np.flatnonzero((cards["digest"] != cards["digest"][0]).any(axis=1)).tolist()
+    if different:
+        other = different[0]
+        raise MismatchError(
+            f"the ranks have different policies: rank 0 has {_words(cards[0])!r} ({_digest(cards[0])}), "
+            f"rank {other} has {_words(cards[other])!r} ({_digest(cards[other])}); give all ranks the same policy"
+        )
+    mine = own.awareness
+    messages, collectives = bool(cards["messages"].min()), bool(cards["collectives"].min())
+    why = mine.why if messages == mine.messages else "another rank's MPI does not"
+    aware = Awareness(messages, collectives, why)
+    return Agreement(aware, int(cards["key"][0]), bool(cards["on_host"].min()))
+
+
+def _words(card: Any) -> str:
+    text = bytes(card["words"]).decode(errors="replace")
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _digest(card: Any) -> str:
+    return bytes(card["digest"][:4]).hex()
+
+
+def same_text(comm: MPI.Comm, text: str) -> str:
+    """Give every rank of ``comm`` rank 0's text. Collective."""
+    data = np.frombuffer(text.encode(), np.uint8).copy()
+    size = np.array([data.size], np.int64)
+    comm.Bcast(size)
+    if comm.Get_rank():
+        data = np.empty(int(size[0]), np.uint8)
+    comm.Bcast(data)
+    return data.tobytes().decode()

@@ -1,0 +1,122 @@
+"""``HYBRIDCOMP_DEBUG=detail``: before a collective moves data, all ranks compare what they are about to do.
+
+Every rank sends 256 bytes, the operation's number and a digest of its description and as much of that as fits, on a
+communicator of their own: the k-th operation of a rank meets the k-th of every other, whatever they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp.arrays import DType
+from hybridcomp.collectives.execution.post_queue import PostQueue
+from hybridcomp.collectives.execution.progress import Pending, Steps
+from hybridcomp.collectives.stats import Call
+from hybridcomp.errors import ConfigError, MismatchError
+
+VARIABLE = "HYBRIDCOMP_DEBUG"
+LEVELS = ("off", "detail")
+_CARD = np.dtype([("number", "<u8"), ("digest", "S16"), ("words", "S232")])
+
+_OPS = (
+    (MPI.SUM, "sum"),
+    (MPI.PROD, "product"),
+    (MPI.MAX, "max"),
+    (MPI.MIN, "min"),
+    (MPI.LAND, "logical and"),
+    (MPI.LOR, "logical or"),
+    (MPI.LXOR, "logical xor"),
+    (MPI.BAND, "bitwise and"),
+    (MPI.BOR, "bitwise or"),
+    (MPI.BXOR, "bitwise xor"),
+)
+
+
+def in_detail() -> bool:
+    """Whether this process is asked to compare operations.
+
+    Raises:
+        ConfigError: the variable has a value that is no level.
+    """
+    level = os.environ.get(VARIABLE) or "off"
+    if level not in LEVELS:
+        raise ConfigError(f"{VARIABLE} is {level!r}; the levels are {', '.join(LEVELS)}")
+    return level == "detail"
+
+
+def described(call: Call) -> str:
+    """What must be alike of an operation on all ranks, in words."""
+    words = [call.op, f"codec {call.codec}"]
+    words += [f"{name} {_word(value)}" for name, value in call.about.items() if value is not None]
+    return ", ".join(words)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, DType):
+        return value.label
+    if isinstance(value, MPI.Op):
+        return next((name for op, name in _OPS if op == value), "of the user's")
+    return str(value)
+
+
+class Comparison:
+    """The operations of one communicator, compared on another."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        """Compare on ``comm``, which nobody else uses."""
+        self.comm = comm
+        self._turns = PostQueue()
+
+    def before(self, steps: Steps, number: int, what: str, words: str) -> Steps:
+        """An operation's ``steps``, begun in program order as ever, once all ranks are about to do the same.
+
+        Args:
+            steps: of the operation.
+            number: its sequence number.
+            what: its name in messages.
+            words: its description, of which all ranks must have the same.
+
+        Raises:
+            MismatchError: on all ranks; names those that differ from the most, and both sides.
+        """
+        card = np.zeros(1, _CARD)
+        raw = words.encode()
+        card[0] = (number, hashlib.blake2b(raw, digest_size=8).hexdigest().encode(), raw[:232])
+        cards = np.empty(self.comm.Get_size(), _CARD)
+        with self._turns.take().held() as turn:
+            request = self.comm.Iallgather([card, MPI.BYTE], [cards, MPI.BYTE])
+            yield Pending([request], [-1], events=[turn])
+            with turn.posting():
+                compare(cards, what)
+                first = next(steps, None)
+        if first is not None:
+            yield first
+            yield from steps
+
+
+def compare(cards: np.ndarray[Any, Any], what: str) -> None:
+    """Raise MismatchError unless all ranks' cards are alike."""
+    sides = [card.tobytes() for card in cards]
+    if len(set(sides)) == 1:
+        return
+    common = Counter(sides).most_common(1)[0][0]  # of several, the lowest rank's
+    usual = sides.index(common)
+    differing = [rank for rank, side in enumerate(sides) if side != common]
+    error = MismatchError(
+        f"{what}: rank {', '.join(map(str, differing))} differs: rank {differing[0]} started "
+        f"{_told(cards[differing[0]])}; rank {usual} started {_told(cards[usual])}"
+    )
+    error.everywhere = True
+    raise error
+
+
+def _told(card: Any) -> str:
+    text = bytes(card["words"]).rstrip(b"\0").decode(errors="replace")
+    words = "".join(c if c.isprintable() else "?" for c in text)
+    return f"{words!r} as its number {card['number']}"

@@ -1,0 +1,265 @@
+"""What the ranks of a communicator tell each other beside its operations: that one has failed, and how far they are.
+
+Notices travel on a communicator of their own, 256 bytes each. Nothing is posted for them: the engine probes, about
+every millisecond that an operation waits, and ten times a second while none is in flight. So they cost nothing while
+messages flow, and a communicator that is freed leaves nothing behind.
+
+::
+
+    magic  kind  detail  length of text  key of the communicator  operation  latest operation here  text
+    4      1     1       2               8                        8          8                      up to 224
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp.arrays import ByteArray
+from hybridcomp.collectives.transport.posting import Outbox
+from hybridcomp.errors import CollectiveTimeoutError
+
+_FORM = struct.Struct("<4sBBHQQQ")
+_MAGIC = b"HCN1"
+_BYTES = 256
+_ROOM = _BYTES - _FORM.size
+_TAG = 0
+_KEPT = 256  # failures of operations that have not started here: more than anybody has in flight
+_REMEMBERED = 4096  # operations that have ended here: more than other ranks are behind
+_LAST_LOOKS = 4  # before a communicator is freed: MPI may need one to fetch what has come, and one to show it
+
+
+class _Kind(IntEnum):
+    FAILED = 1
+    ASK = 2
+    ANSWER = 3
+
+
+class _Detail(IntEnum):
+    """How an operation has failed."""
+
+    ERROR = 0
+    LATE = 1
+    CAUSED = 2  # by an earlier operation's failure, whose number the notice has in place of the latest
+
+
+class State(IntEnum):
+    """What an operation is on a rank."""
+
+    NOT_STARTED = 0
+    IN_FLIGHT = 1
+    ENDED = 2
+
+
+class Failure(NamedTuple):
+    """An operation's end on another rank.
+
+    Attributes:
+        rank: where.
+        late: it ran out of time there.
+        text: its error.
+        cause: number of the earlier operation whose failure it was ended for there; None if it failed by itself.
+    """
+
+    rank: int
+    late: bool
+    text: str
+    cause: int | None = None
+
+
+class Reply(NamedTuple):
+    """How far a rank is.
+
+    Attributes:
+        state: of the operation that was asked for.
+        latest: number of the latest operation that it has started.
+    """
+
+    state: State
+    latest: int
+
+
+class Notices:
+    """One communicator's notices. For the engine, which holds its lock in every call.
+
+    Attributes:
+        rank, size: of the communicator.
+        latest: number of the latest operation started here; the same operation has the same number on all ranks.
+        failures: by number, of operations that have failed elsewhere and not ended here.
+        belated: number and failure of an operation that had ended well here; for the next one to tell.
+        news: something has come that the engine has not acted on.
+        ordered: operations start here in the order of their numbers.
+        troubled: whether any operation has failed, here or elsewhere, or is about to: messages of it may be on their
+            way. A rank that runs out of time asks before it gives up, so who has answered it knows.
+    """
+
+    def __init__(self, comm: MPI.Comm, key: int) -> None:
+        """Use ``comm``, which nobody else does. ``key``, the same on all ranks, tells it from freed ones."""
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.latest = 0
+        self.troubled = False
+        self.failures: dict[int, Failure] = {}
+        self.belated: tuple[int, Failure] | None = None
+        self.news = False
+        self.ordered = True
+        self._comm = comm
+        self._key = key
+        self._open: set[int] = set()
+        self._ended: dict[int, bool] = {}  # the latest that have; whether well
+        self._replies: dict[int, dict[int, Reply]] = {}
+        self._buffer: ByteArray = np.empty(_BYTES, np.uint8)
+        self._status = MPI.Status()
+        self._incoming: MPI.Request | None = None
+        self._outbox = Outbox(comm)
+
+    def begin(self, number: int) -> None:
+        """An operation starts here."""
+        self.latest = max(self.latest, number)
+        self._open.add(number)
+
+    def end(self, number: int, *, well: bool) -> None:
+        """It has ended here."""
+        self._open.discard(number)
+        self._ended[number] = well
+        if len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        self.failures.pop(number, None)
+        self._replies.pop(number, None)
+
+    def tell(self, number: int, error: BaseException, *, cause: int | None = None) -> None:
+        """Tell every other rank that an operation has failed here.
+
+        Args:
+            number: of the operation.
+            error: that it ended with.
+            cause: number of the earlier one for whose failure it was ended; all ranks have been told of that.
+        """
+        self.troubled = True
+        late = isinstance(error, CollectiveTimeoutError)
+        text = str(error) if late else f"{type(error).__name__}: {error}"
+        if cause is not None:
+            self._send(_Kind.FAILED, _Detail.CAUSED, number, self._others(), text, cause)
+        else:
+            self._send(_Kind.FAILED, _Detail.LATE if late else _Detail.ERROR, number, self._others(), text)
+
+    def known(self, number: int) -> None:
+        """An operation's failure has been reported here: nothing more that is said of it is news."""
+        self._ended[number] = False
+        if self.belated is not None and self.belated[0] == number:
+            self.belated = None
+
+    def ask(self, number: int) -> None:
+        """Ask every other rank how far it is."""
+        self._replies[number] = {}
+        self._send(_Kind.ASK, 0, number, self._others())
+
+    def replies(self, number: int) -> dict[int, Reply]:
+        """The answers so far, by rank."""
+        return self._replies.get(number, {})
+
+    def look(self) -> bool:
+        """Take in what has come and answer it; return whether anything had. Does not wait.
+
+        Whoever looks need not act on it: :attr:`news` stays until the engine does.
+        """
+        came = False
+        if not self._comm:  # freed, while an operation is in flight that will never end
+            return came
+        with suppress(MPI.Exception):  # a peer that is gone is found by who waits for it
+            while self._receive():
+                came = True
+        self._outbox.look()
+        self.news = self.news or came
+        return came
+
+    def close(self) -> MPI.Comm:
+        """Look for the last time; return the communicator, on which nothing is told any more."""
+        for _ in range(_LAST_LOOKS):
+            self.look()
+        self.troubled = not self._outbox.leave() or self.troubled
+        return self._comm
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _send(
+        self, kind: _Kind, detail: int, number: int, to: list[int], text: str = "", cause: int | None = None
+    ) -> None:
+        words = text.encode()[:_ROOM]
+        latest = self.latest if cause is None else cause
+        head = _FORM.pack(_MAGIC, kind, detail, len(words), self._key, number, latest)
+        raw = (head + words).ljust(_BYTES, b"\0")
+        if self._comm:
+            self._outbox.post(raw, to, _TAG)
+
+    def _receive(self) -> bool:
+        if self._incoming is None:
+            message = self._comm.Improbe(MPI.ANY_SOURCE, _TAG)
+            if message is None:
+                return False
+            self._incoming = message.Irecv([self._buffer, MPI.BYTE])
+        try:
+            if not self._incoming.Test(self._status):
+                return False
+        except MPI.Exception:  # longer than a notice is: not ours
+            self._incoming = None
+            return True
+        self._incoming = None
+        self._take(self._status.Get_source(), bytes(self._buffer[: self._status.Get_count(MPI.BYTE)]))
+        return True
+
+    def _take(self, rank: int, raw: bytes) -> None:
+        """Act on a notice; on bytes that are none, do nothing."""
+        if len(raw) != _BYTES:
+            return
+        magic, kind, detail, length, key, number, latest = _FORM.unpack_from(raw)
+        if magic != _MAGIC or key != self._key or length > _ROOM:
+            return
+        if kind == _Kind.FAILED and detail <= max(_Detail):
+            self.troubled = True
+            words = raw[_FORM.size : _FORM.size + length].decode(errors="replace")
+            cause = latest if detail == _Detail.CAUSED else None
+            failure = Failure(rank, detail == _Detail.LATE, _printable(words), cause)
+            if self._state(number) is not State.ENDED:
+                if number not in self.failures and len(self.failures) < _KEPT:
+                    self.failures[number] = failure
+            elif self._ended.get(number, True) and self.belated is None and cause is None:
+                self.belated = (number, failure)
+        elif kind == _Kind.ASK:
+            self.troubled = True
+            self._send(_Kind.ANSWER, self._state(number), number, [rank])
+        elif kind == _Kind.ANSWER and number in self._replies and detail <= max(State):
+            self._replies[number][rank] = Reply(State(detail), latest)
+
+    def _state(self, number: int) -> State:
+        if number in self._open:
+            return State.IN_FLIGHT
+        ended = number in self._ended or (self.ordered and number <= self.latest)
+        return State.ENDED if ended else State.NOT_STARTED
+
+
+def absentees(replies: dict[int, Reply], rank: int, size: int) -> str:
+    """Which ranks have not arrived, in words.
+
+    Args:
+        replies: what the other ranks answered.
+        rank: this one.
+        size: how many there are.
+    """
+    words = []
+    for other in range(size):
+        reply = replies.get(other)
+        if other != rank and reply is None:
+            words.append(f"rank {other} (silent)")
+        elif reply is not None and reply.state is State.NOT_STARTED:
+            words.append(f"rank {other} (at number {reply.latest})")
+    return f"not arrived: {', '.join(words)}" if words else "all ranks have arrived"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,198 @@
+"""Operations that are started again and again on arrays of their own: nothing is parsed or chosen at a start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp.arrays import DType, DTypeLike, Flat, as_dtype
+from hybridcomp.collectives.buffers import raw, typed
+from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution.mpi_collectives import native, reduces_directly
+from hybridcomp.collectives.operations.fast_path import Quick
+from hybridcomp.collectives.requests import Request
+from hybridcomp.collectives.session import Op
+from hybridcomp.collectives.stats import Call
+from hybridcomp.policy import Choice
+
+Shape = int | tuple[int, ...]
+Array = np.ndarray[Any, Any]
+
+
+class Plan:
+    """An operation and its buffers. A context manager, which frees it.
+
+    Attributes:
+        send: the array to fill before a start; its contents stay.
+        recv: the result; ``send`` itself for a broadcast.
+    """
+
+    def __init__(
+        self, send: Array, recv: Array, begin: Callable[[], engine.Request], release: Callable[[], None]
+    ):
+        self.send = send
+        self.recv = recv
+        self._begin = begin
+        self._release = release
+        self._running: engine.Request | None = None
+        self._freed = False
+
+    def start(self) -> Request:
+        """Start the operation; both arrays are its own until the request is done.
+
+        Raises:
+            RuntimeError: it is still running, or freed.
+        """
+        return Request(self._start())
+
+    def run(self) -> Array:
+        """Start the operation and wait for it; return ``recv``."""
+        self._start().wait()
+        return self.recv
+
+    def free(self) -> None:
+        """Release what MPI keeps for it; collective, and not while it is running."""
+        self._idle()
+        if not self._freed:
+            self._freed = True
+            self._release()
+
+    def _start(self) -> engine.Request:
+        self._idle()
+        if self._freed:
+            raise RuntimeError("the plan has been freed")
+        self._running = self._begin()
+        return self._running
+
+    def _idle(self) -> None:
+        if self._running is not None and not self._running.done:
+            raise RuntimeError(f"{self._running.what} of this plan is still running")
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.free()
+
+
+class Plans(Quick):
+    """Persistent operations. The codec is chosen when a plan is made, at the communicator's ``step`` of then.
+
+    Making a plan is collective. Keyword arguments are those of the operation.
+    """
+
+    def plan_allreduce(
+        self,
+        shape: Shape,
+        dtype: DTypeLike,
+        op: Op = MPI.SUM,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Plan:
+        """Plan an all-reduce of arrays of a shape."""
+        send, recv, s, r = _arrays(dtype, shape, shape)
+        choice = self._choose_sum("all_reduce", r, op, name, phase, codec)
+        if isinstance(op, MPI.Op) and not self._direct(choice, r, op) and reduces_directly(r.dtype, 1):
+            post = self.mpi.Allreduce_init(typed(s.data, s.dtype), typed(r.data, r.dtype), op)
+            sent = 2 * (self.size - 1) * r.nbytes // self.size
+            return self._persistent("all_reduce", choice, post, send, recv, r.nbytes, sent)
+        return _plan(send, recv, lambda: self.allreduce(s, r, op, name, phase, choice))
+
+    def plan_reduce_scatter_block(
+        self,
+        shape: Shape,
+        dtype: DTypeLike,
+        op: Op = MPI.SUM,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Plan:
+        """Plan a reduce-scatter whose blocks have a shape: ``send`` has one more dimension, the ranks."""
+        send, recv, s, r = _arrays(dtype, self._all_of(shape), shape)
+        choice = self._choose_sum("reduce_scatter", s, op, name, phase, codec)
+        plain = not choice.codec.linear and not self._direct(choice, s, op) and reduces_directly(s.dtype, 1)
+        if isinstance(op, MPI.Op) and plain:
+            post = self.mpi.Reduce_scatter_block_init(typed(s.data, s.dtype), typed(r.data, r.dtype), op)
+            return self._persistent(
+                "reduce_scatter", choice, post, send, recv, s.nbytes, (self.size - 1) * r.nbytes
+            )
+        return _plan(send, recv, lambda: self.reduce_scatter_block(s, r, op, name, phase, choice))
+
+    def plan_allgather(
+        self,
+        shape: Shape,
+        dtype: DTypeLike,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Plan:
+        """Plan an all-gather of arrays of a shape: ``recv`` has one more dimension, the ranks."""
+        send, recv, s, r = _arrays(dtype, shape, self._all_of(shape))
+        choice = self._choose("all_gather", s, name, phase, codec)
+        if not choice.compresses:
+            post = self.mpi.Allgather_init(raw(s), raw(r))
+            return self._persistent(
+                "all_gather", choice, post, send, recv, r.nbytes, (self.size - 1) * s.nbytes
+            )
+        return _plan(send, recv, lambda: self.allgather(s, r, name, phase, choice))
+
+    def plan_bcast(
+        self,
+        shape: Shape,
+        dtype: DTypeLike,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Plan:
+        """Plan a broadcast of one array of a shape, ``send`` and ``recv`` alike, from ``root``."""
+        self._check_rank(root, "root")
+        send, _, s, _ = _arrays(dtype, shape, 0)
+        choice = self._choose("broadcast", s, name, phase, codec)
+        if not choice.compresses:
+            post = self.mpi.Bcast_init(raw(s), root)
+            return self._persistent("broadcast", choice, post, send, send, s.nbytes, 0)
+        return _plan(send, send, lambda: self.bcast(s, root, name, phase, choice))
+
+    def _all_of(self, shape: Shape) -> tuple[int, ...]:
+        return (self.size, *((shape,) if isinstance(shape, int) else shape))
+
+    def _persistent(
+        self, op: str, choice: Choice, request: MPI.Prequest, send: Array, recv: Array, nbytes: int, sent: int
+    ) -> Plan:
+        """A plan of MPI's own."""
+
+        def post() -> MPI.Prequest:
+            request.Start()
+            return request
+
+        def begin() -> engine.Request:
+            call: Call = self._call(op, choice, nbytes, sent, count=send.size, dtype=send.dtype)
+            return self._native(lambda _s, _r, turn, events: native(post, turn, events), call, None, None, [])
+
+        return Plan(send, recv, begin, request.Free)
+
+
+def _plan(send: Array, recv: Array, begin: Callable[[], engine.Request]) -> Plan:
+    return Plan(send, recv, begin, lambda: None)
+
+
+def _arrays(dtype: DTypeLike, send: Shape, recv: Shape) -> tuple[Array, Array, Flat, Flat]:
+    """Two new arrays of zeros, and their flat views; bfloat16 is stored as its bits, in uint16."""
+    kind: DType = as_dtype(dtype)
+    arrays = [np.zeros(shape, kind.storage) for shape in (send, recv)]
+    flats = [Flat(a.reshape(-1), kind, a.shape, True, False) for a in arrays]
+    return arrays[0], arrays[1], flats[0], flats[1]

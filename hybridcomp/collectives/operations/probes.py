@@ -1,0 +1,66 @@
+"""mpi4py's probes: a look for messages that MPI has and nobody received."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import sched_yield
+from time import monotonic, sleep
+from typing import Any, Literal
+
+from mpi4py import MPI
+
+from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.collectives.operations.fast_path import Quick
+from hybridcomp.errors import CollectiveTimeoutError
+
+_LOOK_SECONDS = 50e-6  # between looks for a message, once it is late
+
+
+class Probes(Quick):
+    """Probe, Mprobe and their kin, by MPI's own: what they say is of the bytes on the wire."""
+
+    def Probe(
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+    ) -> Literal[True]:
+        """Wait until a message is here; its count is that of the bytes on the wire."""
+        self._look(lambda: self._p2p.Iprobe(source, tag, status), source)
+        return True
+
+    def Iprobe(
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+    ) -> bool:
+        """Whether a message is here."""
+        engine().check_process("probe")
+        return self._p2p.Iprobe(source, tag, status)
+
+    def Mprobe(
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+    ) -> MPI.Message:
+        """Wait until a message is here, and take it; what it gives is MPI's own."""
+        message: MPI.Message = self._look(lambda: self._p2p.Improbe(source, tag, status), source)
+        return message
+
+    def Improbe(
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+    ) -> MPI.Message | None:
+        """Take a message if one is here."""
+        engine().check_process("probe")
+        return self._p2p.Improbe(source, tag, status)
+
+    def _look(self, ask: Callable[[], Any], source: int) -> Any:
+        engine().check_process("probe")
+        began = monotonic()
+        while True:
+            for _ in range(20):
+                found = ask()
+                if found:
+                    return found
+                sched_yield()
+            if monotonic() - began > self.timeout:
+                who = "any rank" if source == MPI.ANY_SOURCE else f"rank {source}"
+                raise CollectiveTimeoutError(
+                    f"probe on axis {self.axis!r}, rank {self.rank} of {self.size}: no message from {who} within "
+                    f"{self.timeout:g} s"
+                )
+            engine().poll()
+            sleep(_LOOK_SECONDS)

@@ -1,0 +1,219 @@
+"""mpi4py's collectives that gather at one rank, or scatter from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, parse, part, same_dtype
+from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.operations.fast_path import Quick
+from hybridcomp.collectives.requests import Request
+from hybridcomp.collectives.vectors import parse_vector
+
+Buffer = Any
+
+
+class Rooted(Quick):
+    """Gather(v) and Scatter(v): exact unless the policy names them. A rank's own part is copied exactly."""
+
+    # -- gather --------------------------------------------------------------------------------------
+
+    def Gather(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Gather equal parts at ``root``, which may send in place; ``recvbuf`` says something there alone."""
+        self.start_gather(sendbuf, recvbuf, root, name, phase, codec).wait()
+
+    def Igather(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Gather`."""
+        return Request(self.start_gather(sendbuf, recvbuf, root, name, phase, codec))
+
+    def start_gather(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> engine.Request:
+        """As :meth:`Igather`, an operation that is none of MPI's requests."""
+        try:
+            recv = parse(recvbuf, writable=True, blocks=self.size) if self.rank == root else None
+            if recv is not None and is_in_place(sendbuf):
+                n = recv.size // self.size
+                send = part(recv, root * n, n)
+            else:
+                send = parse(sendbuf)
+        except ForeignBufferError:
+            return self._foreign("gather", lambda: self.mpi.Igather(sendbuf, recvbuf, root), codec)
+        if recv is not None:
+            same_dtype(send, recv)
+        return self.gather(send, recv, None, root, name, phase, codec)
+
+    def Gatherv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Gather parts of any size at ``root``; ``recvbuf`` as in ``Alltoallv``.
+
+        Parts are compressed whatever their size, since ranks know their own alone.
+        """
+        self._gatherv(sendbuf, recvbuf, root, name, phase, codec).wait()
+
+    def Igatherv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Gatherv`."""
+        return Request(self._gatherv(sendbuf, recvbuf, root, name, phase, codec))
+
+    def _gatherv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+    ) -> engine.Request:
+        recv = None
+        extents = [(0, 0)] * self.size
+        try:
+            if self.rank == root:
+                recv, extents = parse_vector(recvbuf, self.size, writable=True)
+            own = part(recv, *extents[root]) if recv is not None and is_in_place(sendbuf) else None
+            send = parse(sendbuf) if own is None else own
+        except ForeignBufferError:
+            return self._foreign("gather", lambda: self.mpi.Igatherv(sendbuf, recvbuf, root), codec)
+        if recv is not None:
+            same_dtype(send, recv)
+        return self.gather(send, recv, extents, root, name, phase, codec)
+
+    # -- scatter -------------------------------------------------------------------------------------
+
+    def Scatter(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Scatter equal parts from ``root``, which may receive in place; ``sendbuf`` says something there alone."""
+        self.start_scatter(sendbuf, recvbuf, root, name, phase, codec).wait()
+
+    def Iscatter(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Scatter`."""
+        return Request(self.start_scatter(sendbuf, recvbuf, root, name, phase, codec))
+
+    def start_scatter(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> engine.Request:
+        """As :meth:`Iscatter`, an operation that is none of MPI's requests."""
+        try:
+            send = parse(sendbuf, blocks=self.size) if self.rank == root else None
+            if send is not None and is_in_place(recvbuf):
+                n = send.size // self.size
+                recv = part(send, root * n, n)
+            else:
+                recv = parse(recvbuf, writable=True)
+        except ForeignBufferError:
+            return self._foreign("scatter", lambda: self.mpi.Iscatter(sendbuf, recvbuf, root), codec)
+        if send is not None:
+            same_dtype(send, recv)
+        return self.scatter(send, recv, None, root, name, phase, codec)
+
+    def Scatterv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Scatter parts of any size from ``root``; ``sendbuf`` as in ``Alltoallv``, sizes as in :meth:`Gatherv`."""
+        self._scatterv(sendbuf, recvbuf, root, name, phase, codec).wait()
+
+    def Iscatterv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int = 0,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Scatterv`."""
+        return Request(self._scatterv(sendbuf, recvbuf, root, name, phase, codec))
+
+    def _scatterv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        root: int,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+    ) -> engine.Request:
+        send = None
+        extents = [(0, 0)] * self.size
+        try:
+            if self.rank == root:
+                send, extents = parse_vector(sendbuf, self.size, writable=False)
+            own = part(send, *extents[root]) if send is not None and is_in_place(recvbuf) else None
+            recv = parse(recvbuf, writable=True) if own is None else own
+        except ForeignBufferError:
+            return self._foreign("scatter", lambda: self.mpi.Iscatterv(sendbuf, recvbuf, root), codec)
+        if send is not None:
+            same_dtype(send, recv)
+        return self.scatter(send, recv, extents, root, name, phase, codec)

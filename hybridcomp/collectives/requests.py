@@ -1,0 +1,167 @@
+"""What non-blocking methods return: an operation of ours that is one of MPI's requests, too.
+
+MPI calls the functions of a generalized request while it holds a lock of its own, and they need the interpreter's.
+Whoever enters MPI without giving the interpreter up (compiled code may) must not do so while there is one: each thread
+would wait for the other's lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from mpi4py import MPI
+
+from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.failure.signals import deferral
+
+called_back: set[object] = set()
+"""A token for each generalized request that MPI has not freed."""
+
+
+class Request(MPI.Request):
+    """Operations in flight, as a request of mpi4py's.
+
+    MPI sees a generalized request, so that ``MPI.Request.Waitall`` and its kin take it among others. They wait in
+    MPI while the background thread makes progress; :meth:`wait` is faster, and knows a timeout.
+
+    Attributes:
+        operations: what it waits for: one operation, or the send and the receive of a Sendrecv.
+        status: of a receive, valid once it is done: source, tag and count.
+    """
+
+    operations: tuple[engine.Request, ...]
+    status: MPI.Status | None
+    _left: int
+    _general: MPI.Grequest
+
+    def __new__(cls, *operations: engine.Request) -> Request:
+        """Of started operations; the last one's status is its own."""
+        status = operations[-1].status
+
+        def query(given: MPI.Status) -> None:
+            if status is not None:
+                copy_status(status, given)
+
+        def cancel(completed: bool) -> None:
+            if not completed:
+                for operation in operations:
+                    operation.cancel()
+
+        token = object()
+        called_back.add(token)
+        free = functools.partial(called_back.discard, token)  # the last that MPI calls; at exit, too
+        general = MPI.Grequest.Start(query, free, cancel)
+        self = super().__new__(cls, general)
+        self.operations, self.status, self._general = operations, status, general
+        left = list(operations)
+
+        def ended(operation: engine.Request) -> None:
+            left.remove(operation)
+            if not left:
+                general.Complete()
+
+        with deferral:
+            for operation in operations:
+                operation.add_done_callback(ended)
+        return self
+
+    @property
+    def what(self) -> str:
+        """Operation, axis, rank and sequence number, for error messages."""
+        return self.operations[0].what
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it has ended, well or not."""
+        return all(operation.done for operation in self.operations)
+
+    @property
+    def exception(self) -> BaseException | None:
+        """The first error that it ended with."""
+        return next((o.exception for o in self.operations if o.exception is not None), None)
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        """Call ``fn(self)`` when it ends, or at once if it has."""
+        left = list(self.operations)
+
+        def ended(operation: engine.Request) -> None:
+            left.remove(operation)
+            if not left:
+                fn(self)
+
+        for operation in self.operations:
+            operation.add_done_callback(ended)
+
+    def wait(self, timeout: float | None = None) -> None:  # type: ignore[override]
+        """Return when it has ended.
+
+        Args:
+            timeout: seconds; None is the communicator's timeout, counted from the start.
+
+        Raises:
+            CollectiveTimeoutError: it did not end in time.
+            HybridcompError: what went wrong.
+        """
+        wait_for(self.operations, timeout)
+        self._release(None)
+
+    def test(self) -> bool:  # type: ignore[override]
+        """Make progress once; return whether it has ended. Raises its error."""
+        if self._tested():
+            self._release(None)
+            return True
+        return False
+
+    def _tested(self) -> bool:
+        done = [operation.test() for operation in self.operations]  # each makes progress
+        return all(done)
+
+    def cancel(self) -> bool:  # type: ignore[override]
+        """Cancel what has not begun to move data; return whether all of it could be cancelled."""
+        done = [operation.cancel() for operation in self.operations]
+        return all(done)
+
+    # -- mpi4py's names ------------------------------------------------------------------------------
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """As :meth:`wait`; fills ``status``."""
+        wait_for(self.operations, None)
+        self._release(status)
+        return True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """As :meth:`test`; fills ``status`` once it has ended."""
+        if self._tested():
+            self._release(status)
+            return True
+        return False
+
+    def _release(self, status: MPI.Status | None) -> None:
+        with deferral:  # what a signal's handler raised in a function that MPI calls would be MPI's error
+            if self != MPI.REQUEST_NULL:
+                super().Wait(status)
+
+    def __del__(self) -> None:
+        # MPI keeps it until it is complete. An interpreter that ends refuses what MPI would call.
+        if self != MPI.REQUEST_NULL and not (sys.is_finalizing() or MPI.Is_finalized()):
+            with deferral:
+                super().Free()
+
+
+def wait_for(operations: Sequence[engine.Request], timeout: float | None) -> None:
+    """Wait until operations have ended, within ``timeout`` seconds in all."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for operation in operations:
+        operation.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+
+def copy_status(source: MPI.Status, target: MPI.Status) -> None:
+    """Copy what a receive says: source, tag, count and whether it was cancelled."""
+    target.Set_source(source.Get_source())
+    target.Set_tag(source.Get_tag())
+    target.Set_elements(MPI.BYTE, max(0, source.Get_elements(MPI.BYTE)))
+    target.Set_cancelled(source.Is_cancelled())

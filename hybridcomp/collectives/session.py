@@ -1,0 +1,411 @@
+"""A communicator's state; how an operation's codec is chosen, and how it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from hybridcomp import trace
+from hybridcomp.arrays import Flat
+from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
+from hybridcomp.codecs.device.driver import has_driver
+from hybridcomp.collectives.algorithms.selection import Way, own_settings
+from hybridcomp.collectives.choices import Choices, CodecLike, asked_for
+from hybridcomp.collectives.device.cuda_aware import awareness
+from hybridcomp.collectives.device.data_path import DeviceCarrier
+from hybridcomp.collectives.device.streams import callers_events
+from hybridcomp.collectives.device.through_host import Extents as ByteExtents
+from hybridcomp.collectives.device.through_host import through_host
+from hybridcomp.collectives.execution.coding import NONE, Array
+from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.execution.groups import join_for_messages, may_use_devices
+from hybridcomp.collectives.execution.messages import MessagePrograms
+from hybridcomp.collectives.execution.mpi_collectives import native
+from hybridcomp.collectives.execution.post_queue import PostTicket
+from hybridcomp.collectives.execution.programs import STREAM_BYTES, OperationKey, Programs, running
+from hybridcomp.collectives.execution.progress import Ready, Request, Steps, engine
+from hybridcomp.collectives.failure.agreement import Preparation
+from hybridcomp.collectives.failure.consistency import Comparison, described, in_detail
+from hybridcomp.collectives.failure.making import make
+from hybridcomp.collectives.failure.release import release
+from hybridcomp.collectives.stats import Call, StatRow, StatTable
+from hybridcomp.collectives.transport.mailbox import Transport
+from hybridcomp.device import DeviceArray
+from hybridcomp.errors import CodecMismatchError
+from hybridcomp.policy import Choice, Policy, load_policy
+
+Op = MPI.Op | str
+# One of MPI's own operations on a send and a receive buffer, with its turn and what to wait for before it is posted.
+Native = Callable[[Any, Any, PostTicket, Sequence[Ready]], Steps]
+# One of ours, with a memory of error feedback or None.
+Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
+
+MANY = 1 << 40  # elements: more than any min_bytes
+
+
+class Session:
+    """What :class:`~.operations.flat_reductions.Core` builds on; its attributes are documented there."""
+
+    def __init__(
+        self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
+    ) -> None:
+        trace.joined(MPI.COMM_WORLD.Get_rank())
+        self._axis = axis
+        self.timeout = timeout
+        self.step = 0
+        self.feedback = ErrorFeedback(form=None)
+        self.warm: dict[str, Array] = {}
+        self.on_start: Callable[[Call], None] | None = None
+
+        def prepare() -> Preparation:
+            settings = own_settings() if comm.Get_rank() == 0 else ""
+            in_full = in_detail() if detail is None else detail
+            return Preparation(load_policy(policy), awareness(), in_full, not may_use_devices(), settings)
+
+        parts = make(comm, axis, timeout, prepare)
+        self._policy: Policy = parts.own.policy
+        self._engine = engine()
+        self.mpi, self._p2p = parts.mpi, parts.p2p
+        self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
+        self._table = StatTable()
+        self.cuda_aware = parts.agreed.awareness
+        direct = self.cuda_aware.messages
+        self._topology = parts.topology
+        self._choices = Choices(self._topology.count)
+        self._chooser = parts.chooser
+        self._programs: Programs | None = None
+        self._message_programs: MessagePrograms | None = None
+        if parts.group is not None:
+            self._programs = Programs(parts.group, self._topology, self.rank, self._chooser)
+            self._message_programs = MessagePrograms(join_for_messages(self._p2p))
+        self._transport = Transport(self.mpi, self._topology, parts.near, direct=direct, group=parts.group)
+        self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
+        self._p2p_transport.turns.common = False
+        self.spoilt = False
+        self._started = 0  # collectives: the same number on all ranks
+        self._messages = 0  # sends and receives
+        self._comparison = None if parts.comparison is None else Comparison(parts.comparison)
+        self._notices = parts.notices
+        if self._notices is not None:
+            engine().listen(self._notices)
+
+    def Free(self) -> None:
+        """Release MPI's resources, once all ranks have called this; no operation may be in flight. Collective.
+
+        A communicator on which an operation has failed, here or on another rank, is silenced only
+        (:mod:`~hybridcomp.collectives.failure.release`).
+        """
+        spoilt = self.spoilt or self._transport.failed or self._p2p_transport.failed
+        comms: list[MPI.Comm] = [self.mpi, self._p2p]
+        if self._comparison is not None:
+            comms.append(self._comparison.comm)
+        if self._notices is not None:
+            comms.insert(0, engine().silence(self._notices))
+            spoilt = spoilt or self._notices.troubled
+        release(comms, spoilt=spoilt)
+
+    @property
+    def policy(self) -> Policy:
+        """What decides on codecs; the same on all ranks."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
+        self._reconsider()
+
+    @property
+    def axis(self) -> str:
+        """The mesh axis that this communicator spans."""
+        return self._axis
+
+    @axis.setter
+    def axis(self, axis: str) -> None:
+        self._axis = axis
+        self._reconsider()
+
+    def _reconsider(self) -> None:
+        """Policy or axis have changed."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether operations of all ranks are in flight here."""
+        return self._notices is not None and engine().in_flight(self._notices)
+
+    def stats(self) -> list[StatRow]:
+        """Totals per operation and codec since the communicator was made, on this rank."""
+        return self._table.rows()
+
+    # -- the policy ----------------------------------------------------------------------------------
+
+    def _choose(
+        self,
+        op: str,
+        data: Flat,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        elements: int | None = None,
+    ) -> Choice:
+        if self.size == 1:
+            return Choice(NONE, None, "one rank")
+        if codec is not None:
+            return asked_for(codec, op, data)
+        shape = data.shape if elements is None else (elements,)
+        return self._choices.choose(self.policy, self.axis, op, data.dtype, shape, name, phase, self.step)
+
+    def _way(
+        self, op: str, data: Flat, codec: Codec, algorithm: str | None, feedback: str | None = None
+    ) -> tuple[Way, list[int]]:
+        """How to do an operation on a buffer of all its elements, and the tags for it."""
+        way = self._chooser.choose(op, data.nbytes, data.dtype, codec, feedback, algorithm)
+        return way, [self._transport.tag() for _ in range(way.algorithm.tags)]
+
+    # -- starting ------------------------------------------------------------------------------------
+
+    def _call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
+        if self._comparison is not None and op not in ("send", "recv"):
+            # Where ranks have started different operations before, they have taken different numbers of tags.
+            self._transport.begin(self._started + 1)
+        return Call(self.axis, op, choice.codec.spec, choice.reason, raw, plain, about)
+
+    def _plain_call(self, op: str, raw: int, plain: int, **about: Any) -> Call:
+        reason = "never compressed" if op != "recv" else "as sent"
+        return Call(self.axis, op, NONE.spec, reason, raw, plain, about)
+
+    def _carried(
+        self,
+        algorithm: Algorithm,
+        codec: Codec,
+        call: Call,
+        send: Flat | None,
+        recv: Flat | None,
+        device: list[DeviceArray],
+        *,
+        way: Way | None = None,
+        on_host: bool = False,
+        feedback: Callable[[Carrier], Any] | None = None,
+        loads: bool = False,
+        written: Callable[[], ByteExtents] | None = None,
+    ) -> Request:
+        """Start one of our algorithms, on host memory, on a device's, or on a host's copy of that.
+
+        Args:
+            algorithm: to start.
+            codec: that it uses.
+            call: statistics.
+            send, recv: its buffers, at least one.
+            device: the caller's, if they are on a device.
+            way: of the algorithm, if it was chosen among several.
+            on_host: it cannot run on a device.
+            feedback: gives the memory, and the carrier the codec of its step.
+            loads, written: as of :func:`~hybridcomp.collectives.device.through_host.through_host`.
+        """
+        given = send if recv is None else recv
+        assert given is not None
+        t, dtype = self._transport, given.dtype
+        if way is not None:
+            on_host = on_host or not way.algorithm.device
+        encodes = bool(device) and not on_host and has_driver(codec)
+        if encodes:
+            carrier: Carrier = DeviceCarrier(t, codec, dtype, call, device)
+        else:
+            carrier = Carrier(t, codec, dtype, call)
+        if way is not None:
+            carrier.chunk_bytes = way.chunk_bytes
+        carrier.stream = recv is not None and recv.nbytes >= STREAM_BYTES
+
+        def steps() -> Steps:
+            memory = None if feedback is None else feedback(carrier)
+            if encodes or not device:
+                yield from algorithm(carrier, send, recv, memory)
+            else:
+                yield from through_host(
+                    t,
+                    device,
+                    send,
+                    recv,
+                    lambda s, r: algorithm(carrier, s, r, memory),
+                    loads=loads,
+                    written=written,
+                )
+
+        return self._start(steps(), call)
+
+    def _compiled(
+        self,
+        key: OperationKey,
+        call: Call,
+        send: Flat | None,
+        recv: Flat | None,
+        device: list[DeviceArray],
+        *,
+        algorithm: str | None = None,
+        feedback: Callable[[Carrier], Any] | None = None,
+        written: Callable[[], ByteExtents] | None = None,
+    ) -> Request | None:
+        """Start an operation in the compiled engine; None where the engine does not do it.
+
+        Args:
+            key: the operation.
+            call: statistics.
+            send, recv: its buffers.
+            device: the caller's, if they are on a device.
+            algorithm: the caller's; None to choose.
+            feedback: as of :meth:`_carried`.
+            written: as of :func:`~hybridcomp.collectives.device.through_host.through_host`.
+        """
+        programs = self._programs
+        program = None if programs is None else programs.find(key, algorithm)
+        if programs is None or program is None:
+            return None
+        engine().check_process(call.op)  # a thread of the parent's may have held the lock that this takes
+        first = programs.reserve()
+        return self._carried(
+            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory),
+            key.codec,
+            call,
+            send,
+            recv,
+            device,
+            on_host=True,
+            feedback=feedback,
+            written=written,
+        )
+
+    def _native(
+        self,
+        run: Native,
+        call: Call,
+        send: Flat | None,
+        recv: Flat | None,
+        device: list[DeviceArray],
+        *,
+        direct: bool | None = None,
+        transport: Transport | None = None,
+        exact: bool = True,
+        status: MPI.Status | None = None,
+        loads: bool = False,
+        written: Callable[[], ByteExtents] | None = None,
+    ) -> Request:
+        """Start one of MPI's own operations, or one that is matched in the order of posting.
+
+        Args:
+            run: to start.
+            call: statistics.
+            send, recv: its buffers.
+            device: the caller's, if they are on a device.
+            direct: hand MPI the device's pointers; None where it takes them in collectives.
+            transport: whose turn it takes; None is the collectives'.
+            exact: it carries what a plain one would; else it counts its bytes itself.
+            status: of a receive.
+            loads, written: as of :func:`~hybridcomp.collectives.device.through_host.through_host`.
+        """
+        t = transport or self._transport
+        if direct is None:
+            direct = self.cuda_aware.collectives
+
+        def steps() -> Steps:
+            with t.turns.take().held() as turn:
+                if direct or not device:
+                    yield from run(send, recv, turn, callers_events(device))
+                else:
+                    yield from through_host(
+                        t, device, send, recv, lambda s, r: run(s, r, turn, ()), loads=loads, written=written
+                    )
+
+        return self._posted(steps(), call, exact=exact, status=status, common=transport is None)
+
+    def _posted(self, steps: Steps, call: Call, **how: Any) -> Request:
+        """Start an operation that MPI may refuse in the call: raise that here, as MPI does."""
+        request = self._start(steps, call, **how)
+        request.raise_refusal()
+        return request
+
+    def _foreign(
+        self,
+        op: str,
+        post: Callable[[], MPI.Request],
+        codec: CodecLike = None,
+        *,
+        transport: Transport | None = None,
+        peer: int = -1,
+        status: MPI.Status | None = None,
+    ) -> Request:
+        """Start one of MPI's own operations on buffers that only MPI understands; statistics do not know their size.
+
+        Raises:
+            CodecMismatchError: the call asks for a codec.
+        """
+        fixed = codec.codec if isinstance(codec, Choice) else codec
+        if fixed is not None and get_codec(fixed).name != "none":
+            raise CodecMismatchError(f"{op}: a codec cannot carry a buffer that only MPI understands")
+        t = transport or self._transport
+        engine().check_process(op)
+        if t.turns.empty and self._comparison is None:
+            post = _begun(
+                post()
+            )  # here, since wrong arguments are this rank's own affair: no operation has begun
+
+        call = Call(self.axis, op, NONE.spec, "a buffer that only MPI understands", 0, 0)
+        return self._native(
+            lambda _s, _r, turn, events: native(post, turn, events, peer, status),
+            call,
+            None,
+            None,
+            [],
+            transport=transport,
+            status=status,
+        )
+
+    def _start(
+        self,
+        steps: Steps,
+        call: Call,
+        *,
+        exact: bool = False,
+        status: MPI.Status | None = None,
+        common: bool = True,
+        counted: bool = True,
+    ) -> Request:
+        """Start an operation; ``common`` if all ranks take part in it, ``counted`` if it is one of the statistics."""
+        if exact:
+            call.wire_bytes = call.plain_bytes
+        if common:
+            self._started += 1
+        else:
+            self._messages += 1
+        number = self._started if common else self._messages
+        what = f"{call.op} number {number} on axis {self._axis!r}, rank {self.rank} of {self.size}"
+        if self.on_start is not None:
+            self.on_start(call)
+        if counted:
+            steps = self._counted(steps, call)
+        if self._comparison is not None and common:
+            steps = self._comparison.before(steps, number, what, described(call))
+        return engine().start(
+            steps,
+            what,
+            self.timeout,
+            status,
+            priority=call.raw_bytes.bit_length(),
+            notices=self._notices if common else None,
+            number=number,
+        )
+
+    def _counted(self, steps: Steps, call: Call) -> Steps:
+        yield from steps
+        self._table.add(call)
+
+    def _check_rank(self, rank: int, what: str) -> None:
+        if not 0 <= rank < self.size:
+            error = MPI.Exception(MPI.ERR_ROOT if what == "root" else MPI.ERR_RANK)
+            error.add_note(f"{what} is {rank}; this communicator has ranks 0 to {self.size - 1}")
+            raise error
+
+
+def _begun(request: MPI.Request) -> Callable[[], MPI.Request]:
+    """What "starts" an operation that MPI has begun."""
+    return lambda: request

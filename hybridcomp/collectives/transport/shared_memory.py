@@ -1,0 +1,156 @@
+"""Ranks of one host hand each other messages by saying where they are.
+
+What MPI carries between them is a *note* of 32 bytes: whose arena, where in it, how long. The reader decodes from
+there. Notes and messages may be mixed: a note's first bytes are not those of a message. That a block is where a note
+says, and has been lent, is believed: who can write to an arena of this user could as well change this process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+from collections.abc import Iterable
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp import native
+from hybridcomp.arrays import ByteArray
+from hybridcomp.collectives.transport.arena import Arena, ArenaPool, Card, address, open_arena
+from hybridcomp.collectives.transport.pools import HeapPool
+from hybridcomp.errors import WireError
+
+_NOTE = struct.Struct("<IIQQQ")
+_MAGIC = 0x01455948  # b"HYE\x01"
+_CARD = struct.Struct("<QQQQ")
+_SWITCH = "HYBRIDCOMP_SHARED_MEMORY"
+
+
+class SharedMemoryPeers:
+    """The other ranks of this host in a communicator, and their arenas.
+
+    Attributes:
+        ranks: of the communicator.
+        pool: whose buffers they can read.
+    """
+
+    def __init__(self, pool: ArenaPool, arenas: dict[int, Arena]) -> None:
+        """Know the arenas of ranks."""
+        self.pool = pool
+        self.ranks = frozenset(arenas)
+        everyone: list[Arena] = [pool.arena, *arenas.values()]
+        self._arenas = {arena.card.token: arena for arena in everyone}
+        self._spans = [(a.start, a.start + a.card.nbytes, a) for a in everyone]
+
+    def lend(self, message: ByteArray, readers: int) -> ByteArray | None:
+        """A note of a message for ``readers`` ranks, each of which will :meth:`release` it; None if they cannot see it.
+
+        Args:
+            message: a buffer of the pool from its beginning on, or what :meth:`read` gave and is not yet released.
+            readers: how many.
+        """
+        at = address(message)
+        for start, end, arena in self._spans:
+            if start <= at < end:
+                offset = at - start
+                native.kernels().lease_add(arena.lease(offset), readers)
+                note = np.empty(_NOTE.size, np.uint8)
+                _NOTE.pack_into(note.data, 0, _MAGIC, 0, arena.card.token, offset, message.size)
+                return note
+        return None
+
+    def read(self, buffer: ByteArray) -> ByteArray | None:
+        """The message that a note in ``buffer`` is of; None if there is no note.
+
+        Raises:
+            WireError: it is of no message that can be.
+        """
+        magic, _, token, offset, nbytes = _NOTE.unpack_from(buffer.data, 0)
+        if magic != _MAGIC:
+            return None
+        arena = self._arenas.get(token)
+        if arena is None:
+            raise WireError(f"a note of a message in an arena that this rank does not know ({token:#x})")
+        return arena.block(offset, nbytes)
+
+    def release(self, messages: Iterable[ByteArray]) -> None:
+        """This rank no longer reads messages that :meth:`read` gave."""
+        for message in messages:
+            at = address(message)
+            for start, end, arena in self._spans:
+                if start <= at < end:
+                    native.kernels().lease_add(arena.lease(at - start), -1)
+                    break
+
+
+@functools.cache
+def own_pool() -> ArenaPool | None:
+    """This process's arena; None where the system has none."""
+    try:
+        return ArenaPool()
+    except (OSError, AttributeError, ValueError):
+        return None
+
+
+@functools.cache
+def heap() -> HeapPool:
+    """Buffers for where nobody is near."""
+    return HeapPool()
+
+
+@functools.cache
+def _arena_at(card: Card) -> Arena | None:
+    """Another process's arena, mapped once."""
+    try:
+        return open_arena(card)
+    except (OSError, ValueError):
+        return None
+
+
+def meet(comm: MPI.Comm, node: MPI.Comm) -> SharedMemoryPeers | None:
+    """Map the arenas of the ranks of this host; None unless each of them can see all others'. Collective.
+
+    Args:
+        comm: whose ranks meet.
+        node: those of this host.
+    """
+    if node.size == 1:
+        return None
+    pool = own_pool() if shares_memory() else None
+    found = map_arenas(comm, node, None if pool is None else pool.arena.card)
+    if pool is None or found is None:
+        return None
+    return SharedMemoryPeers(pool, dict(neighbour for neighbour in found if neighbour is not None))
+
+
+def shares_memory() -> bool:
+    """Whether ranks of a host may share memory: the environment does not forbid it."""
+    return os.environ.get(_SWITCH) != "0"
+
+
+def map_arenas(comm: MPI.Comm, node: MPI.Comm, card: Card | None) -> list[tuple[int, Arena] | None] | None:
+    """Map the arenas of the ranks of this host. Collective.
+
+    Args:
+        comm: whose ranks.
+        node: those of this host.
+        card: of this process's arena; None if it has none.
+
+    Returns:
+        For each rank of ``node``, its rank in ``comm`` and its arena; None for this one. None in all unless each of
+        them can see all others'.
+    """
+    mine = np.zeros(5, np.uint64)
+    if card is not None:
+        mine[:] = (comm.Get_rank(), *card)
+    cards = np.empty((node.size, mine.size), np.uint64)
+    node.Allgather(mine, cards)
+    found: list[tuple[int, Arena] | None] = []
+    for place, (rank, pid, fd, token, nbytes) in enumerate(cards.tolist()):
+        arena = _arena_at(Card(pid, fd, token, nbytes)) if token and place != node.rank else None
+        found.append(None if arena is None else (rank, arena))
+    good = card is not None and sum(one is None for one in found) == 1
+    verdict = np.array([good], np.uint8)
+    node.Allreduce(MPI.IN_PLACE, verdict, MPI.MIN)
+    return found if verdict[0] else None
