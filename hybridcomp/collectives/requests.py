@@ -1,14 +1,13 @@
 """What non-blocking methods return: an operation of ours that is one of MPI's requests, too.
 
 MPI calls the functions of a generalized request while it holds a lock of its own, and they need the interpreter's.
-Whoever enters MPI without giving the interpreter up (:mod:`~.operations.fast_path` does) must not do so while
-there is one: each thread would wait for the other's lock.
+Whoever enters MPI without giving the interpreter up (compiled code may) must not do so while there is one: each thread
+would wait for the other's lock.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,16 +19,7 @@ from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.failure.signals import deferral
 
 called_back: set[object] = set()
-"""A token for each generalized request that MPI has not freed. A forked process has one for good: MPI is its parent's,
-and the engine, which everything goes to while there is one, says so."""
-
-
-def _forked() -> None:
-    if MPI.Is_initialized():
-        called_back.add("a fork")
-
-
-os.register_at_fork(after_in_child=_forked)
+"""A token for each generalized request that MPI has not freed."""
 
 
 class Request(MPI.Request):

@@ -33,7 +33,7 @@ from hybridcomp.collectives.failure.release import release
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.transport.mailbox import Transport
 from hybridcomp.device import DeviceArray
-from hybridcomp.errors import CodecMismatchError, HybridcompError
+from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import Choice, Policy, load_policy
 
 Op = MPI.Op | str
@@ -52,7 +52,7 @@ class Session:
         self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
     ) -> None:
         trace.joined(MPI.COMM_WORLD.Get_rank())
-        self.axis = axis
+        self._axis = axis
         self.timeout = timeout
         self.step = 0
         self.feedback = ErrorFeedback(form=None)
@@ -65,7 +65,8 @@ class Session:
             return Preparation(load_policy(policy), awareness(), in_full, not may_use_devices(), settings)
 
         parts = make(comm, axis, timeout, prepare)
-        self.policy: Policy = parts.own.policy
+        self._policy: Policy = parts.own.policy
+        self._engine = engine()
         self.mpi, self._p2p = parts.mpi, parts.p2p
         self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
         self._table = StatTable()
@@ -104,6 +105,29 @@ class Session:
             comms.insert(0, engine().silence(self._notices))
             spoilt = spoilt or self._notices.troubled
         release(comms, spoilt=spoilt)
+
+    @property
+    def policy(self) -> Policy:
+        """What decides on codecs; the same on all ranks."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
+        self._reconsider()
+
+    @property
+    def axis(self) -> str:
+        """The mesh axis that this communicator spans."""
+        return self._axis
+
+    @axis.setter
+    def axis(self, axis: str) -> None:
+        self._axis = axis
+        self._reconsider()
+
+    def _reconsider(self) -> None:
+        """Policy or axis have changed."""
 
     @property
     def busy(self) -> bool:
@@ -297,10 +321,7 @@ class Session:
     def _posted(self, steps: Steps, call: Call, **how: Any) -> Request:
         """Start an operation that MPI may refuse in the call: raise that here, as MPI does."""
         request = self._start(steps, call, **how)
-        error = request.exception
-        # What other ranks have sent, and how they fare, is for who waits.
-        if request.done and error is not None and not isinstance(error, HybridcompError):
-            raise error
+        request.raise_refusal()
         return request
 
     def _foreign(
@@ -357,7 +378,7 @@ class Session:
         else:
             self._messages += 1
         number = self._started if common else self._messages
-        what = f"{call.op} number {number} on axis {self.axis!r}, rank {self.rank} of {self.size}"
+        what = f"{call.op} number {number} on axis {self._axis!r}, rank {self.rank} of {self.size}"
         if self.on_start is not None:
             self.on_start(call)
         if counted:

@@ -117,9 +117,10 @@ class Call(StatRow):
 
     Attributes:
         about: what else must be alike on all ranks, by name: count, dtype, root, reduction.
+        began: when it did, by :func:`time.perf_counter`.
     """
 
-    __slots__ = ("_began", "_decoding", "_encoding", "_parts", "_recorder", "about")
+    __slots__ = ("_decoding", "_encoding", "_parts", "_recorder", "about", "began")
 
     def __init__(
         self,
@@ -141,7 +142,13 @@ class Call(StatRow):
             self._encoding = TracedClock("encode", self._parts)
             self._decoding = TracedClock("decode", self._parts)
         self.about = about
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
+
+    def starts(self, began: float, *, traced: bool) -> None:
+        """The operation has begun before this was made, and is traced if something was recorded then."""
+        self.began = began
+        if not traced:
+            self._recorder = None
 
     def encoding(self) -> Clock:
         """Count the time inside as encoding."""
@@ -169,10 +176,10 @@ class Call(StatRow):
         ended = time.perf_counter()
         self.encode_seconds = self._encoding.seconds
         self.decode_seconds = self._decoding.seconds
-        self.wire_seconds = max(0.0, ended - self._began - self.encode_seconds - self.decode_seconds)
+        self.wire_seconds = max(0.0, ended - self.began - self.encode_seconds - self.decode_seconds)
         if self._recorder is not None:
             name = self.about.get("name")
-            record(self._recorder, self, self._began, ended, self._parts, name)
+            record(self._recorder, self, self.began, ended, self._parts, name)
 
 
 def record(

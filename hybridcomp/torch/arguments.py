@@ -24,6 +24,10 @@ class Asked(NamedTuple):
     waits: bool = False
 
 
+NOTHING = Asked()
+_NO_TIME = timedelta(0)
+
+
 def asked(*given: Any) -> Asked:
     """Sort out arguments by what they are.
 
@@ -48,5 +52,5 @@ def asked(*given: Any) -> Asked:
             root = getattr(value, "rootRank", root)
             timeout = getattr(value, "timeout", timeout)
             waits = not getattr(value, "asyncOp", True)
-    seconds = None if timeout is None or timeout <= timedelta(0) else timeout.total_seconds()
+    seconds = None if timeout is None or timeout <= _NO_TIME else timeout.total_seconds()
     return Asked(op, root, seconds, waits)

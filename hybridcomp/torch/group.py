@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -22,7 +24,7 @@ from torch.distributed import ProcessGroup
 from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.torch.arguments import Asked
 from hybridcomp.torch.memory import pack, unpack
-from hybridcomp.torch.operations import Starter
+from hybridcomp.torch.operations import Starter, start_each
 from hybridcomp.torch.options import Birth, Options, axis_of
 from hybridcomp.torch.profiling import Range, note, profiling
 from hybridcomp.torch.registry import registry
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from hybridcomp.collectives.session import Session
 
 _LAST_SECONDS = 5.0
-_NOTHING = Asked()
 
 
 class Group(ProcessGroup):
@@ -69,13 +70,15 @@ class Group(ProcessGroup):
         self._name = ""
         self._desc = "undefined"
         self._coalescing: list[CommWork] | None = None
-        self._pending: set[Operation] = set()
+        self._issued: deque[Operation] = deque()
+        self._lock = threading.Lock()
+        self._profiled = 0
+        self._attended = engine().attended()
         self._sequence = 0
         self._splits = 0
         self.beside: list[Session] = []
         self._closed = False
         self._pid = os.getpid()
-        comm.on_start = note
         if birth.options.axis is not None:
             comm.axis = birth.options.axis
 
@@ -135,7 +138,7 @@ class Group(ProcessGroup):
         return False
 
     def _wait_for_pending_works(self) -> None:
-        for operation in list(self._pending):
+        for operation in list(self._issued):
             operation.wait()
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -206,33 +209,64 @@ class Group(ProcessGroup):
         self,
         op: str,
         tensors: Sequence[torch.Tensor],
-        start: Callable[[], CommWork],
-        ask: Asked = _NOTHING,
+        ask: Asked,
+        start: Callable[..., CommWork],
+        columns: Sequence[Sequence[Any]],
+        extra: tuple[Any, ...] = (),
     ) -> CommWork:
-        """Start an operation.
+        """Start an operation, or several as one.
 
         Args:
             op: its name in profiles.
             tensors: what goes in.
-            start: it.
             ask: how long a wait for it may take, unless that says so itself, and whether it is next.
+            start: starts one.
+            columns, extra: its arguments: a row of the columns is one operation's, and the others are alike for all.
 
         Raises:
             RuntimeError: the group is destroyed, or the process was forked after the group was made.
         """
-        self._check(op)
+        if self._closed or os.getpid() != self._pid:
+            self._check(op)
         self._sequence += 1
         if profiling():
+            work = self._profile(op, tensors, lambda: start_each(start, columns, extra))
+        elif ask.waits:
+            with self._attended:
+                work = start_each(start, columns, extra)
+        elif len(columns) == 1 == len(columns[0]):
+            work = start(columns[0][0], *extra)
+        else:
+            work = start_each(start, columns, extra)
+        if ask.timeout is not None:
+            work.limit = ask.timeout
+        issued = self._issued
+        with self._lock:
+            while issued and issued[0].done:
+                issued.popleft()
+            for operation in work.requests:
+                if not operation.done:
+                    issued.append(operation)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _profile(self, op: str, tensors: Sequence[torch.Tensor], start: Callable[[], CommWork]) -> CommWork:
+        """Start an operation, and have the profiler see it."""
+        self._note(1)
+        try:
             with Range(op, tensors) as mark:
                 work = start()
-            work.mark(mark)
-        elif ask.waits:
-            with engine().attended():
-                work = start()
-        else:
-            work = start()
-        work.limit = ask.timeout
-        return self._issue(work)
+        finally:
+            self._note(-1)
+        work.mark(mark)
+        return work
+
+    def _note(self, more: int) -> None:
+        """Note what the communicator starts as long as a call is profiled: without, starts are quicker."""
+        with self._lock:
+            self._profiled += more
+            self.comm.on_start = note if self._profiled else None
 
     def _check(self, op: str) -> None:
         if self._closed:
@@ -242,15 +276,6 @@ class Group(ProcessGroup):
                 f"{op}: process group {self._name!r} was made by process {self._pid}, from which this one, "
                 f"{os.getpid()}, was forked: MPI cannot be used here; fork first, or start processes by spawn"
             )
-
-    def _issue(self, work: CommWork) -> CommWork:
-        for operation in work.requests:
-            if not operation.done:
-                self._pending.add(operation)
-                operation.add_done_callback(self._pending.discard)
-        if self._coalescing is not None:
-            self._coalescing.append(work)
-        return work
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalescing = []
@@ -290,7 +315,7 @@ class Group(ProcessGroup):
         self._closed = True
         registry.remove(self)
         deadline = time.monotonic() + _LAST_SECONDS
-        for operation in list(self._pending):
+        for operation in list(self._issued):
             with suppress(Exception):
                 operation.wait(max(0.0, deadline - time.monotonic()))
         if MPI.Is_finalized():
@@ -298,7 +323,7 @@ class Group(ProcessGroup):
         for beside in self.beside:
             if not beside.busy:
                 beside.Free()
-        if not self._pending:
+        if all(operation.done for operation in self._issued):
             self.comm.Free()
 
     def abort(self) -> None:

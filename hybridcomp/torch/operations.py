@@ -17,7 +17,7 @@ from hybridcomp.policy import put
 from hybridcomp.torch.phases import about_send, phase
 from hybridcomp.torch.reduce_ops import Reduction, reduction
 from hybridcomp.torch.sparse import all_reduce_sparse
-from hybridcomp.torch.staging import Target, source, usable
+from hybridcomp.torch.staging import Target, plain, source, usable
 from hybridcomp.torch.work import CommWork, joined
 from hybridcomp.torch.zero import said_of_broadcast
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
 
 Tensors = Sequence[torch.Tensor]
-
-_OF_NUMPY = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
 
 
 class Starter:
@@ -42,14 +40,16 @@ class Starter:
         if tensor.layout is torch.sparse_coo:
             return all_reduce_sparse(self.comm, tensor, op)
         how = reduction(op, tensor.dtype)
-        target = Target(tensor, load=True, dtype=how.dtype)
-        _scale(target.data, how.factor)
-        if at_once and target.data.dtype in _OF_NUMPY and target.data.device.type == "cpu":
-            array = target.data.numpy()
-            if self.comm.allreduce_at_once(MPI.IN_PLACE, array, how.op, phase=phase()):
-                return CommWork([], [tensor], self._committed(how, target))
-        request = self.comm.start_allreduce(MPI.IN_PLACE, target.data, how.op, phase=phase())
-        return CommWork([request], [tensor], self._committed(how, target))
+        commit, array = None, plain(tensor)
+        if array is None or not how.plain:
+            target = Target(tensor, load=True, dtype=how.dtype)
+            _scale(target.data, how.factor)
+            commit, array = self._committed(how, target), _given(target.data)
+        now = phase()
+        if at_once and self.comm.allreduce_at_once(MPI.IN_PLACE, array, how.op, phase=now):
+            return CommWork([], [tensor], commit)
+        request = self.comm.start_allreduce(MPI.IN_PLACE, array, how.op, phase=now)
+        return CommWork([request], [tensor], commit)
 
     def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> CommWork:
         """Reduce over all ranks; only the root's ``tensor`` changes."""
@@ -72,7 +72,9 @@ class Starter:
         how = reduction(op, output.dtype)
         send = _scaled(source(source_, how.dtype), how.factor)
         target = Target(output, dtype=how.dtype)
-        request = self.comm.start_reduce_scatter_block(send, target.data, how.op, phase=phase())
+        request = self.comm.start_reduce_scatter_block(
+            _given(send), _given(target.data), how.op, phase=phase()
+        )
         return CommWork([request], [output], self._committed(how, target))
 
     def reduce_scatter(self, output: torch.Tensor, parts: Tensors, op: Any) -> CommWork:
@@ -87,10 +89,10 @@ class Starter:
             works.append(self.reduce(output if mine else part, op, root))
         return joined(works)
 
-    def _committed(self, how: Reduction, target: Target) -> Callable[[], None]:
+    def _committed(self, how: Reduction, target: Target) -> Callable[[], None] | None:
         """What remains to do with the sum."""
         if not how.truncates:
-            return target.commit
+            return _committed(target)
 
         def divide() -> None:
             target.data.div_(self.comm.size, rounding_mode="trunc")
@@ -104,9 +106,8 @@ class Starter:
         """Copy the root's tensor to all ranks."""
         target = Target(tensor, load=self.comm.rank == root)
         codec = said_of_broadcast()
-        return CommWork(
-            [self.comm.start_bcast(target.data, root, phase=phase(), codec=codec)], [tensor], target.commit
-        )
+        request = self.comm.start_bcast(_given(target.data), root, phase=phase(), codec=codec)
+        return CommWork([request], [tensor], _committed(target))
 
     def all_gather_single(self, output: torch.Tensor, source_: torch.Tensor) -> CommWork:
         """Gather every rank's ``source_`` into ``output``; the input may be this rank's part of it."""
@@ -116,15 +117,16 @@ class Starter:
                 f"the input's {source_.numel()}"
             )
         target = Target(output)
-        request = self.comm.start_allgather(source(source_), target.data, phase=phase())
-        return CommWork([request], [output], target.commit)
+        send = source(source_)
+        request = self.comm.start_allgather(_given(send), _given(target.data), phase=phase())
+        return CommWork([request], [output], _committed(target))
 
     def all_gather(self, outputs: Tensors, source_: torch.Tensor) -> CommWork:
         """Gather into a list of tensors, one per rank; they may differ in size."""
         if all(out.numel() == source_.numel() and out.dtype == source_.dtype for out in outputs):
             send = source(source_)
             flat = torch.empty(self.comm.size * source_.numel(), dtype=source_.dtype, device=send.device)
-            request = self.comm.start_allgather(send, Target(flat).data, phase=phase())
+            request = self.comm.start_allgather(_given(send), _given(Target(flat).data), phase=phase())
             return CommWork([request], list(outputs), lambda: _scatter_out(flat, outputs))
         outputs[self.comm.rank].detach().copy_(source_)
         return joined([self.broadcast(out, root) for root, out in enumerate(outputs)])
@@ -143,7 +145,7 @@ class Starter:
         target = Target(output)
         send = source(_packed(parts)) if self.comm.rank == root else None
         request = self.comm.start_scatter(send, target.data, root)
-        return CommWork([request], [output], target.commit)
+        return CommWork([request], [output], _committed(target))
 
     def all_to_all_single(
         self, output: torch.Tensor, source_: torch.Tensor, output_splits: list[int], input_splits: list[int]
@@ -153,7 +155,7 @@ class Starter:
         outgoing = self._counts(source_, input_splits, "input")
         incoming = self._counts(output, output_splits, "output")
         request = self._alltoallv(send, outgoing, target.data, incoming)
-        return CommWork([request], [output], target.commit)
+        return CommWork([request], [output], _committed(target))
 
     def all_to_all(self, outputs: Tensors, sources: Tensors) -> CommWork:
         """Send entry r of a list to rank r, and receive one from each."""
@@ -192,27 +194,38 @@ class Starter:
         way, there = about_send(tensor, up=dest > self.comm.rank)
         before = put(there)
         try:
-            return CommWork([self.comm.start_send(source(tensor), dest, tag, phase=way)], [tensor])
+            return CommWork([self.comm.start_send(_given(source(tensor)), dest, tag, phase=way)], [tensor])
         finally:
             put(before)
 
     def receive(self, tensor: torch.Tensor, source_rank: int, tag: int) -> CommWork:
         """Receive into ``tensor``; ``MPI.ANY_SOURCE`` takes what comes."""
         target = Target(tensor)
-        request = self.comm.start_recv(target.data, source_rank, tag)
-        return CommWork([request], [tensor], target.commit)
+        request = self.comm.start_recv(_given(target.data), source_rank, tag)
+        return CommWork([request], [tensor], _committed(target))
 
-    def barrier(self) -> CommWork:
+    def barrier(self, _: None = None) -> CommWork:
         """Wait for all ranks."""
-        return CommWork([self.comm.barrier()], [])
+        return CommWork([self.comm.start_barrier()], [])
 
 
 def start_each(
-    start: Callable[..., CommWork], *columns: Sequence[Any], extra: tuple[Any, ...] = ()
+    start: Callable[..., CommWork], columns: Sequence[Sequence[Any]], extra: tuple[Any, ...] = ()
 ) -> CommWork:
     """Start an operation for each row of ``columns``, and join them."""
     works = [start(*row, *extra) for row in zip(*columns, strict=True)]
     return works[0] if len(works) == 1 else joined(works)
+
+
+def _given(data: torch.Tensor) -> Any:
+    """A buffer for a communicator: an array, where it is one, is parsed by compiled code."""
+    array = plain(data)
+    return data if array is None else array
+
+
+def _committed(target: Target) -> Callable[[], None] | None:
+    """What remains to do with a result."""
+    return target.commit if target.staged else None
 
 
 def _scale(data: torch.Tensor, factor: float | torch.Tensor | None) -> None:

@@ -22,6 +22,7 @@ from hybridcomp.torch.on_import import when_imported
 
 _METHODS = {"get_fwd_send_ops": "forward", "get_bwd_send_ops": "backward"}
 
+_task = torch._C._current_graph_task_id  # of autograd's backward pass in this thread; -1 outside
 _said = threading.local()
 _sent: Any = WeakIdKeyDictionary()  # phases and places of tensors that are about to be sent
 
@@ -53,12 +54,14 @@ def phase() -> str:
     are ``"forward"``. They are known by the hooks that it has for saved tensors meanwhile.
     """
     said: str | None = getattr(_said, "phase", None)
-    return said or ("backward" if in_backward() and not _recomputes() else "forward")
+    if said is not None:
+        return said
+    return "forward" if _task() == -1 or _recomputes() else "backward"
 
 
 def in_backward() -> bool:
     """Whether this thread runs autograd's backward pass, or a forward pass within it."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return bool(_task() != -1)
 
 
 def _recomputes() -> bool:

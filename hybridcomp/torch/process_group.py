@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from hybridcomp.torch.arguments import asked
+from hybridcomp.torch.arguments import NOTHING, asked
 from hybridcomp.torch.group import Group
 from hybridcomp.torch.monitored import monitored_barrier
-from hybridcomp.torch.operations import start_each
 from hybridcomp.torch.profiling import profiling
 from hybridcomp.torch.work import CommWork
 
@@ -35,9 +34,10 @@ class HybridProcessGroup(Group):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> CommWork:
         """Reduce in place."""
-        given, ask = _list(tensors), asked(opts, op, timeout)
+        given = tensors if tensors.__class__ is list else _list(tensors)
+        ask = asked(opts, op, timeout)
         start, at_once = self._start.all_reduce, ask.waits and not profiling()
-        return self._run("all_reduce", given, lambda: start_each(start, given, extra=(ask.op, at_once)), ask)
+        return self._run("all_reduce", given, ask, start, (given,), (ask.op, at_once))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> CommWork:
         """Reduce several tensors in place."""
@@ -49,7 +49,7 @@ class HybridProcessGroup(Group):
         """Reduce to one rank."""
         given, ask = _list(tensors), asked(opts, op, timeout, root)
         start = self._start.reduce
-        return self._run("reduce", given, lambda: start_each(start, given, extra=(ask.op, ask.root)), ask)
+        return self._run("reduce", given, ask, start, (given,), (ask.op, ask.root))
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
@@ -58,9 +58,7 @@ class HybridProcessGroup(Group):
         to, ask = _list(outputs), asked(opts, op, timeout)
         lists = [inputs] if isinstance(outputs, Tensor) else inputs
         start = self._start.reduce_scatter
-        return self._run(
-            "reduce_scatter", _all(lists), lambda: start_each(start, to, lists, extra=(ask.op,)), ask
-        )
+        return self._run("reduce_scatter", _all(lists), ask, start, (to, lists), (ask.op,))
 
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: Any = None, timeout: Any = None, *, op: Any = None
@@ -68,18 +66,13 @@ class HybridProcessGroup(Group):
         """Reduce a tensor; rank r gets its part r."""
         ask = asked(opts, op, timeout)
         start = self._start.reduce_scatter_single
-        return self._run("reduce_scatter_tensor", [source], lambda: start(output, source, ask.op), ask)
+        return self._run("reduce_scatter_tensor", [source], ask, start, ([output], [source]), (ask.op,))
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
         """Reduce several tensors; rank r gets part r of each."""
         ask = asked(opts)
         start = self._start.reduce_scatter_single
-        return self._run(
-            "reduce_scatter_tensor_coalesced",
-            inputs,
-            lambda: start_each(start, outputs, inputs, extra=(ask.op,)),
-            ask,
-        )
+        return self._run("reduce_scatter_tensor_coalesced", inputs, ask, start, (outputs, inputs), (ask.op,))
 
     # -- movement ------------------------------------------------------------------------------------
 
@@ -89,39 +82,33 @@ class HybridProcessGroup(Group):
         """Copy from one rank to all."""
         given, ask = _list(tensors), asked(opts, timeout, root)
         start = self._start.broadcast
-        return self._run("broadcast", given, lambda: start_each(start, given, extra=(ask.root,)), ask)
+        return self._run("broadcast", given, ask, start, (given,), (ask.root,))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> CommWork:
         """Gather into a list of tensors on every rank."""
         given, ask = _list(inputs), asked(opts, timeout)
         lists = [outputs] if isinstance(inputs, Tensor) else outputs
         start = self._start.all_gather
-        return self._run("all_gather", given, lambda: start_each(start, lists, given), ask)
+        return self._run("all_gather", given, ask, start, (lists, given))
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
         """Gather several tensors; ``outputs`` has a list for each rank, with an entry for each input."""
         by_input = [list(row) for row in zip(*outputs, strict=True)]
         start = self._start.all_gather
-        return self._run("all_gather", inputs, lambda: start_each(start, by_input, inputs), asked(opts))
+        return self._run("all_gather", inputs, asked(opts), start, (by_input, inputs))
 
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: Any = None, timeout: Any = None
     ) -> CommWork:
         """Gather into one tensor on every rank."""
         start = self._start.all_gather_single
-        return self._run(
-            "all_gather_into_tensor", [source], lambda: start(output, source), asked(opts, timeout)
-        )
+        ask = asked(opts, timeout)
+        return self._run("all_gather_into_tensor", [source], ask, start, ([output], [source]))
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
         """Gather several tensors, each into one."""
         start = self._start.all_gather_single
-        return self._run(
-            "all_gather_into_tensor_coalesced",
-            inputs,
-            lambda: start_each(start, outputs, inputs),
-            asked(opts),
-        )
+        return self._run("all_gather_into_tensor_coalesced", inputs, asked(opts), start, (outputs, inputs))
 
     def gather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
@@ -130,7 +117,7 @@ class HybridProcessGroup(Group):
         given, ask = _list(inputs), asked(opts, timeout, root)
         lists = outputs if outputs and not isinstance(outputs[0], Tensor) else [outputs or []]
         start = self._start.gather
-        return self._run("gather", given, lambda: start_each(start, lists, given, extra=(ask.root,)), ask)
+        return self._run("gather", given, ask, start, (lists, given), (ask.root,))
 
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
@@ -139,7 +126,7 @@ class HybridProcessGroup(Group):
         to, ask = _list(outputs), asked(opts, timeout, root)
         lists = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs or []]
         start = self._start.scatter
-        return self._run("scatter", _all(lists), lambda: start_each(start, to, lists, extra=(ask.root,)), ask)
+        return self._run("scatter", _all(lists), ask, start, (to, lists), (ask.root,))
 
     def all_to_all_single(
         self,
@@ -152,35 +139,34 @@ class HybridProcessGroup(Group):
     ) -> CommWork:
         """Send a range of rows to each rank."""
         start, to, of = self._start.all_to_all_single, list(output_splits), list(input_splits)
-        return self._run("all_to_all", [source], lambda: start(output, source, to, of), asked(opts, timeout))
+        ask = asked(opts, timeout)
+        return self._run("all_to_all", [source], ask, start, ([output], [source]), (to, of))
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> CommWork:
         """Send a tensor to each rank, and receive one from each."""
         start = self._start.all_to_all
-        return self._run("all_to_all", inputs, lambda: start(outputs, inputs), asked(opts, timeout))
+        return self._run("all_to_all", inputs, asked(opts, timeout), start, ([outputs], [inputs]))
 
     # -- point to point, and barriers ----------------------------------------------------------------
 
     def send(self, tensors: Any, dest: int, tag: int = 0) -> CommWork:
         """Send to one rank."""
         given, start = _list(tensors), self._start.send
-        return self._run("send", given, lambda: start_each(start, given, extra=(dest, tag)))
+        return self._run("send", given, NOTHING, start, (given,), (dest, tag))
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> CommWork:
         """Receive from one rank."""
         given, start = _list(tensors), self._start.receive
-        return self._run("recv", given, lambda: start_each(start, given, extra=(source, tag)))
+        return self._run("recv", given, NOTHING, start, (given,), (source, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> CommWork:
         """Receive from whichever rank sends; the work's ``source_rank`` tells which."""
         given, start = _list(tensors), self._start.receive
-        return self._run(
-            "recvAnySource", given, lambda: start_each(start, given, extra=(MPI.ANY_SOURCE, tag))
-        )
+        return self._run("recvAnySource", given, NOTHING, start, (given,), (MPI.ANY_SOURCE, tag))
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> CommWork:
         """Wait for all ranks."""
-        return self._run("barrier", [], self._start.barrier, asked(opts, timeout))
+        return self._run("barrier", [], asked(opts, timeout), self._start.barrier, ([None],))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; rank 0 names those that do not come.
@@ -204,8 +190,8 @@ class HybridProcessGroup(Group):
     alltoall_base = all_to_all_single
 
 
-def _list(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+def _list(tensors: Any) -> Sequence[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
 def _all(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:

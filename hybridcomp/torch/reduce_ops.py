@@ -65,6 +65,14 @@ class Reduction(NamedTuple):
     dtype: torch.dtype | None = None
     truncates: bool = False
 
+    @property
+    def plain(self) -> bool:
+        """Whether the communicator's operation on the tensors' own memory is all."""
+        return self.factor is None and self.dtype is None and not self.truncates
+
+
+_known: dict[tuple[int, torch.dtype], Reduction] = {}
+
 
 def reduction(op: Any, dtype: torch.dtype) -> Reduction:
     """Look up a reduce operation.
@@ -77,9 +85,17 @@ def reduction(op: Any, dtype: torch.dtype) -> Reduction:
         NotImplementedError: names the operation and the dtype.
     """
     kind = op_kind(op)
+    known = _known.get((int(kind), dtype))
+    if known is not None:
+        return known
     wide = torch.float32 if dtype in _NARROW else None
     if kind == ReduceOp.PREMUL_SUM and dtype in _FLOATS | _NARROW | _COMPLEX:
         return Reduction(MPI.SUM, factor=_factor(op), dtype=wide)
+    known = _known[int(kind), dtype] = _reduction(kind, dtype, wide)
+    return known
+
+
+def _reduction(kind: Any, dtype: torch.dtype, wide: torch.dtype | None) -> Reduction:
     if kind == ReduceOp.AVG and dtype in _DIVIDED:
         return Reduction(MPI.SUM, truncates=True)
     found: MPI.Op | str | None = None

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import warnings
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from hybridcomp import cuda
@@ -32,6 +34,23 @@ def usable(tensor: torch.Tensor) -> bool:
         and not tensor.is_neg()
         and tensor.device == home(tensor)
     )
+
+
+_PLAIN = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
+_KINDS: frozenset[Any] = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def plain(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
+    """A tensor's own memory as an array, of which a communicator needs no more; None where it is not so simple."""
+    if tensor.dtype not in _PLAIN or tensor.__class__ not in _KINDS or not tensor.is_cpu:
+        return None
+    try:
+        if not tensor.is_contiguous():
+            return None
+        array: npt.NDArray[Any] = (tensor.detach() if tensor.requires_grad else tensor).numpy()
+    except (RuntimeError, TypeError):  # another layout, or a lazy negation
+        return None
+    return array
 
 
 def named(tensor: torch.Tensor) -> bool:
@@ -66,6 +85,7 @@ class Target:
 
     Attributes:
         data: what to hand to the communicator: the tensor itself where that is possible.
+        staged: it is other memory, whose values the tensor gets by :meth:`commit`.
     """
 
     def __init__(self, tensor: torch.Tensor, *, load: bool = False, dtype: torch.dtype | None = None) -> None:
@@ -78,9 +98,9 @@ class Target:
         """
         self._tensor = _dense(tensor)
         dtype = dtype or tensor.dtype
-        self._staged = dtype != tensor.dtype or not usable(self._tensor)
+        self.staged = dtype != tensor.dtype or not usable(self._tensor)
         buffer = self._tensor
-        if self._staged:
+        if self.staged:
             buffer = torch.empty(tensor.shape, dtype=dtype, device=home(tensor))
             if load:
                 buffer.copy_(self._tensor)
@@ -89,7 +109,7 @@ class Target:
 
     def commit(self) -> None:
         """Give the tensor its values, once the operation has ended."""
-        if self._staged:
+        if self.staged:
             self._tensor.copy_(self._buffer)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,21 @@ class CommWork(Work):
 
     Completion runs once, in the thread that sees the last operation end: the one that waits, or the background
     thread. It copies staged results to their tensors, then fills the future; on CUDA in the order of the streams that
-    were current when this was made. Who waits has the current streams wait for that.
+    were current when this was made. Who waits has the current streams wait for that. Where nothing is to be copied and
+    nobody has asked for the future, there is nothing to do.
 
     Attributes:
         requests: what is in flight.
         limit: seconds that :meth:`wait` waits if it is not told; None is the group's own timeout.
     """
+
+    limit: float | None = None
+    _caller: CallerStreams | None = None
+    _completed = False
+    _error: BaseException | None = None
+    _promise: Promise | None = None
+    _mark: Range | None = None
+    _left: int | None = None  # of the requests; None while nobody is to see the last one end
 
     def __init__(
         self,
@@ -46,22 +55,19 @@ class CommWork(Work):
             outputs: the tensors that hold the result; the future's value.
             commit: called once after all of ``requests`` ended well.
         """
-        super().__init__()
-        self.requests = list(requests)
+        Work.__init__(self)
+        self.requests = requests
         self._outputs = outputs
         self._commit = commit
-        self._caller = CallerStreams(outputs)
         self._lock = threading.Lock()
-        self._left = len(self.requests)
-        self._completed = False
-        self._error: BaseException | None = None
-        self._promise: Promise | None = None
-        self._mark: Range | None = None
-        self.limit: float | None = None
-        for request in self.requests:
-            request.add_done_callback(self._one_done)
-        if not self.requests:
+        for tensor in outputs:
+            if tensor.is_cuda:
+                self._caller = CallerStreams(outputs)
+                break
+        if not requests:
             self._complete()
+        elif commit is not None:
+            self._see_end()
 
     # -- torch's side --------------------------------------------------------------------------------
 
@@ -84,7 +90,8 @@ class CommWork(Work):
             self._mark.join()
         if self._error is not None:
             raise self._error
-        self._caller.join()
+        if self._caller is not None:
+            self._caller.join()
         return True
 
     def synchronize(self) -> None:
@@ -108,6 +115,8 @@ class CommWork(Work):
 
     def exception(self) -> BaseException | None:
         """The error that the operation ended with."""
+        if all(request.done for request in self.requests):
+            self._complete()
         return self._error
 
     def result(self) -> list[torch.Tensor]:
@@ -130,20 +139,34 @@ class CommWork(Work):
                 self._promise = Promise(cuda)
                 if self._completed:
                     self._keep(self._promise)
-            return self._promise.future
+            future = self._promise.future
+        self._see_end()
+        return future
 
     def mark(self, mark: Range) -> None:
         """Have a profiler's range end when the operation does."""
         with self._lock:
             self._mark = mark
-            if not self._completed:
-                return
-        mark.end()
+            completed = self._completed
+        if completed:
+            mark.end()
+        else:
+            self._see_end()
 
     # -- the engine's side ---------------------------------------------------------------------------
 
+    def _see_end(self) -> None:
+        """Have the thread that sees the last operation end complete this."""
+        with self._lock:
+            if self._completed or self._left is not None:
+                return
+            self._left = len(self.requests)
+        for request in self.requests:
+            request.add_done_callback(self._one_done)
+
     def _one_done(self, _: Request) -> None:
         with self._lock:
+            assert self._left is not None
             self._left -= 1
             last = self._left == 0
         if last:
@@ -153,12 +176,16 @@ class CommWork(Work):
         with self._lock:
             if self._completed:
                 return
-            self._error = next((r.exception for r in self.requests if r.exception is not None), None)
+            for request in self.requests:
+                if request.exception is not None:
+                    self._error = request.exception
+                    break
             if self._error is None and self._commit is not None:
                 try:
-                    with self._caller.current():
+                    with _of(self._caller):
                         self._commit()
-                    self._caller.mark()
+                    if self._caller is not None:
+                        self._caller.mark()
                 except Exception as error:
                     self._error = error
             self._commit = None
@@ -171,10 +198,15 @@ class CommWork(Work):
 
     def _keep(self, promise: Promise) -> None:
         if self._error is None:
-            with self._caller.current():  # whose events a future of CUDA tensors takes
+            with _of(self._caller):  # whose events a future of CUDA tensors takes
                 promise.succeed(self._outputs)
         else:
             promise.fail(self._error)
+
+
+def _of(caller: CallerStreams | None) -> AbstractContextManager[None]:
+    """The streams of whoever has started an operation, as the current ones."""
+    return nullcontext() if caller is None else caller.current()
 
 
 def joined(works: Sequence[CommWork]) -> CommWork:

@@ -17,6 +17,9 @@ constexpr double kYielding = 100e-6;
 constexpr double kSleepMin = 30e-6, kSleepMax = 1e-3, kSleepShare = 1.0 / 8;
 // In the background others compute meanwhile.
 constexpr double kBackMin = 300e-6, kBackMax = 1e-3, kBackShare = 1.0 / 4;
+// After the last operation has ended the thread looks for new ones so often, for so long: to wake a thread
+// costs whoever starts an operation more than the operation does.
+constexpr double kDoze = 1e-3, kDozing = 10e-3;
 
 constexpr int kCancelLooks = 20;     // at a receive that MPI was asked to cancel
 constexpr double kBellSleep = 5e-3;  // that only neighbours' bells end
@@ -117,7 +120,9 @@ void Engine::start(const std::shared_ptr<Execution>& execution, double seconds) 
     in_flight_.store(active_.size());
     collect();
     execution->start();
-    for (const double until = now() + seconds; execution->ready() && now() < until;) execution->compute();
+    const double began = now();
+    moved_.store(began);
+    for (const double until = began + seconds; execution->ready() && now() < until;) execution->compute();
     retire();
   }
   // Where Python computes it looks, too: see take.
@@ -127,6 +132,7 @@ void Engine::start(const std::shared_ptr<Execution>& execution, double seconds) 
 
 // Have the thread make progress.
 void Engine::wake() {
+  if (dozes_.load()) return;
   const std::lock_guard lock(sleep_);
   if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
   wake_.notify_one();
@@ -300,24 +306,29 @@ std::vector<int> Engine::waiting_for(const Execution& execution) {
 // The thread that makes progress while nobody waits.
 void Engine::run() {
   sleep_precisely();
-  double moved_at = now();
   while (true) {
     {
       std::unique_lock lock(sleep_);
       const auto wanted = [this] { return stopping_ || (in_flight_.load() && !waiters_.load()); };
-      if (!in_flight_.load())
+      if (!wanted() && now() - moved_.load() < kDozing) {
+        dozes_.store(true);
+        wake_.wait_for(lock, std::chrono::duration<double>(kDoze), [this] { return stopping_; });
+        dozes_.store(false);
+        if (!stopping_ && !wanted()) continue;
+      } else if (!in_flight_.load()) {
         wake_.wait(lock, wanted);
-      else if (waiters_.load())
+      } else if (waiters_.load()) {
         wake_.wait_for(lock, std::chrono::duration<double>(kAside), wanted);
+      }
       if (stopping_) return;
     }
     bool moved = poll();
     if (!moved && !news_.load()) {
-      const double pause = std::clamp((now() - moved_at) * kBackShare, kBackMin, kBackMax);
+      const double pause = std::clamp((now() - moved_.load()) * kBackShare, kBackMin, kBackMax);
       moved = rest(pause, pause);
     }
     if (news_.exchange(false) && on_news) on_news();
-    if (moved) moved_at = now();
+    if (moved) moved_.store(now());
   }
 }
 

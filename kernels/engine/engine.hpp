@@ -106,6 +106,8 @@ class Engine {
 
   std::mutex sleep_;
   std::condition_variable wake_;
+  std::atomic<bool> dozes_ = false;  // the thread looks soon, whether it is woken or not
+  std::atomic<double> moved_ = 0;    // when an operation was started, or the thread has moved one
   std::thread thread_;
   bool stopping_ = false;
 };

@@ -38,7 +38,7 @@ from hybridcomp.schedules.topology import Topology
 _MOST_PROGRAMS = 1024
 STREAM_BYTES = 1 << 23  # results from here on are written past the caches
 _FOLDS = ("", *FOLDS)  # as kernels/engine/fold.hpp numbers them
-_START_SECONDS = 100e-6  # that an operation computes before its start returns
+START_SECONDS = 5e-6  # that an operation computes before its start returns
 
 Extents = tuple[tuple[int, int], ...]
 
@@ -283,7 +283,7 @@ def running(
         handle = program.handle
     if memory is not None:
         handle = at_step(program, carrier.codec, carrier.dtype)
-    run = started(handle, send, recv, _START_SECONDS, first=first, memory=memory)
+    run = started(handle, send, recv, START_SECONDS, first=first, memory=memory)
     if steps is not None:
         yield from steps.until_ended(run)
     yield from awaited(run, carrier)

@@ -12,23 +12,23 @@ a fraction of a millisecond. An operation that fails on one rank ends on all (:m
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import threading
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.execution.background import Attended, Background
 from hybridcomp.collectives.execution.request import Pending, Ready, Request, Steps
 from hybridcomp.collectives.execution.wait import WatchedLock
 from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.supervision import close, heed
-from hybridcomp.collectives.failure.unraisable import report
 from hybridcomp.errors import CollectiveTimeoutError
 
 __all__ = ["Engine", "Pending", "Ready", "Request", "Steps", "engine"]
@@ -43,10 +43,6 @@ _SLEEP_MAX = 4e-3
 _AGE_SHARE = 1 / 400
 # A thread that waits beside others which compute.
 _ASIDE_MIN = 500e-6
-# The background's are longer: others compute meanwhile.
-_BACKGROUND_SHARE = 1 / 4
-_BACKGROUND_MIN = 300e-6
-_BACKGROUND_ASIDE = 0.1  # at most, while the foreground polls
 _URGENT = 0.3e-3  # of steps, before more urgent operations are looked at again
 _ROUND = 3e-3  # of steps in one poll, before others may have the lock
 _LISTEN = 5e-3  # between looks at notices while operations wait
@@ -59,10 +55,13 @@ class Engine:
     """All operations in flight in this process. There is one: :func:`engine`.
 
     Attributes:
+        attending: the thread that waits for what it starts now; None if none does.
+        begun: operations that compiled code has posted, and that nobody has looked at yet; it adds to them itself.
         thrown: into a step, by a thread that is to learn of it: a signal's handler that could not be deferred.
     """
 
     def __init__(self) -> None:
+        self.begun: deque[Request] = deque()
         self._lock = WatchedLock()
         self._active: list[Request] = []  # the urgent first, and of those the oldest
         self._abandoned: list[Request] = []  # ended early: MPI may still write to their buffers
@@ -70,12 +69,10 @@ class Engine:
         self._listened = 0.0
         self._listened_to_all = 0.0
         self._foreground = 0
-        self._attended: int | None = None
+        self.attending: int | None = None
         self._moved = time.monotonic()  # when a step last ran
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._background = Background(self)
         self._pid = os.getpid()
-        self._stopping = False
         self.thrown: BaseException | None = None
 
     def start(
@@ -105,48 +102,57 @@ class Engine:
             self, steps, what, timeout, status=status, priority=priority, notices=notices, number=number
         )
         with deferral:
-            ended: list[Request] = []
             with self._lock:
-                if notices is not None:
-                    notices.begin(number)
-                while request._step() and not request._ended:
-                    pass
-                self._moved = time.monotonic()
-                if request._ended:
-                    close(request)
-                    ended.append(request)
-                else:
-                    insort(self._active, request, key=_urgency)
-                # Its first step has run even so: what MPI matches by order, it must find posted on all ranks.
-                if notices is not None and (notices.news or notices.belated or number in notices.failures):
-                    ended += self._apply(notices)
+                self.begun.append(request)
+                ended = self._take_in()
             self._announce(ended)
-            if not request._ended and self._attended != threading.get_ident():
-                self._wake_thread()
+            if not request._ended:
+                self.look_soon()
         return request
+
+    def look_soon(self) -> None:
+        """See to it that somebody looks at what has been started: this thread if it is next, or the background one."""
+        if not self._background.dozes and self.attending != threading.get_ident():
+            self._background.wake()
+
+    def _take_in(self) -> list[Request]:
+        """Run the first steps of what has been begun; return what has ended by that."""
+        ended: list[Request] = []
+        while self.begun:
+            request = self.begun.popleft()
+            notices, number = request._notices, request.number
+            if notices is not None:
+                notices.begin(number)
+            while request._step() and not request._ended:
+                pass
+            self._moved = time.monotonic()
+            if request._ended:
+                close(request)
+                ended.append(request)
+            else:
+                insort(self._active, request, key=_urgency)
+            # Its first step has run even so: what MPI matches by order, it must find posted on all ranks.
+            if notices is not None and (notices.news or notices.belated or number in notices.failures):
+                ended += self._apply(notices)
+        return ended
 
     def check_process(self, what: str) -> None:
         """Raise RuntimeError in a process that was forked after the engine's start; ``what`` wanted to use MPI."""
         if os.getpid() != self._pid:
             raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")
 
-    @contextmanager
-    def attended(self) -> Iterator[None]:
+    def attended(self) -> AbstractContextManager[None]:
         """What this thread starts inside, it waits for next: the background thread can sleep on.
 
         That one looks a tenth of a second later even so, if nobody waits.
         """
-        self._attended = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._attended = None
+        return Attended(self)
 
     def listen(self, notices: Notices) -> None:
         """Look at a communicator's notices from now on."""
         with self._lock:
             self._listening.append(notices)
-        self._wake_thread()
+        self._background.wake()
 
     def silence(self, notices: Notices) -> MPI.Comm:
         """Look at them no more; return their communicator."""
@@ -157,12 +163,16 @@ class Engine:
     def in_flight(self, notices: Notices) -> bool:
         """Whether operations of a communicator are."""
         with self._lock:
-            return any(request._notices is notices for request in self._active)
+            return any(request._notices is notices for request in [*self._active, *self.begun])
 
     def cancel(self, request: Request) -> bool:
         """See :meth:`Request.cancel`."""
-        with self._lock:
-            return request._cancel()
+        with deferral:
+            with self._lock:
+                ended = self._take_in()
+                cancelled = request._cancel()
+            self._announce(ended)
+        return cancelled
 
     def poll(self) -> bool:
         """Advance every operation that can; return whether any ended. Gives way if another thread polls."""
@@ -189,6 +199,8 @@ class Engine:
 
     def _advance(self) -> Sequence[Request]:
         """Step what can step, until something has ended; return that."""
+        if self.begun and (ended := self._take_in()):
+            return ended
         active = self._active
         began = looked = time.monotonic()
         moved = False
@@ -255,6 +267,13 @@ class Engine:
 
     def wait(self, request: Request, timeout: float | None) -> None:
         """Poll until ``request`` has ended; see :meth:`Request.wait`."""
+        if request.run is not None and not request.done and (timeout is None or timeout > _LISTEN):
+            # What nobody has looked at yet is left to compiled code, which needs no lock of this engine's.
+            self._foreground += 1
+            try:
+                request.run.wait(_LISTEN)
+            finally:
+                self._foreground -= 1
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def ended() -> bool:
@@ -296,11 +315,11 @@ class Engine:
                 if looks <= _YIELDS and not aside:
                     os.sched_yield()
                 else:
-                    time.sleep(self._pause(between))
+                    time.sleep(self.pause(between))
         finally:
             self._foreground -= 1
-            if self._active:
-                self._wake.set()  # the background goes on
+            if not (self.idle or self._background.dozes):
+                self._background.wake()  # it goes on
 
     def _wait_natively(self) -> bool:
         """Wait for the compiled engine, if nothing else is in flight; return whether it was so."""
@@ -320,65 +339,58 @@ class Engine:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            quiet = time.monotonic() - self._moved
             return self._lock.watch(
-                self._active, quiet, least=least, most=_SLEEP_MAX, share=_SLEEP_SHARE, longest=_LISTEN
+                self._active, self.quiet(), least=least, most=_SLEEP_MAX, share=_SLEEP_SHARE, longest=_LISTEN
             )
         finally:
             self._lock.release()
 
-    def _pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
-        return min(max(least, (time.monotonic() - self._moved) * share), _SLEEP_MAX)
+    # -- the background's side -----------------------------------------------------------------------
 
-    def _wake_thread(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hybridcomp-progress", daemon=True)
-            self._thread.start()
-            atexit.register(self._stop)
-        self._wake.set()
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not (self._active or self.begun)
 
-    def _run(self) -> None:
-        while not self._stopping:
-            try:
-                self._go_on()
-            except BaseException as error:  # nobody else goes on with what is in flight
-                report(error, "hybridcomp's progress thread")
+    @property
+    def waited_for(self) -> bool:
+        """Whether somebody waits, and makes progress."""
+        return self._foreground > 0
 
-    def _go_on(self) -> None:
-        if not self._active:
-            self._wake.clear()
-            if not self._active and not self._wake.wait(_LISTEN_IDLE if self._listening else None):
-                self._listen_idle()
-        elif self._foreground:
-            self._wake.wait(_BACKGROUND_ASIDE)
-            self._wake.clear()
-        else:
-            self.poll()
-            time.sleep(self._pause(_BACKGROUND_MIN, _BACKGROUND_SHARE))
+    @property
+    def listens(self) -> bool:
+        """Whether there are communicators whose notices are looked at."""
+        return bool(self._listening)
 
-    def _listen_idle(self) -> None:
+    def quiet(self) -> float:
+        """Seconds that nothing has moved."""
+        return time.monotonic() - self._moved
+
+    def pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
+        """Seconds between two looks: at least so many, and a share of the time that nothing has moved."""
+        return min(max(least, self.quiet() * share), _SLEEP_MAX)
+
+    def listen_idle(self) -> None:
+        """Look at all notices while nothing is in flight."""
         with self._lock:
             if not MPI.Is_finalized():
                 # An operation that starts meanwhile finds the news; one that has begun to wait is looked at next.
                 for notices in self._listening:
                     notices.look()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """At exit: end what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
         if os.getpid() != self._pid:
             return  # of a fork that ends: these are its parent's operations
-        self._stopping = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout=_EXIT_SECONDS)
+        self._background.stop(_EXIT_SECONDS)
         deadline = time.monotonic() + _EXIT_SECONDS
         try:
-            while self._active and time.monotonic() < deadline:
+            while not self.idle and time.monotonic() < deadline:
                 if not self.poll() and not self._wait_natively():
-                    time.sleep(self._pause(_SLEEP_MIN))
+                    time.sleep(self.pause(_SLEEP_MIN))
         finally:
             # MPI_Finalize makes progress, too: what a peer sends even now must not be written to freed memory.
-            for request in [*self._active, *self._abandoned]:
+            for request in [*self._active, *self.begun, *self._abandoned]:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
 
 

@@ -60,6 +60,8 @@ class Pending(NamedTuple):
     sends: bool = False
 
 
+_NOTHING = Pending([], [])
+
 Steps = Generator[Pending, None, None]
 
 
@@ -68,15 +70,23 @@ def sender(peer: int) -> str:
     return f"rank {peer}" if peer >= 0 else "a rank"
 
 
+# What error messages call an operation, written out only if one is made: its kind and sequence number; of its
+# communicator the axis, this rank, and how many there are.
+Name = tuple[str, int, str, int, int]
+_NAMED = "{} number {} on axis {!r}, rank {} of {}"
+
+_callback_lock = threading.Lock()
+
+
 class Request:
     """A started operation.
 
     Attributes:
-        what: operation, axis, rank and sequence number, for error messages.
         done: it has ended, well or not, and its callbacks have run.
         exception: the error it ended with.
         status: of a receive, valid once it is done: source and tag, or that it was cancelled.
         number: its sequence number, where ranks tell each other how it fares.
+        run: of the compiled engine, where that has begun it, until it has ended.
         priority: what is less steps first.
     """
 
@@ -84,7 +94,7 @@ class Request:
         self,
         engine: Engine,
         steps: Steps,
-        what: str,
+        what: str | Name,
         timeout: float,
         *,
         status: MPI.Status | None = None,
@@ -92,23 +102,29 @@ class Request:
         notices: Notices | None = None,
         number: int = 0,
     ) -> None:
-        self.what = what
+        self._what = what
         self.done = False
         self.exception: BaseException | None = None
         self.status = status
         self.number = number
+        self.run: Any = None
         self.priority = priority
         self._engine = engine
         self._steps = steps
         self._notices = notices
-        self._pending = Pending([], [])
+        self._pending = _NOTHING
         self._arrived = 0  # of the pending requests, from the first on
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._asking = False
         self._ended = False
         self._callbacks: list[Callable[[Request], None]] = []
-        self._callback_lock = threading.Lock()
+
+    @property
+    def what(self) -> str:
+        """Operation, axis, rank and sequence number, for error messages."""
+        what = self._what
+        return what if isinstance(what, str) else _NAMED.format(*what)
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the operation has ended.
@@ -125,6 +141,13 @@ class Request:
         self._engine.wait(self, timeout)
         if self.exception is not None:
             raise self.exception
+
+    def raise_refusal(self) -> None:
+        """Raise what MPI has refused it with, in the call that starts it, as MPI does."""
+        error = self.exception
+        # What other ranks have sent, and how they fare, is for who waits.
+        if self.done and error is not None and not isinstance(error, HybridcompError):
+            raise error
 
     def test(self) -> bool:
         """Make progress once; return whether the operation has ended. Raises its error."""
@@ -148,7 +171,7 @@ class Request:
         Whoever waits for the operation returns only after its callbacks. What one raises goes to
         ``sys.unraisablehook``.
         """
-        with deferral, self._callback_lock:
+        with deferral, _callback_lock:
             if not self.done:
                 self._callbacks.append(fn)
                 return
@@ -229,13 +252,15 @@ class Request:
     def _finish(self, error: BaseException | None) -> None:
         if error is not None and self._pending.run is not None:  # which may not have ended
             self._pending.run.abandon()
+        if error is None:  # nobody needs its buffers any more
+            self._pending, self.run = _NOTHING, None
         self.exception = error
         self._ended = True
 
     def _run_callbacks(self) -> None:
         interrupted: BaseException | None = None
         while True:
-            with self._callback_lock:
+            with _callback_lock:
                 if not self._callbacks:
                     self.done = True
                     break

@@ -119,7 +119,7 @@ class Notices:
 
     def begin(self, number: int) -> None:
         """An operation starts here."""
-        self.latest = number
+        self.latest = max(self.latest, number)
         self._open.add(number)
 
     def end(self, number: int, *, well: bool) -> None:

@@ -12,12 +12,15 @@ from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, like
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.programs import OperationKey
-from hybridcomp.collectives.operations.fast_path import Key, Kind, Quick
+from hybridcomp.collectives.operations.fast_path import Quick
+from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.vectors import parse_vector
 from hybridcomp.policy import Choice
 
 Buffer = Any
+
+_BARRIER: Key = ("barrier", 0, None, None, None, None)
 
 
 class Movement(Quick):
@@ -40,7 +43,7 @@ class Movement(Quick):
         ``sendbuf`` may be ``MPI.IN_PLACE`` or any part of ``recvbuf``.
         """
         key = ("all_gather", 0, name, phase, codec, algorithm)
-        if self._may_be_quick(self._line, codec) and self._done(key, self._moves, sendbuf, recvbuf):
+        if self._done(key, self._moves, sendbuf, recvbuf):
             return
         return self.start_allgather(sendbuf, recvbuf, name, phase, codec, algorithm).wait()
 
@@ -67,6 +70,10 @@ class Movement(Quick):
         algorithm: str | None = None,
     ) -> engine.Request:
         """As :meth:`Iallgather`, an operation that is none of MPI's requests."""
+        key = ("all_gather", 0, name, phase, codec, algorithm)
+        request = self._begun(key, self._moves, (sendbuf, recvbuf))
+        if request is not None:
+            return request
         try:
             recv = parse(recvbuf, writable=True, blocks=self.size)
             if is_in_place(sendbuf):
@@ -132,7 +139,7 @@ class Movement(Quick):
     ) -> None:
         """Send equal parts of ``sendbuf`` to all ranks; a rank's own part is copied exactly."""
         key = ("all_to_all", 0, name, phase, codec, None)
-        if self._may_be_quick(self._line, codec) and self._done(key, self._moves, sendbuf, recvbuf):
+        if self._done(key, self._moves, sendbuf, recvbuf):
             return
         return self._alltoall(sendbuf, recvbuf, name, phase, codec).wait()
 
@@ -151,6 +158,10 @@ class Movement(Quick):
     def _alltoall(
         self, sendbuf: Buffer, recvbuf: Buffer, name: str | None, phase: str | None, codec: CodecLike
     ) -> engine.Request:
+        key = ("all_to_all", 0, name, phase, codec, None)
+        request = self._begun(key, self._moves, (sendbuf, recvbuf))
+        if request is not None:
+            return request
         try:
             recv = parse(recvbuf, writable=True, blocks=self.size)
             send = recv if is_in_place(sendbuf) else like(parse(sendbuf, blocks=self.size), recv)
@@ -232,8 +243,8 @@ class Movement(Quick):
         algorithm: str | None = None,
     ) -> None:
         """Broadcast from ``root``. Where it is compressed, the root, too, ends with the decoded values."""
-        key = ("broadcast", root, name, phase, codec, None)
-        if self._may_be_quick(self._line, codec) and self._done(key, self._moves, buf, buf):
+        key = ("broadcast", root, name, phase, codec, algorithm)
+        if self._done(key, self._moves, buf, buf):
             return
         return self.start_bcast(buf, root, name, phase, codec, algorithm).wait()
 
@@ -260,6 +271,10 @@ class Movement(Quick):
         algorithm: str | None = None,
     ) -> engine.Request:
         """As :meth:`Ibcast`, an operation that is none of MPI's requests."""
+        key = ("broadcast", root, name, phase, codec, algorithm)
+        request = self._begun(key, self._moves, (buf, buf))
+        if request is not None:
+            return request
         try:
             flat = parse(buf, writable=True)
         except ForeignBufferError:
@@ -268,22 +283,27 @@ class Movement(Quick):
 
     def Barrier(self) -> None:
         """Wait until all ranks are here."""
-        if not self._line and self._done(("barrier", 0, None, None), self._barriers):
+        if self._done(_BARRIER, self._barriers):
             return
-        return self.barrier().wait()
+        return self.start_barrier().wait()
 
     def Ibarrier(self) -> Request:
         """Start :meth:`Barrier`."""
-        return Request(self.barrier())
+        return Request(self.start_barrier())
+
+    def start_barrier(self) -> engine.Request:
+        """As :meth:`Ibarrier`, an operation that is none of MPI's requests."""
+        request = self._begun(_BARRIER, self._barriers)
+        return self.barrier() if request is None else request
 
     # -- quickly -------------------------------------------------------------------------------------
 
     def _barriers(self, *_: Any) -> Kind:
         return self._plain_call("barrier", 0, 0), [self.mpi.handle]
 
-    def _moves(self, key: Key, send: Any, recv: Any, _: Any) -> Kind | None:
-        """The kind of a blocking move of plain arrays; None if it is not for MPI alone."""
-        what, root, name, phase, codec, algorithm = key
+    def _moves(self, key: Key, send: Any, recv: Any, _op: Any) -> Kind | None:
+        """The kind of a move of plain arrays; None if it is not for MPI alone."""
+        what, root, name, phase, codec, _ = key
         p = self.size
         try:
             flat = parse(send)
@@ -291,15 +311,16 @@ class Movement(Quick):
             return None
         if not flat.size or recv.size != flat.size * (p if what == "all_gather" else 1):
             return None
+        if what == "broadcast":
+            self._check_rank(root, "root")
         choice = self._choose(what, flat, name, phase, codec, flat.size if what == "all_to_all" else None)
         raw, sent, comm = flat.nbytes, (p - 1) * flat.nbytes, self.mpi.handle
         if choice.compresses:
-            return self._moves_compressed(what, choice, flat, algorithm)
+            return self._moves_compressed(key, choice, flat)
         if flat.dtype.is_float and flat.dtype.itemsize == 2:
             return None
         if what == "broadcast":
-            self._check_rank(root, "root")
-            sent = len(binomial_tree((self.rank - root) % p, p)[1]) * flat.nbytes
+            sent = self._sent_on(root) * flat.nbytes
             return self._call(what, choice, raw, sent), [0, raw, MPI.BYTE.handle, root, comm]
         each = raw
         if what == "all_gather":
@@ -312,8 +333,9 @@ class Movement(Quick):
         part_of = [0, each, MPI.BYTE.handle]
         return self._call(what, choice, raw, sent), [*part_of, *part_of, comm]
 
-    def _moves_compressed(self, what: str, choice: Choice, flat: Flat, algorithm: str | None) -> Kind | None:
-        """The same of compressed messages; None if the engine does not do it, or has to know a root."""
+    def _moves_compressed(self, key: Key, choice: Choice, flat: Flat) -> Kind | None:
+        """The same of compressed messages; None if the engine does not do it."""
+        what, root, _, _, _, algorithm = key
         p, n = self.size, flat.size
         if what == "all_gather":
             asked = OperationKey.of(what, choice, flat.dtype, (n,) * p)
@@ -322,7 +344,14 @@ class Movement(Quick):
             parts = tuple((q * (n // p), n // p) for q in range(p))
             asked = OperationKey.of(what, choice, flat.dtype, (), sends=parts, receives=parts)
             call = self._call(what, choice, flat.nbytes, (p - 1) * flat.nbytes // p)
+        elif what == "broadcast":
+            asked = OperationKey.of(what, choice, flat.dtype, (n,), root=root)
+            call = self._call(what, choice, flat.nbytes, self._sent_on(root) * flat.nbytes)
         else:
             return None
         program = None if self._programs is None else self._programs.find(asked, algorithm, alone=True)
         return None if program is None else (call, program)
+
+    def _sent_on(self, root: int) -> int:
+        """How many ranks get a broadcast from this one, by MPI's usual algorithm."""
+        return len(binomial_tree((self.rank - root) % self.size, self.size)[1])

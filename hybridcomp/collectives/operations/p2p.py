@@ -10,7 +10,7 @@ from mpi4py import MPI
 from hybridcomp.collectives.buffers import ForeignBufferError, copied, parse
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
-from hybridcomp.collectives.operations.fast_path import Key, Kind
+from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.operations.probes import Probes
 from hybridcomp.collectives.requests import Request, wait_for
 
@@ -35,10 +35,8 @@ class Messages(Probes):
         codec: CodecLike = None,
     ) -> None:
         """Send to ``dest``. With ``codec=``, the receiver must give the same."""
-        if (
-            self._may_be_quick(self._message_line, codec)
-            and dest in self._met
-            and self._sent(("send", 0, name, phase, codec), self._blocking, buf, dest, tag, None)
+        if dest in self._met and self._sent(
+            ("send", 0, name, phase, codec), self._single, buf, dest, tag, None
         ):
             return
         return self.start_send(buf, dest, tag, name, phase, codec, "Isend").wait()
@@ -118,6 +116,11 @@ class Messages(Probes):
         mode: str = "Isend",
     ) -> engine.Request:
         """As :meth:`Isend`, an operation that is none of MPI's requests."""
+        if mode == "Isend" and dest in self._met:
+            key = ("send", 0, name, phase, codec)
+            request = self._begun(key, self._single, (buf, dest, tag), None, dest)
+            if request is not None:
+                return request
         try:
             if dest == MPI.PROC_NULL:
                 raise ForeignBufferError("nobody gets it")
@@ -148,9 +151,7 @@ class Messages(Probes):
 
         ``status`` is filled with source, tag and count of what was sent, before any compression.
         """
-        if self._may_be_quick(self._message_line, codec) and self._sent(
-            ("recv", 0, None, None, codec), self._blocking, buf, source, tag, status
-        ):
+        if self._sent(("recv", 0, None, None, codec), self._single, buf, source, tag, status):
             return
         return self.start_recv(buf, source, tag, codec, status).wait()
 
@@ -164,12 +165,18 @@ class Messages(Probes):
         self, buf: Buffer, source: int, tag: int, codec: CodecLike = None, status: MPI.Status | None = None
     ) -> engine.Request:
         """As :meth:`Irecv`, an operation that is none of MPI's requests."""
+        status = MPI.Status() if status is None else status
+        if self._may_receive(source):
+            # Whatever the size: who waits for it may not be told what came.
+            key = ("recv", 1, None, None, codec)
+            request = self._begun(key, self._single, (buf, source, tag), None, source, status)
+            if request is not None:
+                return request
         try:
             if source == MPI.PROC_NULL:
                 raise ForeignBufferError("nobody sends it")
             flat = parse(buf, writable=True)
         except ForeignBufferError:
-            status = MPI.Status() if status is None else status
             nobody = source == MPI.PROC_NULL
             return self._foreign_message(
                 "recv",
@@ -197,6 +204,18 @@ class Messages(Probes):
         codec: CodecLike = None,
     ) -> None:
         """Send to one rank and receive from another; neither waits for the other's end."""
+        if (
+            dest in self._met
+            and self._may_receive(source)
+            and self._exchanged(
+                (("send", 0, name, phase, codec), ("recv", 0, None, None, codec)),
+                self._single,
+                (sendbuf, dest, sendtag),
+                (recvbuf, source, recvtag),
+                status,
+            )
+        ):
+            return
         received = self.start_recv(recvbuf, source, recvtag, codec, status)
         wait_for([received, self.start_send(sendbuf, dest, sendtag, name, phase, codec, "Isend")], None)
 
@@ -329,9 +348,12 @@ class Messages(Probes):
     ) -> engine.Request:
         return self._foreign(op, post, codec, transport=self._p2p_transport, peer=peer, status=status)
 
-    def _blocking(self, key: Key, buf: Any, _: Any, __: Any) -> Kind | None:
-        """Return the kind of a blocking send or receive of a plain array; None if it must take the usual way."""
-        what, _, name, phase, codec = key
+    def _may_receive(self, source: int) -> bool:
+        return source == MPI.ANY_SOURCE or 0 <= source < self.size
+
+    def _single(self, key: Key, buf: Any, _: Any, __: Any) -> Kind | None:
+        """Return the kind of a send or receive of a plain array; None if it must take the usual way."""
+        what, of_any_size, name, phase, codec = key
         try:
             flat = parse(buf)
         except ForeignBufferError:
@@ -343,7 +365,7 @@ class Messages(Probes):
         if what == "recv":
             call = self._plain_call("recv", flat.nbytes, 0)
             # A smaller buffer gets no message that the policy has compressed.
-            least = self._compressed_from if codec is None else 0
+            least = self._compressed_from if codec is None and not of_any_size else 0
             if least is None or flat.nbytes < least or not self._may_be_encoded(flat.dtype, codec):
                 return call, arguments
             program = programs and programs.recv(self._codecs(codec), flat.dtype, flat.size)

@@ -22,7 +22,8 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly
 from hybridcomp.collectives.execution.programs import OperationKey
-from hybridcomp.collectives.operations.fast_path import Key, Kind, Quick
+from hybridcomp.collectives.operations.fast_path import Quick
+from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.session import Op
 
@@ -75,7 +76,7 @@ class Reductions(Quick):
     ) -> bool:
         """:meth:`Allreduce` if that is one native call on plain arrays; False, with nothing done, if it is not."""
         key = ("all_reduce", id(op), name, phase, codec, algorithm)
-        return self._may_be_quick(self._line, codec) and self._done(key, self._sums, sendbuf, recvbuf, op)
+        return self._done(key, self._sums, sendbuf, recvbuf, op)
 
     def Iallreduce(
         self,
@@ -102,6 +103,10 @@ class Reductions(Quick):
         algorithm: str | None = None,
     ) -> engine.Request:
         """As :meth:`Iallreduce`, an operation that is none of MPI's requests."""
+        key = ("all_reduce", id(op), name, phase, codec, algorithm)
+        request = self._begun(key, self._sums, (sendbuf, recvbuf), op)
+        if request is not None:
+            return request
         try:
             recv = parse(recvbuf, writable=True)
             send = recv if is_in_place(sendbuf) else like(parse(sendbuf), recv)
@@ -127,7 +132,7 @@ class Reductions(Quick):
         With ``MPI.IN_PLACE`` the values are in ``recvbuf``, and the block comes to its beginning.
         """
         key = ("reduce_scatter", id(op), name, phase, codec, algorithm)
-        if self._may_be_quick(self._line, codec) and self._done(key, self._sums, sendbuf, recvbuf, op):
+        if self._done(key, self._sums, sendbuf, recvbuf, op):
             return
         return self.start_reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
 
@@ -156,6 +161,10 @@ class Reductions(Quick):
         algorithm: str | None = None,
     ) -> engine.Request:
         """As :meth:`Ireduce_scatter_block`, an operation that is none of MPI's requests."""
+        key = ("reduce_scatter", id(op), name, phase, codec, algorithm)
+        request = self._begun(key, self._sums, (sendbuf, recvbuf), op)
+        if request is not None:
+            return request
         try:
             if is_in_place(sendbuf):
                 send = parse(recvbuf, writable=True, blocks=self.size)
@@ -310,7 +319,7 @@ class Reductions(Quick):
     # -- quickly -------------------------------------------------------------------------------------
 
     def _sums(self, key: Key, send: Any, recv: Any, op: Any) -> Kind | None:
-        """The kind of a blocking reduction on plain arrays; None if neither MPI nor the engine does it alone."""
+        """The kind of a reduction on plain arrays; None if neither MPI nor the engine does it alone."""
         what, _, name, phase, codec, algorithm = key
         whole, p = what == "all_reduce", self.size
         data = recv if whole else send  # what the policy is asked about

@@ -1,0 +1,93 @@
+"""The thread that makes operations progress while nobody waits for them."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from hybridcomp.collectives.failure.unraisable import report
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.execution.progress import Engine
+
+# Its looks are further apart than those of who waits: others compute meanwhile.
+_SHARE = 1 / 4
+_MIN = 300e-6
+_ASIDE = 0.1  # at most, while the foreground polls
+_IDLE = 0.1  # between looks at notices while nothing is in flight
+# So often, for so long, it looks for operations after the last one has moved: to wake a thread costs whoever starts an
+# operation more than all else that the start does in Python.
+_DOZE = 1e-3
+_DOZING = 10e-3
+
+
+class Background:
+    """A thread that polls an engine.
+
+    Attributes:
+        dozes: it looks soon, whether it is woken or not.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.dozes = False
+        self._engine = engine
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def wake(self) -> None:
+        """Have it look now."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hybridcomp-progress", daemon=True)
+            self._thread.start()
+            atexit.register(self._engine.stop)
+        self._wake.set()
+
+    def stop(self, seconds: float) -> None:
+        """End it, within so many seconds."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout=seconds)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._go_on()
+            except BaseException as error:  # nobody else goes on with what is in flight
+                report(error, "hybridcomp's progress thread")
+
+    def _go_on(self) -> None:
+        engine = self._engine
+        idle = engine.idle
+        if (idle or engine.waited_for) and engine.quiet() < _DOZING:
+            self.dozes = True
+            time.sleep(_DOZE)
+            self.dozes = False  # and then it looks again at what there is
+        elif idle:
+            self._wake.clear()
+            if engine.idle and not self._wake.wait(_IDLE if engine.listens else None):
+                engine.listen_idle()
+        elif engine.waited_for:
+            self._wake.wait(_ASIDE)
+            self._wake.clear()
+        else:
+            engine.poll()
+            time.sleep(engine.pause(_MIN, _SHARE))
+
+
+class Attended:
+    """A block whose thread waits next."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        self._engine.attending = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.attending = None

@@ -1,0 +1,162 @@
+"""What compiled code has learnt of a communicator's operations on plain arrays."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp import trace
+from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution.library import address
+from hybridcomp.collectives.execution.programs import START_SECONDS
+from hybridcomp.collectives.requests import called_back
+from hybridcomp.collectives.stats import Call, StatRow, StatTable, record
+from hybridcomp.native import kernels
+
+_MOST_OPERATIONS = 4096
+_MOST_KINDS = 64  # of arrays, for each
+
+# Operation; id of the reduction, or root; name, phase and codec; of a collective the algorithm.
+Key = tuple[Any, ...]
+CODEC = 4  # where the codec is, which is a key only if it is a string
+
+
+class Shape(NamedTuple):
+    """Where one of MPI's functions has its arguments; -1 if it has none.
+
+    Attributes:
+        function: its name.
+        send, recv: places of the buffers.
+        request: of the request, the last.
+    """
+
+    function: str
+    send: int
+    recv: int
+    request: int
+
+
+_SHAPES = {
+    "all_reduce": Shape("MPI_Iallreduce", 0, 1, 6),
+    "reduce_scatter": Shape("MPI_Ireduce_scatter_block", 0, 1, 6),
+    "all_gather": Shape("MPI_Iallgather", 0, 3, 7),
+    "all_to_all": Shape("MPI_Ialltoall", 0, 3, 7),
+    "broadcast": Shape("MPI_Ibcast", -1, 0, 5),
+    "barrier": Shape("MPI_Ibarrier", -1, -1, 1),
+    "send": Shape("MPI_Isend", 0, -1, 6),
+    "recv": Shape("MPI_Irecv", -1, 0, 6),
+}
+
+
+# What an operation on arrays is counted as, and what does it: a program of the engine, or MPI's function with these
+# arguments up to the communicator, 0 where a buffer, a peer or a tag goes.
+Kind = tuple[Call, list[int] | Any]
+# Which kind a key, two buffers and a reduction make; None if it is not for MPI alone.
+Ask = Callable[[Key, Any, Any, Any], Kind | None]
+# How those of one kind are counted: their row, and the raw and plain bytes of each; and the reduction.
+_Counted = tuple[StatRow, int, int, Any]
+
+
+class Learnt:
+    """The operations of one communicator, each with the kinds of arrays that it knows.
+
+    Args:
+        rank: of the communicator.
+        table: of its statistics.
+
+    Attributes:
+        operations: by key.
+        step: the training step at which the policy was asked about all of them.
+        recorder: of the trace that what ends now belongs to.
+    """
+
+    def __init__(self, rank: int, table: StatTable) -> None:
+        self.operations: dict[Key, Any] = {}
+        self.step = 0
+        self.recorder = trace.recorder
+        self._rank = rank
+        self._table = table
+
+    def find(self, key: Key, step: int) -> Any:
+        """Return the operation of a key, at a training step."""
+        if len(self.operations) >= _MOST_OPERATIONS or step != self.step:
+            self.forget()
+            self.step = step
+        operation = self.operations.get(key)
+        if operation is None:
+            what = key[0]
+            shape = _SHAPES[what]
+            send, recv = shape.send, shape.recv
+            if what == "broadcast" and key[1] == self._rank:
+                send, recv = recv, send  # the root's array may be read-only
+            operation = self.operations[key] = kernels().MpiOperation(
+                _library(), address(shape.function), send, recv, shape.request, what == "all_reduce"
+            )
+        return operation
+
+    def learn(self, operation: Any, key: Key, ask: Ask, send: Any, recv: Any, op: Any) -> None:
+        """Tell a key's operation of arrays such as these; one that is kept has no other's id."""
+        if operation.kinds() >= _MOST_KINDS:
+            self._settle(operation)
+            operation.forget()
+        kind = ask(key, send, recv, op)
+        counted: _Counted | None = None
+        arguments: list[int] = []
+        program = None
+        if kind is not None:
+            call, how = kind
+            if isinstance(how, list):
+                arguments = how
+            else:
+                program = how
+            counted = (self._table.row(call), call.raw_bytes, call.plain_bytes, op)
+        operation.learn(send, recv, counted, arguments, program)
+
+    def settle(self) -> None:
+        """Count what has ended and is not counted yet."""
+        for operation in list(self.operations.values()):
+            self._settle(operation)
+
+    def _settle(self, operation: Any) -> None:
+        """Count what an operation has not counted yet."""
+        for (row, raw, plain, _), calls, seconds, tally in operation.take():
+            self._table.count(row, calls, raw, plain, seconds, tally)
+
+    def begin_trace(self, recorder: trace.Recorder | None) -> None:
+        """Count what has ended so far: the trace that begins is not to show it."""
+        self.recorder = recorder
+        self.settle()
+
+    def trace(self, operation: Any, recorder: trace.Recorder) -> None:
+        """Count and record the operation that has just ended."""
+        ended = time.perf_counter()
+        for (row, raw, plain, _), calls, seconds, tally in operation.take():
+            self._table.count(row, calls, raw, plain, seconds, tally)
+            wire = plain if tally is None else tally[0]
+            one = replace(row, raw_bytes=raw, plain_bytes=plain, wire_bytes=wire)
+            record(recorder, one, ended - seconds, ended)
+
+    def forget(self) -> None:
+        """Count what has ended, and learn anew."""
+        self.settle()
+        self.operations.clear()
+
+
+@functools.cache
+def _library() -> Any:
+    return kernels().MpiLibrary(
+        address("MPI_Test"),
+        np.ndarray,
+        MPI.IN_PLACE,
+        int(MPI.IN_PLACE),
+        MPI.Exception,
+        called_back,
+        engine.engine().begun,
+        START_SECONDS,
+    )
