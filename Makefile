@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP_ARGS ?=
 RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
+# Ranks start by hundreds: each would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
