@@ -18,15 +18,15 @@ demo: $(VENV)/.installed
 test: test-unit test-mpi
 
 # Those of codecs, kernels and schedules start no ranks: they share the cores. Those that start ranks of PyTorch spend a third of
-# their time waiting: two at a time, file by file, beside some that take one core. The others, which measure time or use
+# their time waiting: three at a time, file by file, those that take longest first. The others, which measure time or use
 # the lab, have the machine for themselves.
 TOGETHER := tests/codecs tests/cuda tests/schedules
-IN_PAIRS := tests/torch tests/train tests/examples tests/peer tests/warm tests/emulation tests/mpi4py_suite tests/soak \
-  tests/study/test_study.py tests/test_bench_codecs.py
+AT_ONCE := tests/mpi4py_suite tests/torch/test_hook.py tests/train tests/torch tests/examples tests/peer tests/warm tests/emulation \
+  tests/soak tests/study/test_study.py tests/test_bench_codecs.py
 test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TOGETHER) -n auto
-	$(BIN)/python -m pytest $(IN_PAIRS) -n 2 --dist loadfile --durations=20
-	$(BIN)/python -m pytest tests --ignore=tests/mpi --ignore=tests/slurm $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%)
+	$(BIN)/python -m pytest $(AT_ONCE) -n 3 --dist loadfile --no-loadscope-reorder --durations=20
+	$(BIN)/python -m pytest tests --ignore=tests/mpi --ignore=tests/slurm $(TOGETHER:%=--ignore=%) $(AT_ONCE:%=--ignore=%)
 
 # Once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks, run unchecked.
 # DEVICE_RANKS are those with which arrays on the emulated device are tried, too: the slower half.

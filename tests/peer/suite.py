@@ -15,7 +15,6 @@ from typing import Any
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 _NAMED = 'BACKEND = os.environ["BACKEND"]\n'
-_POLLED = ("time.sleep(0.1)\n", "time.sleep(0.01)\n")  # of a barrier through files, twice a test
 _PROFILED = (
     "PROFILING_SUPPORTED_BACKENDS",
     "CUDA_PROFILING_SUPPORTED_BACKENDS",
@@ -51,10 +50,7 @@ def load(backend: str, ranks: int) -> types.ModuleType:
     module: Any = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module  # where pickle finds its classes
     module.LIKE_GLOO = Like("gloo")
-    exec(
-        compile(source.replace(_NAMED, "BACKEND = LIKE_GLOO\n").replace(*_POLLED), spec.origin, "exec"),
-        vars(module),
-    )
+    exec(compile(source.replace(_NAMED, "BACKEND = LIKE_GLOO\n"), spec.origin, "exec"), vars(module))
     module.BACKEND = Like(backend)
     for name in _PROFILED:
         getattr(module, name).append(backend)
