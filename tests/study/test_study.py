@@ -36,6 +36,7 @@ by = 3
 @pytest.fixture(autouse=True)
 def _fake_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Run, "command", fake.command)
+    monkeypatch.setattr("hybridcomp.demo.training.POLL_SECONDS", 0.01)  # they write all they have at once
 
 
 def run(folder: Path, text: str = fake.STUDY) -> tuple[Results, str]:

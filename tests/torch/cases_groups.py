@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import hybridcomp.torch as hct
 from hybridcomp import CollectiveTimeoutError
+from hybridcomp.collectives.execution import progress as engine
 from tests.torch.cases_collectives import raises, rank, size
 
 
@@ -150,6 +151,10 @@ def case_timeout_of_a_group_and_of_a_wait() -> None:
             with raises(RuntimeError, "failed"):  # what programs for torch's own backends expect
                 group.monitored_barrier(timedelta(seconds=0.1))
         dist.barrier()
+        # Rank 0 would wait seconds for what nobody answers, in each group, and at its exit for the last one's.
+        with mock.patch("hybridcomp.torch.group._LAST_SECONDS", 0.1):
+            dist.destroy_process_group(group)
+    engine._EXIT_SECONDS = 0.1
 
 
 def case_a_group_after_one_that_failed() -> None:

@@ -1,7 +1,8 @@
 """Run on several ranks: does a schedule train as its rule says?
 
-Arguments: cases as JSON, each the arguments of a run; all have the same backend and number of ranks. Every rank applies
-the rule to the whole model by itself, in fp64, and compares its part: weights after every step, moments, losses, norms.
+Arguments: cases as JSON, each the arguments of a run; all have the same backend and number of ranks. A rank applies the
+rule to the whole model by itself, in fp64, each to the cases of its turn, and tells all; every rank compares its part:
+weights after every step, moments, losses, norms.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hybridcomp.train.model import loss_of
+from hybridcomp.train.model import ModelShape, loss_of
 from hybridcomp.train.schedules import Run, make_schedule
 from hybridcomp.train.schedules.cyclic import duties, totals_due
 from hybridcomp.train.start import prepare
@@ -30,6 +31,7 @@ COMMON = (
 )
 RULES = {"2bw": "delayed", "cdp-v1": "delayed", "cdp-v2": "cdp-v2"}
 DRAINED = (2, 4)  # what follows these steps sees an empty pipeline, as before a checkpoint
+DIFFERENT = 2  # after so many steps weights differ by rule
 SPLIT_DIM = {"qkv": 0, "up": 0, "out": 1, "down": 1}
 CLOSE = 1e-9  # fp64; a step moves weights by some 1e-2
 
@@ -39,24 +41,21 @@ def main(cases: list[str]) -> list[str]:
     jobs = [prepare([*COMMON.split(), *case.split()]) for case in cases]
     problems: list[str] = []
     with process_group(jobs[0]):
-        rank = dist.get_rank()
-        for case, job in zip(cases, jobs, strict=True):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        mine = {number: make_reference(jobs[number]) for number in range(rank, len(jobs), size)}
+        for number, (case, job) in enumerate(zip(cases, jobs, strict=True)):
+            told = [mine.get(number)]
+            dist.broadcast_object_list(told, number % size)
             topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
-            problems += [f"rank {rank}: {case}: {p}" for p in check(job, topology)]
+            problems += [f"rank {rank}: {case}: {p}" for p in check(job, topology, *told[0])]
         tell(len(cases), problems)
     return problems
 
 
-def check(job, topology: Topology) -> list[str]:
+def check(job, topology: Topology, reference, problems: list[str]) -> list[str]:
     config = job.config
     run = Run.of(job, topology)
     schedule = make_schedule(run)
-
-    def batch(step: int, replica: int) -> torch.Tensor:
-        return torch.from_numpy(job.batches.train(step, replica))
-
-    problems: list[str] = []
-    reference = make_reference(problems, run.shape, config, batch)
     held_out = [torch.from_numpy(m) for m in job.batches.evaluate(topology.dp)]
     results = []
     for step in range(config.steps):
@@ -92,26 +91,31 @@ def check(job, topology: Topology) -> list[str]:
     return problems
 
 
-def make_reference(problems, shape, config, batch):
-    """The rule applied to all steps; and a check that another rule gives other weights."""
+def make_reference(job):
+    """The rule applied to all steps; and problems: another rule has to give other weights."""
+    config, shape, problems = job.config, ModelShape.of(job.identity), []
     rule = RULES.get(config.schedule, "fresh")
-    replicas = range(config.dp)
+    batches = [
+        [torch.from_numpy(job.batches.train(step, replica)) for replica in range(config.dp)]
+        for step in range(config.steps)
+    ]
     if config.schedule == "local":
         reference = LocalReference(shape, config)
-        for step in range(config.steps):
-            reference.step([batch(step, replica) for replica in replicas])
-        return reference
+        for batch in batches:
+            reference.step(batch)
+        return reference, problems
     reference, other = (
         Reference(shape, config, r) for r in (rule, "delayed" if rule == "fresh" else "fresh")
     )
-    for step in range(config.steps):
-        for one in (reference, other):
-            one.step([batch(step, replica) for replica in replicas])
+    for step, batch in enumerate(batches):
+        reference.step(batch)
+        if step < DIFFERENT:
+            other.step(batch)
     if config.experts and not all(mixture.passed_on for mixture in reference.mixtures):
         problems.append("experts took all tokens: this check says nothing of capacity")
     if difference(reference, other) < 1e4 * CLOSE:
         problems.append("the rules do not differ: this check could not fail")
-    return reference
+    return reference, problems
 
 
 def versions(config, topology: Topology) -> int:

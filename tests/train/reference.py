@@ -195,5 +195,6 @@ def stage_of(name: str, layers: int, stages: int) -> int:
 
 
 def difference(a: Reference, b: Reference) -> float:
-    """The largest difference of two references' newest weights."""
-    return max((a.versions[-1][name] - b.versions[-1][name]).abs().max().item() for name in a.parameters)
+    """The largest difference of two references' weights, at the last version that both have."""
+    last = min(len(a.versions), len(b.versions)) - 1
+    return max((a.versions[last][name] - b.versions[last][name]).abs().max().item() for name in a.parameters)

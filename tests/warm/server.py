@@ -64,9 +64,9 @@ def settings(environment: dict[str, str]) -> dict[str, str]:
 class Server:
     """Serves clients; :meth:`serve` returns in a process that was forked, with what is to be run there."""
 
-    def __init__(self, path: str, environment: dict[str, str]) -> None:
-        """Listen at ``path``; ``environment`` is that in which modules were loaded."""
-        self._settings = settings(environment)
+    def __init__(self, path: str, environment: dict[str, str], put: dict[str, str]) -> None:
+        """Listen at ``path``; ``environment`` is that in which modules were loaded, and ``put`` what they added."""
+        self._settings, self._put = settings(environment), put
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
         self._listener.listen(64)
@@ -102,7 +102,9 @@ class Server:
             wanted = json.loads(
                 _exactly(client, int.from_bytes(head, "little")).decode("utf-8", "surrogateescape")
             )
-            if settings(wanted["environment"]) != self._settings:
+            # A program that was run here starts others with what loaded modules have put into its environment.
+            own = dict(wanted["environment"].items() - self._put.items())
+            if settings(own) != self._settings:
                 client.sendall(b"0\n")
                 client.close()
                 return None
@@ -215,4 +217,4 @@ if __name__ == "__main__":
     gc.freeze()
     library = list(sys.path[1:]) if sys.path[0] == os.path.dirname(__file__) else list(sys.path)
     put = dict(os.environ.items() - found.items())
-    run(Server(where, found).serve(), library, put)
+    run(Server(where, found, put).serve(), library, put)

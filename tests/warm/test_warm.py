@@ -92,6 +92,13 @@ def test_what_it_does_not_know_is_left_to_python() -> None:
     assert run(python(), "-c", loaded, OMP_NUM_THREADS="2").stdout == "False\n"
 
 
+def test_what_it_runs_starts_others_as_fast() -> None:
+    """Though loaded modules have put variables of theirs into its environment."""
+    loaded = "import sys; print('torch' in sys.modules)"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {loaded!r}])"
+    assert run(python(), "-c", nested).stdout == "True\n"
+
+
 def test_neighbouring_ranks_hash_differently() -> None:
     done = mpiexec(2, "-c", "import os; os.write(1, f'{hash(\"x\")}\\n'.encode())")
     assert done.returncode == 0, done.stderr
