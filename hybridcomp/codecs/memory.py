@@ -51,7 +51,8 @@ class Memory(abc.ABC):
     """The state of one key; made by :meth:`~hybridcomp.codecs.feedback.ErrorFeedback.memory`.
 
     It is the kernels' own, which encode, correct and keep without Python for every codec that has an ``Encoder``
-    (:file:`kernels/cpu/memory.hpp`). Other codecs encode and decode between the halves of what those do at once.
+    (:file:`kernels/codecs/feedback/memory.hpp`). Other codecs encode and decode between the halves of what those
+    do at once.
 
     Attributes:
         form: with its parameters.

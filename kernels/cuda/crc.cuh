@@ -8,7 +8,7 @@
 
 namespace hybridcomp {
 
-constexpr uint32_t kCrcPolynomial = 0x82F63B78u;  // bit-reflected, as kernels/cpu/crc32c.cpp
+constexpr uint32_t kCrcPolynomial = 0x82F63B78u;  // bit-reflected, as kernels/codecs/common/crc32c.cpp
 constexpr uint32_t kCrcOne = 0x80000000u;         // x^0
 constexpr int kCrcThreads = 256;
 constexpr uint64_t kCrcRow = kCrcThreads * 16;  // bytes that a block reads at a time

@@ -1,5 +1,5 @@
-// Floating-point formats of 8 and 4 bits: the payloads of kernels/cpu/minifloat_loops.cpp. HC_MX chooses the
-// codecs: 0 for `fp8`, 1 for `mxfp8` and `mxfp4`.
+// Floating-point formats of 8 and 4 bits: the payloads of kernels/codecs/minifloat/loops.cpp. HC_MX chooses
+// the codecs: 0 for `fp8`, 1 for `mxfp8` and `mxfp4`.
 #include "minifloat.cuh"
 
 namespace hybridcomp {

@@ -44,7 +44,8 @@ HC_DEVICE uint64_t words_of(uint64_t words, uint64_t chunk) {
 // -- the choice of planes
 // ------------------------------------------------------------------------------------
 
-// A block for each chunk: count bytes of a sample (compressible_planes of kernels/cpu/planes.cpp).
+// A block for each chunk: count bytes of a sample (compressible_planes of
+// kernels/codecs/lossless/planes.cpp).
 template <int Width>
 HC_DEVICE void sample(const void* from, uint64_t words, uint32_t rotate, uint32_t* chosen) {
   HC_SHARED(uint32_t, counts, Width * 256);

@@ -1,4 +1,4 @@
-// The sign quantizer: the means and signs of kernels/cpu/sign_loops.cpp.
+// The sign quantizer: the means and signs of kernels/codecs/sign/loops.cpp.
 #include "hybridcomp/sign.hpp"
 
 #include "chunks.cuh"

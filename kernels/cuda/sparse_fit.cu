@@ -1,12 +1,12 @@
-// SIDCo's limit: fits on a sample, as kernels/cpu/sidco.cpp makes them, corrected by counting the candidates.
-// Sums are in the order that hybridcomp/sparse.hpp fixes.
+// SIDCo's limit: fits on a sample, as kernels/codecs/sparse/sidco.cpp makes them, corrected by counting the
+// candidates. Sums are in the order that hybridcomp/sparse.hpp fixes.
 #include "sparse.cuh"
 
 namespace hybridcomp {
 namespace {
 
 constexpr uint32_t kFitThreads = kLanes * 32;  // a warp for each lane of a sum
-constexpr double kFirstShare = 0.25;           // as kernels/cpu/sidco.cpp
+constexpr double kFirstShare = 0.25;           // as kernels/codecs/sparse/sidco.cpp
 
 // -- the sample --------------------------------------------------------------------------------------------
 

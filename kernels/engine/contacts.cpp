@@ -1,4 +1,4 @@
-#include "contacts.hpp"
+#include "engine/contacts.hpp"
 
 #include <algorithm>
 #include <chrono>

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "mpi.hpp"
+#include "engine/mpi.hpp"
 
 namespace hybridcomp::engine {
 

@@ -2,8 +2,8 @@
 // hybridcomp/schedules/cuts.py does the same.
 #include <cstring>
 
-#include "../cpu/opening.hpp"
-#include "execution.hpp"
+#include "codecs/messages/opening.hpp"
+#include "engine/execution.hpp"
 
 namespace hybridcomp::engine {
 namespace {

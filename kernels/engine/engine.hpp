@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include "contacts.hpp"
-#include "execution.hpp"
-#include "mpi.hpp"
+#include "engine/contacts.hpp"
+#include "engine/execution.hpp"
+#include "engine/mpi.hpp"
 
 namespace hybridcomp::engine {
 

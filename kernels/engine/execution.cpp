@@ -1,11 +1,11 @@
-#include "execution.hpp"
+#include "engine/execution.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <functional>
 #include <new>
 
-#include "engine.hpp"
+#include "engine/engine.hpp"
 
 namespace hybridcomp::engine {
 

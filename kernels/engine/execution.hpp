@@ -10,10 +10,10 @@
 #include <span>
 #include <vector>
 
-#include "../cpu/memory.hpp"
-#include "group.hpp"
-#include "mpi.hpp"
-#include "program.hpp"
+#include "codecs/feedback/memory.hpp"
+#include "engine/group.hpp"
+#include "engine/mpi.hpp"
+#include "engine/program.hpp"
 
 namespace hybridcomp::engine {
 

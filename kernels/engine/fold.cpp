@@ -1,4 +1,4 @@
-#include "fold.hpp"
+#include "engine/fold.hpp"
 
 #include <algorithm>
 

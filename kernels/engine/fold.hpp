@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../cpu/kernels.hpp"
+#include "codecs/common/kernels.hpp"
 
 namespace hybridcomp::engine {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "shared_memory.hpp"
+#include "engine/shared_memory.hpp"
 
 namespace hybridcomp::engine {
 

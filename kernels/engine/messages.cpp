@@ -1,10 +1,10 @@
-#include "messages.hpp"
+#include "engine/messages.hpp"
 
 #include <cstring>
 
-#include "../cpu/decoders.hpp"
-#include "../cpu/opening.hpp"
-#include "../cpu/parallel.hpp"
+#include "codecs/common/parallel.hpp"
+#include "codecs/messages/decoders.hpp"
+#include "codecs/messages/opening.hpp"
 
 namespace hybridcomp {
 namespace {

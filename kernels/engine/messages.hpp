@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "../cpu/encoder.hpp"
-#include "../cpu/sums.hpp"
+#include "codecs/messages/encoder.hpp"
+#include "codecs/messages/sums.hpp"
 
 namespace hybridcomp {
 

@@ -1,4 +1,4 @@
-#include "mpi.hpp"
+#include "engine/mpi.hpp"
 
 #include <algorithm>
 #include <cstring>

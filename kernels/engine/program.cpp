@@ -1,4 +1,4 @@
-#include "program.hpp"
+#include "engine/program.hpp"
 
 #include <algorithm>
 #include <climits>

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "fold.hpp"
-#include "messages.hpp"
+#include "engine/fold.hpp"
+#include "engine/messages.hpp"
 
 namespace hybridcomp::engine {
 

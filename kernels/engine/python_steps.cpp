@@ -6,9 +6,9 @@
 #include <functional>
 #include <new>
 
-#include "../cpu/opening.hpp"
-#include "engine.hpp"
-#include "execution.hpp"
+#include "codecs/messages/opening.hpp"
+#include "engine/engine.hpp"
+#include "engine/execution.hpp"
 
 namespace hybridcomp::engine {
 namespace {

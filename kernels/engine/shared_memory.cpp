@@ -1,4 +1,4 @@
-#include "shared_memory.hpp"
+#include "engine/shared_memory.hpp"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -3,12 +3,12 @@
 #include <cstring>
 #include <new>
 
-#include "../cpu/convert.hpp"
-#include "../cpu/crc32c.hpp"
-#include "../cpu/decoders.hpp"
-#include "../cpu/opening.hpp"
-#include "engine.hpp"
-#include "execution.hpp"
+#include "codecs/common/crc32c.hpp"
+#include "codecs/convert/convert.hpp"
+#include "codecs/messages/decoders.hpp"
+#include "codecs/messages/opening.hpp"
+#include "engine/engine.hpp"
+#include "engine/execution.hpp"
 
 namespace hybridcomp::engine {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/memories.hpp"
+#include "codecs/feedback/memories.hpp"
 #include "engine/engine.hpp"
 
 namespace checked {

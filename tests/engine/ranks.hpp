@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "asking.hpp"
-#include "cpu/message.hpp"
+#include "codecs/block/message.hpp"
 #include "engine/engine.hpp"
 #include "fake_mpi.hpp"
 

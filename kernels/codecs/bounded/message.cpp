@@ -1,0 +1,170 @@
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "codecs/bounded/bounded.hpp"
+#include "codecs/common/parallel.hpp"
+
+namespace hybridcomp {
+namespace {
+
+constexpr std::size_t kStep = 8192;     // elements encoded between two looks at the CRC
+constexpr std::size_t kSpan = 262144;   // elements whose range is found at a time
+constexpr std::size_t kCrcUnit = 6144;  // bytes that the CRC takes at its full speed
+
+double relative_bound(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                      double relative, int threads) {
+  double low[kMaxThreads], high[kMaxThreads];
+  const int ranges = ranges_of(n, kStep, threads);
+  split(n, kStep, ranges, [&](int r, std::size_t begin, std::size_t end) {
+    low[r] = float_of(Real<double>::kInfinity);
+    high[r] = -low[r];
+    // The last first: the beginning is still in the caches then when the encoder starts there.
+    for (std::size_t e = end; e > begin;) {
+      const std::size_t at = begin + (e - begin - 1) / kSpan * kSpan;
+      double least, largest;
+      k.bounded->range(src + at * size_of(dtype), dtype, e - at, &least, &largest);
+      low[r] = std::min(low[r], least);
+      high[r] = std::max(high[r], largest);
+      e = at;
+    }
+  });
+  return bounded_relative(*std::min_element(low, low + ranges), *std::max_element(high, high + ranges),
+                          relative);
+}
+
+// What the blocks of one range of elements came to.
+struct Part {
+  std::size_t codes, bytes;
+  std::uint32_t crc_codes, crc_bytes;
+};
+
+Part encode_range(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, double bound,
+                  std::uint8_t* codes, std::uint8_t* data) {
+  const std::size_t size = size_of(dtype), room = n * size;
+  Part part{blocks_of(n, kBoundedBlock), 0, 0, 0};
+  std::size_t summed = 0;
+  for (std::size_t at = 0; at < n; at += kStep) {
+    const std::size_t m = std::min(kStep, n - at);
+    part.bytes += k.bounded->encode(src + at * size, dtype, m, bound, codes + at / kBoundedBlock,
+                                    data + part.bytes, room - part.bytes);
+    const std::size_t whole = (part.bytes - summed) / kCrcUnit * kCrcUnit;
+    part.crc_bytes = k.crc32c(data + summed, whole, part.crc_bytes);
+    summed += whole;
+  }
+  part.crc_bytes = k.crc32c(data + summed, part.bytes - summed, part.crc_bytes);
+  part.crc_codes = k.crc32c(codes, part.codes, 0);
+  return part;
+}
+
+// The bytes of `count` full blocks; kBadCode if one of them has no valid code.
+constexpr std::size_t kBadCode = ~std::size_t(0);
+
+using Sizes = std::array<std::uint16_t, 256>;
+
+Sizes block_sizes(DTypeCode dtype) {
+  Sizes sizes;
+  for (std::size_t c = 0; c < sizes.size(); ++c)
+    sizes[c] = static_cast<std::uint16_t>(
+        bounded_bytes(static_cast<std::uint8_t>(c), kBoundedBlock, size_of(dtype)));
+  return sizes;
+}
+
+std::size_t sum_sizes(const Sizes& sizes, const std::uint8_t* codes, std::size_t count) {
+  std::size_t sum = 0;
+  unsigned any = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    sum += sizes[codes[i]];
+    any |= sizes[codes[i]];
+  }
+  return any & 0x8000u ? kBadCode : sum;
+}
+
+// Check a payload and find where the data of each of `ranges` ranges of elements begins.
+int open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int ranges,
+         BoundedPrefix* prefix, std::size_t* starts) {
+  if (bytes < sizeof(*prefix)) return kBadLength;
+  std::memcpy(prefix, payload, sizeof(*prefix));
+  if (prefix->block != kBoundedBlock || prefix->reserved) return kBadBoundedBlock;
+  if (bits_of(prefix->bound) >= Real<double>::kInfinity) return kBadBound;  // negative, infinite or NaN
+  bytes -= sizeof(*prefix);
+  const std::size_t blocks = blocks_of(n, kBoundedBlock);
+  if (blocks > bytes) return kBadLength;
+  const std::uint8_t* codes = payload + sizeof(*prefix);
+  const Sizes sizes = block_sizes(dtype);
+  split(n, kStep, ranges, [&](int r, std::size_t begin, std::size_t end) {
+    const std::size_t full = end / kBoundedBlock - begin / kBoundedBlock, rest = end % kBoundedBlock;
+    starts[r] = sum_sizes(sizes, codes + begin / kBoundedBlock, full);
+    if (!rest || starts[r] == kBadCode) return;
+    const std::uint32_t last = bounded_bytes(codes[end / kBoundedBlock], rest, size_of(dtype));
+    starts[r] = last & 0x8000u ? kBadCode : starts[r] + last;
+  });
+  std::size_t sum = 0;
+  for (int r = 0; r < ranges; ++r) {
+    if (starts[r] == kBadCode) return kBadBoundedCode;
+    sum += std::exchange(starts[r], sum);
+  }
+  return sum == bytes - blocks ? kOk : kBadLength;
+}
+
+}  // namespace
+
+std::size_t bounded_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                            double error, bool relative, std::uint8_t codec, std::uint32_t params,
+                            int threads, std::uint8_t* out) {
+  const double bound = relative ? relative_bound(k, src, dtype, n, error, threads) : error;
+  const BoundedPrefix prefix{bound, kBoundedBlock, 0};
+  std::memcpy(out + sizeof(Header), &prefix, sizeof(prefix));
+  std::uint8_t* const codes = out + sizeof(Header) + sizeof(prefix);
+  std::uint8_t* const data = codes + blocks_of(n, kBoundedBlock);
+
+  // Each range of elements has room for all of it as it is; what is left free is closed afterwards.
+  Part parts[kMaxThreads];
+  std::size_t begins[kMaxThreads];
+  const int ranges = ranges_of(n, kStep, threads);
+  split(n, kStep, ranges, [&](int r, std::size_t begin, std::size_t end) {
+    begins[r] = begin * size_of(dtype);
+    parts[r] = encode_range(k, src + begins[r], dtype, end - begin, bound, codes + begin / kBoundedBlock,
+                            data + begins[r]);
+  });
+  std::size_t bytes = 0;
+  for (int r = 0; r < ranges; ++r) {
+    if (bytes != begins[r]) std::memmove(data + bytes, data + begins[r], parts[r].bytes);
+    bytes += parts[r].bytes;
+  }
+
+  const std::size_t payload = sizeof(prefix) + blocks_of(n, kBoundedBlock) + bytes;
+  const Header header{kMagic, codec, static_cast<std::uint8_t>(dtype), 0, n, payload, params, 0};
+  std::memcpy(out, &header, sizeof(header));
+  std::uint32_t crc = k.crc32c(out, kCrcAt, 0);
+  crc = k.crc32c(out + sizeof(header), sizeof(prefix), crc);
+  for (int r = 0; r < ranges; ++r) crc = crc32c_combine(crc, parts[r].crc_codes, parts[r].codes);
+  for (int r = 0; r < ranges; ++r) crc = crc32c_combine(crc, parts[r].crc_bytes, parts[r].bytes);
+  std::memcpy(out + kCrcAt, &crc, sizeof(crc));
+  return sizeof(header) + payload;
+}
+
+int check_bounded(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n) {
+  BoundedPrefix prefix;
+  std::size_t start;
+  return open(payload, bytes, dtype, n, 1, &prefix, &start);
+}
+
+int decode_bounded(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
+                   std::size_t n, int threads, std::uint8_t* out, DTypeCode out_dtype, bool add) {
+  BoundedPrefix prefix;
+  std::size_t starts[kMaxThreads];
+  const int ranges = ranges_of(n, kStep, threads);
+  const int status = open(payload, bytes, dtype, n, ranges, &prefix, starts);
+  if (status != kOk) return status;
+  const std::uint8_t* codes = payload + sizeof(prefix);
+  const std::uint8_t* data = codes + blocks_of(n, kBoundedBlock);
+  split(n, kStep, ranges, [&](int r, std::size_t begin, std::size_t end) {
+    const std::uint8_t* from = data + starts[r];
+    k.bounded->decode(codes + begin / kBoundedBlock, from, static_cast<std::size_t>(payload + bytes - from),
+                      dtype, end - begin, prefix.bound, out + begin * size_of(out_dtype), out_dtype, add);
+  });
+  return kOk;
+}
+
+}  // namespace hybridcomp

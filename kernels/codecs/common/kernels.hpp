@@ -1,0 +1,59 @@
+// The kernels that one instruction set provides: a table per family of codecs. All pointers are host memory
+// of the caller, of any alignment unless said otherwise, and may not overlap. Sizes are in elements unless
+// said otherwise. No kernel allocates, and none reads or writes outside the sizes it is given; what comes
+// from a message is checked where it is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codecs/common/crc32c.hpp"
+#include "hybridcomp/wire.hpp"
+
+namespace hybridcomp {
+
+struct BlockKernels;
+struct BoundedKernels;
+struct ConvertKernels;
+struct FeedbackKernels;
+struct LatticeKernels;
+struct FitKernels;
+struct LowrankKernels;
+struct MpcKernels;
+struct PlanesKernels;
+struct MinifloatKernels;
+struct SignKernels;
+struct SketchKernels;
+struct SparseKernels;
+struct ZfpKernels;
+
+struct Kernels {
+  const char* name;
+  Crc32cFn crc32c;
+  const BlockKernels* block;
+  const BoundedKernels* bounded;
+  const ConvertKernels* convert;
+  const FeedbackKernels* feedback;
+  const LatticeKernels* lattice;
+  const FitKernels* fit;
+  const LowrankKernels* lowrank;
+  const MpcKernels* mpc;
+  const PlanesKernels* planes;
+  const MinifloatKernels* minifloat;
+  const SignKernels* sign;
+  const SketchKernels* sketch;
+  const SparseKernels* sparse;
+  const ZfpKernels* zfp;
+};
+
+// Best first.
+const Kernels* const* available_kernels(std::size_t* count);
+
+const Kernels& kernels();                // in use
+bool use_kernels(const char* isa_name);  // false: this CPU does not have them
+
+constexpr std::size_t blocks_of(std::size_t n, std::size_t block) { return n / block + (n % block != 0); }
+
+constexpr std::size_t size_of(DTypeCode dtype) { return dtype == kFloat64 ? 8 : dtype == kFloat32 ? 4 : 2; }
+
+}  // namespace hybridcomp

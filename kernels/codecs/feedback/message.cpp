@@ -1,0 +1,188 @@
+// Error feedback around block quantizers: correction, message and what it lost, tile by tile in L1.
+#include <atomic>
+
+#include "codecs/block/block.hpp"
+#include "codecs/block/message.hpp"
+#include "codecs/feedback/feedback.hpp"
+#include "codecs/messages/fixed.hpp"
+
+namespace hybridcomp {
+namespace {
+
+constexpr BlockFormat kStateFormat{kStateBlock, 8, true, false, 0};
+constexpr std::size_t kStep = 2048;  // elements of a tile of a state: a multiple of kStateBlock
+constexpr std::size_t kStreamed = std::size_t(4) << 20;  // bytes from which on a residual bypasses the caches
+
+std::size_t scale_bytes(bool wide) { return wide ? 8 : 4; }
+DTypeCode sum_type(bool wide) { return wide ? kFloat64 : kFloat32; }
+
+// The part of a state that holds elements start .. start + n, in whole blocks, and its fresh copy.
+struct Window {
+  Window(const Kernels& kernels, const State8& whole, std::size_t start, std::size_t n, bool is_wide,
+         std::uint8_t* fresh)
+      : k(kernels),
+        state(whole),
+        wide(is_wide),
+        first(start - start % kStateBlock),
+        last(std::min(whole.n, (start + n + kStateBlock - 1) / kStateBlock * kStateBlock)),
+        fresh_scales(fresh),
+        fresh_values(fresh + state_scales(last - first, is_wide)) {}
+
+  // Elements at .. at + m of the state as values; `at` begins a block.
+  void read(std::size_t at, std::size_t m, std::uint8_t* values) const {
+    k.block->dequantize(state.scales + at / kStateBlock * scale_bytes(wide), state.values + at, wide, m, 0,
+                        kStateFormat, values, sum_type(wide), false);
+  }
+
+  // The same back, to the fresh copy.
+  void write(std::size_t at, std::size_t m, const std::uint8_t* values) const {
+    const std::size_t i = at - first;
+    k.block->quantize(values, sum_type(wide), m, 0, kStateFormat, false,
+                      fresh_scales + i / kStateBlock * scale_bytes(wide), fresh_values + i);
+  }
+
+  void commit() const {
+    std::memcpy(state.scales + first / kStateBlock * scale_bytes(wide), fresh_scales,
+                state_scales(last - first, wide));
+    std::memcpy(state.values + first, fresh_values, last - first);
+  }
+
+  const Kernels& k;
+  const State8& state;
+  const bool wide;
+  const std::size_t first, last;
+  std::uint8_t* const fresh_scales;
+  std::uint8_t* const fresh_values;
+};
+
+// Write the message of n corrected elements, tile by tile. correct(at, m, state, out) fills a tile, and may
+// leave something in `state` for keep(at, m, state, corrected, decoded), which takes what became of it.
+template <typename Correct, typename Keep>
+std::size_t encode_tiles(const Kernels& k, const CodecIdentity& codec, DTypeCode dtype, std::size_t n,
+                         int threads, std::uint8_t* out, Correct correct, Keep keep) {
+  const bool wide = dtype == kFloat64;
+  const std::size_t tile = fused_tile(codec.block);
+  const BlockFormat format{codec.block, codec.bits, true, false, 0};
+  const QuantizePrefix prefix{codec.block, 0};
+  const auto scales_of = [&](std::size_t e) { return blocks_of(e, codec.block) * scale_bytes(wide); };
+  const auto packed_of = [&](std::size_t e) { return packed_bytes(e, codec.block, codec.bits); };
+  return write_fixed(k, {codec.codec, sum_type(wide), codec.params, &prefix, sizeof(prefix)}, n, tile,
+                     threads, out, scales_of, packed_of,
+                     [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
+                       alignas(64) std::uint8_t corrected[kLongestFused * 8], decoded[kLongestFused * 8];
+                       alignas(64) std::uint8_t state[kLongestFused * 8];
+                       for (std::size_t i = 0; i < m; i += tile) {
+                         const std::size_t len = std::min(tile, m - i);
+                         std::uint8_t* const s = scales + scales_of(i);
+                         std::uint8_t* const p = packed + packed_of(i);
+                         correct(at + i, len, state, corrected);
+                         k.block->quantize(corrected, sum_type(wide), len, 0, format, false, s, p);
+                         k.block->dequantize(s, p, wide, len, 0, format, decoded, sum_type(wide), false);
+                         keep(at + i, len, state, corrected, decoded);
+                       }
+                     });
+}
+
+}  // namespace
+
+std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const std::uint8_t* x,
+                            DTypeCode dtype, std::size_t n, const std::uint8_t* e, std::uint8_t* lost,
+                            double ranks, int threads, std::uint8_t* out, bool* finite) {
+  const bool wide = dtype == kFloat64;
+  const std::size_t size = scale_bytes(wide);
+  const bool streams = n * size >= kStreamed;
+  std::atomic<bool> good{true};
+  if (codec.bits == 8 && codec.block <= kLongestTile && ranks == 1) {
+    const QuantizePrefix prefix{codec.block, 0};
+    const std::size_t bytes = write_fixed(
+        k, {codec.codec, sum_type(wide), codec.params, &prefix, sizeof(prefix)}, n, fused_tile(codec.block),
+        threads, out, [&](std::size_t m) { return blocks_of(m, codec.block) * size; },
+        [](std::size_t m) { return m; },
+        [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* q) {
+          if (!k.feedback->quantize8(x + at * size_of(dtype), dtype, e + at * size, lost + at * size, m,
+                                     codec.block, scales, q, streams))
+            good = false;
+        });
+    if (streams) std::atomic_thread_fence(std::memory_order_seq_cst);
+    *finite = good;
+    return bytes;
+  }
+  const std::size_t bytes = encode_tiles(
+      k, codec, dtype, n, threads, out,
+      [&](std::size_t at, std::size_t m, std::uint8_t*, std::uint8_t* corrected) {
+        k.feedback->add(x + at * size_of(dtype), dtype, e + at * size, corrected, m, false);
+        if (ranks != 1) k.feedback->divide(corrected, wide, m, ranks);
+      },
+      [&](std::size_t at, std::size_t m, std::uint8_t*, std::uint8_t* corrected, std::uint8_t* decoded) {
+        std::uint8_t* const to = streams ? decoded : lost + at * size;
+        if (!k.feedback->lose(corrected, decoded, to, wide, m, ranks)) good = false;
+        if (streams) k.feedback->stream(decoded, lost + at * size, m * size);
+      });
+  if (streams) std::atomic_thread_fence(std::memory_order_seq_cst);  // on this thread; the others have ended
+  *finite = good;
+  return bytes;
+}
+
+std::size_t encode_average(const Kernels& k, const CodecIdentity& codec, const std::uint8_t* x,
+                           DTypeCode dtype, std::size_t start, std::size_t n, const State8& state,
+                           std::uint8_t* fresh, double beta, int threads, std::uint8_t* out, bool* finite) {
+  const bool wide = dtype == kFloat64;
+  const Window window(k, state, start, n, wide, fresh);
+  std::atomic<bool> good{true};
+  const std::size_t bytes = encode_tiles(
+      k, codec, dtype, n, threads, out,
+      [&](std::size_t at, std::size_t m, std::uint8_t* e, std::uint8_t* corrected) {
+        window.read(start + at, m, e);
+        k.feedback->add(x + at * size_of(dtype), dtype, e, corrected, m, false);
+      },
+      [&](std::size_t at, std::size_t m, std::uint8_t* e, std::uint8_t* corrected, std::uint8_t* decoded) {
+        if (!k.feedback->average(corrected, decoded, e, wide, m, 1.0, beta)) good = false;
+        window.write(start + at, m, e);
+      });
+  *finite = good;
+  if (good) window.commit();
+  return bytes;
+}
+
+void correct_average(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, std::size_t start,
+                     std::size_t n, const State8& state, std::uint8_t* out, int threads) {
+  const bool wide = dtype == kFloat64;
+  const std::size_t size = scale_bytes(wide);
+  const Window window(k, state, start, n, wide, nullptr);
+  const std::size_t span = window.last - window.first;
+  split(span, kStep, ranges_of(span, kStep, threads), [&](int, std::size_t begin, std::size_t end) {
+    alignas(64) std::uint8_t e[kStep * 8];
+    for (std::size_t at = window.first + begin; at < window.first + end; at += kStep) {
+      const std::size_t m = std::min(kStep, window.first + end - at);
+      const std::size_t low = std::max(at, start), high = std::min(at + m, start + n);
+      window.read(at, m, e);
+      k.feedback->add(x + (low - start) * size_of(dtype), dtype, e + (low - at) * size,
+                      out + (low - start) * size, high - low, false);
+    }
+  });
+}
+
+bool keep_average(const Kernels& k, const std::uint8_t* corrected, const std::uint8_t* decoded, bool wide,
+                  std::size_t start, std::size_t n, const State8& state, std::uint8_t* fresh, double weight,
+                  double beta, int threads) {
+  const std::size_t size = scale_bytes(wide);
+  const Window window(k, state, start, n, wide, fresh);
+  const std::size_t span = window.last - window.first;
+  std::atomic<bool> good{true};
+  split(span, kStep, ranges_of(span, kStep, threads), [&](int, std::size_t begin, std::size_t end) {
+    alignas(64) std::uint8_t e[kStep * 8];
+    for (std::size_t at = window.first + begin; at < window.first + end; at += kStep) {
+      const std::size_t m = std::min(kStep, window.first + end - at);
+      const std::size_t low = std::max(at, start), high = std::min(at + m, start + n);
+      window.read(at, m, e);
+      if (!k.feedback->average(corrected + (low - start) * size, decoded + (low - start) * size,
+                               e + (low - at) * size, wide, high - low, weight, beta))
+        good = false;
+      window.write(at, m, e);
+    }
+  });
+  if (good) window.commit();
+  return good;
+}
+
+}  // namespace hybridcomp

@@ -1,0 +1,47 @@
+// Whole tensors and messages of the shared-scale quantizer, over threads.
+#pragma once
+
+#include "codecs/common/kernels.hpp"
+#include "codecs/common/status.hpp"
+#include "codecs/lattice/lattice.hpp"
+
+namespace hybridcomp {
+
+// Payload: this, then an integer of `bits` bits per element.
+struct LatticePrefix {
+  std::uint32_t bits;      // 8, 16 or 32
+  std::uint32_t ranks;     // contributions that the integers have room for
+  std::uint32_t parts;     // contributions that are in them
+  std::uint32_t reserved;  // zero
+  double scale;            // value = integer * scale; NaN where a value was not finite
+};
+static_assert(sizeof(LatticePrefix) == 24, "lattice's prefix is 24 bytes on the wire");
+
+constexpr bool valid_bits(int bits) { return bits == 8 || bits == 16 || bits == 32; }
+
+struct LatticeScale {
+  double scale, inverse;
+};
+
+// The scale that a largest magnitude (LatticeKernels::peak) makes. ranks <= 2^(bits - 1) - 1.
+LatticeScale lattice_scale_of(std::uint64_t peak, DTypeCode dtype, int bits, std::uint32_t ranks);
+
+std::uint64_t lattice_peak(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                           int threads);
+
+// Integers alone, for an all-reduce.
+void lattice_quantize(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int bits,
+                      const LatticeRounding& rounding, int threads, std::uint8_t* q);
+void lattice_dequantize(const Kernels& k, const std::uint8_t* q, DTypeCode dtype, std::size_t n, int bits,
+                        double scale, int threads, std::uint8_t* out, DTypeCode out_dtype, bool add);
+
+// Write the message of `n` elements to `out`; returns its bytes. `params` is the header's hash.
+std::size_t lattice_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                            const LatticePrefix& prefix, const LatticeRounding& rounding, std::uint8_t codec,
+                            std::uint32_t params, int threads, std::uint8_t* out);
+
+// Check a payload of `n` elements of `dtype` and read its prefix; returns a Status.
+int lattice_check(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
+                  LatticePrefix* prefix);
+
+}  // namespace hybridcomp

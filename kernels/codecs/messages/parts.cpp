@@ -1,0 +1,101 @@
+#include "codecs/messages/parts.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "codecs/block/message.hpp"
+#include "codecs/common/parallel.hpp"
+#include "codecs/convert/convert.hpp"
+
+#if HC_X86
+#include <xmmintrin.h>
+#endif
+
+namespace hybridcomp {
+
+void Parts::decode(const Kernels& k, std::size_t at, std::size_t m, void* out, DTypeCode out_dtype,
+                   bool add) const {
+  if (!scales) {
+    k.convert->convert(values + at * size_of(stored), stored, out, out_dtype, m, add);
+    return;
+  }
+  const BlockPart from = blocks_at(at);
+  k.block->dequantize(from.scales, from.packed, dtype == kFloat64, m, at, format, out, out_dtype, add);
+}
+
+BlockPart Parts::blocks_at(std::size_t at) const {
+  return {scales + scale_bytes(at / unit, dtype, format),
+          values + packed_bytes(at, format.block, format.bits)};
+}
+
+void add_parts(const Kernels& k, std::span<const Parts> messages, std::size_t at, std::size_t m, bool wide,
+               const void* own, void* sums) {
+  constexpr std::size_t kMost = 4;
+  while (!messages.empty()) {
+    // As many as are of one plain format, a few at a time.
+    BlockPart blocks[kMost];
+    std::size_t count = 0;
+    for (const Parts& message : messages) {
+      if (count == kMost || !message.plain() || message.format.bits != messages[0].format.bits) break;
+      blocks[count++] = message.blocks_at(at);
+    }
+    if (count) {
+      k.block->add(blocks, count, wide, m, messages[0].format, own, sums);
+    } else {
+      if (own != sums) std::memcpy(sums, own, m * (wide ? 8 : 4));
+      messages[0].decode(k, at, m, sums, wide ? kFloat64 : kFloat32, true);
+    }
+    own = sums;
+    messages = messages.subspan(count ? count : 1);
+  }
+}
+
+bool open_parts(std::uint8_t codec, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
+                std::size_t n, Parts* parts) {
+  switch (codec) {
+    case kNoneId:
+    case kFp16Id:
+    case kBf16Id: {
+      const DTypeCode stored = codec == kNoneId ? dtype : codec == kFp16Id ? kFloat16 : kBFloat16;
+      *parts = {dtype, 1, payload, stored, nullptr, {}};
+      return bytes % size_of(stored) == 0 && bytes / size_of(stored) == n;
+    }
+    case kInt8Id:
+    case kInt4Id:
+    case kInt2Id: {
+      QuantizedView view;
+      const int bits = codec == kInt8Id ? 8 : codec == kInt4Id ? 4 : 2;
+      if (view_quantized(payload, bytes, dtype, n, bits, &view) != kOk || view.format.block > kPartTile)
+        return false;
+      *parts = {dtype, view.format.block, view.packed, dtype, view.scales, view.format};
+      return true;
+    }
+    default:
+      return false;
+  }
+}
+
+void decode_streaming(const Kernels& k, const Parts& parts, std::size_t n, int threads, std::uint8_t* out,
+                      DTypeCode out_dtype) {
+  // Short tiles: the stores of one leave for memory while the next is computed.
+  constexpr std::size_t kShort = 512;
+  const std::size_t tile = std::max(kShort / parts.unit, std::size_t(1)) * parts.unit;
+  const std::size_t size = size_of(out_dtype);
+  split(n, tile, ranges_of(n, tile, threads), [&](int, std::size_t begin, std::size_t end) {
+    alignas(64) std::uint8_t buffer[kPartTile * sizeof(double)];
+    for (std::size_t at = begin; at < end; at += tile) {
+      const std::size_t m = std::min(tile, end - at);
+      parts.decode(k, at, m, buffer, out_dtype, false);
+      k.convert->stream(buffer, out + at * size, m * size);
+    }
+    streamed();
+  });
+}
+
+void streamed() {
+#if HC_X86
+  _mm_sfence();
+#endif
+}
+
+}  // namespace hybridcomp

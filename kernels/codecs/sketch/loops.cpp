@@ -1,0 +1,69 @@
+// Bitmaps of non-zeros; compiled once per instruction set.
+#include "codecs/common/tile.hpp"
+#include "codecs/sketch/sketch.hpp"
+
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
+namespace hybridcomp::HC_ISA {
+namespace {
+
+template <typename U>
+std::uint64_t bits_set(const std::uint8_t* src, std::size_t m) {
+  std::uint64_t word = 0;
+  for (std::size_t i = 0; i < m; ++i) {
+    U x;
+    std::memcpy(&x, src + i * sizeof(U), sizeof(U));
+    word |= static_cast<std::uint64_t>(x != 0) << i;
+  }
+  return word;
+}
+
+template <typename U>
+std::uint64_t whole_word(const std::uint8_t* src) {
+#if defined(__AVX512BW__)
+  constexpr int kPer = static_cast<int>(64 / sizeof(U));  // elements in a vector
+  std::uint64_t word = 0;
+  for (int v = 0; v < 64 / kPer; ++v) {
+    const __m512i x = _mm512_loadu_si512(src + v * 64);
+    std::uint64_t mask;
+    if constexpr (sizeof(U) == 2)
+      mask = _mm512_test_epi16_mask(x, x);
+    else if constexpr (sizeof(U) == 4)
+      mask = _mm512_test_epi32_mask(x, x);
+    else
+      mask = _mm512_test_epi64_mask(x, x);
+    word |= mask << (v * kPer);
+  }
+  return word;
+#else
+  return bits_set<U>(src, 64);
+#endif
+}
+
+template <typename U>
+std::size_t mask_all(const std::uint8_t* src, std::size_t n, std::uint8_t* words) {
+  std::size_t count = 0;
+  for (std::size_t at = 0; at < n; at += 64, words += 8) {
+    const std::uint8_t* from = src + at * sizeof(U);
+    const std::uint64_t word = n - at >= 64 ? whole_word<U>(from) : bits_set<U>(from, n - at);
+    count += static_cast<std::size_t>(__builtin_popcountll(word));
+    std::memcpy(words, &word, 8);
+  }
+  return count;
+}
+
+std::size_t mask(const void* src, std::size_t size, std::size_t n, std::uint8_t* words) {
+  const auto* from = static_cast<const std::uint8_t*>(src);
+  if (size == 2) return mask_all<std::uint16_t>(from, n, words);
+  if (size == 4) return mask_all<std::uint32_t>(from, n, words);
+  return mask_all<std::uint64_t>(from, n, words);
+}
+
+}  // namespace
+
+extern const SketchKernels sketch_kernels;
+const SketchKernels sketch_kernels = {mask};
+
+}  // namespace hybridcomp::HC_ISA

@@ -1,0 +1,192 @@
+// Sums over a tensor or its sample, in a fixed order; compiled once per instruction set.
+#include "codecs/sparse/fit.hpp"
+
+#include "codecs/common/tile.hpp"
+#include "hybridcomp/sparse.hpp"
+
+namespace hybridcomp::HC_ISA {
+namespace {
+
+// Elements i with keys[i] >= limit: their number, their magnitudes added to the lanes. Vectorized by lanes.
+template <typename U>
+std::size_t add_tail(const U* keys, std::size_t n, U limit, double* lanes) {
+  std::size_t count = 0;
+  std::size_t at = 0;
+#if defined(__AVX512F__)
+  __m512d low = _mm512_loadu_pd(lanes), high = _mm512_loadu_pd(lanes + 8);
+  for (; at + kLanes <= n; at += kLanes) {
+    if constexpr (sizeof(U) == 4) {
+      const __m512i x = _mm512_loadu_si512(keys + at);
+      const __mmask16 reach = _mm512_cmpge_epu32_mask(x, _mm512_set1_epi32(static_cast<int>(limit)));
+      const __mmask16 large =
+          _mm512_mask_cmpge_epu32_mask(reach, x, _mm512_set1_epi32(Real<float>::kSmallest));
+      const __m512 kept = _mm512_castsi512_ps(_mm512_maskz_mov_epi32(large, x));
+      low = _mm512_add_pd(low, _mm512_maskz_cvtps_pd(0xFF, _mm512_maskz_extractf32x8_ps(0xFF, kept, 0)));
+      high = _mm512_add_pd(high, _mm512_maskz_cvtps_pd(0xFF, _mm512_maskz_extractf32x8_ps(0xFF, kept, 1)));
+      count += static_cast<std::size_t>(__builtin_popcount(reach));
+    } else {
+      double kept[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const U x = keys[at + static_cast<std::size_t>(i)];
+        kept[i] = x >= limit ? summand(x) : 0.0;
+        count += x >= limit;
+      }
+      low = _mm512_add_pd(low, _mm512_loadu_pd(kept));
+      high = _mm512_add_pd(high, _mm512_loadu_pd(kept + 8));
+    }
+  }
+  _mm512_storeu_pd(lanes, low);
+  _mm512_storeu_pd(lanes + 8, high);
+#endif
+  for (; at + kLanes <= n; at += kLanes)
+    for (int i = 0; i < kLanes; ++i) {
+      const U x = keys[at + static_cast<std::size_t>(i)];
+      lanes[i] += x >= limit ? summand(x) : 0.0;
+      count += x >= limit;
+    }
+  for (std::size_t i = 0; at < n; ++at, ++i) {
+    lanes[i] += keys[at] >= limit ? summand(keys[at]) : 0.0;
+    count += keys[at] >= limit;
+  }
+  return count;
+}
+
+std::size_t fit_tail(const void* keys, bool wide, std::size_t n, std::uint64_t limit, double* sum) {
+  double lanes[kLanes] = {};
+  const std::size_t count =
+      wide ? add_tail(static_cast<const std::uint64_t*>(keys), n, limit, lanes)
+           : add_tail(static_cast<const std::uint32_t*>(keys), n, static_cast<std::uint32_t>(limit), lanes);
+  *sum = sum_of_lanes(lanes);
+  return count;
+}
+
+// The keys of n values, zero where they are not finite; returns how many are not.
+template <typename T>
+inline std::size_t finite_keys(const T* x, std::size_t n, typename Real<T>::Bits* keys) {
+  typename Real<T>::Bits others = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto key = magnitude(x[i]);
+    const bool finite = key < Real<T>::kInfinity;
+    keys[i] = finite ? key : 0;
+    others += !finite;
+  }
+  return others;
+}
+
+// The same of m <= kTile elements.
+template <DTypeCode D>
+std::size_t finite_keys_of(const std::uint8_t* src, std::size_t m, typename Real<ComputeOf<D>>::Bits* keys) {
+  ComputeOf<D> buffer[kTile];
+  return finite_keys(view<D>(src, m, buffer), m, keys);
+}
+
+#if defined(__AVX512F__)
+
+// Add the squares of all whole groups of kLanes elements to the lanes, count what is not finite; return the
+// number of elements in them. In registers from load to sum: as fast as memory is read.
+template <DTypeCode D>
+std::size_t add_squares(const std::uint8_t* src, std::size_t n, double* lanes, std::size_t* others) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+  const __m512i infinity = _mm512_set1_epi32(Real<float>::kInfinity);
+  const __m512i smallest = _mm512_set1_epi32(Real<float>::kSmallest);
+  const __m512i usual = _mm512_sub_epi32(infinity, smallest);  // keys from the smallest on that are finite
+  __m512d low = _mm512_loadu_pd(lanes), high = _mm512_loadu_pd(lanes + 8);
+  std::size_t at = 0;
+  for (; at + kLanes <= n; at += kLanes) {
+    const __m512i bits = _mm512_castps_si512(floats_at<D>(src + at * sizeof(StorageOf<D>)));
+    const __m512i key = _mm512_and_si512(bits, magnitude);
+    const __mmask16 kept = _mm512_cmplt_epu32_mask(_mm512_sub_epi32(key, smallest), usual);
+    if (kept != 0xFFFF) [[unlikely]]
+      *others += static_cast<std::size_t>(
+          __builtin_popcount(static_cast<unsigned>(_mm512_cmpge_epu32_mask(key, infinity))));
+    const __m512 x = _mm512_castsi512_ps(_mm512_maskz_mov_epi32(kept, key));
+    const __m512d a = _mm512_maskz_cvtps_pd(0xFF, _mm512_maskz_extractf32x8_ps(0xFF, x, 0));
+    const __m512d b = _mm512_maskz_cvtps_pd(0xFF, _mm512_maskz_extractf32x8_ps(0xFF, x, 1));
+    low = _mm512_add_pd(low, _mm512_mul_pd(a, a));
+    high = _mm512_add_pd(high, _mm512_mul_pd(b, b));
+  }
+  _mm512_storeu_pd(lanes, low);
+  _mm512_storeu_pd(lanes + 8, high);
+  return at;
+}
+
+#endif
+
+double fit_squares(const void* src, DTypeCode dtype, std::size_t n, std::size_t* not_finite) {
+  double lanes[kLanes] = {};
+  std::size_t others = 0;
+  with_dtype(dtype, [&]<DTypeCode D>() {
+    using Bits = typename Real<ComputeOf<D>>::Bits;
+    const auto* from = static_cast<const std::uint8_t*>(src);
+    Bits keys[kTile];
+    std::size_t at = 0;
+#if defined(__AVX512F__)
+    if constexpr (D != kFloat64) at = add_squares<D>(from, n, lanes, &others);
+#endif
+    for (; at < n; at += kTile) {
+      const std::size_t m = smaller(kTile, n - at);
+      others += finite_keys_of<D>(from + at * size_of(D), m, keys);
+      for (std::size_t i = m; i % kLanes; ++i) keys[i] = 0;
+      for (std::size_t i = 0; i < m; i += kLanes)
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+          const double value = summand(keys[i + lane]);
+          lanes[lane] += value * value;
+        }
+    }
+  });
+  *not_finite = others;
+  return sum_of_lanes(lanes);
+}
+
+std::size_t fit_sample(const void* src, DTypeCode dtype, std::size_t n, std::size_t groups, void* keys) {
+  std::size_t others = 0;
+  with_dtype(dtype, [&]<DTypeCode D>() {
+    const auto* from = static_cast<const std::uint8_t*>(src);
+    auto* to = static_cast<typename Real<ComputeOf<D>>::Bits*>(keys);
+    if (!groups)
+      for (std::size_t at = 0; at < n; at += kTile)
+        others += finite_keys_of<D>(from + at * size_of(D), smaller(kTile, n - at), to + at);
+    constexpr std::size_t kGroups = kTile / kGroupOfSample;
+    constexpr std::size_t kAhead = 32;  // groups; no hardware foresees where they are
+    StorageOf<D> picked[kTile];
+    for (std::size_t g = 0; g < groups; g += kGroups) {
+      const std::size_t part = smaller(kGroups, groups - g);
+      for (std::size_t i = 0; i < part; ++i) {
+        if (g + i + kAhead < groups)
+          __builtin_prefetch(from + group_start(g + i + kAhead, groups, n) * size_of(D));
+        std::memcpy(picked + i * kGroupOfSample, from + group_start(g + i, groups, n) * size_of(D),
+                    kGroupOfSample * size_of(D));
+      }
+      others += finite_keys_of<D>(reinterpret_cast<const std::uint8_t*>(picked), part * kGroupOfSample,
+                                  to + g * kGroupOfSample);
+    }
+  });
+  return others;
+}
+
+template <typename U>
+std::size_t reaching(const U* x, std::size_t n, U limit) {
+  constexpr U kMask = static_cast<U>(~U(0)) >> 1;
+  std::size_t total = 0;
+  for (std::size_t at = 0; at < n; at += kTile) {
+    const std::size_t end = at + smaller(kTile, n - at);
+    U count = 0;  // of the elements' own width, which vectorizes
+    for (std::size_t i = at; i < end; ++i) count += (x[i] & kMask) >= limit;
+    total += count;
+  }
+  return total;
+}
+
+std::size_t fit_reaching(const void* src, DTypeCode dtype, std::size_t n, std::uint64_t limit) {
+  if (dtype == kFloat64) return reaching(static_cast<const std::uint64_t*>(src), n, limit);
+  if (dtype == kFloat32)
+    return reaching(static_cast<const std::uint32_t*>(src), n, static_cast<std::uint32_t>(limit));
+  return reaching(static_cast<const std::uint16_t*>(src), n, static_cast<std::uint16_t>(limit));
+}
+
+}  // namespace
+
+extern const FitKernels fit_kernels;
+const FitKernels fit_kernels = {fit_squares, fit_sample, fit_tail, fit_reaching};
+
+}  // namespace hybridcomp::HC_ISA

@@ -1,0 +1,183 @@
+#include <nanobind/ndarray.h>
+
+#include <memory>
+#include <vector>
+
+#include "codecs/messages/encoder.hpp"
+#include "codecs/sparse/indices.hpp"
+#include "codecs/sparse/message.hpp"
+#include "codecs/sparse/select.hpp"
+#include "python/bind.hpp"
+
+namespace hybridcomp {
+using namespace nb::literals;
+namespace {
+
+// Calls select(bytes, dtype, elements) without the GIL.
+template <typename F>
+Selected selected(nb::handle src, int dtype, F select) {
+  const DTypeCode type = float_dtype(dtype);
+  const Buffer from(src, false);
+  const std::size_t n = from.elements(size_of(type), "src");
+  nb::gil_scoped_release release;
+  return select(from.data(), type, n);
+}
+
+Selected sparse_topk(nb::handle src, int dtype, std::size_t k) {
+  return selected(src, dtype, [k](const std::uint8_t* data, DTypeCode type, std::size_t n) {
+    if (k > n) throw nb::value_error("k is larger than the number of elements");
+    return select_largest(kernels(), data, type, n, k, true, thread_count());
+  });
+}
+
+// `limit` is a magnitude, or with `relative` a multiple of the root mean square.
+Selected select_threshold(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                          double limit, bool relative, int threads) {
+  const double unit = relative ? root_mean_square(k, src, dtype, n, threads) : 1.0;
+  return select_reaching(k, src, dtype, n, limit * unit, threads);
+}
+
+Selected sparse_threshold(nb::handle src, int dtype, double limit, bool relative) {
+  if (!(limit >= 0)) Buffer::fail("limit must not be negative");
+  return selected(src, dtype, [=](const std::uint8_t* data, DTypeCode type, std::size_t n) {
+    return select_threshold(kernels(), data, type, n, limit, relative, thread_count());
+  });
+}
+
+Selected sparse_sidco(nb::handle src, int dtype, std::size_t k, int stages) {
+  if (stages < 0 || stages > 8) Buffer::fail("stages must be from 0 to 8");
+  return selected(src, dtype, [k, stages](const std::uint8_t* data, DTypeCode type, std::size_t n) {
+    if (k > n) throw nb::value_error("k is larger than the number of elements");
+    return select_sidco(kernels(), data, type, n, k, stages, thread_count());
+  });
+}
+
+std::size_t write_indices(const Selected& selected, nb::handle indices) {
+  const Buffer index(indices, true);
+  if (index.bytes() < selected.index_bytes()) Buffer::fail("indices is too small");
+  nb::gil_scoped_release release;
+  selected.write_indices(index.data());
+  return selected.index_bytes();
+}
+
+// -- encoders whose values go as they are ------------------------------------------------------------------
+
+// `most(n)`: the most elements of n that are sent. `select(kernels, src, dtype, n, threads)` selects them.
+template <typename Most, typename Select>
+Encoder sparse_encoder(Most most, Select select, CodecId id, std::uint32_t plain) {
+  return {{.codec = id.codec, .params = id.params, .sparse = true},
+          [=](std::size_t n, DTypeCode dtype) { return sparse_message_bound(n, most(n), dtype); },
+          [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
+              std::uint8_t* out) {
+            return write_sparse_message(k, select(k, src, dtype, n, threads), id, plain, out);
+          }};
+}
+
+// A share of n elements, rounded up: in whole numbers, since 0.07 * 100 is 7.000000000000001 otherwise.
+struct Share {
+  std::uint64_t numerator, denominator;
+
+  std::size_t of(std::size_t n) const {
+    __extension__ using Wide = unsigned __int128;
+    return static_cast<std::size_t>((Wide(n) * numerator + denominator - 1) / denominator);
+  }
+};
+
+Share share_of(std::uint64_t numerator, std::uint64_t denominator) {
+  if (!denominator || numerator > denominator) Buffer::fail("the share must be at most 1");
+  return {numerator, denominator};
+}
+
+Encoder topk_encoder(std::uint64_t numerator, std::uint64_t denominator, std::uint8_t codec,
+                     std::uint32_t params, std::uint32_t plain) {
+  const Share share = share_of(numerator, denominator);
+  return sparse_encoder(
+      [=](std::size_t n) { return share.of(n); },
+      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads) {
+        return select_largest(k, src, dtype, n, share.of(n), true, threads);
+      },
+      {codec, params}, plain);
+}
+
+Encoder sidco_encoder(std::uint64_t numerator, std::uint64_t denominator, int stages, std::uint8_t codec,
+                      std::uint32_t params, std::uint32_t plain) {
+  if (stages < 0 || stages > 8) Buffer::fail("stages must be from 0 to 8");
+  const Share share = share_of(numerator, denominator);
+  return sparse_encoder(
+      [=](std::size_t n) { return sidco_most(n, share.of(n)); },
+      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads) {
+        return select_sidco(k, src, dtype, n, share.of(n), stages, threads);
+      },
+      {codec, params}, plain);
+}
+
+Encoder threshold_encoder(double limit, bool relative, std::uint8_t codec, std::uint32_t params,
+                          std::uint32_t plain) {
+  if (!(limit >= 0)) Buffer::fail("limit must not be negative");
+  return sparse_encoder(
+      [](std::size_t n) { return n; },
+      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads) {
+        return select_threshold(k, src, dtype, n, limit, relative, threads);
+      },
+      {codec, params}, plain);
+}
+
+// -- what another codec takes the values of ----------------------------------------------------------------
+
+using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+
+Bytes values(Selected& selected) {
+  const std::size_t bytes = selected.count() * size_of(selected.dtype());
+  return Bytes(selected.values(), {bytes}, nb::find(selected));
+}
+
+std::size_t sparse_index_bound(std::size_t n, std::size_t k) { return index_bound(n, k); }
+
+int sparse_scatter(nb::handle indices, std::size_t n, std::size_t k, nb::handle values, nb::handle out,
+                   int dtype, bool add) {
+  const DTypeCode type = add ? sum_dtype(dtype) : float_dtype(dtype);
+  const Buffer index(indices, false), value(values, false), to(out, true);
+  if (value.elements(size_of(type), "values") != k) Buffer::fail("values must have k elements");
+  if (to.elements(size_of(type), "out") != n) Buffer::fail("out must have n elements");
+  nb::gil_scoped_release release;
+  return scatter(kernels(), {index.data(), index.bytes(), k, value.data()}, n, type, to.data(), add,
+                 thread_count());
+}
+
+int sparse_sum(const nb::sequence& payloads, std::size_t n, int dtype, nb::handle out) {
+  const DTypeCode type = sum_dtype(dtype);
+  std::vector<std::unique_ptr<Buffer>> held;
+  std::vector<SparsePayload> parts;
+  for (nb::handle payload : payloads) {
+    held.push_back(std::make_unique<Buffer>(payload, false));
+    parts.push_back({held.back()->data(), held.back()->bytes()});
+  }
+  const Buffer to(out, true);
+  if (to.elements(size_of(type), "out") != n) Buffer::fail("out must have n elements");
+  nb::gil_scoped_release release;
+  return sum_sparse_payloads(kernels(), parts, n, type, to.data(), thread_count());
+}
+
+}  // namespace
+
+void bind_sparse(nb::module_& m) {
+  nb::class_<Selected>(m, "Selected", "Elements that a sparse codec sends.")
+      .def_prop_ro("count", &Selected::count)
+      .def_prop_ro("values", &values, "Their bytes, in memory that belongs to this object.")
+      .def("write_indices", &write_indices, "indices"_a, "Returns the bytes of the index section.");
+  m.def("topk_encoder", &topk_encoder, "numerator"_a, "denominator"_a, "codec"_a, "params"_a, "plain"_a);
+  m.def("sidco_encoder", &sidco_encoder, "numerator"_a, "denominator"_a, "stages"_a, "codec"_a, "params"_a,
+        "plain"_a);
+  m.def("threshold_encoder", &threshold_encoder, "limit"_a, "relative"_a, "codec"_a, "params"_a, "plain"_a);
+  m.def("sparse_topk", &sparse_topk, "src"_a, "dtype"_a, "k"_a);
+  m.def("sparse_threshold", &sparse_threshold, "src"_a, "dtype"_a, "limit"_a, "relative"_a);
+  m.def("sparse_sidco", &sparse_sidco, "src"_a, "dtype"_a, "k"_a, "stages"_a);
+  m.def("sparse_sidco_most", &sidco_most, "n"_a, "k"_a);
+  m.def("sparse_index_bound", &sparse_index_bound, "n"_a, "k"_a);
+  m.def("sparse_scatter", &sparse_scatter, "indices"_a, "n"_a, "k"_a, "values"_a, "out"_a, "dtype"_a,
+        "add"_a);
+  m.def("sparse_sum", &sparse_sum, "payloads"_a, "n"_a, "dtype"_a, "out"_a,
+        "Write the sum of messages' payloads, in their order, to out; returns a Status.");
+}
+
+}  // namespace hybridcomp
