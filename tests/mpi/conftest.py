@@ -6,7 +6,9 @@ import functools
 import io
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,17 @@ def communicator(policy: Any = "none", axis: str = "dp", timeout: float = _SECON
 def nothing_left_unfinished() -> None:
     """Requests that earlier tests dropped before they ended must not send small operations the long way."""
     called_back.clear()
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Make a directory of this rank's own.
+
+    pytest's own fixture numbers the directories of all its processes side by side and removes old ones as a session
+    ends: ranks, which end at the same time, would remove them under each other's eyes.
+    """
+    with tempfile.TemporaryDirectory(prefix="hybridcomp-test-") as made:
+        yield Path(made)
 
 
 @pytest.fixture
