@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from types import ModuleType
 
@@ -20,18 +21,17 @@ def kernels() -> ModuleType:
         NativeUnavailableError: the extension was not built for this Python, or the CPU lacks the named set.
     """
     try:
-        from hybridcomp import _kernels  # noqa: PLC0415  (loading is this function's purpose)
+        module = importlib.import_module("hybridcomp._kernels")
     except ImportError as error:
         raise NativeUnavailableError(
             f"the compiled kernels are missing ({error}); install hybridcomp with a C++ compiler present"
         ) from error
     wanted = os.environ.get("HYBRIDCOMP_ISA")
     if wanted:
-        force_isa(_kernels, wanted)
+        force_isa(module, wanted)
     threads = os.environ.get("HYBRIDCOMP_NUM_THREADS")
     if threads:
-        _set_threads(_kernels, threads)
-    module: ModuleType = _kernels
+        _set_threads(module, threads)
     return module
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from hybridcomp.cli.terminate import end_on_signals
 from hybridcomp.demo.plan import DemoPlan, Run
 from hybridcomp.demo.record import RunRecord
-from hybridcomp.demo.report import HEADINGS, Report, cells, write_report
+from hybridcomp.demo.report import HEADINGS, Report, cells
 from hybridcomp.demo.runner import Outcome, run_all
 from hybridcomp.lab import KINDS, Lab, Rate
 
@@ -128,6 +128,8 @@ def main(argv: list[str]) -> int:
         policies=tuple(name.strip() for name in arguments.policies.split(",")),
         data=arguments.data,
     )
+    from hybridcomp.demo.output import write_report  # noqa: PLC0415  (matplotlib takes a second to load)
+
     console = Console(file=sys.stdout)
     with Show(console) as show:
         outcome = run_all(plan, arguments.out, show, kind=arguments.kind)

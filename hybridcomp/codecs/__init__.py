@@ -17,11 +17,12 @@ from hybridcomp.codecs.none import NoneCodec
 from hybridcomp.codecs.powersgd import PowerSGDCodec
 from hybridcomp.codecs.quantize import Int2Codec, Int4Codec, Int8Codec
 from hybridcomp.codecs.randomblock import RandomBlockCodec
-from hybridcomp.codecs.registry import codec_for, decode, decode_add, get_codec, names, parse_spec, register
+from hybridcomp.codecs.registry import decode, decode_add, get_codec, parse_spec
 from hybridcomp.codecs.resharding import reshard
 from hybridcomp.codecs.sidco import SIDCoCodec
 from hybridcomp.codecs.sign import SignCodec
 from hybridcomp.codecs.sketch import SketchCodec
+from hybridcomp.codecs.table import codec_for, names, register
 from hybridcomp.codecs.threshold import ThresholdCodec
 from hybridcomp.codecs.topk import TopKCodec
 from hybridcomp.codecs.zfp import ZfpCodec

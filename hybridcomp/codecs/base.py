@@ -29,6 +29,7 @@ import numpy as np
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import steps
+from hybridcomp.codecs.late import device_codecs
 from hybridcomp.errors import CodecMismatchError, WireError
 
 
@@ -156,7 +157,7 @@ class Codec(abc.ABC):
         if reason is not None:
             raise CodecMismatchError(f"codec {self.spec!r} cannot carry this array: {reason}")
         if arrays.on_device(x):
-            return _device().encode_array(self, src, x, out)
+            return device_codecs().encode_array(self, src, x, out)
         need = self.bound(src.size, src.dtype)
         if out is None:
             buf: ByteArray = np.empty(need, np.uint8)
@@ -173,7 +174,7 @@ class Codec(abc.ABC):
     def decode(self, msg: Any, out: Any = None) -> Any:
         """Decode a message of this codec; see :func:`hybridcomp.decode`."""
         if arrays.on_device(msg):
-            return _device().decode_array(msg, out, self._check_mine)
+            return device_codecs().decode_array(msg, out, self._check_mine)
         raw, header = wire.open_message(msg)
         self._check_mine(header)
         return decode_message(type(self), raw, header, out, torch_out=arrays.is_torch(msg))
@@ -181,7 +182,7 @@ class Codec(abc.ABC):
     def decode_add(self, msg: Any, acc: Any) -> None:
         """Add the decoded values to ``acc``: contiguous float32 (float64 for a float64 message)."""
         if arrays.on_device(msg):
-            _device().add_array(msg, acc, self._check_mine)
+            device_codecs().add_array(msg, acc, self._check_mine)
             return
         raw, header = wire.open_message(msg)
         self._check_mine(header)
@@ -351,12 +352,6 @@ class Codec(abc.ABC):
 
     def __hash__(self) -> int:
         return hash(self.spec)
-
-
-def _device() -> Any:
-    from hybridcomp.codecs import device  # noqa: PLC0415  (only who has device arrays pays for it)
-
-    return device
 
 
 def _remake(cls: type[Codec], params: dict[str, Any]) -> Codec:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from hybridcomp import arrays, native
 from hybridcomp.arrays import DType
 from hybridcomp.codecs.kernel_codec import KernelCodec
-from hybridcomp.codecs.registry import register
+from hybridcomp.codecs.table import register
 from hybridcomp.wire import HEADER_BYTES
 
 

@@ -5,7 +5,6 @@ The forms are in :mod:`.memories` and :mod:`.estimates`; here they are kept by k
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.estimates import EstimateMemory
 from hybridcomp.codecs.forms import FORMS, Form, parse_form
+from hybridcomp.codecs.late import device_codecs
 from hybridcomp.codecs.memories import AverageMemory, MomentumMemory, PlainMemory
 from hybridcomp.codecs.memory import Memory, Scratch
 from hybridcomp.codecs.registry import get_codec
@@ -108,7 +108,7 @@ class ErrorFeedback:
         Raises:
             ValueError: as :meth:`memory`.
         """
-        device = importlib.import_module("hybridcomp.codecs.device")
+        device = device_codecs()
         wanted = self._form(form)
         kind = arrays.as_dtype(dtype).accumulator
         found = self._memories.get(_checked(key))
@@ -189,7 +189,7 @@ class ErrorFeedback:
         if not src.dtype.is_float:
             return self.codec.encode(x, out)
         if arrays.on_device(x):
-            device = importlib.import_module("hybridcomp.codecs.device")
+            device = device_codecs()
             return device.encode_with_feedback(self, self.codec, x, key, out)
         memory = self.memory(key, src.size, src.dtype)
         codec = self.codec.at_step(memory.begin())
@@ -222,7 +222,7 @@ class ErrorFeedback:
         if form.name != EstimateMemory.name:
             return decoded_sum
         if arrays.on_device(decoded_sum):
-            device = importlib.import_module("hybridcomp.codecs.device")
+            device = device_codecs()
             return device.accumulate(self, decoded_sum, key, form)
         flat = arrays.flatten(decoded_sum)
         memory = self.memory(key, flat.size, flat.dtype, form)

@@ -33,6 +33,7 @@ import numpy.typing as npt
 from hybridcomp import arrays, native
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.late import device_codecs
 from hybridcomp.codecs.registry import get_codec
 from hybridcomp.device import DeviceArray, Event, Queue
 
@@ -147,9 +148,10 @@ class LinearCodec(Codec):
         """
         terms = Terms(ranks, rank, mean, own, step, warm, name, residual)
         if isinstance(x.data, DeviceArray):
-            from hybridcomp.codecs.device import linear  # noqa: PLC0415  (only who has device arrays pays for it)
-
-            return linear.reduce(self, x, terms, queue or Queue(x.data.runtime, 0))
+            result: Reduction = device_codecs("linear").reduce(
+                self, x, terms, queue or Queue(x.data.runtime, 0)
+            )
+            return result
         return self.reduce(x, terms)
 
     @abc.abstractmethod

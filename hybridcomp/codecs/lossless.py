@@ -32,7 +32,7 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.registry import register
+from hybridcomp.codecs.table import register
 from hybridcomp.errors import NativeUnavailableError, WireError
 from hybridcomp.wire import HEADER_BYTES
 

@@ -27,7 +27,7 @@ from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.quantize import MAX_BLOCK
-from hybridcomp.codecs.registry import register
+from hybridcomp.codecs.table import register
 from hybridcomp.wire import HEADER_BYTES
 
 _PREFIX_BYTES = 8

@@ -33,7 +33,7 @@ from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.kernel_codec import decode_floats
-from hybridcomp.codecs.registry import register
+from hybridcomp.codecs.table import register
 from hybridcomp.wire import HEADER_BYTES
 
 MAX_LAG = 32

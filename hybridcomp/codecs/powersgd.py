@@ -30,7 +30,7 @@ from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.beginning import Matrix, initial_q
 from hybridcomp.codecs.linear import LinearCodec, Reduced, Reduction, Round, Terms
-from hybridcomp.codecs.registry import register
+from hybridcomp.codecs.table import register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
 

@@ -31,7 +31,7 @@ from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.kernel_codec import KernelCodec
-from hybridcomp.codecs.registry import register
+from hybridcomp.codecs.table import register
 from hybridcomp.wire import HEADER_BYTES
 
 _PREFIX_BYTES = 8

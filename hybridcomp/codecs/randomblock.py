@@ -29,7 +29,8 @@ from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.linear import Array, LinearCodec, Reduced, Reduction, Round, Terms, derived_seed
-from hybridcomp.codecs.registry import classes, codec_for, get_codec, register
+from hybridcomp.codecs.registry import get_codec
+from hybridcomp.codecs.table import classes, codec_for, register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
 

@@ -1,4 +1,4 @@
-"""Names and wire ids of codecs, and spec strings.
+"""Spec strings of codecs, and messages of any codec.
 
 A spec string is a name and parameters: ``"int8"``, ``"int8:block=128"``, ``"topk:ratio=0.01,values=bf16"``.
 Parameters are separated by ``:`` or ``,``; the first one may go without its name: ``"fp8:e5m2"``. The value of
@@ -12,35 +12,12 @@ import inspect
 from typing import Any
 
 from hybridcomp import arrays, native, wire
-from hybridcomp.codecs.base import Codec, _device, add_message, decode_message
-from hybridcomp.errors import UnknownCodecError, WireError
+from hybridcomp.codecs.base import Codec, add_message, decode_message
+from hybridcomp.codecs.late import device_codecs
+from hybridcomp.codecs.table import by_name, codec_for, names
+from hybridcomp.errors import UnknownCodecError
 
-_BY_NAME: dict[str, type[Codec]] = {}
-_BY_WIRE_ID: dict[int, type[Codec]] = {}
 FIRST = ""  # where parse_spec puts a parameter without a name
-
-
-def register(cls: type[Codec]) -> type[Codec]:
-    """Class decorator: add a codec under its ``name`` and ``wire_id``.
-
-    Raises:
-        ValueError: the name or id is taken, or the id does not fit the header's byte.
-    """
-    if cls.name in _BY_NAME or cls.wire_id in _BY_WIRE_ID or not 0 <= cls.wire_id <= 255:
-        raise ValueError(f"codec name {cls.name!r} or wire id {cls.wire_id} is taken or out of range")
-    _BY_NAME[cls.name] = cls
-    _BY_WIRE_ID[cls.wire_id] = cls
-    return cls
-
-
-def names() -> list[str]:
-    """The names of all registered codecs, sorted."""
-    return sorted(_BY_NAME)
-
-
-def classes() -> list[type[Codec]]:
-    """All registered codecs."""
-    return list(_BY_NAME.values())
 
 
 def get_codec(spec: str | Codec, **params: Any) -> Codec:
@@ -59,9 +36,9 @@ def get_codec(spec: str | Codec, **params: Any) -> Codec:
             raise ValueError("parameters go with a codec's name, not with a codec")
         return spec
     name, given = parse_spec(spec)
-    cls = _BY_NAME.get(name)
+    cls = by_name().get(name)
     if cls is None:
-        close = difflib.get_close_matches(name, _BY_NAME, n=1)
+        close = difflib.get_close_matches(name, names(), n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise UnknownCodecError(f"unknown codec {name!r}{hint}; known: {', '.join(names())}")
     allowed = list(inspect.signature(cls).parameters)
@@ -79,18 +56,6 @@ def get_codec(spec: str | Codec, **params: Any) -> Codec:
             takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
             raise ValueError(f"codec {name!r} has no parameter {key!r}; {takes}")
     return cls(**merged)
-
-
-def codec_for(header: wire.Header) -> type[Codec]:
-    """The codec class that decodes a message.
-
-    Raises:
-        WireError: no codec has that wire id.
-    """
-    cls = _BY_WIRE_ID.get(header.codec)
-    if cls is None:
-        raise WireError(f"unknown codec id {header.codec}")
-    return cls
 
 
 def decode(msg: Any, out: Any = None) -> Any:
@@ -112,7 +77,7 @@ def decode(msg: Any, out: Any = None) -> Any:
     if out is not None and native.kernels().decode_plain(msg, out, False):
         return out
     if arrays.on_device(msg):
-        return _device().decode_array(msg, out)
+        return device_codecs().decode_array(msg, out)
     raw, header = wire.open_message(msg)
     return decode_message(codec_for(header), raw, header, out, torch_out=arrays.is_torch(msg))
 
@@ -122,7 +87,7 @@ def decode_add(msg: Any, acc: Any) -> None:
     if native.kernels().decode_plain(msg, acc, True):
         return
     if arrays.on_device(msg):
-        _device().add_array(msg, acc)
+        device_codecs().add_array(msg, acc)
         return
     raw, header = wire.open_message(msg)
     add_message(codec_for(header), raw, header, acc)

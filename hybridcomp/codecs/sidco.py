@@ -31,8 +31,8 @@ from hybridcomp import native
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.registry import register
 from hybridcomp.codecs.sparse import RatioCodec
+from hybridcomp.codecs.table import register
 
 
 @register

@@ -18,7 +18,7 @@ from hybridcomp import arrays, native
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.kernel_codec import KernelCodec
-from hybridcomp.codecs.registry import register
+from hybridcomp.codecs.table import register
 from hybridcomp.wire import HEADER_BYTES
 
 _PREFIX_BYTES = 8

@@ -49,7 +49,7 @@ from hybridcomp.codecs.linear import (
     derived_seed,
     widened,
 )
-from hybridcomp.codecs.registry import register
+from hybridcomp.codecs.table import register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
 

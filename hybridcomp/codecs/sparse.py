@@ -26,7 +26,8 @@ from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.kernel_codec import decode_floats
 from hybridcomp.codecs.none import NoneCodec
-from hybridcomp.codecs.registry import classes, codec_for, get_codec
+from hybridcomp.codecs.registry import get_codec
+from hybridcomp.codecs.table import classes, codec_for
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
 

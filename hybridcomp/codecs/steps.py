@@ -9,6 +9,7 @@ import numpy as np
 
 from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.codecs.table import codec_for
 from hybridcomp.errors import WireError
 
 
@@ -33,8 +34,6 @@ def summed(own: Flat, messages: Sequence[ByteArray], ranks: int, dtype: DType) -
     Raises:
         WireError: a message of another count, or a malformed payload.
     """
-    from hybridcomp.codecs.registry import codec_for  # noqa: PLC0415  (it knows the codecs, which need this module)
-
     convert = native.kernels().convert
     wide = own.dtype.accumulator
     total = np.empty(own.size, wide.storage)

@@ -16,8 +16,8 @@ from typing import Any
 from hybridcomp import native
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.registry import register
 from hybridcomp.codecs.sparse import RatioCodec
+from hybridcomp.codecs.table import register
 
 
 @register

@@ -26,7 +26,7 @@ import numpy as np
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType
 from hybridcomp.codecs.kernel_codec import KernelCodec
-from hybridcomp.codecs.registry import register
+from hybridcomp.codecs.table import register
 from hybridcomp.wire import HEADER_BYTES
 
 _PREFIX_BYTES = 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hybridcomp.demo.plan import DemoPlan, Run
 from hybridcomp.demo.record import RunRecord, read_run
-from hybridcomp.demo.report import Report, write_report
+from hybridcomp.demo.report import Report
 from hybridcomp.demo.runner import run_all
 from hybridcomp.demo.training import RunFailedError
 
-__all__ = ["DemoPlan", "Report", "Run", "RunFailedError", "RunRecord", "read_run", "run_all", "write_report"]
+__all__ = ["DemoPlan", "Report", "Run", "RunFailedError", "RunRecord", "read_run", "run_all"]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from hybridcomp.demo.plan import BASELINE, UNSHAPED
 from hybridcomp.demo.record import RunRecord
@@ -134,30 +131,3 @@ def cells(row: Row) -> tuple[str, ...]:
         *(f"{row.wire_bytes.get(axis, 0) / 1e6:,.1f}" for axis in AXES),
         f"{row.seconds:.0f}",
     )
-
-
-def write_report(outcome: Outcome, out: Path) -> Report:
-    """Write ``results.json``, ``demo.png`` and ``demo.html`` into ``out`` and return the comparison."""
-    # matplotlib takes a second to load, which nobody should wait for who only imports this
-    from hybridcomp.demo.machine import facts  # noqa: PLC0415
-    from hybridcomp.demo.page import page  # noqa: PLC0415
-    from hybridcomp.demo.picture import draw  # noqa: PLC0415
-
-    report = compare(outcome)
-    machine = facts(outcome.kind)
-    values: dict[str, Any] = {
-        "plan": asdict(outcome.plan),
-        "kind": outcome.kind,
-        "share": report.share,
-        "rows": [asdict(row) for row in report.rows],
-        "step_seconds": {name: record.step_seconds for name, record in outcome.records.items()},
-        "commands": outcome.commands,
-        "machine": machine,
-        "seconds": outcome.seconds,
-        "sentences": [*report.sentences, *outcome.notes],
-    }
-    (out / "results.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    picture = draw(outcome, report)
-    (out / "demo.png").write_bytes(picture)
-    (out / "demo.html").write_text(page(outcome, report, picture, machine), encoding="utf-8")
-    return report

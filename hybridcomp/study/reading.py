@@ -48,6 +48,7 @@ from hybridcomp.lab import Rate
 from hybridcomp.policy.load import PRESETS, load_policy
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.study.plan import Expectation, Kind, Loss, Speed, Study, Variant
+from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import AXES, TrainConfig
 from hybridcomp.train.reading import fail, fields_of, parse_toml, read_text
 
@@ -282,7 +283,7 @@ class _Reader:
     def _check_run(self, study: Study, fields: Mapping[str, Any], name: str) -> None:
         config = TrainConfig(**fields)
         try:
-            config.check()
+            check_config(config)
             if config.policy not in study.policies:
                 load_policy(config.policy)
         except HybridcompError as error:

@@ -23,6 +23,7 @@ from torch.distributed import ProcessGroup
 
 from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.torch.arguments import Asked
+from hybridcomp.torch.making import make_communicator
 from hybridcomp.torch.memory import pack, unpack
 from hybridcomp.torch.operations import Starter, start_each
 from hybridcomp.torch.options import Birth, Options, axis_of
@@ -187,8 +188,6 @@ class Group(ProcessGroup):
         self._splits += 1  # on all ranks of this group alike, whatever names torch gives the new ones
         if self.rank() not in ranks:
             return None
-        from hybridcomp.torch.backend import make  # noqa: PLC0415  (which makes groups of this class)
-
         name = group_name or f"{self._name}:{','.join(map(str, ranks))}"
         options = copy.deepcopy(opts or self.options)
         if group_desc and options.axis == self.options.axis:
@@ -198,7 +197,8 @@ class Group(ProcessGroup):
         store = PrefixStore(f"split/{self._splits}/{ranks[0]}/", self._birth.store)
         members = [self._birth.ranks[rank] for rank in ranks]
         birth = Birth(members, list(ranks).index(self.rank()), store, options)
-        group = make(birth, name, options.timeout or timeout or timedelta(seconds=self.comm.timeout))
+        limit = options.timeout or timeout or timedelta(seconds=self.comm.timeout)
+        group = type(self)(make_communicator(birth, name, limit), birth)
         group._set_group_name(name)
         group._set_group_desc(group_desc or f"{self._desc}:split")
         return group

@@ -160,13 +160,3 @@ class TrainConfig:
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step trains on."""
         return self.dp * self.replica_batch * self.seq_len
-
-    def check(self) -> None:
-        """Check what can be checked without data, ranks or files.
-
-        Raises:
-            ConfigError: says which value is wrong and what is allowed.
-        """
-        from hybridcomp.train.checks import check_config  # noqa: PLC0415  (which needs this module)
-
-        check_config(self)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import TrainConfig
 
 
@@ -149,7 +150,7 @@ def parse(arguments: Sequence[str], *, prog: str = "hybridcomp train") -> TrainC
     if config.global_batch is not None and "micro_batches" not in values.keys() | _flags(arguments):
         followed = config.global_batch // max(1, config.dp * config.micro_batch_size)
         config = dataclasses.replace(config, micro_batches=max(1, followed))
-    config.check()
+    check_config(config)
     return config
 
 

@@ -8,7 +8,7 @@ import pytest
 import hybridcomp as hc
 from hybridcomp import wire
 from hybridcomp.codecs import names
-from hybridcomp.codecs.registry import classes
+from hybridcomp.codecs.table import classes
 from tests.codecs import common
 
 SPARSE = ["topk:ratio=0.2", "threshold:abs=1.3", "sidco:ratio=0.2"]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hybridcomp.demo.output import write_report
 from hybridcomp.demo.picture import smoothed
-from hybridcomp.demo.report import cells, compare, write_report
+from hybridcomp.demo.report import cells, compare
 from tests.demo.fake import outcome
 
 

@@ -11,6 +11,7 @@ import torch
 from hybridcomp.errors import ConfigError, PolicyError
 from hybridcomp.policy import PRESETS, load_policy
 from hybridcomp.policy.toml import parse_policy
+from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.generate import load_model
@@ -128,7 +129,7 @@ def test_a_fused_sum_sends_less_and_the_model_is_whole(tmp_path):
 @pytest.mark.parametrize("schedule", ["local", "cdp-v1"])
 def test_schedules_that_cannot_tie(schedule):
     with pytest.raises(ConfigError, match=f"tie_embeddings must be false with schedule {schedule}"):
-        TrainConfig(schedule=schedule, pp=2, tie_embeddings=True).check()
+        check_config(TrainConfig(schedule=schedule, pp=2, tie_embeddings=True))
 
 
 def test_a_section_of_an_embedding_that_is_not_shared(tmp_path):

@@ -11,7 +11,7 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import HOLDERS, driver_of, suffix
-from hybridcomp.codecs.registry import codec_for
+from hybridcomp.codecs.table import codec_for
 from hybridcomp.device import ALIGNMENT, DeviceArray, Queue, Runtime
 from hybridcomp.errors import CodecMismatchError, WireError
 from hybridcomp.wire import HEADER_BYTES, Header

@@ -22,9 +22,9 @@ from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import Driver, driver_of, suffix
 from hybridcomp.codecs.device.messages import PAYLOAD_HEAD, decode_opened, encode_into, open_message
 from hybridcomp.codecs.none import NoneCodec
-from hybridcomp.codecs.registry import codec_for
 from hybridcomp.codecs.sidco import SIDCoCodec
 from hybridcomp.codecs.sparse import SparseCodec
+from hybridcomp.codecs.table import codec_for
 from hybridcomp.codecs.threshold import ThresholdCodec
 from hybridcomp.codecs.topk import TopKCodec
 from hybridcomp.device import DeviceArray, Queue

@@ -21,7 +21,7 @@ from hybridcomp.codecs.device.memory import DeviceMemory
 from hybridcomp.codecs.device.messages import Encoded, convert, decode_opened, divide, encode_into
 from hybridcomp.codecs.feedback import Key
 from hybridcomp.codecs.forms import Form
-from hybridcomp.codecs.registry import codec_for
+from hybridcomp.codecs.table import codec_for
 from hybridcomp.collectives.device.mailbox import Arriving, Outgoing, Own, Passing
 from hybridcomp.collectives.device.reader import DeviceReader
 from hybridcomp.collectives.execution.coding import NONE

@@ -14,7 +14,7 @@ from hybridcomp.arrays import ByteArray, DType, Flat, byte_view
 from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
 from hybridcomp.codecs.feedback import Key
 from hybridcomp.codecs.forms import Form
-from hybridcomp.codecs.registry import codec_for
+from hybridcomp.codecs.table import codec_for
 from hybridcomp.collectives.execution.widths import narrow
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox, Sealed, Transport

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec
-from hybridcomp.codecs.registry import codec_for
+from hybridcomp.codecs.table import codec_for
 from hybridcomp.collectives.execution.coding import NONE, Array
 from hybridcomp.collectives.execution.data_path import Carrier
 from hybridcomp.collectives.execution.post_queue import PostTicket

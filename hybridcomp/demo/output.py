@@ -1,0 +1,39 @@
+"""Write a demo's comparison as files: numbers, a picture, a page.
+
+Importing this loads matplotlib, which takes a second.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hybridcomp.demo.machine import facts
+from hybridcomp.demo.page import page
+from hybridcomp.demo.picture import draw
+from hybridcomp.demo.report import Report, compare
+from hybridcomp.demo.runner import Outcome
+
+
+def write_report(outcome: Outcome, out: Path) -> Report:
+    """Write ``results.json``, ``demo.png`` and ``demo.html`` into ``out`` and return the comparison."""
+    report = compare(outcome)
+    machine = facts(outcome.kind)
+    values: dict[str, Any] = {
+        "plan": asdict(outcome.plan),
+        "kind": outcome.kind,
+        "share": report.share,
+        "rows": [asdict(row) for row in report.rows],
+        "step_seconds": {name: record.step_seconds for name, record in outcome.records.items()},
+        "commands": outcome.commands,
+        "machine": machine,
+        "seconds": outcome.seconds,
+        "sentences": [*report.sentences, *outcome.notes],
+    }
+    (out / "results.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    picture = draw(outcome, report)
+    (out / "demo.png").write_bytes(picture)
+    (out / "demo.html").write_text(page(outcome, report, picture, machine), encoding="utf-8")
+    return report
