@@ -5,26 +5,26 @@ from __future__ import annotations
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.bounded import BoundedCodec
 from hybridcomp.codecs.cast import BFloat16Codec, Float16Codec
-from hybridcomp.codecs.feedback import ErrorFeedback
-from hybridcomp.codecs.forms import FORMS, Form, parse_form
-from hybridcomp.codecs.lattice import LatticeCodec
-from hybridcomp.codecs.linear import LinearCodec
+from hybridcomp.codecs.feedback.error_feedback import ErrorFeedback
+from hybridcomp.codecs.feedback.forms import FORMS, Form, parse_form
+from hybridcomp.codecs.feedback.memory import Memory
+from hybridcomp.codecs.feedback.resharding import reshard
+from hybridcomp.codecs.linear.base import LinearCodec
+from hybridcomp.codecs.linear.lattice import LatticeCodec
+from hybridcomp.codecs.linear.powersgd import PowerSGDCodec
+from hybridcomp.codecs.linear.randomblock import RandomBlockCodec
+from hybridcomp.codecs.linear.sketch import SketchCodec
 from hybridcomp.codecs.lossless import LosslessCodec
-from hybridcomp.codecs.memory import Memory
 from hybridcomp.codecs.minifloat import Float8Codec, MXFP4Codec, MXFP8Codec
 from hybridcomp.codecs.mpc import MPCCodec
 from hybridcomp.codecs.none import NoneCodec
-from hybridcomp.codecs.powersgd import PowerSGDCodec
 from hybridcomp.codecs.quantize import Int2Codec, Int4Codec, Int8Codec
-from hybridcomp.codecs.randomblock import RandomBlockCodec
 from hybridcomp.codecs.registry import decode, decode_add, get_codec, parse_spec
-from hybridcomp.codecs.resharding import reshard
-from hybridcomp.codecs.sidco import SIDCoCodec
 from hybridcomp.codecs.sign import SignCodec
-from hybridcomp.codecs.sketch import SketchCodec
+from hybridcomp.codecs.sparse.sidco import SIDCoCodec
+from hybridcomp.codecs.sparse.threshold import ThresholdCodec
+from hybridcomp.codecs.sparse.topk import TopKCodec
 from hybridcomp.codecs.table import codec_for, names, register
-from hybridcomp.codecs.threshold import ThresholdCodec
-from hybridcomp.codecs.topk import TopKCodec
 from hybridcomp.codecs.zfp import ZfpCodec
 
 __all__ = [

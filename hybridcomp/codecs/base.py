@@ -42,7 +42,7 @@ class Codec(abc.ABC):
         fixed_size: every message of n elements is exactly ``bound(n, dtype)`` bytes.
         lossless: decode(encode(x)) == x bit for bit.
         carries_values: a sparse codec may send its values through it (``values=``).
-        linear: it sums in the compressed domain (see :mod:`.linear`).
+        linear: it sums in the compressed domain (see :mod:`~hybridcomp.codecs.linear.base`).
         seldom: parameters that the spec string leaves out while they have their defaults.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec, TopKCodec
-from hybridcomp.codecs.sparse import RatioCodec, SparseCodec
+from hybridcomp.codecs.sparse.base import RatioCodec, SparseCodec
 from hybridcomp.perfmodel.profile import Profile
 
 _KINDS = {1: DType.UINT8, 2: DType.FLOAT16, 4: DType.FLOAT32, 8: DType.FLOAT64, 16: DType.COMPLEX128}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from hybridcomp.codecs.resharding import reshard
+from hybridcomp.codecs.feedback.resharding import reshard
 from hybridcomp.torch.memory import STEP, Arrays
 
 State = Mapping[str, torch.Tensor]
@@ -17,7 +17,7 @@ def reshard_state(states: Sequence[State], ranks: int) -> list[dict[str, torch.T
     """What :func:`hybridcomp.torch.state_dict` gave on some ranks, for another number of them.
 
     What error feedback has not sent yet is the sum over all ranks, and stays so: new rank r goes on with the sum of
-    what old ranks r, r + ranks, ... had kept; see :mod:`hybridcomp.codecs.resharding` for each form. PowerSGD's
+    what old ranks r, r + ranks, ... had kept; see :mod:`.resharding` for each form. PowerSGD's
     factors and counts of steps are the same on all ranks. References of FSDP2's differences are dropped: the first
     parameters are sent uncompressed again.
 

@@ -1,5 +1,5 @@
 // Messages of `sketch`: the bitmap of the elements whose bits are not all zero, and their values; and what
-// its reductions move between a tensor and packed values. Layout: hybridcomp/codecs/sketch.py.
+// its reductions move between a tensor and packed values. Layout: hybridcomp/codecs/linear/sketch.py.
 #include "bitmap.cuh"
 
 namespace hybridcomp {

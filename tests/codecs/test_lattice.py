@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hybridcomp as hc
-from hybridcomp.codecs.linear import derived_seed, reduce_all
+from hybridcomp.codecs.linear.base import derived_seed, reduce_all
 from tests.codecs import common
 from tests.codecs.models import uniform_bits
 

@@ -8,7 +8,7 @@ import pytest
 import hybridcomp as hc
 from hybridcomp.arrays import flatten
 from hybridcomp.codecs import LinearCodec, names
-from hybridcomp.codecs.linear import FOLDS, Reduced, Round, reduce_all
+from hybridcomp.codecs.linear.base import FOLDS, Reduced, Round, reduce_all
 from tests.codecs import common
 
 SPECS = [

@@ -12,8 +12,8 @@ import hybridcomp as hc
 from hybridcomp import native, wire
 from hybridcomp.arrays import DType, Flat, as_dtype
 from hybridcomp.codecs import FORMS, Codec, get_codec
-from hybridcomp.codecs.memory import Memory, Scratch
-from hybridcomp.codecs.sparse import SparseCodec
+from hybridcomp.codecs.feedback.memory import Memory, Scratch
+from hybridcomp.codecs.sparse.base import SparseCodec
 from tests.codecs import common
 
 # In one pass, in one pass of some spans only, and in steps; the last have no encoder of the kernels.
@@ -23,7 +23,7 @@ CUTS = [0, 256, 256, 1_000, 2_304, 3_000]
 
 
 def made(form: str, n: int, dtype: str = "float32") -> Any:
-    """A memory of a form, to be read as one of :mod:`hybridcomp.codecs.memory` of any form."""
+    """A memory of a form, to be read as one of :mod:`hybridcomp.codecs.feedback.memory` of any form."""
     return hc.ErrorFeedback(form=form).memory(("k",), n, dtype)
 
 

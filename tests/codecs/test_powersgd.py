@@ -9,8 +9,8 @@ import pytest
 
 import hybridcomp as hc
 from hybridcomp.arrays import DType
-from hybridcomp.codecs import powersgd
-from hybridcomp.codecs.beginning import initial_q
+from hybridcomp.codecs.linear import powersgd
+from hybridcomp.codecs.linear.powersgd_start import initial_q
 from tests.codecs import common
 
 

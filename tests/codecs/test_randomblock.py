@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hybridcomp as hc
-from hybridcomp.codecs.linear import reduce_all
+from hybridcomp.codecs.linear.base import reduce_all
 from tests.codecs import common
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import hybridcomp as hc
 from hybridcomp.codecs import FORMS, reshard
-from hybridcomp.codecs.resharding import release
+from hybridcomp.codecs.feedback.resharding import release
 from tests.codecs import common
 
 KEY, PART = ("dp", "w"), ("dp", "only on some")

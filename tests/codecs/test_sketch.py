@@ -10,9 +10,9 @@ import pytest
 import hybridcomp as hc
 from hybridcomp import native
 from hybridcomp.arrays import flatten
-from hybridcomp.codecs import sketch
-from hybridcomp.codecs.linear import reduce_all
-from hybridcomp.codecs.sketch import PART, Table
+from hybridcomp.codecs.linear import sketch
+from hybridcomp.codecs.linear.base import reduce_all
+from hybridcomp.codecs.linear.sketch import PART, Table
 from tests.codecs import common
 from tests.codecs.models import uniform_bits
 

@@ -11,9 +11,9 @@ import hybridcomp as hc
 from hybridcomp.arrays import DType, as_dtype, flatten
 from hybridcomp.codecs.device import Slots, driver_of
 from hybridcomp.codecs.device.feedback import MEMORIES
-from hybridcomp.codecs.feedback import MEMORIES as HOST_MEMORIES
-from hybridcomp.codecs.forms import parse_form
-from hybridcomp.codecs.memory import Scratch
+from hybridcomp.codecs.feedback.error_feedback import MEMORIES as HOST_MEMORIES
+from hybridcomp.codecs.feedback.forms import parse_form
+from hybridcomp.codecs.feedback.memory import Scratch
 from hybridcomp.device import Queue
 from hybridcomp.wire import HEADER_BYTES, Header
 from tests.codecs.common import FLOATS

@@ -11,9 +11,9 @@ import hybridcomp as hc
 from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat, as_dtype, flatten
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.codecs.beginning import initial_q
 from hybridcomp.codecs.device import linear
-from hybridcomp.codecs.linear import Reduced, Round, reduce_all
+from hybridcomp.codecs.linear.base import Reduced, Round, reduce_all
+from hybridcomp.codecs.linear.powersgd_start import initial_q
 from hybridcomp.device import DeviceArray, Queue
 from tests.codecs.common import FLOATS, relative_error
 from tests.cuda import common

@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.arrays import Flat, flatten
-from hybridcomp.codecs.lattice import LatticeCodec
-from hybridcomp.codecs.linear import FOLDS, Reduced, Reduction, Round, Terms, reduce_all
+from hybridcomp.codecs.linear.base import FOLDS, Reduced, Reduction, Round, Terms, reduce_all
+from hybridcomp.codecs.linear.lattice import LatticeCodec
 from hybridcomp.collectives.algorithms import linear
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy.toml import parse_policy

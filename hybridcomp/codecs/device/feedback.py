@@ -1,4 +1,4 @@
-"""The forms of error feedback on a device; see :mod:`hybridcomp.codecs.memories` and :mod:`.estimates` of the host."""
+"""The forms of error feedback on a device; see :mod:`.memories` and :mod:`.estimates` of the host."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import numpy as np
 
 from hybridcomp import arrays, wire
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.codecs import estimates, memories
-from hybridcomp.codecs import memory as host
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device import block
 from hybridcomp.codecs.device.driver import suffix
 from hybridcomp.codecs.device.memory import MODULE, DeviceMemory, aligned_room, read
 from hybridcomp.codecs.device.messages import Encoded, aligned, output_for
 from hybridcomp.codecs.device.states import Slot, Slots
-from hybridcomp.codecs.forms import Form
+from hybridcomp.codecs.feedback import estimates, memories
+from hybridcomp.codecs.feedback import memory as host
+from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.wire import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from hybridcomp.codecs.feedback import ErrorFeedback, Key
+    from hybridcomp.codecs.feedback.error_feedback import ErrorFeedback, Key
 
 _STATE = block.Form(8, memories.STATE_CODEC.block)  # of loco's state
 # What memories launch beside the codec's own.

@@ -10,8 +10,8 @@ from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device import linear
 from hybridcomp.codecs.device.driver import suffix
-from hybridcomp.codecs.lattice import INTEGERS, PREFIX, LatticeCodec
-from hybridcomp.codecs.linear import Reduced, Reduction, Round, Terms, derived_seed
+from hybridcomp.codecs.linear.base import Reduced, Reduction, Round, Terms, derived_seed
+from hybridcomp.codecs.linear.lattice import INTEGERS, PREFIX, LatticeCodec
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.errors import WireError
 from hybridcomp.wire import Header

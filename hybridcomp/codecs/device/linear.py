@@ -18,7 +18,7 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import Driver, driver_of, suffix
 from hybridcomp.codecs.device.messages import aligned, convert
-from hybridcomp.codecs.linear import Reduction, Terms
+from hybridcomp.codecs.linear.base import Reduction, Terms
 from hybridcomp.device import DeviceArray, Event, Queue
 from hybridcomp.errors import CudaUnavailableError
 

@@ -1,4 +1,4 @@
-"""What one key of error feedback remembers on a device: :mod:`hybridcomp.codecs.memory` there.
+"""What one key of error feedback remembers on a device: :mod:`hybridcomp.codecs.feedback.memory` there.
 
 The same messages and the same states, bit for bit. Whether a step was finite only the device knows: kernels set a word,
 and others leave the state as it was if it is set. Only codecs whose messages have any length are waited for.
@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.codecs import memory as host
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import driver_of, suffix
 from hybridcomp.codecs.device.messages import Encoded, convert, encode_into, open_message, read_opened, seal
 from hybridcomp.codecs.device.states import Slot, Slots
-from hybridcomp.codecs.forms import Form
+from hybridcomp.codecs.feedback import memory as host
+from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.device import ALIGNMENT, DeviceArray, Queue
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.wire import HEADER_BYTES, Header
@@ -29,9 +29,9 @@ _THREADS = 256
 
 
 class DeviceMemory(abc.ABC):
-    """The state of one key; made by :meth:`~hybridcomp.codecs.feedback.ErrorFeedback.device_memory`.
+    """The state of one key; made by :meth:`~hybridcomp.codecs.feedback.error_feedback.ErrorFeedback.device_memory`.
 
-    Its methods are those of :class:`hybridcomp.codecs.memory.Memory`, with arrays of the device and a queue for what
+    Its methods are those of :class:`.memory.Memory`, with arrays of the device and a queue for what
     they launch. All queues of a memory must be in order: one stream, or several that wait for each other.
 
     Attributes:

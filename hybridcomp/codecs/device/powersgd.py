@@ -11,12 +11,11 @@ import numpy as np
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.beginning import DEVIATION, initial_state
 from hybridcomp.codecs.device import linear
 from hybridcomp.codecs.device.driver import suffix
 from hybridcomp.codecs.device.messages import convert
-from hybridcomp.codecs.linear import Reduced, Reduction, Round, Terms
-from hybridcomp.codecs.powersgd import (
+from hybridcomp.codecs.linear.base import Reduced, Reduction, Round, Terms
+from hybridcomp.codecs.linear.powersgd import (
     PREFIX,
     PowerSGDCodec,
     effective_rank,
@@ -24,6 +23,7 @@ from hybridcomp.codecs.powersgd import (
     open_prefix,
     orthogonalize,
 )
+from hybridcomp.codecs.linear.powersgd_start import DEVIATION, initial_state
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.wire import Header
 

@@ -9,8 +9,8 @@ from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device import linear
 from hybridcomp.codecs.device.driver import driver_of, suffix
 from hybridcomp.codecs.device.messages import convert, encode_into, open_message
-from hybridcomp.codecs.linear import Reduced, Reduction, Round, Terms
-from hybridcomp.codecs.randomblock import PREFIX, RandomBlockCodec, open_prefix, parts
+from hybridcomp.codecs.linear.base import Reduced, Reduction, Round, Terms
+from hybridcomp.codecs.linear.randomblock import PREFIX, RandomBlockCodec, open_prefix, parts
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.wire import HEADER_BYTES, Header
 

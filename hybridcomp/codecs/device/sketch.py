@@ -16,8 +16,17 @@ from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device import linear
 from hybridcomp.codecs.device.driver import suffix
 from hybridcomp.codecs.device.messages import convert
-from hybridcomp.codecs.linear import Array, Reduced, Reduction, Round, Terms
-from hybridcomp.codecs.sketch import DENSE, PREFIX, Part, SketchCodec, fold, open_prefix, peel, words_of
+from hybridcomp.codecs.linear.base import Array, Reduced, Reduction, Round, Terms
+from hybridcomp.codecs.linear.sketch import (
+    DENSE,
+    PREFIX,
+    Part,
+    SketchCodec,
+    fold,
+    open_prefix,
+    peel,
+    words_of,
+)
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.wire import Header
 

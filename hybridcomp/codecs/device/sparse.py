@@ -22,11 +22,11 @@ from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import Driver, driver_of, suffix
 from hybridcomp.codecs.device.messages import PAYLOAD_HEAD, decode_opened, encode_into, open_message
 from hybridcomp.codecs.none import NoneCodec
-from hybridcomp.codecs.sidco import SIDCoCodec
-from hybridcomp.codecs.sparse import SparseCodec
+from hybridcomp.codecs.sparse.base import SparseCodec
+from hybridcomp.codecs.sparse.sidco import SIDCoCodec
+from hybridcomp.codecs.sparse.threshold import ThresholdCodec
+from hybridcomp.codecs.sparse.topk import TopKCodec
 from hybridcomp.codecs.table import codec_for
-from hybridcomp.codecs.threshold import ThresholdCodec
-from hybridcomp.codecs.topk import TopKCodec
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES, Header

@@ -7,7 +7,7 @@
 
 The sum is encoded once, where a ring would encode it again at each hop and let the error grow with the square
 root of the rank count. Steps overlap chunk by chunk. With error feedback what a rank encodes, in step 1 for others'
-shards and in step 3 for its own, is corrected by a memory of all of its data (:mod:`hybridcomp.codecs.memory`):
+shards and in step 3 for its own, is corrected by a memory of all of its data (:mod:`.memory`):
 
 *   ``ef`` and ``loco`` do the same in both steps; the owner's own part enters the sum as it is.
 *   ``dgc``: the owner's own part too is what its memory would have sent, or momentum would weigh ranks differently;

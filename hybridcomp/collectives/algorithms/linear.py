@@ -4,7 +4,7 @@
 2. Every such round is an exact all-reduce of our own, by the compiled engine where that is in use: always in the same
    order. Integers, which MPI could sum in any order, are not MPI's either: its own non-blocking collectives must be
    started in one order on all ranks, and with several operations in flight a second round starts whenever the first has
-   ended here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear.py.)
+   ended here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear/base.py.)
 3. The codec makes the result of what the rounds gave, which has the same bits on all ranks, and so has the result;
    the residual is what the result lacks of this rank's data.
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from hybridcomp.arrays import Flat, as_dtype
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.codecs.linear import FOLDS, Reduced, Reduction, Round
+from hybridcomp.codecs.linear.base import FOLDS, Reduced, Reduction, Round
 from hybridcomp.collectives.algorithms.allreduce import allreduce
 from hybridcomp.collectives.execution.coding import NONE, Array
 from hybridcomp.collectives.execution.data_path import Carrier

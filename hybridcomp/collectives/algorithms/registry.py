@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hybridcomp.codecs import Codec
-from hybridcomp.codecs.sparse import SparseCodec
+from hybridcomp.codecs.sparse.base import SparseCodec
 from hybridcomp.collectives.algorithms import hierarchical
 from hybridcomp.collectives.algorithms.allgather import allgather
 from hybridcomp.collectives.algorithms.allreduce import allreduce

@@ -19,8 +19,8 @@ from hybridcomp.codecs.device.driver import driver_of, has_driver
 from hybridcomp.codecs.device.feedback import MODULES as FEEDBACK_MODULES
 from hybridcomp.codecs.device.memory import DeviceMemory
 from hybridcomp.codecs.device.messages import Encoded, convert, decode_opened, divide, encode_into
-from hybridcomp.codecs.feedback import Key
-from hybridcomp.codecs.forms import Form
+from hybridcomp.codecs.feedback.error_feedback import Key
+from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.codecs.table import codec_for
 from hybridcomp.collectives.device.mailbox import Arriving, Outgoing, Own, Passing
 from hybridcomp.collectives.device.reader import DeviceReader

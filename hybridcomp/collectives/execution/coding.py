@@ -12,8 +12,8 @@ import numpy.typing as npt
 from hybridcomp import wire
 from hybridcomp.arrays import ByteArray, DType, Flat, byte_view
 from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
-from hybridcomp.codecs.feedback import Key
-from hybridcomp.codecs.forms import Form
+from hybridcomp.codecs.feedback.error_feedback import Key
+from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.codecs.table import codec_for
 from hybridcomp.collectives.execution.widths import narrow
 from hybridcomp.collectives.stats import Call

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
-from hybridcomp.codecs.linear import FOLDS
+from hybridcomp.codecs.linear.base import FOLDS
 from hybridcomp.collectives.algorithms.registry import ALGORITHMS
 from hybridcomp.collectives.algorithms.selection import Chooser
 from hybridcomp.collectives.execution.coding import Coder
@@ -68,7 +68,7 @@ class OperationKey(NamedTuple):
         feedback: the form of its memory; None if it has none.
         root: of operations that have one.
         fold: of an all-reduce of integers as they are, which of
-            :data:`~hybridcomp.codecs.linear.FOLDS` it is; ``""`` for all else.
+            :data:`~hybridcomp.codecs.linear.base.FOLDS` it is; ``""`` for all else.
         sends, receives: where the parts of the rank's buffers lie, if they are parts of any size: the chunks of such
             operations are not chosen, since ranks may not know each other's sizes.
     """

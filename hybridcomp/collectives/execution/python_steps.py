@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import Codec, Memory
-from hybridcomp.codecs.sparse import SparseCodec
+from hybridcomp.codecs.sparse.base import SparseCodec
 from hybridcomp.codecs.steps import summed, trimmed
 from hybridcomp.collectives.execution.coding import NONE, Array
 from hybridcomp.collectives.execution.data_path import Carrier

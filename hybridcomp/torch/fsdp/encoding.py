@@ -8,7 +8,7 @@ import torch
 
 from hybridcomp import arrays
 from hybridcomp.codecs import Codec, ErrorFeedback
-from hybridcomp.codecs.feedback import Key
+from hybridcomp.codecs.feedback.error_feedback import Key
 from hybridcomp.policy import Choice
 
 Tensor = torch.Tensor

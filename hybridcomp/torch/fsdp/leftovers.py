@@ -1,4 +1,4 @@
-"""What error feedback keeps for spans that changed their owner: see :func:`hybridcomp.codecs.resharding.release`."""
+"""What error feedback keeps for spans that changed their owner: see :func:`.resharding.release`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from hybridcomp.codecs.feedback import Key
-from hybridcomp.codecs.resharding import release
+from hybridcomp.codecs.feedback.error_feedback import Key
+from hybridcomp.codecs.feedback.resharding import release
 from hybridcomp.torch.fsdp.segments import Cut, Segment
 from hybridcomp.torch.memory import Arrays
 

@@ -9,7 +9,7 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import LinearCodec
 from hybridcomp.codecs.device import DeviceMemory
 from hybridcomp.codecs.device.messages import convert
-from hybridcomp.codecs.linear import Array, Reduced
+from hybridcomp.codecs.linear.base import Array, Reduced
 from hybridcomp.device import DeviceArray
 from hybridcomp.torch.hook.ferry import Ferry
 from hybridcomp.torch.hook.linear import Rounds

@@ -1,6 +1,6 @@
 """Averages of parameters by linear codecs, round by round; the rounds of a batch's parameters travel together.
 
-A codec says which array is to be reduced first (:mod:`hybridcomp.codecs.linear`): for ``powersgd`` P, which is
+A codec says which array is to be reduced first (:mod:`hybridcomp.codecs.linear.base`): for ``powersgd`` P, which is
 orthonormalised once it is summed, and then Q. Error feedback keeps what the result lacks of this rank's data.
 """
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hybridcomp import native
 from hybridcomp.arrays import DType, Flat, as_dtype
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.codecs.linear import FOLDS, Reduced, Reduction
+from hybridcomp.codecs.linear.base import FOLDS, Reduced, Reduction
 from hybridcomp.device import Event
 from hybridcomp.torch.hook.plan import Piece
 from hybridcomp.torch.hook.things import NONE, Encoded, Folded, Shards, Thing

@@ -1,4 +1,4 @@
-// The forms of error feedback; hybridcomp/codecs/memories.py and estimates.py say what they are.
+// The forms of error feedback; hybridcomp/codecs/feedback/memories.py and estimates.py say what they are.
 #pragma once
 
 #include <vector>

@@ -29,8 +29,8 @@ import numpy as np
 from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray, Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.forms import Form
-from hybridcomp.codecs.memory import Array, Memory, Scratch
+from hybridcomp.codecs.feedback.forms import Form
+from hybridcomp.codecs.feedback.memory import Array, Memory, Scratch
 from hybridcomp.codecs.quantize import Int8Codec
 from hybridcomp.errors import WireError
 

@@ -8,7 +8,7 @@ not depend on threads: 16 lanes over each block of 65,536 elements, the lanes ha
 blocks in turn. Magnitudes below 2^-100 count as zero in it; those of a float64 tensor below 2^-400, and above
 2^400 as 2^400.
 
-The payload is that of :mod:`.sparse`.
+The payload is that of :mod:`~hybridcomp.codecs.sparse.base`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from hybridcomp import native
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.sparse import SparseCodec, number
+from hybridcomp.codecs.sparse.base import SparseCodec, number
 from hybridcomp.codecs.table import register
 
 _DEFAULT_REL = 3.0

@@ -28,7 +28,7 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.linear import Array, LinearCodec, Reduced, Reduction, Round, Terms, derived_seed
+from hybridcomp.codecs.linear.base import Array, LinearCodec, Reduced, Reduction, Round, Terms, derived_seed
 from hybridcomp.codecs.registry import get_codec
 from hybridcomp.codecs.table import classes, codec_for, register
 from hybridcomp.errors import WireError

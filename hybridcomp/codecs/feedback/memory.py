@@ -7,7 +7,7 @@ step is not finite leaves its state as it was, so that a step which a gradient s
 In a reduction each rank owns a shard: it sums all ranks' parts of it and encodes the sum once more. A memory serves
 that too (:meth:`Memory.own`, :meth:`Memory.encode_sum`, :meth:`Memory.result`), with the state of the owner's shard,
 which the rank sends to nobody. States are in units of the sum over all ranks, for a mean too, so that what is
-missing from the sum is the sum of all ranks' states; :mod:`.resharding` relies on it.
+missing from the sum is the sum of all ranks' states; :mod:`~hybridcomp.codecs.feedback.resharding` relies on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat, as_dtype
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.forms import Form
+from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.errors import CodecMismatchError
 
 Array = npt.NDArray[Any]
@@ -48,7 +48,7 @@ class Scratch:
 
 
 class Memory(abc.ABC):
-    """The state of one key; made by :meth:`~hybridcomp.codecs.feedback.ErrorFeedback.memory`.
+    """The state of one key; made by :meth:`~hybridcomp.codecs.feedback.error_feedback.ErrorFeedback.memory`.
 
     It is the kernels' own, which encode, correct and keep without Python for every codec that has an ``Encoder``
     (:file:`kernels/codecs/feedback/memory.hpp`). Other codecs encode and decode between the halves of what those

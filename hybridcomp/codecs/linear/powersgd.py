@@ -28,8 +28,8 @@ import numpy as np
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
-from hybridcomp.codecs.beginning import Matrix, initial_q
-from hybridcomp.codecs.linear import LinearCodec, Reduced, Reduction, Round, Terms
+from hybridcomp.codecs.linear.base import LinearCodec, Reduced, Reduction, Round, Terms
+from hybridcomp.codecs.linear.powersgd_start import Matrix, initial_q
 from hybridcomp.codecs.table import register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES

@@ -27,11 +27,11 @@ import numpy as np
 
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import checks
-from hybridcomp.codecs.estimates import EstimateMemory
-from hybridcomp.codecs.feedback import MEMORIES, Arrays, Key, keys_of, pack_key, unpack_keys
-from hybridcomp.codecs.forms import Form
-from hybridcomp.codecs.memories import STATE_CODEC, AverageMemory, PlainMemory
-from hybridcomp.codecs.memory import Array, Memory, Scratch
+from hybridcomp.codecs.feedback.error_feedback import MEMORIES, Arrays, Key, keys_of, pack_key, unpack_keys
+from hybridcomp.codecs.feedback.estimates import EstimateMemory
+from hybridcomp.codecs.feedback.forms import Form
+from hybridcomp.codecs.feedback.memories import STATE_CODEC, AverageMemory, PlainMemory
+from hybridcomp.codecs.feedback.memory import Array, Memory, Scratch
 
 _MOST_RANKS = 1 << 20
 

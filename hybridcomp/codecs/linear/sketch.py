@@ -13,7 +13,7 @@ depends on where they are, not on their values, so it is known after round 1. Ea
 their own. It begins with ``load`` elements per counter in the fullest lane, and grows by an eighth with other
 hashes until all can be peeled, eight times at most. (Random elements can be peeled up to a load of about 0.8.)
 Where it would not have less than half the numbers of the elements, these are summed as they are. What is left over
-in the end gets the median of its three counters, and :attr:`.linear.Reduced.recovered` says how much was not.
+in the end gets the median of its three counters, and :attr:`.Reduced.recovered` says how much was not.
 
 The sum is float addition's in another order: an element's error is that of rounding the largest of the values
 that share counters with it. A NaN or an infinity may spoil elements that share counters with it, too.
@@ -39,7 +39,7 @@ import numpy as np
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat, byte_view
 from hybridcomp.codecs import checks
-from hybridcomp.codecs.linear import (
+from hybridcomp.codecs.linear.base import (
     Array,
     LinearCodec,
     Reduced,

@@ -18,7 +18,7 @@ from typing import Any
 from hybridcomp import native
 from hybridcomp.arrays import ByteArray, Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.memory import Array, Memory
+from hybridcomp.codecs.feedback.memory import Array, Memory
 
 
 class EstimateMemory(Memory):

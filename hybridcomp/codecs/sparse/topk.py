@@ -6,7 +6,7 @@ tensor takes what reaches the lower one; radix selection on the bits of what lie
 "Fast k-Selection Algorithms for Graphics Processing Units", 2012) finds the rest. Where the sample misled,
 radix selection goes over the whole tensor: the message is the same.
 
-The payload is that of :mod:`.sparse`.
+The payload is that of :mod:`~hybridcomp.codecs.sparse.base`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from hybridcomp import native
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.sparse import RatioCodec
+from hybridcomp.codecs.sparse.base import RatioCodec
 from hybridcomp.codecs.table import register
 
 

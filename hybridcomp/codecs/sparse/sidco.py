@@ -20,7 +20,7 @@ not corrected afterwards, it is all of up to 32,768 elements, else as many as ho
 Sums are in double, in 16 lanes; in them, magnitudes below 2^-100 count as zero (for float64 below 2^-400, and above
 2^400 as 2^400). ``kernels/include/hybridcomp/sparse.hpp`` fixes all of that.
 
-The payload is that of :mod:`.sparse`.
+The payload is that of :mod:`~hybridcomp.codecs.sparse.base`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hybridcomp import native
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.sparse import RatioCodec
+from hybridcomp.codecs.sparse.base import RatioCodec
 from hybridcomp.codecs.table import register
 
 

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from hybridcomp import arrays
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.estimates import EstimateMemory
-from hybridcomp.codecs.forms import FORMS, Form, parse_form
+from hybridcomp.codecs.feedback.estimates import EstimateMemory
+from hybridcomp.codecs.feedback.forms import FORMS, Form, parse_form
+from hybridcomp.codecs.feedback.memories import AverageMemory, MomentumMemory, PlainMemory
+from hybridcomp.codecs.feedback.memory import Memory, Scratch
 from hybridcomp.codecs.late import device_codecs
-from hybridcomp.codecs.memories import AverageMemory, MomentumMemory, PlainMemory
-from hybridcomp.codecs.memory import Memory, Scratch
 from hybridcomp.codecs.registry import get_codec
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.kernel_codec import KernelCodec
-from hybridcomp.codecs.linear import LinearCodec, Reduced, Reduction, Round, Terms, derived_seed
+from hybridcomp.codecs.linear.base import LinearCodec, Reduced, Reduction, Round, Terms, derived_seed
 from hybridcomp.codecs.table import register
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.wire import HEADER_BYTES

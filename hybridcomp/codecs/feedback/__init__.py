@@ -1,0 +1,1 @@
+"""Error feedback: what a message lost is kept, and goes with a later one."""
