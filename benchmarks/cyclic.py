@@ -26,8 +26,8 @@ from schedulebench.timeline import Sampler, alive, gather, rates
 from torch import Tensor
 
 from hybridcomp.demo.machine import facts
-from hybridcomp.train.schedules.cyclic import alive as by_the_book
-from hybridcomp.train.schedules.cyclic import handed, sent
+from hybridcomp.train.pipelines.cyclic import alive as by_the_book
+from hybridcomp.train.pipelines.cyclic import handed, sent
 from hybridcomp.train.trainer import process_group
 
 SCHEDULES = {

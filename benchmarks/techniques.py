@@ -30,9 +30,9 @@ from collbench import output
 from tqdm import tqdm
 
 from hybridcomp.lab import Lab
-from hybridcomp.train.embedding import COPIES
-from hybridcomp.train.resume import newest
-from hybridcomp.train.stored import read
+from hybridcomp.train.checkpoints.resume import newest
+from hybridcomp.train.checkpoints.stored import read
+from hybridcomp.train.model.embedding import COPIES
 
 HOSTS = 4
 TIMEOUT = 600.0

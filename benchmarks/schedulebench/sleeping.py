@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridcomp.train.schedules import Run, Schedule, make_schedule
+from hybridcomp.train.pipelines import Run, Schedule, make_schedule
 from hybridcomp.train.start import Job, prepare
 from hybridcomp.train.topology import make_topology
 

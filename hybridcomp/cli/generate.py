@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.train.checkpoints.resume import checkpoint_in
 from hybridcomp.train.reading import read_toml
-from hybridcomp.train.resume import checkpoint_in
 
 EXAMPLES = """examples:
   hybridcomp train --data shakespeare.txt --steps 2000 --checkpoint-every 500 --out runs/shakespeare

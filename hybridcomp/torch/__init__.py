@@ -23,10 +23,12 @@ import torch
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import summary as summarize
 from hybridcomp.policy import in_place
-from hybridcomp.torch import backend, gloo_only, mesh, phases, rendezvous, zero
-from hybridcomp.torch.environment import export_environment
+from hybridcomp.torch import phases, zero
+from hybridcomp.torch.backend import gloo_only, mesh, rendezvous
+from hybridcomp.torch.backend import registration as backend
+from hybridcomp.torch.backend.environment import export_environment
+from hybridcomp.torch.backend.options import Options, set_policy
 from hybridcomp.torch.hook import HookState, comm_hook
-from hybridcomp.torch.options import Options, set_policy
 from hybridcomp.torch.phases import in_phase
 from hybridcomp.torch.registry import registry
 from hybridcomp.torch.reshard import reshard_state

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.model import GPT, ModelShape
-from hybridcomp.train.resume import Checkpoint
-from hybridcomp.train.stored import described, read
-from hybridcomp.train.tensor_parallel import joined
+from hybridcomp.train.checkpoints.resume import Checkpoint
+from hybridcomp.train.checkpoints.stored import described, read
+from hybridcomp.train.model.gpt import GPT, ModelShape
+from hybridcomp.train.parallel.tensor_parallel import joined
 
 _KEY = re.compile(r"pp(\d+)\.tp(\d+)\.(?:dp(\d+)\.)?model\.(.+)")
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from hybridcomp.errors import ConfigError, MismatchError
 from hybridcomp.policy import Policy, load_policy
+from hybridcomp.train.checkpoints.resume import Checkpoint, check_fits, find_checkpoint, run_identity
 from hybridcomp.train.checks import check_policy
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.reading import parse
-from hybridcomp.train.resume import Checkpoint, check_fits, find_checkpoint, run_identity
 from hybridcomp.train.techniques import check_techniques
 from hybridcomp.train.text import Corpus, load_corpus
 

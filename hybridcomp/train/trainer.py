@@ -16,17 +16,17 @@ import torch.distributed as dist
 
 import hybridcomp.torch as hct
 from hybridcomp.errors import ConfigError, DivergedError
-from hybridcomp.train.checkpoint import Trained, load_checkpoint, save_checkpoint
-from hybridcomp.train.exchange import Exchange
+from hybridcomp.train.checkpoints.checkpoint import Trained, load_checkpoint, save_checkpoint
+from hybridcomp.train.checkpoints.resume import Checkpoint, newest
 from hybridcomp.train.metrics import MetricsFile, Traffic, per_axis
+from hybridcomp.train.optimizer.update import Result, mean_loss
+from hybridcomp.train.parallel.exchange import Exchange
+from hybridcomp.train.pipelines import Run, make_schedule
 from hybridcomp.train.progress import Progress
 from hybridcomp.train.reading import to_toml
-from hybridcomp.train.resume import Checkpoint, newest
-from hybridcomp.train.schedules import Run, make_schedule
 from hybridcomp.train.start import Job
 from hybridcomp.train.techniques import concerns
 from hybridcomp.train.topology import Topology, make_topology
-from hybridcomp.train.update import Result, mean_loss
 
 _SETTLING_STEPS = 3  # not counted in the summary's speed: allocations, caches, first connections
 

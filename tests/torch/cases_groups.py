@@ -152,7 +152,7 @@ def case_timeout_of_a_group_and_of_a_wait() -> None:
                 group.monitored_barrier(timedelta(seconds=0.1))
         dist.barrier()
         # Rank 0 would wait seconds for what nobody answers, in each group, and at its exit for the last one's.
-        with mock.patch("hybridcomp.torch.group._LAST_SECONDS", 0.1):
+        with mock.patch("hybridcomp.torch.backend.group._LAST_SECONDS", 0.1):
             dist.destroy_process_group(group)
     engine._EXIT_SECONDS = 0.1
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import hybridcomp.torch as hct
-from hybridcomp.train.schedules import Run, make_schedule
+from hybridcomp.train.pipelines import Run, make_schedule
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group

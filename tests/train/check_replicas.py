@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 import hybridcomp.torch as hct
-from hybridcomp.train.checkpoint import Trained, load_checkpoint, save_checkpoint
-from hybridcomp.train.resume import Checkpoint
-from hybridcomp.train.schedules import Run, make_schedule
-from hybridcomp.train.schedules.cyclic import is_fresh
+from hybridcomp.train.checkpoints.checkpoint import Trained, load_checkpoint, save_checkpoint
+from hybridcomp.train.checkpoints.resume import Checkpoint
+from hybridcomp.train.pipelines import Run, make_schedule
+from hybridcomp.train.pipelines.cyclic import is_fresh
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hybridcomp.train.model import ModelShape, loss_of
-from hybridcomp.train.schedules import Run, make_schedule
-from hybridcomp.train.schedules.cyclic import duties, totals_due
+from hybridcomp.train.model.gpt import ModelShape, loss_of
+from hybridcomp.train.pipelines import Run, make_schedule
+from hybridcomp.train.pipelines.cyclic import duties, totals_due
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 import hybridcomp.torch as hct
-from hybridcomp.train.checkpoint import save_checkpoint
-from hybridcomp.train.resume import Checkpoint
-from hybridcomp.train.schedules import Run, make_schedule
+from hybridcomp.train.checkpoints.checkpoint import save_checkpoint
+from hybridcomp.train.checkpoints.resume import Checkpoint
+from hybridcomp.train.pipelines import Run, make_schedule
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group

@@ -7,9 +7,9 @@ import math
 import torch
 from torch.func import functional_call
 
-from hybridcomp.train.experts import Mixture
-from hybridcomp.train.model import OwnLoss, build_gpt, keep_stage, loss_of
-from hybridcomp.train.optim import learning_rate, make_optimizer, set_learning_rate
+from hybridcomp.train.model.experts import Mixture
+from hybridcomp.train.model.gpt import OwnLoss, build_gpt, keep_stage, loss_of
+from hybridcomp.train.optimizer.adamw import learning_rate, make_optimizer, set_learning_rate
 
 Weights = dict[str, torch.Tensor]
 

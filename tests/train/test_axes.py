@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hybridcomp.errors import ConfigError
 from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.model import ModelShape, build_gpt
-from hybridcomp.train.recompute import recompute_blocks
+from hybridcomp.train.model.gpt import ModelShape, build_gpt
+from hybridcomp.train.model.recompute import recompute_blocks
 from hybridcomp.train.start import read_policy
 from tests.train.harness import run_ranks
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridcomp.train.resume import newest, read_checkpoint
+from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
 from hybridcomp.train.text import load_corpus
 from tests.train.harness import TINY, train
 

@@ -12,11 +12,11 @@ import torch
 from hybridcomp.cli import generate as command
 from hybridcomp.cli.main import main
 from hybridcomp.errors import ConfigError
+from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.generate import Vocabulary, load_model, sample
-from hybridcomp.train.model import GPT, ModelShape, build_gpt, loss_of
-from hybridcomp.train.resume import newest, read_checkpoint
+from hybridcomp.train.model.gpt import GPT, ModelShape, build_gpt, loss_of
 from hybridcomp.train.text import load_corpus
 from tests.train.harness import train
 

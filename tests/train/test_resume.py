@@ -8,9 +8,9 @@ import json
 import pytest
 
 from hybridcomp.errors import ConfigError, MismatchError
+from hybridcomp.train.checkpoints.resume import Checkpoint, check_fits, find_checkpoint, run_identity
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.metrics import MetricsFile
-from hybridcomp.train.resume import Checkpoint, check_fits, find_checkpoint, run_identity
 from hybridcomp.train.start import check_agreement, prepare
 
 CONFIG = TrainConfig(steps=10)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
-from hybridcomp.train.experts import Mixture
 from hybridcomp.train.generate import load_model
-from hybridcomp.train.model import keep_stage, loss_of
-from hybridcomp.train.resume import newest, read_checkpoint
+from hybridcomp.train.model.experts import Mixture
+from hybridcomp.train.model.gpt import keep_stage, loss_of
 from hybridcomp.train.text import load_corpus
 from tests.train.harness import metrics, train
 from tests.train.same import stored

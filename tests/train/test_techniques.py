@@ -11,14 +11,14 @@ import torch
 from hybridcomp.errors import ConfigError, PolicyError
 from hybridcomp.policy import PRESETS, load_policy
 from hybridcomp.policy.toml import parse_policy
+from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
+from hybridcomp.train.checkpoints.stored import read
 from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.generate import load_model
-from hybridcomp.train.model import loss_of
-from hybridcomp.train.resume import newest, read_checkpoint
+from hybridcomp.train.model.gpt import loss_of
 from hybridcomp.train.start import read_policy
-from hybridcomp.train.stored import read
 from hybridcomp.train.techniques import concerns
 from hybridcomp.train.text import load_corpus
 from tests.train.harness import TINY, metrics, run_ranks, train

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hybridcomp.policy import Choice
+from hybridcomp.torch.backend.reduce_ops import reduction
+from hybridcomp.torch.backend.work import CommWork
 from hybridcomp.torch.fsdp.segments import NONE, Cut
-from hybridcomp.torch.reduce_ops import reduction
 from hybridcomp.torch.staging import Target, source
-from hybridcomp.torch.work import CommWork
 
 if TYPE_CHECKING:
     from hybridcomp.codecs import ErrorFeedback

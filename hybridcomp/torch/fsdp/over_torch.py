@@ -22,10 +22,10 @@ from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.stats import Call, StatTable
 from hybridcomp.policy import Choice
+from hybridcomp.torch.backend.reduce_ops import op_kind, reduction
 from hybridcomp.torch.fsdp.encoding import Encoder
 from hybridcomp.torch.fsdp.pending import PendingWork
 from hybridcomp.torch.fsdp.segments import Cut, Segment
-from hybridcomp.torch.reduce_ops import op_kind, reduction
 from hybridcomp.torch.staging import home
 
 Tensor = torch.Tensor

@@ -14,13 +14,13 @@ from torch.distributed.fsdp import FSDPModule
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow, merge
 from hybridcomp.policy import Policy, load_policy
+from hybridcomp.torch.backend.options import PolicyLike, default_policy
 from hybridcomp.torch.fsdp.comms import CompressedAllGather, CompressedReduceScatter, install
 from hybridcomp.torch.fsdp.leftovers import Leftovers
 from hybridcomp.torch.fsdp.over_comm import CommTransport
 from hybridcomp.torch.fsdp.over_torch import TorchTransport
 from hybridcomp.torch.fsdp.unit import Unit
 from hybridcomp.torch.memory import Arrays
-from hybridcomp.torch.options import PolicyLike, default_policy
 from hybridcomp.torch.registry import registry
 
 Transport = CommTransport | TorchTransport

@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 from hybridcomp.arrays import as_dtype
 from hybridcomp.errors import CodecMismatchError
+from hybridcomp.torch.backend.reduce_ops import op_kind
 from hybridcomp.torch.fsdp.reference import Reference
 from hybridcomp.torch.fsdp.segments import Cut, Segment, cut, segments_of, whole
 from hybridcomp.torch.phases import phase
-from hybridcomp.torch.reduce_ops import op_kind
 
 if TYPE_CHECKING:
     from hybridcomp.torch.fsdp.state import FSDPCompression

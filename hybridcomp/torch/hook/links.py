@@ -15,7 +15,7 @@ from hybridcomp.errors import MismatchError
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.progress import Request
-    from hybridcomp.torch.group import Group
+    from hybridcomp.torch.backend.group import Group
 
 
 class Transfer(Protocol):

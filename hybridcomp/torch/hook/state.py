@@ -24,6 +24,8 @@ from hybridcomp.device import Event, Runtime
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import load_policy
 from hybridcomp.torch import staging
+from hybridcomp.torch.backend.options import PolicyLike, default_policy
+from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.hook.bucket import Bucket
 from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.kept import Kept
@@ -32,8 +34,6 @@ from hybridcomp.torch.hook.plan import Batch, make_plan
 from hybridcomp.torch.hook.schedule import Schedule
 from hybridcomp.torch.hook.worker import Worker
 from hybridcomp.torch.memory import pack, unpack
-from hybridcomp.torch.options import PolicyLike, default_policy
-from hybridcomp.torch.promise import Promise
 from hybridcomp.torch.registry import registry
 
 Array = npt.NDArray[Any]

@@ -1,0 +1,1 @@
+"""The process group: what torch.distributed calls, over a communicator."""

@@ -1,0 +1,198 @@
+"""``torch.distributed.ProcessGroup`` over a :class:`~hybridcomp.collectives.Communicator`.
+
+A thin adapter: it reads torch's arguments, in the forms of old and new versions (torch 2.13 calls
+``all_gather_single`` where earlier ones call ``_allgather_base``), and starts :mod:`.operations`. Every method
+returns at once with a work, but for an ``all_reduce`` whose caller would wait, if that is one call of MPI: it is done.
+What it has to offer no version for raises ``NotImplementedError``.
+"""
+
+# torch's stubs declare an overload for every form of a method's arguments; here one method reads them all.
+# mypy: disable-error-code="override, assignment"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from hybridcomp.torch.backend.arguments import NOTHING, asked
+from hybridcomp.torch.backend.group import Group
+from hybridcomp.torch.backend.monitored_barrier import monitored_barrier
+from hybridcomp.torch.backend.work import CommWork
+from hybridcomp.torch.profiling import profiling
+
+Tensor = torch.Tensor
+
+
+class HybridProcessGroup(Group):
+    """A process group whose messages a policy compresses."""
+
+    # -- reductions ----------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> CommWork:
+        """Reduce in place."""
+        given = tensors if tensors.__class__ is list else _list(tensors)
+        ask = asked(opts, op, timeout)
+        start, at_once = self._start.all_reduce, ask.waits and not profiling()
+        return self._run("all_reduce", given, ask, start, (given,), (ask.op, at_once))
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> CommWork:
+        """Reduce several tensors in place."""
+        return self.allreduce(tensors, opts)
+
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None, *, root: int | None = None
+    ) -> CommWork:
+        """Reduce to one rank."""
+        given, ask = _list(tensors), asked(opts, op, timeout, root)
+        start = self._start.reduce
+        return self._run("reduce", given, ask, start, (given,), (ask.op, ask.root))
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
+    ) -> CommWork:
+        """Reduce a list of tensors; rank r gets entry r."""
+        to, ask = _list(outputs), asked(opts, op, timeout)
+        lists = [inputs] if isinstance(outputs, Tensor) else inputs
+        start = self._start.reduce_scatter
+        return self._run("reduce_scatter", _all(lists), ask, start, (to, lists), (ask.op,))
+
+    def reduce_scatter_single(
+        self, output: Tensor, source: Tensor, opts: Any = None, timeout: Any = None, *, op: Any = None
+    ) -> CommWork:
+        """Reduce a tensor; rank r gets its part r."""
+        ask = asked(opts, op, timeout)
+        start = self._start.reduce_scatter_single
+        return self._run("reduce_scatter_tensor", [source], ask, start, ([output], [source]), (ask.op,))
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
+        """Reduce several tensors; rank r gets part r of each."""
+        ask = asked(opts)
+        start = self._start.reduce_scatter_single
+        return self._run("reduce_scatter_tensor_coalesced", inputs, ask, start, (outputs, inputs), (ask.op,))
+
+    # -- movement ------------------------------------------------------------------------------------
+
+    def broadcast(
+        self, tensors: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
+    ) -> CommWork:
+        """Copy from one rank to all."""
+        given, ask = _list(tensors), asked(opts, timeout, root)
+        start = self._start.broadcast
+        return self._run("broadcast", given, ask, start, (given,), (ask.root,))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> CommWork:
+        """Gather into a list of tensors on every rank."""
+        given, ask = _list(inputs), asked(opts, timeout)
+        lists = [outputs] if isinstance(inputs, Tensor) else outputs
+        start = self._start.all_gather
+        return self._run("all_gather", given, ask, start, (lists, given))
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
+        """Gather several tensors; ``outputs`` has a list for each rank, with an entry for each input."""
+        by_input = [list(row) for row in zip(*outputs, strict=True)]
+        start = self._start.all_gather
+        return self._run("all_gather", inputs, asked(opts), start, (by_input, inputs))
+
+    def all_gather_single(
+        self, output: Tensor, source: Tensor, opts: Any = None, timeout: Any = None
+    ) -> CommWork:
+        """Gather into one tensor on every rank."""
+        start = self._start.all_gather_single
+        ask = asked(opts, timeout)
+        return self._run("all_gather_into_tensor", [source], ask, start, ([output], [source]))
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
+        """Gather several tensors, each into one."""
+        start = self._start.all_gather_single
+        return self._run("all_gather_into_tensor_coalesced", inputs, asked(opts), start, (outputs, inputs))
+
+    def gather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
+    ) -> CommWork:
+        """Gather into a list of tensors on one rank."""
+        given, ask = _list(inputs), asked(opts, timeout, root)
+        lists = outputs if outputs and not isinstance(outputs[0], Tensor) else [outputs or []]
+        start = self._start.gather
+        return self._run("gather", given, ask, start, (lists, given), (ask.root,))
+
+    def scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
+    ) -> CommWork:
+        """Give entry r of one rank's list to rank r."""
+        to, ask = _list(outputs), asked(opts, timeout, root)
+        lists = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs or []]
+        start = self._start.scatter
+        return self._run("scatter", _all(lists), ask, start, (to, lists), (ask.root,))
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        source: Tensor,
+        output_splits: Sequence[int] = (),
+        input_splits: Sequence[int] = (),
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> CommWork:
+        """Send a range of rows to each rank."""
+        start, to, of = self._start.all_to_all_single, list(output_splits), list(input_splits)
+        ask = asked(opts, timeout)
+        return self._run("all_to_all", [source], ask, start, ([output], [source]), (to, of))
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> CommWork:
+        """Send a tensor to each rank, and receive one from each."""
+        start = self._start.all_to_all
+        return self._run("all_to_all", inputs, asked(opts, timeout), start, ([outputs], [inputs]))
+
+    # -- point to point, and barriers ----------------------------------------------------------------
+
+    def send(self, tensors: Any, dest: int, tag: int = 0) -> CommWork:
+        """Send to one rank."""
+        given, start = _list(tensors), self._start.send
+        return self._run("send", given, NOTHING, start, (given,), (dest, tag))
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> CommWork:
+        """Receive from one rank."""
+        given, start = _list(tensors), self._start.receive
+        return self._run("recv", given, NOTHING, start, (given,), (source, tag))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> CommWork:
+        """Receive from whichever rank sends; the work's ``source_rank`` tells which."""
+        given, start = _list(tensors), self._start.receive
+        return self._run("recvAnySource", given, NOTHING, start, (given,), (MPI.ANY_SOURCE, tag))
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> CommWork:
+        """Wait for all ranks."""
+        return self._run("barrier", [], asked(opts, timeout), self._start.barrier, ([None],))
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; rank 0 names those that do not come.
+
+        Args:
+            timeout: None is the group's own.
+            wait_all_ranks: name all missing ranks, not only the first.
+
+        Raises:
+            CollectiveTimeoutError: on every rank that came.
+        """
+        seconds = self.comm.timeout if timeout is None else timeout.total_seconds()
+        self._check("monitored_barrier")
+        monitored_barrier(self.comm, seconds, wait_all_ranks)
+
+    # Names of earlier versions of torch.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _list(tensors: Any) -> Sequence[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else tensors
+
+
+def _all(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [tensor for tensors in lists for tensor in tensors]

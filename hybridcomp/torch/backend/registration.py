@@ -1,0 +1,43 @@
+"""Register the backend: what ``init_process_group("hybridcomp")`` and ``new_group`` call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from hybridcomp.torch.backend.making import make_communicator
+from hybridcomp.torch.backend.options import Birth, Options
+
+BACKEND = "hybridcomp"
+
+
+def register() -> None:
+    """Make ``"hybridcomp"`` a backend of ``torch.distributed``, once."""
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def create(opts: Any, options: Any = None) -> dist.ProcessGroup:
+    """Make a process group over the MPI ranks that torch's options name. Collective over its members.
+
+    Args:
+        opts: torch's ``_DistributedBackendOptions``.
+        options: :class:`~hybridcomp.torch.backend.options.Options` or None.
+
+    Raises:
+        ConfigError: torch's ranks are not MPI's (started by torchrun, say).
+        PolicyError: the policy cannot be read.
+        MismatchError: the ranks' policies differ.
+        CollectiveTimeoutError: a member did not come.
+    """
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"pg_options must be hybridcomp.torch.Options, not {type(options).__name__}")
+    options = options or Options()
+    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    birth = Birth(ranks, opts.group_rank, opts.store, options)
+
+    # Here, and not above: it needs MPI, and a hook on gloo or NCCL does not.
+    from hybridcomp.torch.backend.process_group import HybridProcessGroup  # noqa: PLC0415
+
+    return HybridProcessGroup(make_communicator(birth, opts.group_id, options.timeout or opts.timeout), birth)

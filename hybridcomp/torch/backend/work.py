@@ -1,0 +1,223 @@
+"""``Work``: what torch waits on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.distributed_c10d import Work
+from torch.futures import Future
+
+from hybridcomp.torch.backend.promise import Promise
+from hybridcomp.torch.streams import CallerStreams
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.execution.progress import Request
+    from hybridcomp.torch.profiling import Range
+
+
+class CommWork(Work):
+    """One or several operations in flight, and what remains to do when they have ended.
+
+    Completion runs once, in the thread that sees the last operation end: the one that waits, or the background
+    thread. It copies staged results to their tensors, then fills the future; on CUDA in the order of the streams that
+    were current when this was made. Who waits has the current streams wait for that. Where nothing is to be copied and
+    nobody has asked for the future, there is nothing to do.
+
+    Attributes:
+        requests: what is in flight.
+        limit: seconds that :meth:`wait` waits if it is not told; None is the group's own timeout.
+    """
+
+    limit: float | None = None
+    _caller: CallerStreams | None = None
+    _completed = False
+    _error: BaseException | None = None
+    _promise: Promise | None = None
+    _mark: Range | None = None
+    _left: int | None = None  # of the requests; None while nobody is to see the last one end
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        outputs: list[torch.Tensor],
+        commit: Callable[[], None] | None = None,
+    ) -> None:
+        """Take over started operations.
+
+        Args:
+            requests: what to wait for; may be empty.
+            outputs: the tensors that hold the result; the future's value.
+            commit: called once after all of ``requests`` ended well.
+        """
+        Work.__init__(self)
+        self.requests = requests
+        self._outputs = outputs
+        self._commit = commit
+        self._lock = threading.Lock()
+        for tensor in outputs:
+            if tensor.is_cuda:
+                self._caller = CallerStreams(outputs)
+                break
+        if not requests:
+            self._complete()
+        elif commit is not None:
+            self._see_end()
+
+    # -- torch's side --------------------------------------------------------------------------------
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return True when the results are in their tensors.
+
+        Args:
+            timeout: None or zero is that of the operation's options, or else the group's own.
+
+        Raises:
+            CollectiveTimeoutError: the operation did not end in time.
+            HybridcompError: what went wrong in the operation.
+        """
+        seconds = timeout.total_seconds() if timeout else self.limit
+        deadline = None if seconds is None else time.monotonic() + seconds
+        for request in self.requests:
+            request.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        self._complete()
+        if self._mark is not None:
+            self._mark.join()
+        if self._error is not None:
+            raise self._error
+        if self._caller is not None:
+            self._caller.join()
+        return True
+
+    def synchronize(self) -> None:
+        """The same as :meth:`wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the operation has ended, well or not. Makes progress."""
+        for request in self.requests:
+            if not request.done:
+                with suppress(Exception):  # then it has ended; `wait` and `exception` tell how
+                    request.test()
+            if not request.done:
+                return False
+        self._complete()
+        return True
+
+    def is_success(self) -> bool:
+        """Whether the operation has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """The error that the operation ended with."""
+        if all(request.done for request in self.requests):
+            self._complete()
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result."""
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """The sender's rank in the group, of a finished receive from any source."""
+        status = self.requests[0].status if self.requests else None
+        return -1 if status is None else status.Get_source()
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def get_future(self) -> Future[Any]:
+        """A future with the result tensors; the background thread completes it."""
+        with self._lock:
+            if self._promise is None:
+                cuda = sorted({t.device for t in self._outputs if t.device.type == "cuda"}, key=str)
+                self._promise = Promise(cuda)
+                if self._completed:
+                    self._keep(self._promise)
+            future = self._promise.future
+        self._see_end()
+        return future
+
+    def mark(self, mark: Range) -> None:
+        """Have a profiler's range end when the operation does."""
+        with self._lock:
+            self._mark = mark
+            completed = self._completed
+        if completed:
+            mark.end()
+        else:
+            self._see_end()
+
+    # -- the engine's side ---------------------------------------------------------------------------
+
+    def _see_end(self) -> None:
+        """Have the thread that sees the last operation end complete this."""
+        with self._lock:
+            if self._completed or self._left is not None:
+                return
+            self._left = len(self.requests)
+        for request in self.requests:
+            request.add_done_callback(self._one_done)
+
+    def _one_done(self, _: Request) -> None:
+        with self._lock:
+            assert self._left is not None
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._complete()
+
+    def _complete(self) -> None:
+        with self._lock:
+            if self._completed:
+                return
+            for request in self.requests:
+                if request.exception is not None:
+                    self._error = request.exception
+                    break
+            if self._error is None and self._commit is not None:
+                try:
+                    with _of(self._caller):
+                        self._commit()
+                    if self._caller is not None:
+                        self._caller.mark()
+                except Exception as error:
+                    self._error = error
+            self._commit = None
+            self._completed = True
+            promise, mark = self._promise, self._mark
+        if mark is not None:
+            mark.end()
+        if promise is not None:
+            self._keep(promise)
+
+    def _keep(self, promise: Promise) -> None:
+        if self._error is None:
+            with _of(self._caller):  # whose events a future of CUDA tensors takes
+                promise.succeed(self._outputs)
+        else:
+            promise.fail(self._error)
+
+
+def _of(caller: CallerStreams | None) -> AbstractContextManager[None]:
+    """The streams of whoever has started an operation, as the current ones."""
+    return nullcontext() if caller is None else caller.current()
+
+
+def joined(works: Sequence[CommWork]) -> CommWork:
+    """One work that ends when all of ``works`` have."""
+    requests = [request for work in works for request in work.requests]
+    outputs = [tensor for work in works for tensor in work._outputs]
+
+    def commit() -> None:
+        for work in works:
+            work._complete()
+            if work._error is not None:
+                raise work._error
+
+    return CommWork(requests, outputs, commit)

@@ -1,0 +1,1 @@
+"""Checkpoints of a run: written, read, and gone on from."""

@@ -1,0 +1,146 @@
+"""Checkpoints through ``torch.distributed.checkpoint``: weights, optimizer, RNG, error-feedback memory.
+
+A key begins with the model-parallel place that owns the tensor (``pp0.tp1.``), which replicas share, so
+that each tensor is written once; of what one replica alone has, with its number, too (``pp0.tp1.dp2.``). What
+every rank has for itself begins with ``rank3.``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import hybridcomp.torch as hct
+from hybridcomp.errors import ConfigError
+from hybridcomp.train.checkpoints.resume import RECORD, Checkpoint
+from hybridcomp.train.checkpoints.stored import described, read, write
+from hybridcomp.train.topology import Topology
+
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training changes.
+
+    Attributes:
+        parameters: by name.
+        optimizer: their AdamW.
+        extra: what the schedule needs beside, by name.
+        apart: names of the parameters that this replica alone has.
+        whole: parameters of the model of which ``parameters`` has flat parts, by name.
+    """
+
+    parameters: Mapping[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    extra: Mapping[str, Tensor]
+    apart: frozenset[str] = frozenset()
+    whole: Mapping[str, nn.Parameter] = field(default_factory=dict)
+
+
+def save_checkpoint(
+    checkpoint: Checkpoint,
+    trained: Trained,
+    traffic: Tensor,
+    topology: Topology,
+    *,
+    keep: int,
+) -> None:
+    """Write ``checkpoint.path``; collective. A checkpoint under its own name is whole: it is written
+    beside, then renamed.
+
+    Args:
+        checkpoint: the record; its path is where the checkpoint will be.
+        trained: is saved.
+        traffic: int64, this rank's byte counters.
+        topology: the mesh.
+        keep: newest checkpoints of the folder that stay.
+    """
+    beside = checkpoint.path.with_name(f".{checkpoint.path.name}.partial")
+    if topology.rank == 0:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+    dist.barrier()
+    mine = _rank_prefix(topology)
+    state = _model_state(trained, topology)
+    state[f"{mine}traffic"] = traffic
+    state[f"{mine}rng"] = torch.get_rng_state()
+    state |= {f"{mine}comm.{key}": value for key, value in hct.state_dict().items()}
+    write(state, beside)
+    if topology.rank == 0:
+        checkpoint.write(beside)
+        shutil.rmtree(checkpoint.path, ignore_errors=True)
+        beside.rename(checkpoint.path)
+        _prune(checkpoint.path.parent, keep)
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint,
+    trained: Trained,
+    topology: Topology,
+    *,
+    same_policy: bool,
+) -> Tensor:
+    """Put the checkpoint's state in place; collective.
+
+    Args:
+        checkpoint: what to load.
+        trained: receives what it was.
+        topology: the mesh.
+        same_policy: whether to load the error-feedback memory, which belongs to the policy that made it.
+
+    Returns:
+        This rank's byte counters, as they were given to :func:`save_checkpoint`.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read, or lacks a tensor that this run needs.
+    """
+    stored = described(checkpoint.path)
+    mine = _rank_prefix(topology)
+    state = _model_state(trained, topology)
+    state |= {
+        key: torch.empty_like(tensor, device="cpu") for key, tensor in stored.items() if key.startswith(mine)
+    }
+    missing = sorted(key for key in [*state, f"{mine}traffic", f"{mine}rng"] if key not in stored)
+    if missing:
+        raise ConfigError(f"{checkpoint.path} lacks {missing[0]} and {len(missing) - 1} other tensors")
+    read(state, checkpoint.path)
+    torch.set_rng_state(state[f"{mine}rng"])
+    if same_policy:
+        prefix = f"{mine}comm."
+        hct.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+    return state[f"{mine}traffic"]
+
+
+def _rank_prefix(topology: Topology) -> str:
+    return f"rank{topology.rank}."
+
+
+def _model_state(trained: Trained, topology: Topology) -> dict[str, Tensor]:
+    """The tensors themselves, by key; makes the optimizer's moments if there are none yet."""
+    place = f"pp{topology.pp}.tp{topology.tp}."
+    state = {f"{place}schedule.{name}": tensor for name, tensor in trained.extra.items()}
+    state |= {f"{place}model.{name}": parameter.detach() for name, parameter in trained.whole.items()}
+    for name, parameter in trained.parameters.items():
+        prefix = f"{place}dp{topology.dp}." if name in trained.apart else place
+        moments = trained.optimizer.state[parameter]
+        if not moments:
+            moments["step"] = torch.zeros((), dtype=torch.float32)
+            moments["exp_avg"] = torch.zeros_like(parameter)
+            moments["exp_avg_sq"] = torch.zeros_like(parameter)
+        kind = "part" if name in trained.whole else "model"
+        state[f"{prefix}{kind}.{name}"] = parameter.detach()
+        for moment in _MOMENTS:
+            state[f"{prefix}optimizer.{name}.{moment}"] = moments[moment]
+    return state
+
+
+def _prune(folder: Path, keep: int) -> None:
+    for old in sorted(folder.glob(f"step-*/{RECORD}"))[:-keep]:
+        shutil.rmtree(old.parent, ignore_errors=True)

@@ -1,0 +1,214 @@
+"""A decoder-only GPT: pre-norm blocks, causal attention, learned positions, GELU MLP, a head, tied or not.
+
+After Radford et al. 2019 (GPT-2), without biases in the linear layers and without dropout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hybridcomp.train.model.experts import Mixture
+
+_INIT_STD = 0.02  # GPT-2's
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a model, by the names of the configuration's fields."""
+
+    vocab_size: int
+    layers: int
+    d_model: int
+    heads: int
+    seq_len: int
+    tie_embeddings: bool = False
+    experts: int = 0
+    expert_every: int = 2
+    capacity_factor: float = 1.25
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ModelShape:
+        """The sizes that are among a run's values; those that have defaults may be missing."""
+        return cls(**{f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values})
+
+
+class Attention(nn.Module):
+    """Causal self-attention.
+
+    One fused projection whose output is laid out [heads, 3, head_dim]: a column-parallel shard of it holds
+    the queries, keys and values of whole heads, and its backward needs one all-reduce where three
+    projections would need three.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.head_dim = d_model // heads
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend within ``x`` [batch, time, d_model]; as many heads as this rank's shard has."""
+        fused = self.qkv(x)
+        batch, time, _ = fused.shape  # with sequence parallelism the projection gathers the time
+        q, k, v = fused.view(batch, time, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, time, -1))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """Two linear layers around a GELU, four times as wide inside."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(d_model, 4 * d_model, bias=False)
+        self.down = nn.Linear(4 * d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``x`` [batch, time, d_model] to the same shape."""
+        return self.down(functional.gelu(self.up(x)))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One transformer layer."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.attn_norm = nn.LayerNorm(d_model)
+        self.attn = Attention(d_model, heads)
+        self.mlp_norm = nn.LayerNorm(d_model)
+        self.mlp: nn.Module = MLP(d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``x`` [batch, time, d_model] to the same shape."""
+        x = x + self.attn(self.attn_norm(x))
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class Embedding(nn.Module):
+    """Tokens and positions to vectors."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocab_size, shape.d_model)
+        self.positions = nn.Embedding(shape.seq_len, shape.d_model)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map ``tokens`` int64 [batch, time] to [batch, time, d_model]."""
+        return self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]  # type: ignore[no-any-return]
+
+
+class GPT(nn.Module):
+    """The model, or the part of it that one pipeline stage holds.
+
+    Attributes:
+        embed: only in the first stage.
+        blocks: the stage's blocks by their number in the whole model.
+        final_norm: only in the last stage, as ``head``.
+    """
+
+    embed: Embedding | None
+    final_norm: nn.LayerNorm | None
+    head: nn.Linear | None
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = Embedding(shape)
+        self.blocks = nn.ModuleDict({str(i): Block(shape.d_model, shape.heads) for i in range(shape.layers)})
+        if shape.experts:
+            for i in range(shape.expert_every - 1, shape.layers, shape.expert_every):
+                self.blocks[str(i)].mlp = Mixture(shape.d_model, shape.experts, shape.capacity_factor)
+        self.final_norm = nn.LayerNorm(shape.d_model)
+        self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
+        if shape.tie_embeddings:
+            self.head.weight = self.embed.tokens.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the stage.
+
+        Args:
+            x: tokens int64 [batch, time] in the first stage, else activations [batch, time, d_model].
+
+        Returns:
+            Logits [batch, time, vocab_size] from the last stage, else activations.
+        """
+        x = self.hidden(x)
+        return x if self.final_norm is None else self.logits(x)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The same without norm and head: activations, whatever the stage."""
+        if self.embed is not None:
+            x = self.embed(x)
+        for block in self.blocks.values():
+            x = block(x)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Norm and head of activations [batch, time, d_model], in a stage that has them."""
+        assert self.final_norm is not None
+        assert self.head is not None
+        return self.head(self.final_norm(hidden))  # type: ignore[no-any-return]
+
+
+class OwnLoss(nn.Module):
+    """A stage that has a head although others follow.
+
+    Args:
+        stage: with norm and head.
+    """
+
+    def __init__(self, stage: GPT) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the stage: its activations, cut off from autograd, for the next one; and its own logits."""
+        hidden = self.stage.hidden(x)
+        return hidden.detach(), self.stage.logits(hidden)
+
+
+def build_gpt(shape: ModelShape, seed: int) -> GPT:
+    """Build the whole model; the weights depend on shape and seed only, not on how it is later split."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = GPT(shape)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() < 2:
+                continue  # LayerNorm starts as the identity
+            into_residual = name.endswith(("attn.out.weight", "mlp.down.weight", "experts.down"))
+            std = _INIT_STD / math.sqrt(2 * shape.layers) if into_residual else _INIT_STD
+            nn.init.normal_(parameter, std=std)
+    return model
+
+
+def keep_stage(model: GPT, index: int, count: int, *, own_head: bool = False) -> GPT:
+    """Drop from ``model`` what stage ``index`` of ``count`` does not hold, and return it.
+
+    Args:
+        model: whole.
+        index: of the stage, from 0.
+        count: of all stages; divides the layers.
+        own_head: the stage keeps norm and head although it is not the last, for a loss of its own.
+    """
+    per_stage = model.shape.layers // count
+    mine = range(index * per_stage, (index + 1) * per_stage)
+    model.blocks = nn.ModuleDict({str(i): model.blocks[str(i)] for i in mine})
+    if index != 0:
+        model.embed = None
+    if index != count - 1 and not own_head:
+        model.final_norm = None
+        model.head = None
+    return model
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats; ``logits`` [batch, time, vocab_size], ``targets`` int64 [batch, time]."""
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

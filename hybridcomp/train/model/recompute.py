@@ -1,0 +1,22 @@
+"""Activation checkpointing: a block keeps its input alone, and runs forward once more in the backward pass.
+
+After Chen, Xu, Zhang, Guestrin 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174). What a block
+sends in its second forward pass is what it sent in the first: the same messages in the same order, which a policy sees
+as forward ones, by the same codecs. They keep no memory between messages of tp, so the bits are the same, too.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from torch.utils.checkpoint import checkpoint
+
+from hybridcomp.train.model.gpt import GPT
+
+
+def recompute_blocks(model: GPT) -> None:
+    """Have every block of ``model`` computed again in backward; under ``no_grad`` nothing changes."""
+    for block in model.blocks.values():
+        # Of the method, and not of the module: names of parameters, and hooks around the block, stay as they are.
+        again = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        block.forward = again

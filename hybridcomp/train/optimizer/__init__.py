@@ -1,0 +1,1 @@
+"""From gradients to the next weights: AdamW, clipping over all axes, ZeRO-1."""

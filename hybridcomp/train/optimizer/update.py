@@ -1,0 +1,191 @@
+"""From gradients to the next weights: what a step's ranks tell each other, clipping, AdamW."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hybridcomp.errors import DivergedError
+from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.optimizer.adamw import (
+    clip_gradients,
+    global_norm,
+    learning_rate,
+    make_optimizer,
+    set_learning_rate,
+    square_sum,
+)
+from hybridcomp.train.parallel.exchange import Exchange, gather_exactly
+from hybridcomp.train.parallel.sequence_parallel import sum_gradients
+from hybridcomp.train.topology import Topology
+
+
+@dataclass(frozen=True)
+class Result:
+    """A step whose update is done; the same on all ranks.
+
+    Attributes:
+        step: from 0.
+        loss: mean over the replicas.
+        rate: learning rate of the update.
+        norm: of the whole gradient, before clipping.
+        traffic: int64 [2, axes], bytes of all ranks up to the step: on the wire, and uncompressed.
+        stop: whether a rank had been asked to stop when it reported the step.
+    """
+
+    step: int
+    loss: float
+    rate: float
+    norm: float
+    traffic: Tensor
+    stop: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the ranks say of a step's gradients, on its way to all of them."""
+
+    step: int
+    exchange: Exchange
+
+
+class Updater:
+    """AdamW on this rank's parameters, with the gradient clipped to a global norm.
+
+    Args:
+        parameters: what the optimizer updates, by name; their ``.grad`` is taken, and dropped afterwards.
+        split: names of those that are split over tp.
+        config: rates, decays, the limit of the norm.
+        topology: the mesh.
+        traffic: gives this rank's byte counters, int64 [2, axes].
+        asked: tells whether this rank has been asked to stop.
+        partial: names of those whose gradients are parts, which the ranks of tp sum.
+        copies: names of those that are copies of others, whose gradients count in the norm.
+        apart: names of parameters that this replica alone has.
+        whole: parameters of the model, by name, of which this rank updates only a flat part.
+
+    Attributes:
+        optimizer: the AdamW.
+        parameters, apart, whole: as given.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        split: frozenset[str],
+        config: TrainConfig,
+        topology: Topology,
+        traffic: Callable[[], Tensor],
+        asked: Callable[[], bool],
+        *,
+        partial: frozenset[str] = frozenset(),
+        copies: frozenset[str] = frozenset(),
+        apart: frozenset[str] = frozenset(),
+        whole: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:
+        self.parameters = parameters
+        self.apart = apart
+        self.whole = whole or {}
+        self.optimizer = make_optimizer(parameters, config, whole)
+        self._config = config
+        self._topology = topology
+        self._traffic = traffic
+        self._asked = asked
+        alike = {name: p for name, p in parameters.items() if name not in apart}
+        self._partial = [p for name, p in {**parameters, **self.whole}.items() if name in partial]
+        self._split = [p for name, p in alike.items() if name in split]
+        self._shared = [p for name, p in alike.items() if name not in split | copies]
+        # What tp does not split, all its ranks have: the first one's counts.
+        self._apart = [
+            p for name, p in parameters.items() if name in apart and (name in split or topology.tp == 0)
+        ]
+
+    def complete_gradients(self) -> None:
+        """Sum the gradients of which ranks have parts; collective, once a step, before all else."""
+        if self._partial:
+            sum_gradients(self._partial, self._topology.group("tp"))
+
+    def square_sums(self) -> tuple[float, float, float]:
+        """Sums of squares of this rank's gradients: of split parameters, of shared ones, and of those of this
+        replica alone that count here."""
+        return square_sum(self._split), square_sum(self._shared), square_sum(self._apart)
+
+    def report(self, step: int, loss: float, sums: tuple[float, float, float]) -> Report:
+        """Start to tell all ranks about a step; collective.
+
+        Args:
+            step: from 0.
+            loss: mean of this replica's batch, on its last stage; ignored elsewhere.
+            sums: :meth:`square_sums` of the step's gradients.
+        """
+        return Report(step, Exchange([*sums, loss, float(self._asked())], self._traffic()))
+
+    def result(self, report: Report) -> Result:
+        """Wait for all ranks' reports of the step.
+
+        Raises:
+            DivergedError: on all ranks; the loss of one is not finite.
+        """
+        everyone = report.exchange.wait()
+        losses = everyone[:, 3]
+        _check_losses(self._topology, losses, report.step)
+        return Result(
+            report.step,
+            mean_loss(self._topology, losses),
+            learning_rate(self._config, report.step),
+            global_norm(self._topology, everyone[:, :3]),
+            everyone[:, 5:].sum(0).view(2, -1).long(),
+            bool(everyone[:, 4].any()),
+        )
+
+    def apply(self, step: int, norm: float) -> None:
+        """Update every parameter that has a gradient, with the rate of ``step``; drop the gradients.
+
+        The gradients are scaled to the configured limit where ``norm`` exceeds it. Where it is not finite the
+        weights stay as they are.
+        """
+        parameters = list(self.parameters.values())
+        if math.isfinite(norm):
+            set_learning_rate(self.optimizer, learning_rate(self._config, step))
+            clip_gradients(parameters, norm, self._config.clip)
+            self.optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+
+    def own_norm(self) -> float:
+        """Norm of the gradient of this rank's stages alone; collective over tp, equal on its ranks."""
+        split, shared, _ = self.square_sums()
+        if self._topology.sizes["tp"] > 1:
+            split = sum(gather_exactly(split, self._topology.group("tp")))
+        return math.sqrt(split + shared)
+
+    def update(self, step: int, loss: float) -> Result:
+        """Complete, report, wait for all ranks, and apply: the whole update of a step at once; collective."""
+        self.complete_gradients()
+        result = self.result(self.report(step, loss, self.square_sums()))
+        self.apply(step, result.norm)
+        return result
+
+
+def mean_loss(topology: Topology, losses: Tensor) -> float:
+    """Mean over the replicas of the losses [ranks] that their last stages hold."""
+    return float(losses[_holders(topology)].mean())
+
+
+def _holders(topology: Topology) -> list[int]:
+    """The ranks that hold the replicas' losses."""
+    sizes = topology.sizes
+    return [topology.rank_of(sizes["pp"] - 1, dp, 0) for dp in range(sizes["dp"])]
+
+
+def _check_losses(topology: Topology, losses: Tensor, step: int) -> None:
+    # A gradient that is not finite is skipped; weights that give such a loss will give no other one.
+    for replica, rank in enumerate(_holders(topology)):
+        if not math.isfinite(losses[rank]):
+            raise DivergedError(
+                f"step {step + 1}: the loss is {float(losses[rank])} on replica {replica} of "
+                f"{topology.sizes['dp']}, computed by rank {rank}"
+            )

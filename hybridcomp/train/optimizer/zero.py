@@ -1,0 +1,210 @@
+"""ZeRO-1: each replica has AdamW's moments, and weights of full precision, of its part of the parameters only.
+
+After Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv
+1910.02054), stage 1. After a step's last backward pass:
+
+1.  The gradients are reduced and scattered: each replica gets the mean of its part.
+2.  Each updates its part.
+3.  The parts are gathered. All replicas, the owner too, compute with what comes out of these messages: they have the
+    same bits whatever the policy makes of them, and the owner's part is never rounded.
+
+A part has a piece of every parameter, whose elements in a row are cut into as many equal pieces as there are replicas,
+the last one padded. So messages have parameters' names, for ``exclude`` and for error feedback; they are those of
+:func:`hybridcomp.torch.compress_fsdp`, on the axis ``dp``.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hybridcomp.arrays import as_dtype
+from hybridcomp.codecs import ErrorFeedback
+from hybridcomp.collectives import StatRow
+from hybridcomp.policy import Policy
+from hybridcomp.torch.fsdp.segments import Cut, Segment, cut
+from hybridcomp.torch.fsdp.state import Transport, open_transport
+from hybridcomp.torch.memory import Arrays, pack, unpack
+from hybridcomp.torch.registry import registry
+from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.optimizer.update import Result, Updater
+from hybridcomp.train.topology import Topology
+
+_AXIS = "dp"
+
+
+class Shards:
+    """This replica's part of parameters that all replicas hold.
+
+    Args:
+        parameters: by name; the same on all replicas.
+        group: of the replicas.
+        policy: its section ``dp`` says how the messages are compressed.
+        bucket_mb: MiB of gradients, at most, that are sent together.
+
+    Attributes:
+        parameters: as given.
+        leaves: what the optimizer updates, by name: flat pieces. Parameters of which this replica has none are not
+            there.
+        label: names this in a saved state.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        group: dist.ProcessGroup,
+        policy: Policy,
+        bucket_mb: float,
+    ) -> None:
+        self.parameters = parameters
+        self.label = f"zero:{_AXIS}"
+        self._policy = policy
+        self._feedback = ErrorFeedback(form=None)
+        self._transport = open_transport(group, _AXIS, policy, self._feedback)
+        self._rank, self._ranks = self._transport.rank, self._transport.size
+        self._step = 0
+        self._cuts: dict[tuple[str, int, int], Cut] = {}
+        self._buckets = list(self._fill(bucket_mb * 2**20))
+        self.leaves: dict[str, nn.Parameter] = {}
+        for segment in (segment for bucket in self._buckets for segment in bucket):
+            if segment.count(self._rank):
+                whole = parameters[segment.name].detach().flatten()
+                self.leaves[segment.name] = nn.Parameter(whole[segment.span(self._rank)].clone())
+        registry.add(self)
+        weakref.finalize(self, _keep, self._transport).atexit = False
+
+    def _fill(self, limit: float) -> Iterator[list[Segment]]:
+        """The parameters' pieces in buckets, whose gradients have ``limit`` bytes at most, or one parameter."""
+        bucket: list[Segment] = []
+        start, held = 0, 0
+        for name, parameter in self.parameters.items():
+            if bucket and held + parameter.nbytes > limit:
+                yield bucket
+                bucket, start, held = [], 0, 0
+            size = math.ceil(parameter.numel() / self._ranks)
+            bucket.append(Segment(name, name, start, size, parameter.numel()))
+            start += size
+            held += parameter.nbytes
+        yield bucket
+
+    def reduce(self) -> None:
+        """Give the leaves their pieces of the gradients' mean; drop the gradients. Collective."""
+        for number, bucket in enumerate(self._buckets):
+            found = self._cut("reduce_scatter", number)
+            given = self._empty(self._ranks * found.size)
+            parts, mine = given.view(self._ranks, -1), self._empty(found.size)
+            for segment in bucket:
+                parameter = self.parameters[segment.name]
+                assert parameter.grad is not None
+                flat = parameter.grad.flatten()
+                room = self._ranks * segment.size - segment.total
+                parts[:, segment.start : segment.stop] = functional.pad(flat, (0, room)).view(self._ranks, -1)
+                parameter.grad = None
+            self._transport.reduce_scatter(mine, given, found, dist.ReduceOp.SUM)
+            mine /= self._ranks
+            for leaf, piece in self._pieces(bucket, mine):
+                leaf.grad = piece
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Give all replicas the leaves' values. Collective."""
+        for number, bucket in enumerate(self._buckets):
+            found = self._cut("all_gather", number)
+            mine = torch.zeros_like(self._empty(found.size))
+            for leaf, piece in self._pieces(bucket, mine):
+                piece.copy_(leaf)
+            everyone = self._empty(self._ranks * found.size)
+            self._transport.all_gather(everyone, mine, found, "forward").wait()
+            parts = everyone.view(self._ranks, -1)
+            for segment in bucket:
+                flat = parts[:, segment.start : segment.stop].flatten()[: segment.total]
+                parameter = self.parameters[segment.name]
+                parameter.copy_(flat.view_as(parameter))
+
+    def _pieces(self, bucket: list[Segment], mine: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Leaves of a bucket, and their places in this replica's part of it."""
+        for segment in bucket:
+            if segment.name in self.leaves:
+                stop = segment.start + segment.count(self._rank)
+                yield self.leaves[segment.name], mine[segment.start : stop]
+
+    def _cut(self, op: str, number: int) -> Cut:
+        """What the policy says of a bucket in this step."""
+        key = (op, number, min(self._step, self._policy.last_warmup_step))
+        if key not in self._cuts:
+            phase = "backward" if op == "reduce_scatter" else "forward"
+            dtype = as_dtype(self._empty(0).dtype)
+            about = {"ranks": self._ranks, "step": self._step}
+            self._cuts[key] = cut(self._policy, _AXIS, op, phase, dtype, self._buckets[number], **about)
+        return self._cuts[key]
+
+    def _empty(self, size: int) -> Tensor:
+        return next(iter(self.parameters.values())).new_empty(size, requires_grad=False)
+
+    # -- memory and statistics (hybridcomp.torch.registry.Member) --------------------------------------
+
+    def rows(self) -> list[StatRow]:
+        """Statistics up to now."""
+        return self._transport.rows()
+
+    def memory(self) -> Arrays:
+        """What error feedback keeps, and the step."""
+        return pack(self._feedback, {}, self._step)
+
+    def load_memory(self, arrays: Arrays) -> None:
+        """Take back what :meth:`memory` gave."""
+        self._step = unpack(arrays, self._feedback, {})
+
+    def advance(self) -> None:
+        """A training step has ended."""
+        self._step += 1
+
+
+def _keep(transport: Transport) -> None:
+    registry.keep(transport.rows())
+
+
+class ShardedUpdater(Updater):
+    """AdamW on this replica's part of the parameters.
+
+    Args:
+        shards: the part.
+        own: parameters that no other replica has, by name.
+        split: names of the parameters that are split over tp.
+        partial: names of those whose gradients are parts, which the ranks of tp sum.
+        config, topology, traffic, asked: see :class:`Updater`.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        own: Mapping[str, nn.Parameter],
+        split: frozenset[str],
+        partial: frozenset[str],
+        config: TrainConfig,
+        topology: Topology,
+        traffic: Callable[[], Tensor],
+        asked: Callable[[], bool],
+    ) -> None:
+        mine = {**shards.leaves, **own}
+        about = config, topology, traffic, asked
+        super().__init__(mine, split, *about, partial=partial, apart=frozenset(mine), whole=shards.parameters)
+        self._shards = shards
+
+    def complete_gradients(self) -> None:
+        """See :class:`Updater`; then give each replica its part of the mean."""
+        super().complete_gradients()
+        self._shards.reduce()
+
+    def update(self, step: int, loss: float) -> Result:
+        """The whole update of a step; collective."""
+        result = super().update(step, loss)
+        if math.isfinite(result.norm):
+            self._shards.gather()
+        return result

@@ -1,0 +1,56 @@
+"""Where in the model a message of the trainer belongs, said to policies that ask for it: see docs/techniques.md."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import hybridcomp.torch as hct
+from hybridcomp.policy import Place, place, put
+from hybridcomp.train.model.gpt import GPT
+
+if TYPE_CHECKING:
+    from hybridcomp.train.parallel.stages import Stage
+
+
+def activations_of(stage: Stage, *, train: bool = True) -> AbstractContextManager[None]:
+    """Around a send of what a stage's last layer gives; in training it is a link."""
+    link = f"activations of stage {stage.index}" if train else None
+    return hct.in_place(stage=stage.index, layer=max(map(int, stage.plain.blocks)), link=link)
+
+
+def gradients_of(stage: Stage, *, cools: bool | None = None) -> AbstractContextManager[None]:
+    """Around a send of the gradient of what a stage was given, which is of the last layer before it.
+
+    Args:
+        stage: not the first.
+        cools: whether its last forward pass of the step is done; None where the schedule knows no such thing.
+    """
+    part = None if cools is None else "cool-down" if cools else "steady"
+    layer = min(map(int, stage.plain.blocks)) - 1
+    return hct.in_place(stage=stage.index, layer=layer, part=part, link=f"gradients of stage {stage.index}")
+
+
+def say_layers(model: GPT) -> None:
+    """Have a model say what its blocks send, in forward and in backward, to be of their layers."""
+    for number, block in model.blocks.items():
+        saying = _Saying(int(number))
+        block.register_forward_pre_hook(saying.begin)
+        block.register_forward_hook(saying.end, always_call=True)
+        block.register_full_backward_pre_hook(saying.begin)
+        block.register_full_backward_hook(saying.end)
+
+
+class _Saying:
+    """Says a layer between two hooks; a forward pass may lie within the backward pass that needs it."""
+
+    def __init__(self, layer: int) -> None:
+        self._layer = layer
+        self._before: list[Place] = []
+
+    def begin(self, *_: Any) -> None:
+        self._before.append(put(dataclasses.replace(place(), layer=self._layer)))
+
+    def end(self, *_: Any) -> None:
+        put(self._before.pop())

@@ -1,0 +1,200 @@
+"""The stages of the model that a rank has: split over tp, replicated over dp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket  # torch.distributed re-exports it, untyped
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import hybridcomp.torch as hct
+from hybridcomp.policy import Policy
+from hybridcomp.train.config import CYCLIC, TrainConfig
+from hybridcomp.train.model.embedding import COPIES, SharedEmbedding, is_shared
+from hybridcomp.train.model.experts import make_group, spread_experts
+from hybridcomp.train.model.gpt import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
+from hybridcomp.train.model.precision import compute_in_bf16
+from hybridcomp.train.model.recompute import recompute_blocks
+from hybridcomp.train.parallel.residual_stream import stream_of
+from hybridcomp.train.parallel.scopes import say_layers
+from hybridcomp.train.parallel.sequence_parallel import split_sequence
+from hybridcomp.train.parallel.tensor_parallel import split_over_tp
+from hybridcomp.train.topology import Topology
+
+
+class GradientHook:
+    """DDP's communication hook, which can be switched off for a rehearsal.
+
+    Args:
+        state: the state of the hook that is called.
+        hook: that hook.
+    """
+
+    def __init__(self, state: object, hook: Any) -> None:
+        self._state = state
+        self._hook = hook
+        self.rehearsing = False
+
+    def __call__(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Reduce the bucket, or hand it back as it is while rehearsing."""
+        if self.rehearsing:
+            future: torch.futures.Future[Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+        return self._hook(self._state, bucket)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the consecutive parts that the model is cut into.
+
+    Attributes:
+        index: its place, from 0.
+        count: of all stages.
+        module: what training calls: the stage, or :class:`OwnLoss` of it; in DDP where it is replicated.
+        plain: the stage itself.
+        hook: of DDP; None without it.
+    """
+
+    index: int
+    count: int
+    module: nn.Module
+    plain: GPT
+    hook: GradientHook | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether tokens enter here."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the model's loss is computed here."""
+        return self.index == self.count - 1
+
+
+@dataclass(frozen=True)
+class RankModel:
+    """What a rank trains.
+
+    Attributes:
+        stages: in order.
+        parameters: of all of them by name, as plain local tensors (a split one is this rank's part).
+        split: names of the parameters that are split over tp.
+        embedding: where a pipeline's first and last stage share one.
+        partial: names of those of which each rank of tp has the gradient of its part of the sequences.
+        apart: names of those that this replica alone has.
+    """
+
+    stages: tuple[Stage, ...]
+    parameters: dict[str, nn.Parameter]
+    split: frozenset[str]
+    partial: frozenset[str]
+    apart: frozenset[str]
+    embedding: SharedEmbedding | None = None
+
+    @property
+    def copies(self) -> frozenset[str]:
+        """Names of the parameters that are copies of one in an earlier stage."""
+        return frozenset(COPIES[1:] if self.embedding is not None else ()).intersection(self.parameters)
+
+
+def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology: Topology) -> RankModel:
+    """Build this rank's stages; collective. All build the whole model from the seed and keep their part."""
+    count = config.stages
+    indices = range(topology.pp, count, config.pp)
+    group = make_group(topology, config.timeout) if config.experts else None
+    split: set[str] = set()
+    partial: set[str] = set()
+    apart: set[str] = set()
+    stages = []
+    for index in indices:
+        model = keep_stage(build_gpt(shape, config.seed), index, count, own_head=config.schedule == "local")
+        if config.dtype == "bf16":
+            compute_in_bf16(model)
+        if config.tp > 1:
+            split |= split_over_tp(model, topology.mesh["tp"], sequence=config.sequence_parallel)
+            if policy.places:
+                say_layers(model)
+        if config.sequence_parallel:
+            partial |= split_sequence(model, topology.group("tp"))
+        if config.recompute == "blocks":
+            recompute_blocks(model)
+        own = spread_experts(model, group, config.balance_loss / config.micro_batches)
+        apart |= own
+        module, hook = _replicate(model, index, own, config, policy, topology)
+        stages.append(Stage(index, count, module, model, hook))
+    parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}
+    embedding = None
+    if is_shared(config):
+        embedding = SharedEmbedding(parameters, config, topology, fused=policy.fused)
+    return RankModel(
+        tuple(stages), parameters, frozenset(split), frozenset(partial), frozenset(apart), embedding
+    )
+
+
+def _replicate(
+    model: GPT, index: int, apart: frozenset[str], config: TrainConfig, policy: Policy, topology: Topology
+) -> tuple[nn.Module, GradientHook | None]:
+    """What training calls of a stage: in DDP where there are replicas, unless something else sums gradients.
+
+    Parameters in ``apart`` are no replicas.
+    """
+    module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
+    if config.dp == 1 or config.schedule in CYCLIC or config.shard != "none":
+        return module, None
+    # A shared embedding's gradient is summed over the stages, too.
+    elsewhere = [*apart, *(COPIES if is_shared(config) else ())]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, elsewhere)  # type: ignore[no-untyped-call]
+    group = topology.group("dp")
+    ddp = DistributedDataParallel(
+        module,
+        process_group=group,
+        bucket_cap_mb=config.bucket_mb,
+        gradient_as_bucket_view=True,
+        init_sync=False,  # all replicas are built from one seed
+    )
+    if policy.codecs("dp", "all_reduce"):
+        hook = GradientHook(
+            hct.HookState(policy, module=model, process_group=group, stage=index), hct.comm_hook
+        )
+    else:
+        hook = GradientHook(group, allreduce_hook)
+    ddp.register_comm_hook(None, _as_function(hook))
+    return ddp, hook
+
+
+def _as_function(hook: GradientHook) -> Any:
+    """DDP insists on a function with these annotations."""
+
+    def comm_hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return hook(state, bucket)
+
+    comm_hook.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    return comm_hook
+
+
+def rehearse(model: RankModel, config: TrainConfig) -> None:
+    """Run one forward and backward of each stage on made-up input and forget the gradients; collective.
+
+    DDP lays its buckets out anew in the order in which the first backward produced the gradients.
+    Compression and the order of floating-point sums depend on that layout, so without a rehearsal the first
+    step of a resumed run would differ from the same step of an uninterrupted one.
+    """
+    for stage in model.stages:
+        if stage.is_first:
+            x = torch.zeros(config.micro_batch_size, config.seq_len, dtype=torch.int64)
+        else:
+            x = stream_of(config).empty().zero_().requires_grad_()
+        if stage.hook is not None:
+            stage.hook.rehearsing = True
+        output = stage.module(x)
+        (output[1] if isinstance(output, tuple) else output).sum().backward()
+        if stage.hook is not None:
+            stage.hook.rehearsing = False
+    for parameter in model.parameters.values():
+        parameter.grad = None

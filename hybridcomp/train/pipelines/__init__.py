@@ -1,0 +1,30 @@
+"""Schedules of a training step, behind one interface: :class:`Schedule`.
+
+Which there are, what they do to the weights and what they cost says docs/schedules.md.
+"""
+
+from __future__ import annotations
+
+from hybridcomp.train.config import CYCLIC
+from hybridcomp.train.pipelines.base import Run, Schedule
+from hybridcomp.train.pipelines.cdp import Cyclic
+from hybridcomp.train.pipelines.flushed import FlushedPipeline
+from hybridcomp.train.pipelines.handed import HandedOn
+from hybridcomp.train.pipelines.local import Local
+from hybridcomp.train.pipelines.loop import Loop
+from hybridcomp.train.pipelines.two_bw import TwoBW
+
+__all__ = ["Run", "Schedule", "make_schedule"]
+
+
+def make_schedule(run: Run) -> Schedule:
+    """The schedule that the configuration asks for."""
+    if run.config.schedule in CYCLIC:
+        return HandedOn(run) if run.config.shard == "stages" else Cyclic(run)
+    if run.config.pp == 1:
+        return Loop(run)
+    if run.config.schedule == "2bw":
+        return TwoBW(run)
+    if run.config.schedule == "local":
+        return Local(run)
+    return FlushedPipeline(run)

@@ -1,0 +1,150 @@
+"""What a schedule is: the order of a step's forward and backward passes, and when the weights change."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from hybridcomp.policy import Policy
+from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.model.gpt import ModelShape
+from hybridcomp.train.optimizer.update import Result, Updater
+from hybridcomp.train.parallel.residual_stream import stream_of
+from hybridcomp.train.parallel.stages import RankModel, build_model, rehearse
+from hybridcomp.train.pipelines.evaluation import evaluate
+from hybridcomp.train.topology import Topology
+
+if TYPE_CHECKING:
+    from hybridcomp.train.start import Job
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a schedule is made of.
+
+    Attributes:
+        model: this rank's stages.
+        shape: sizes of the whole model.
+        config: the configuration.
+        policy: what to compress.
+        topology: the mesh.
+        batch: gives this replica's batch of a step (from 0): int64
+            [micro_batches * micro_batch_size, seq_len + 1].
+        traffic: gives this rank's byte counters, int64 [2, axes].
+        asked: tells whether this rank has been asked to stop.
+    """
+
+    model: RankModel
+    shape: ModelShape
+    config: TrainConfig
+    policy: Policy
+    topology: Topology
+    batch: Callable[[int], Tensor]
+    traffic: Callable[[], Tensor]
+    asked: Callable[[], bool]
+
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        topology: Topology,
+        traffic: Callable[[], Tensor] | None = None,
+        asked: Callable[[], bool] = lambda: False,
+    ) -> Run:
+        """What the schedule of a job is made of, its model built and rehearsed; collective.
+
+        Args:
+            job: what to train; its process group is up.
+            topology: the job's mesh.
+            traffic: see the attributes; by default nothing is counted.
+            asked: see the attributes.
+        """
+        config, shape = job.config, ModelShape.of(job.identity)
+        model = build_model(shape, config, job.policy, topology)
+        rehearse(model, config)
+        nothing = torch.zeros(2, len(config.axes), dtype=torch.int64)
+
+        def batch(step: int) -> Tensor:
+            return torch.from_numpy(job.batches.train(step, topology.dp))
+
+        return cls(model, shape, config, job.policy, topology, batch, traffic or (lambda: nothing), asked)
+
+    def updater(
+        self, parameters: Mapping[str, nn.Parameter] | None = None, *, apart: frozenset[str] = frozenset()
+    ) -> Updater:
+        """AdamW on the model's own parameters, or on those that are given; ``apart`` are this replica's alone."""
+        mine = self.model.parameters if parameters is None else parameters
+        model = self.model
+        about = self.config, self.topology, self.traffic, self.asked
+        if self.config.shard == "zero1":
+            from hybridcomp.train.optimizer.zero import ShardedUpdater, Shards  # noqa: PLC0415  (imports FSDP2: a second)
+
+            alike = {name: p for name, p in mine.items() if name not in model.apart}
+            own = {name: p for name, p in mine.items() if name in model.apart}
+            shards = Shards(alike, self.topology.group("dp"), self.policy, self.config.bucket_mb)
+            return ShardedUpdater(shards, own, model.split, model.partial, *about)
+        return Updater(
+            mine, model.split, *about, partial=model.partial, copies=model.copies, apart=model.apart | apart
+        )
+
+
+class Schedule(abc.ABC):
+    """Runs training steps. Collective: every rank calls the same methods in the same order.
+
+    Args:
+        run: what there is to train.
+        updater: changes the weights.
+
+    Attributes:
+        run: as given.
+        updater: as given; its parameters are the newest weights.
+    """
+
+    def __init__(self, run: Run, updater: Updater) -> None:
+        self.run = run
+        self.updater = updater
+
+    @abc.abstractmethod
+    def train(self, step: int, *, last: bool) -> list[Result]:
+        """Run the passes of a step.
+
+        Args:
+            step: from 0; one more than in the call before.
+            last: an evaluation, a checkpoint or the end follows: nothing of later steps is begun, and
+                every update is done on return.
+
+        Returns:
+            The steps whose updates were done, in order. A schedule may be some steps behind unless
+            ``last``.
+
+        Raises:
+            CollectiveTimeoutError: a message did not come within the configuration's timeout.
+        """
+
+    def evaluate(self, micro_batches: Sequence[Tensor]) -> float:
+        """Run the newest weights forward. Follows a step with ``last``, or precedes all.
+
+        Args:
+            micro_batches: each int64 [micro_batch_size, seq_len + 1].
+
+        Returns:
+            Their mean loss on the last stage, 0 elsewhere.
+        """
+        with torch.no_grad():
+            return evaluate(
+                self.run.model.stages, stream_of(self.run.config), self.run.topology, micro_batches
+            )
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that a checkpoint needs beyond weights and moments; loaded in place."""
+        return {}
+
+    @abc.abstractmethod
+    def peaks(self) -> dict[str, int]:
+        """What this rank held at most: ``weight_versions``, and ``stashes``, forward passes whose backward
+        was to come, each of one stage and micro-batch."""

@@ -1,0 +1,62 @@
+"""Local updates: every stage of a pipeline trains on a loss of its own, and nothing is sent backward.
+
+The "greedy" local parallelism of Laskin et al. 2020, "Parallel Training of Deep Networks with Local Updates"
+(arXiv 2012.03837). A stage's loss is the cross-entropy of its own norm and head on its activations; the next
+stage gets the activations, cut off from autograd. The last stage's is the model's own loss. Stages do not wait for
+each other but for activations: each clips its gradient to the limit by its own norm, and updates at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+
+from torch.nn.parallel import DistributedDataParallel
+
+from hybridcomp.train.model.gpt import loss_of
+from hybridcomp.train.optimizer.update import Report, Result
+from hybridcomp.train.parallel.residual_stream import stream_of
+from hybridcomp.train.parallel.scopes import activations_of
+from hybridcomp.train.pipelines.base import Run, Schedule
+from hybridcomp.train.pipelines.links import Inbox, Outbox
+
+
+class Local(Schedule):
+    """Local updates on one stage a rank, whose module gives its activations and its logits."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run, run.updater())
+        topology = run.topology
+        self._stage = run.model.stages[0]
+        self._activations = Inbox(topology.group("pp"), topology.pp - 1, stream_of(run.config))
+        self._onward = Outbox(topology.group("pp"), topology.pp + 1, "forward")
+        self._reports: deque[Report] = deque()
+
+    def train(self, step: int, *, last: bool) -> list[Result]:
+        """See :class:`Schedule`; one step behind, as a report needs the last stage, the update does not."""
+        count = self.run.config.micro_batches
+        if not self._stage.is_first:
+            self._activations.expect(count)
+        module = self._stage.module
+        ddp = module if isinstance(module, DistributedDataParallel) else None
+        total = 0.0
+        for i, micro in enumerate(self.run.batch(step).chunk(count)):
+            x = micro[:, :-1] if self._stage.is_first else self._activations.take()
+            with contextlib.nullcontext() if i == count - 1 or ddp is None else ddp.no_sync():
+                activations, logits = module(x)
+                if not self._stage.is_last:
+                    with activations_of(self._stage):
+                        self._onward.send(activations)
+                loss = loss_of(logits, micro[:, 1:]) / count
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        self.updater.complete_gradients()
+        self._reports.append(self.updater.report(step, total, self.updater.square_sums()))
+        self.updater.apply(step, self.updater.own_norm())
+        if last:
+            self._onward.flush()
+        return [self.updater.result(self._reports.popleft()) for _ in range(len(self._reports) - (not last))]
+
+    def peaks(self) -> dict[str, int]:
+        """See :class:`Schedule`."""
+        return {"weight_versions": 1, "stashes": 1}
