@@ -49,7 +49,8 @@ def test_every_source_belongs_to_a_module() -> None:
     """And is installed: every file that a module pastes has one of the endings that CMake looks for."""
     folder = cuda.kernel_folder()
     sources = {source for source, _ in cuda.modules().values()}
-    assert {path.name for path in (folder / "cuda").glob("*.cu")} == sources
+    cu = folder / "cuda"
+    assert {str(path.relative_to(cu)) for path in cu.rglob("*.cu")} == sources
     for part, endings in INSTALLED.items():
         files = [path for path in (folder / part).rglob("*") if path.is_file()]
         other = {path.name for path in files if path.suffix not in endings}

@@ -1,4 +1,4 @@
-// CUDA as a CPU compiler sees it, force-included into each kernel's source. With kernels/cuda/common.cuh this
+// CUDA as a CPU compiler sees it, force-included into each kernel's source. With kernels/cuda/common/common.cuh this
 // is all that a kernel may use; runtime/ does the work.
 #pragma once
 

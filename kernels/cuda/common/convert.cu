@@ -1,0 +1,58 @@
+// Conversions between the four floating-point types: the codecs `none`, `fp16` and `bf16`, sums'
+// accumulators.
+#include "common/elements.cuh"
+
+namespace hybridcomp {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kEach = 4;  // elements of a thread at a time
+
+template <DTypeCode S, DTypeCode D, bool Add>
+HC_DEVICE void convert(const void* from, void* to, uint64_t n, const uint32_t* status) {
+  if (*status) return;
+  const StorageOf<S>* src = static_cast<const StorageOf<S>*>(from);
+  StorageOf<D>* dst = static_cast<StorageOf<D>*>(to);
+  constexpr int kWide =
+      kEach * static_cast<int>(sizeof(StorageOf<S>) > sizeof(StorageOf<D>) ? sizeof(StorageOf<S>)
+                                                                           : sizeof(StorageOf<D>));
+  const bool packs = aligned_to(src, kWide < 16 ? kWide : 16) && aligned_to(dst, kWide < 16 ? kWide : 16);
+  const uint64_t whole = packs ? n / kEach : 0;
+  for (uint64_t i = global_thread(); i < whole; i += global_threads()) {
+    ComputeOf<S> values[kEach];
+    load_pack<S, kEach>(src + i * kEach, values);
+    put_pack<D, Add, kEach>(dst + i * kEach, values);
+  }
+  for (uint64_t i = whole * kEach + global_thread(); i < n; i += global_threads())
+    put<D, Add>(dst + i, loaded<S>(src[i]));
+}
+
+}  // namespace
+
+// Bit for bit, NaN payloads too; unless a message was found to be damaged.
+HC_KERNEL(kThreads) copy_bytes(const uint8_t* src, uint8_t* dst, uint64_t n, const uint32_t* status) {
+  if (*status) return;
+  const uint64_t whole = aligned_to(src, 16) && aligned_to(dst, 16) ? n / 16 : 0;
+  for (uint64_t i = global_thread(); i < whole; i += global_threads())
+    reinterpret_cast<uint4*>(dst)[i] = reinterpret_cast<const uint4*>(src)[i];
+  for (uint64_t i = whole * 16 + global_thread(); i < n; i += global_threads()) dst[i] = src[i];
+}
+
+}  // namespace hybridcomp
+
+#define HC_CONVERT(name, S, D, Add)                                                \
+  HC_KERNEL(hybridcomp::kThreads)                                                  \
+  name(const void* src, void* dst, std::uint64_t n, const std::uint32_t* status) { \
+    hybridcomp::convert<S, D, Add>(src, dst, n, status);                           \
+  }
+#define HC_CONVERT_FROM(s, S)                                      \
+  HC_CONVERT(convert_##s##_f32, S, hybridcomp::kFloat32, false)    \
+  HC_CONVERT(convert_##s##_f64, S, hybridcomp::kFloat64, false)    \
+  HC_CONVERT(convert_##s##_f16, S, hybridcomp::kFloat16, false)    \
+  HC_CONVERT(convert_##s##_bf16, S, hybridcomp::kBFloat16, false)  \
+  HC_CONVERT(convert_##s##_f32_add, S, hybridcomp::kFloat32, true) \
+  HC_CONVERT(convert_##s##_f64_add, S, hybridcomp::kFloat64, true)
+HC_CONVERT_FROM(f32, hybridcomp::kFloat32)
+HC_CONVERT_FROM(f64, hybridcomp::kFloat64)
+HC_CONVERT_FROM(f16, hybridcomp::kFloat16)
+HC_CONVERT_FROM(bf16, hybridcomp::kBFloat16)

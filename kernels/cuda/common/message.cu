@@ -1,0 +1,92 @@
+// The header of a message in device memory: written over a payload that a codec's kernels left there, and
+// checked before a decoder reads one.
+#include "common/message.cuh"
+
+namespace hybridcomp {
+namespace {
+
+// Bytes of a message that the host wants to see: the header and a codec's prefix, which may hold a message of
+// values.
+constexpr uint32_t kHeadBytes = 160;
+
+// What the host reads of a message.
+struct Opened {
+  uint32_t status;  // 0, or kOpened* below
+  uint32_t crc;     // computed
+  uint8_t head[kHeadBytes];
+  uint8_t inner[kHeadBytes];  // of the message inside it, or zeros: messages of sparse codecs have one
+};
+constexpr uint32_t kOpenedDamaged = 1;  // the CRC is another
+constexpr uint32_t kOpenedLength = 2;   // the payload does not fit the buffer; the CRC was not computed
+
+// Where the payload of a sparse codec has the message of the values: after k, the bytes of the index section,
+// and that section. The payload's end for all other codecs.
+HC_DEVICE uint64_t inner_at(const uint8_t* msg, uint64_t payload) {
+  const uint8_t codec = reinterpret_cast<const Header*>(msg)->codec;
+  if ((codec != kTopkId && codec != kThresholdId && codec != kSidcoId) || payload < 16) return payload;
+  const uint64_t indices = reinterpret_cast<const uint64_t*>(msg + sizeof(Header))[1];
+  return indices <= payload - 16 ? 16 + indices : payload;
+}
+
+}  // namespace
+
+// Write the header of the message at `msg` (16-byte aligned). The payload has `payload` bytes, or `*length`
+// if that is not null; the message's bytes go to `*total` if that is not null.
+HC_KERNEL(kCrcThreads)
+message_seal(uint8_t* msg, uint64_t codec, uint64_t dtype, uint64_t count, uint64_t payload,
+             const uint64_t* length, uint32_t params, uint32_t* work, uint64_t* total) {
+  HC_SHARED(uint32_t, table, kCrcTableWords);
+  HC_SHARED(uint32_t, sums, kCrcThreads / 32);
+  HC_SHARED(uint32_t, shared, 2);
+  const uint64_t size = length ? *length : payload;
+  crc_fill_table(table);
+  if (threadIdx.x == 0) shared[0] = shared[1] = 0;
+  __syncthreads();
+  const uint32_t share = crc_share(msg + sizeof(Header), size, table, sums);
+  uint32_t sum;
+  if (!last_block(share, reinterpret_cast<Work*>(work), shared, &sum)) return;
+  Header* const header = reinterpret_cast<Header*>(msg);
+  if (threadIdx.x == 0)
+    *header = {kMagic, static_cast<uint8_t>(codec), static_cast<uint8_t>(dtype), 0, count, size, params, 0};
+  __syncwarp();
+  const uint32_t crc = message_crc(msg, size, sum);
+  if (threadIdx.x == 0) {
+    header->crc = crc;
+    if (total) *total = sizeof(Header) + size;
+  }
+}
+
+// Check the CRC of the message in `capacity` bytes at `msg`, and copy its first bytes for the host. Anything
+// else that a header may have wrong the host sees for itself.
+HC_KERNEL(kCrcThreads)
+message_open(const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* opened, uint32_t* status) {
+  HC_SHARED(uint32_t, table, kCrcTableWords);
+  HC_SHARED(uint32_t, sums, kCrcThreads / 32);
+  HC_SHARED(uint32_t, shared, 2);
+  const bool whole = capacity >= sizeof(Header);
+  const uint64_t payload = whole ? reinterpret_cast<const Header*>(msg)->payload : 0;
+  const bool fits = whole && payload <= capacity - sizeof(Header);
+  crc_fill_table(table);
+  if (threadIdx.x == 0) shared[0] = shared[1] = 0;
+  __syncthreads();
+  const uint32_t share = crc_share(msg + sizeof(Header), fits ? payload : 0, table, sums);
+  uint32_t sum;
+  if (!last_block(share, reinterpret_cast<Work*>(work), shared, &sum)) return;
+  Opened* out = reinterpret_cast<Opened*>(opened);
+  const uint64_t size = fits ? sizeof(Header) + payload : capacity;
+  for (uint32_t i = threadIdx.x; i < kHeadBytes; i += 32) out->head[i] = i < size ? msg[i] : 0;
+  const uint64_t inner = sizeof(Header) + (fits ? inner_at(msg, payload) : 0);
+  for (uint32_t i = threadIdx.x; i < kHeadBytes; i += 32)
+    out->inner[i] = fits && inner + i < size ? msg[inner + i] : 0;
+  const uint32_t crc = fits ? message_crc(msg, payload, sum) : 0;
+  if (threadIdx.x == 0) {
+    const uint32_t code = !fits                                              ? kOpenedLength
+                          : crc != reinterpret_cast<const Header*>(msg)->crc ? kOpenedDamaged
+                                                                             : 0u;
+    out->status = code;
+    out->crc = crc;
+    if (code) fail(status, kBadLength);
+  }
+}
+
+}  // namespace hybridcomp

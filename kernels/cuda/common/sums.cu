@@ -1,0 +1,34 @@
+// What a sum of ranks' values needs besides the codecs' decoders: its mean.
+#include "common/elements.cuh"
+
+namespace hybridcomp {
+namespace {
+
+constexpr int kThreads = 256;
+
+// IEEE division, rounded once: the CPU's.
+template <typename T, typename Pack>
+HC_DEVICE void divide(T* acc, uint64_t n, T by) {
+  constexpr uint64_t kEach = sizeof(Pack) / sizeof(T);
+  const uint64_t whole = aligned_to(acc, 16) ? n / kEach : 0;
+  for (uint64_t i = global_thread(); i < whole; i += global_threads()) {
+    Pack pack = reinterpret_cast<const Pack*>(acc)[i];
+    T* values = reinterpret_cast<T*>(&pack);
+    for (uint64_t k = 0; k < kEach; ++k) values[k] = values[k] / by;
+    reinterpret_cast<Pack*>(acc)[i] = pack;
+  }
+  for (uint64_t i = whole * kEach + global_thread(); i < n; i += global_threads()) acc[i] = acc[i] / by;
+}
+
+}  // namespace
+
+// acc[i] /= by, whose bits are given.
+HC_KERNEL(kThreads) divide_f32(float* acc, uint64_t n, uint32_t by) {
+  divide<float, float4>(acc, n, float_of(by));
+}
+
+HC_KERNEL(kThreads) divide_f64(double* acc, uint64_t n, uint64_t by) {
+  divide<double, double2>(acc, n, float_of(by));
+}
+
+}  // namespace hybridcomp
