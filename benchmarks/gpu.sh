@@ -70,7 +70,7 @@ fi
 if wanted ranks; then
   if mpiexec=$(command -v mpiexec); then
     check "the DDP hook's buckets" env HYBRIDCOMP_TEST_DEVICE=cuda OMP_NUM_THREADS=1 timeout 600 "$mpiexec" -n 3 \
-      "$python" -m pytest tests/mpi/test_device_hook.py --with-mpi -q -p no:cacheprovider
+      "$python" -m pytest tests/mpi/device/test_device_hook.py --with-mpi -q -p no:cacheprovider
     check "DDP with the hook" env HYBRIDCOMP_TEST_DEVICE=cuda "$python" -m pytest tests/torch/test_device_hook.py \
       -q -p no:cacheprovider --timeout 300
     check "four ranks on one GPU" timeout 600 "$mpiexec" -n 4 "$python" benchmarks/gpu_ranks.py --json "$results/gpu_ranks.json"

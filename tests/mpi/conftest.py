@@ -23,9 +23,10 @@ _SECONDS = 30.0
 
 # That a device runs an algorithm as the host does, and Python a step as the engine, depends little on how many ranks
 # there are.
-collect_ignore = [] if WORLD.size == 3 else ["test_device_algorithms.py", "test_python_steps.py"]
+_THREE = ["device/test_device_algorithms.py", "engine/test_python_steps.py"]
+collect_ignore = [] if WORLD.size == 3 else _THREE
 # One rank's hook has nothing to do, and one rank compresses no message.
-collect_ignore += ["test_device_hook.py", "test_messages.py"] if WORLD.size == 1 else []
+collect_ignore += ["device/test_device_hook.py", "engine/test_messages.py"] if WORLD.size == 1 else []
 
 
 @pytest.hookimpl(trylast=True)

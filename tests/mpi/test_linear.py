@@ -16,7 +16,7 @@ from hybridcomp.collectives.algorithms import linear
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
-from tests.mpi.test_compiled import algorithms, both
+from tests.mpi.engine.test_compiled import algorithms, both
 
 __all__ = ["both"]
 

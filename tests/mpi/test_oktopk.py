@@ -15,7 +15,7 @@ from hybridcomp.collectives.execution.programs import OperationKey
 from hybridcomp.collectives.transport.shared_memory import _SWITCH
 from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
-from tests.mpi.test_compiled import both
+from tests.mpi.engine.test_compiled import both
 
 __all__ = ["both"]
 

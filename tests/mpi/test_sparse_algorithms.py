@@ -14,7 +14,7 @@ from hybridcomp.schedules.cuts import balanced
 from hybridcomp.schedules.topology import Topology
 from tests.cuda.common import host_array, to_device
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
-from tests.mpi.devices import agrees, values
+from tests.mpi.device.devices import agrees, values
 
 P = WORLD.size
 ALGORITHMS = ["sparse", "oktopk"]

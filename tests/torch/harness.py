@@ -38,7 +38,7 @@ def mpiexec(ranks: int, *argv: str, timeout: float = 100, **env: str) -> subproc
 
 def case_names(module: str) -> list[str]:
     """The cases of a module, without importing it."""
-    tree = ast.parse((HERE / f"{module}.py").read_text(encoding="utf-8"))
+    tree = ast.parse((HERE / "cases" / f"{module}.py").read_text(encoding="utf-8"))
     return [
         node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")
     ]

@@ -10,9 +10,9 @@ from hybridcomp.torch.hook import plan, state
 from tests.torch.harness import case_names, check_case
 
 
-@pytest.mark.parametrize("case", case_names("cases_device_hook"))
+@pytest.mark.parametrize("case", case_names("device_hook"))
 def test_case(case: str) -> None:
-    check_case("cases_device_hook", 3, case)
+    check_case("device_hook", 3, case)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from tests.torch.harness import case_names, check_case
 
-MODULE = "cases_groups"
+MODULE = "groups"
 
 
 @pytest.mark.parametrize("case", case_names(MODULE))

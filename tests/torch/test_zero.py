@@ -5,6 +5,6 @@ import pytest
 from tests.torch.harness import case_names, check_case
 
 
-@pytest.mark.parametrize("case", case_names("cases_zero"))
+@pytest.mark.parametrize("case", case_names("zero"))
 def test_zero(case: str) -> None:
-    check_case("cases_zero", 3, case)
+    check_case("zero", 3, case)

@@ -1,4 +1,4 @@
-"""Runs the cases of a module on every rank: ``mpiexec -n N python worker.py cases_x out.json``.
+"""Runs the cases of a module on every rank: ``mpiexec -n N python worker.py hook out.json``.
 
 A case is a function ``case_*()``. Its verdict is shared after each, so that rank 0 knows what failed anywhere.
 """
@@ -19,7 +19,7 @@ import hybridcomp.torch as hct
 
 def run(module_name: str, out: str) -> None:
     torch.set_num_threads(1)
-    module = importlib.import_module(f"tests.torch.{module_name}")
+    module = importlib.import_module(f"tests.torch.cases.{module_name}")
     hct.set_policy(getattr(module, "POLICY", "none"))
     dist.init_process_group("hybridcomp", timeout=timedelta(seconds=40))
     verdicts = {}

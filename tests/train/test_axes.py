@@ -17,7 +17,7 @@ from hybridcomp.train.model.recompute import recompute_blocks
 from hybridcomp.train.start import read_policy
 from tests.train.harness import run_ranks
 
-SCRIPT = Path(__file__).with_name("check_axes.py")
+SCRIPT = Path(__file__).parent / "checks" / "axes.py"
 
 
 POLICY = """

@@ -9,7 +9,7 @@ import pytest
 
 from tests.train.harness import run_ranks
 
-SCRIPT = Path(__file__).with_name("check_replicas.py")
+SCRIPT = Path(__file__).parent / "checks" / "replicas.py"
 
 POLICY = """
 min_bytes = 64

@@ -9,7 +9,7 @@ import pytest
 
 from tests.train.harness import TINY, metrics, run_ranks, train
 
-SCRIPT = Path(__file__).with_name("check_schedules.py")
+SCRIPT = Path(__file__).parent / "checks" / "schedules.py"
 
 TWO = "--pp 2 --layers 4 --heads 2 --micro-batches 4"
 SEQUENCE = "--tp 2 --sequence-parallel"

@@ -23,7 +23,7 @@ from hybridcomp.train.techniques import concerns
 from hybridcomp.train.text import load_corpus
 from tests.train.harness import TINY, metrics, run_ranks, train
 
-SCRIPT = Path(__file__).with_name("check_techniques.py")
+SCRIPT = Path(__file__).parent / "checks" / "techniques.py"
 POLICY = """
 min_bytes = 64
 [pp]
@@ -89,7 +89,7 @@ def test_tied_embeddings_train_as_in_one_process(tmp_path):
         f"{two} --tp 2 --policy {file} --schedule interleaved --virtual-stages 2",
         "--dp 4 --layers 1 --heads 2 --micro-batches 4 --tie-embeddings",
     ]
-    done = run_ranks(4, SCRIPT.with_name("check_schedules.py"), json.dumps(cases), timeout=90)
+    done = run_ranks(4, SCRIPT.with_name("schedules.py"), json.dumps(cases), timeout=90)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{len(cases)} cases, 0 problems" in done.stdout
 

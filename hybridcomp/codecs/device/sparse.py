@@ -2,7 +2,7 @@
 
 A warp takes a tile of 1,024 elements. One pass over the tensor, the filter, writes the candidates of each tile to
 the tile's slot; the steps after it read the slots, and the tensor again only where a slot was too small or a sample
-misled. What one launch finds out, the next one reads on the device (``Search`` of :file:`kernels/cuda/sparse/sparse.cuh`).
+misled. What one launch finds out, the next one reads on the device (``Search`` of :file:`sparse/sparse.cuh`).
 The host waits only where another codec takes values whose number depends on the data (``threshold``, ``sidco``): for
 that number.
 """

@@ -1,0 +1,1 @@
+"""Error feedback in its forms, its state, and for another number of ranks."""

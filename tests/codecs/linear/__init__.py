@@ -1,0 +1,1 @@
+"""Codecs whose messages are summed as they are."""

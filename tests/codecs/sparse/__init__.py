@@ -1,0 +1,1 @@
+"""Codecs that send some elements."""

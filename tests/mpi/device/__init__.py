@@ -1,0 +1,1 @@
+"""Arrays in the memory of a device, which the tests emulate on the CPU."""

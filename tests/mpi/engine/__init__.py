@@ -1,0 +1,1 @@
+"""The compiled engine, by its operations and against the generators."""

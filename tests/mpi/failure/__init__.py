@@ -1,0 +1,1 @@
+"""What goes wrong, and what all ranks are told of it."""

@@ -1,0 +1,91 @@
+"""Who has ended an operation that fails elsewhere, or starts one that has failed, is told."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hybridcomp as hc
+from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, _Kind
+from tests.mpi.conftest import WORLD, gaussian, identical, verdict
+from tests.mpi.failure.test_failure import N, damaged, failure
+
+__all__ = ["damaged"]
+
+
+@pytest.mark.usefixtures("damaged")
+def test_who_has_ended_an_operation_that_fails_elsewhere_is_told_in_the_next(make):
+    if WORLD.size == 1:
+        return
+    comm = make("int8")
+    x = gaussian(1000, 0)
+    first = failure(comm.Ibcast(x, 0, codec="int8"))  # its root has nobody to wait for
+    verdict(
+        first is None if WORLD.rank == 0 else WORLD.rank != 1 or isinstance(first, hc.WireError), repr(first)
+    )
+    began = time.monotonic()
+    second = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N)))
+    # By itself, or told by one who has.
+    named = "rank 1 failed in number 1, which had ended well on rank"
+    verdict(first is not None or (isinstance(second, hc.RemoteError) and named in str(second)), repr(second))
+    verdict(time.monotonic() - began < 10)
+    y = gaussian(N, seed=2)  # once told, it goes on
+    comm.Allreduce(MPI.IN_PLACE, y)
+    verdict(identical(y))
+
+
+def test_a_quick_operation_is_not_done_by_who_is_still_to_be_told(make):
+    if WORLD.size == 1:
+        return
+    comm = make("none")
+    x = np.ones(10, np.float32)
+    comm.Allreduce(MPI.IN_PLACE, x)
+    WORLD.Barrier()  # all have ended it
+    notices = comm._notices
+    if WORLD.rank == 1:
+        notices.tell(1, hc.WireError("made up"))
+    deadline = time.monotonic() + 10
+    while WORLD.rank != 1 and notices.belated is None and time.monotonic() < deadline:
+        time.sleep(0.01)  # the progress thread looks ten times a second
+    WORLD.Barrier()
+    try:
+        comm.Allreduce(MPI.IN_PLACE, x)
+        error = None
+    except hc.RemoteError as told:
+        error = told
+    verdict(WORLD.rank == 1 or (error is not None and "made up" in str(error)), repr(error))
+
+
+def test_a_notice_that_came_while_nobody_waited_is_not_forgotten(make):
+    """The progress thread may look just before an operation starts to wait: what it took in is for that, too."""
+    if WORLD.size == 1:
+        return
+    comm = make("int8")
+    notices = comm._notices
+    comm.Barrier()
+    if WORLD.rank != 0:
+        request = comm.Iallreduce(MPI.IN_PLACE, gaussian(N))  # rank 0 does not start it
+        with engine()._lock:
+            assert not request.done
+            WORLD.Barrier()
+            while not notices._comm.Iprobe(0, MPI.ANY_TAG):
+                time.sleep(0.001)
+            # As `_listen_idle` does, which holds the lock when it looks.
+            while not notices.failures:
+                notices.look()
+    else:
+        WORLD.Barrier()
+        words = b"WireError: made up"
+        head = _FORM.pack(_MAGIC, _Kind.FAILED, 0, len(words), notices._key, 2, 2)
+        raw = (head + words).ljust(_BYTES, b"\0")
+        for rank in range(1, WORLD.size):
+            notices._comm.Isend([raw, MPI.BYTE], rank, 0).Wait()
+        request = None
+    began = time.monotonic()
+    error = None if request is None else failure(request, 10.0)
+    verdict(WORLD.rank == 0 or (isinstance(error, hc.RemoteError) and "made up" in str(error)), repr(error))
+    verdict(time.monotonic() - began < 5)

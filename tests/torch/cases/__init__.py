@@ -1,0 +1,1 @@
+"""Cases that run on every rank of a group; tests.torch.worker runs them."""

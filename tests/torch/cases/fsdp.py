@@ -1,0 +1,245 @@
+"""FSDP2 with compressed communication, on hybridcomp groups and on gloo: exact, lossy, by parameter."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import hybridcomp.torch as hct
+from tests.torch.models.fsdp import (
+    FEEDBACK,
+    error,
+    gathered,
+    gradients,
+    loss_of,
+    mesh_of,
+    net,
+    policy_of,
+    same_bits,
+    same_everywhere,
+    sharded,
+)
+
+BACKENDS = ("hybridcomp", "gloo")
+
+
+def rows(state) -> dict[str, float]:
+    """Ratio by operation of what was compressed."""
+    return {r.op: r.plain_bytes / r.wire_bytes for r in state.rows() if r.codec != "none"}
+
+
+def case_none_is_plain_fsdp_on_gloo() -> None:
+    plain = gradients(sharded(mesh_of("gloo")))
+    for backend in BACKENDS:
+        model = sharded(mesh_of(backend))
+        state = hct.compress_fsdp(model, "none")
+        got = gradients(model)
+        same_everywhere(got)
+        for name, grad in got.items():
+            assert error(grad, plain[name]) < 1e-6, (backend, name)
+        assert not rows(state)
+
+
+def case_lossy_is_near_and_the_same_everywhere() -> None:
+    for codec, most, ratio in (("int8:block=64", 0.03, 3.0), ("int4:block=64", 0.3, 4.5)):
+        exact = gradients(sharded(mesh_of("gloo")))
+        results = []
+        for backend in BACKENDS:
+            model = sharded(mesh_of(backend))
+            state = hct.compress_fsdp(model, codec)
+            weights = gathered(model)
+            same_everywhere(weights)
+            originals = dict(net().named_parameters())
+            for name, value in weights.items():
+                assert 0 < error(value, originals[name]) < most or value.dim() == 1, (backend, codec, name)
+            got = gradients(model)
+            same_everywhere(got)
+            for name, grad in got.items():
+                assert error(grad, exact[name]) < 2 * most, (backend, codec, name)
+            sent = [r for r in state.rows() if r.codec != "none"]
+            assert {r.op for r in sent} == {"all_gather", "reduce_scatter"}
+            assert sum(r.plain_bytes for r in sent) > ratio * sum(r.wire_bytes for r in sent), sent
+            results.append(weights | got)
+        same_bits(*results)  # whatever moves the bytes
+
+
+def case_the_owner_keeps_full_precision() -> None:
+    model = sharded(mesh_of("hybridcomp"))
+    hct.compress_fsdp(model, "int4:block=64")
+    loss_of(model).backward()
+    for (name, p), q in zip(model.named_parameters(), net().parameters(), strict=True):
+        assert torch.equal(p.full_tensor(), q), name
+
+
+def case_exclude_and_small_ones_by_parameter() -> None:
+    policy = policy_of('min_bytes = 4096\nexclude = ["2.weight"]\n[fsdp]\ncodec = "int8:block=64"\n')
+    for backend in BACKENDS:
+        model = sharded(mesh_of(backend))
+        state = hct.compress_fsdp(model, policy)
+        weights = gathered(model)
+        originals = dict(net().named_parameters())
+        changed = {name for name, value in weights.items() if not torch.equal(value, originals[name])}
+        part = 48 * -(-61 // dist.get_world_size()) * 4  # bytes of rank 0's part of 0.weight
+        assert changed == ({"0.weight"} if part >= 4096 else set()), changed
+        gradients(model)
+        reasons = " ".join(r.reason for r in state.rows())
+        assert "excluded by '2.weight'" in reasons
+        assert "below min_bytes (4096)" in reasons
+        sent = {r.op: r.calls for r in state.rows() if r.codec != "none"}
+        assert sent["reduce_scatter"] == 1, sent  # 0.weight
+
+
+def case_blocks_do_not_straddle_parameters() -> None:
+    for backend in BACKENDS:
+        model = net()
+        with torch.no_grad():
+            model[2].weight.fill_(1e6)  # beside small ones in one buffer
+        fully_shard(model, mesh=mesh_of(backend))
+        hct.compress_fsdp(model, "int8:block=8192")
+        assert error(gathered(model)["0.weight"], net()[0].weight) < 0.01, backend
+
+
+def case_reshard_after_forward_or_not() -> None:
+    exact = gradients(sharded(mesh_of("gloo")))
+    for backend in BACKENDS:
+        for reshard in (True, False):
+            model = sharded(mesh_of(backend), reshard=reshard)
+            hct.compress_fsdp(model, "int8:block=64")
+            for _ in range(2):
+                got = gradients(model)
+            same_everywhere(got)
+            for name, grad in got.items():
+                assert error(grad, exact[name]) < 0.06, (backend, reshard, name)
+
+
+def case_mixed_precision() -> None:
+    exact = gradients(sharded(mesh_of("gloo")))
+    for backend in BACKENDS:
+        for reduce in (torch.float32, None):
+            for difference in (False, True):
+                mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+                model = sharded(mesh_of(backend), mixed=mixed)
+                hct.compress_fsdp(model, FEEDBACK, difference=difference)
+                weights = gathered(model)
+                assert {v.dtype for v in weights.values()} == {torch.bfloat16}
+                same_everywhere(weights)
+                for _ in range(2):
+                    got = gradients(model)
+                same_everywhere(got)
+                for name, grad in got.items():
+                    assert grad.dtype is torch.float32
+                    assert error(grad, exact[name]) < 0.3, (backend, reduce, name)
+
+
+def case_parameters_without_a_gradient() -> None:
+    exact = gradients(sharded(mesh_of("gloo")))
+    for backend in BACKENDS:
+        model = net()
+        model.unused = torch.nn.Linear(48, 48)
+        model[0].weight.requires_grad_(False)
+        model.forward = lambda x, m=model: m[4](m[3](m[2](m[1](m[0](x)))))
+        fully_shard(model, mesh=mesh_of(backend))
+        state = hct.compress_fsdp(model, FEEDBACK)
+        loss_of(model).backward()
+        assert model.unused.weight.grad is None
+        assert error(model[2].weight.grad.full_tensor(), exact["2.weight"]) < 0.3
+        assert "2.weight" in str(list(state.memory()))
+        assert rows(state)["reduce_scatter"] > 3
+
+
+class Odd(torch.nn.Module):
+    """Fewer rows than ranks, one row, a frozen parameter of another dtype."""
+
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.down = torch.nn.Linear(48, 2)
+        self.up = torch.nn.Linear(2, 7)
+        self.scale = torch.nn.Parameter(torch.randn(1, 40))
+        self.kept = torch.nn.Parameter(torch.randn(5, 7).bfloat16(), requires_grad=False) if frozen else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(self.down(x)) * self.scale.sum()
+        return y if self.kept is None else y + self.kept.float().sum()
+
+
+def case_few_rows_and_several_dtypes() -> None:
+    policy = policy_of('[fsdp]\nreduce_scatter = { codec = "int8", feedback = "ef" }\nall_gather = "int8"\n')
+    for frozen in (False, True):
+        exact = gradients(fully_shard(Odd(frozen=frozen), mesh=mesh_of("gloo")))
+        for backend in BACKENDS:
+            model = fully_shard(Odd(frozen=frozen), mesh=mesh_of(backend))
+            state = hct.compress_fsdp(model, policy)
+            for _ in range(2):
+                got = {k: v for k, v in gradients(model).items() if k != "kept"}
+            same_everywhere(got)
+            for name, grad in got.items():
+                assert error(grad, exact[name]) < 0.1, (frozen, backend, name)
+            reasons = {r.op: r.reason for r in state.rows() if r.codec == "none"}
+            assert frozen == ("several dtypes" in reasons.get("all_gather", "")), reasons
+            assert "reduce_scatter" not in reasons
+
+
+def case_prefetched_modules_are_on_their_way() -> None:
+    model = sharded(mesh_of("hybridcomp"))
+    hct.compress_fsdp(model, FEEDBACK)
+    plain = gradients(model)
+    model[0].set_modules_to_forward_prefetch([model[2], model[4]])
+    model[4].set_modules_to_backward_prefetch([model[2], model[0]])
+    again = sharded(mesh_of("hybridcomp"))
+    hct.compress_fsdp(again, FEEDBACK)
+    again[0].set_modules_to_forward_prefetch([again[2], again[4]])
+    again[4].set_modules_to_backward_prefetch([again[2], again[0]])
+    handle = again[2].unshard(async_op=True)
+    assert isinstance(
+        again[2]._get_fsdp_state()._fsdp_param_groups[0]._all_gather_result.all_gather_work, dist.Work
+    )
+    handle.wait()
+    again[2].reshard()
+    same_bits(gradients(again), plain)
+
+
+def case_other_factors_and_groups() -> None:
+    exact = gradients(sharded(mesh_of("gloo")))
+    ranks = dist.get_world_size()
+    for backend, policy in (
+        ("hybridcomp", "none"),
+        ("hybridcomp", "int8:block=64"),
+        ("gloo", "int8:block=64"),
+    ):
+        model = sharded(mesh_of(backend))
+        for module in (model, model[0], model[2], model[4]):
+            module.set_gradient_divide_factor(2.0 * ranks)
+        if hasattr(model, "set_separate_reduce_scatter_group"):  # from torch 2.13 on
+            model.set_separate_reduce_scatter_group(True)
+        hct.compress_fsdp(model, policy)
+        got = gradients(model)
+        same_everywhere(got)
+        for name, grad in got.items():
+            assert error(2 * grad, exact[name]) < (1e-6 if policy == "none" else 0.06), (
+                backend,
+                policy,
+                name,
+            )
+
+
+def case_other_codecs() -> None:
+    exact = gradients(sharded(mesh_of("gloo")))
+    for codec, most in (
+        ("topk:ratio=0.5", 0.9),
+        ("bf16", 0.02),
+        ("lossless", 1e-6),
+        ("powersgd:rank=2", 1e-6),
+    ):
+        results = []
+        for backend in BACKENDS:
+            model = sharded(mesh_of(backend))
+            hct.compress_fsdp(model, policy_of(f'[fsdp]\nreduce_scatter = "{codec}"\n'))
+            results.append(gradients(model))
+            for name, grad in results[-1].items():
+                assert error(grad, exact[name]) < most, (backend, codec, name)
+
+
+def case_nothing_sharded_is_an_error() -> None:
+    with pytest.raises(ValueError, match="fully_shard"):
+        hct.compress_fsdp(net(), "int8")

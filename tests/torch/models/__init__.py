@@ -1,0 +1,1 @@
+"""Models and what they should come to, for the cases."""
