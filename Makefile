@@ -98,7 +98,7 @@ soak: $(VENV)/.installed
 	  $(BIN)/python -m tests.soak.program $(SOAK_OPERATIONS)
 
 # What the README shows: the all-reduce on four lab hosts by link, and through shared memory.
-# `make bench RESULTS=benchmarks/results`, then `python benchmarks/readme.py`, renews the README's table.
+# `make bench RESULTS=benchmarks/results`, then `python benchmarks/pages/readme.py`, renews the README's table.
 RESULTS ?= runs/bench
 ALLREDUCE := python benchmarks/allreduce.py --peer mpi,gloo
 SOME := 'int8;int4;bf16;threshold:abs=2.5758'
@@ -126,15 +126,15 @@ bench-ddp: $(VENV)/.installed
 	  $(BIN)/hybridcomp lab -n 4 --rate $$rate -- python benchmarks/ddp.py --policy '$(POLICIES)' \
 	    --json $(RESULTS)/ddp_$${rate}_4hosts.json; \
 	done
-	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/ddp_doc.py)
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/ddp_doc.py)
 
 # Every codec beside memcpy and the peers that are installed, then other sizes and types, on one thread. With
 # RESULTS=benchmarks/results it renews docs/codecs.md too.
 bench-codecs: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --json $(RESULTS)/codecs.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --sizes --json $(RESULTS)/codecs_sizes.json
-	$(BIN)/python benchmarks/plot_codecs.py $(RESULTS)
-	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/codecs_doc.py)
+	$(BIN)/python benchmarks/pages/plot_codecs.py $(RESULTS)
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/codecs_doc.py)
 
 # What schedules do, with passes that sleep, so that two cores show it: what a pipeline's flush costs, and what cyclic data
 # parallelism balances. With RESULTS=benchmarks/results it renews docs/study.md too.
@@ -146,7 +146,7 @@ bench-schedules: $(VENV)/.installed
 	  HYBRIDCOMP_SUMMARY=0 $(BIN)/hybridcomp lab -n $$n --rate 1gbit -- python benchmarks/cyclic.py $$how \
 	    --json $(RESULTS)/cyclic_$${n}hosts.json; \
 	done
-	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/study_doc.py)
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/study_doc.py)
 
 # Every study of studies/: six hours on two cores. It goes on where it was ended.
 STUDIES ?= policies axes slow-link cyclic
@@ -154,7 +154,7 @@ studies: $(VENV)/.installed
 	set -e; for study in $(STUDIES); do \
 	  HYBRIDCOMP_SUMMARY=0 $(BIN)/hybridcomp study studies/$$study.toml --results $(RESULTS)/$$study; \
 	done
-	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/study_doc.py)
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/study_doc.py)
 
 # Compile every CUDA source for the architectures we support; needs nvcc, no GPU.
 cuda:

@@ -78,7 +78,7 @@ if wanted ranks; then
     failed+=("four ranks on one GPU: no mpiexec (bring the mpich wheel)")
   fi
 fi
-if [ -f "$results/gpu.json" ]; then check "table" "$python" benchmarks/gpu_table.py "$results"; fi
+if [ -f "$results/gpu.json" ]; then check "table" "$python" benchmarks/pages/gpu_table.py "$results"; fi
 if [ "${#failed[@]}" -gt 0 ]; then
   printf 'FAILED: %s\n' "${failed[@]}"
   exit 1

@@ -56,7 +56,7 @@ def test_comparison_and_pictures(tmp_path):
     assert own["measured"] == record["rows"][1]["encode"]["ratio"]
     assert own["met"] == (own["measured"] >= 1.3)
     assert asked["topk:ratio=0.01", "encode", "torch topk 1 %"]["met"] is None  # no peers in this run
-    run(str(tmp_path), script="plot_codecs.py")
+    run(str(tmp_path), script="pages/plot_codecs.py")
     for picture in ("codecs_error.png", "codecs_speed.png"):
         content = (tmp_path / picture).read_bytes()
         assert content.startswith(b"\x89PNG")
@@ -237,6 +237,6 @@ def test_on_a_device(tmp_path):
             assert found["of_floor"] == pytest.approx(found["floor_seconds"] / found["seconds"])
     asked = {(row["name"], row["operation"]) for row in record["asked"]}
     assert asked == {("int8", "encode"), ("int8", "decode_add"), ("topk:ratio=0.01", "encode")}
-    run(str(tmp_path), script="gpu_table.py")
+    run(str(tmp_path), script="pages/gpu_table.py")
     page = (tmp_path / "gpu.md").read_text()
     assert all(f"| `{name}` |" in page for name in codecs.split(";"))

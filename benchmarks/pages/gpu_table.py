@@ -1,4 +1,4 @@
-"""The table of what `make gpu` measured: python benchmarks/gpu_table.py benchmarks/results"""
+"""The table of what `make gpu` measured: python benchmarks/pages/gpu_table.py benchmarks/results"""
 
 from __future__ import annotations
 

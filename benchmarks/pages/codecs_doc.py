@@ -1,20 +1,17 @@
 """Write the measurements of docs/codecs.md from the result files.
 
-python benchmarks/codecs_doc.py            # rewrite docs/codecs.md between its RESULTS markers
-python benchmarks/codecs_doc.py --check    # exit 1 if docs/codecs.md and the files differ
+python benchmarks/pages/codecs_doc.py            # rewrite docs/codecs.md between its RESULTS markers
+python benchmarks/pages/codecs_doc.py --check    # exit 1 if docs/codecs.md and the files differ
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+from page import RESULTS, ROOT, rewrite
+
 PAGE = ROOT / "docs" / "codecs.md"
-BEGIN, END = "<!-- RESULTS: written by benchmarks/codecs_doc.py -->", "<!-- END RESULTS -->"
 BUSY = 0.5  # cores that other programs used before a run, from which on speeds are not worth keeping
 OPERATIONS = ("encode", "decode", "decode_add")
 
@@ -172,12 +169,7 @@ def made() -> str:
 
 
 def main() -> None:
-    text = PAGE.read_text()
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    new = f"{text[:start]}\n{made()}\n{text[end:]}"
-    if "--check" in sys.argv[1:]:
-        sys.exit(new != text)
-    PAGE.write_text(new)
+    rewrite(PAGE, "RESULTS", __file__, made())
 
 
 if __name__ == "__main__":

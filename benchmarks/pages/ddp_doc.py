@@ -1,20 +1,18 @@
 """Write the table of DDP steps in docs/performance.md from the result files of benchmarks/ddp.py, and their picture.
 
-python benchmarks/ddp_doc.py            # rewrite the page between its DDP markers, and draw benchmarks/results/ddp.png
-python benchmarks/ddp_doc.py --check    # exit 1 if the page and the files differ
+python benchmarks/pages/ddp_doc.py            # rewrite the page between its DDP markers, and draw results/ddp.png
+python benchmarks/pages/ddp_doc.py --check    # exit 1 if the page and the files differ
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+from page import RESULTS, ROOT, rewrite
+
 PAGE = ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- DDP: written by benchmarks/ddp_doc.py -->", "<!-- END DDP -->"
 LINKS = {"200mbit": "200 Mb/s", "1gbit": "1 Gb/s", "none": "unshaped"}
 _COLOURS = {"local": "#999999", "peer": "#D55E00", "ours": "#0072B2"}
 
@@ -74,12 +72,8 @@ def draw(found: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    found, text = records(), PAGE.read_text()
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    made = f"{text[:start]}\n{table(found)}\n{text[end:]}"
-    if "--check" in sys.argv[1:]:
-        sys.exit(made != text)
-    PAGE.write_text(made)
+    found = records()
+    rewrite(PAGE, "DDP", __file__, table(found))
     draw(found, RESULTS / "ddp.png")
 
 

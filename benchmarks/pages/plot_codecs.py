@@ -1,7 +1,7 @@
 """Two pictures of benchmarks/codecs.py's results: error, and speed, against bits per value.
 
-python benchmarks/plot_codecs.py                      # from and to benchmarks/results
-python benchmarks/plot_codecs.py runs/bench           # from and to another folder
+python benchmarks/pages/plot_codecs.py                      # from and to benchmarks/results
+python benchmarks/pages/plot_codecs.py runs/bench           # from and to another folder
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import matplotlib.colors
 import matplotlib.lines
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from page import RESULTS
 from PIL import Image
 
-RESULTS = Path(__file__).parent / "results"
 SHOWN = ("Gaussian", "gradients")  # data sets in the picture of errors
 
 # Okabe and Ito's palette, which people with any colour vision tell apart; the markers say it again.

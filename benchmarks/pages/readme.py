@@ -1,18 +1,15 @@
 """Write the README's measurements from the result files.
 
-python benchmarks/readme.py            # rewrite README.md between its RESULTS markers
-python benchmarks/readme.py --check    # exit 1 if README.md and the files differ
+python benchmarks/pages/readme.py            # rewrite README.md between its RESULTS markers
+python benchmarks/pages/readme.py --check    # exit 1 if README.md and the files differ
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- RESULTS: written by benchmarks/readme.py -->", "<!-- END RESULTS -->"
+from page import RESULTS, ROOT, rewrite
+
 LINKS = {
     "200mbit_4hosts": "200 Mb/s",
     "1gbit_4hosts": "1 Gb/s",
@@ -86,13 +83,7 @@ def allreduce() -> str:
 
 
 def main() -> None:
-    path = ROOT / "README.md"
-    text = path.read_text()
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    made = f"{text[:start]}\n{demo()}\n\n{allreduce()}\n{text[end:]}"
-    if "--check" in sys.argv[1:]:
-        sys.exit(made != text)
-    path.write_text(made)
+    rewrite(ROOT / "README.md", "RESULTS", __file__, f"{demo()}\n\n{allreduce()}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Write the tables of docs/study.md from the studies' results.
 
-python benchmarks/study_doc.py            # rewrite the page between its markers
-python benchmarks/study_doc.py --check    # exit 1 if the page and the files differ
+python benchmarks/pages/study_doc.py            # rewrite the page between its markers
+python benchmarks/pages/study_doc.py --check    # exit 1 if the page and the files differ
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+from page import RESULTS, ROOT
+
 PAGE = ROOT / "docs" / "study.md"
 MARK = re.compile(r"(<!-- BEGIN (\S+) -->\n).*?(<!-- END \2 -->)", re.S)
 
