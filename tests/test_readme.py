@@ -11,6 +11,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("script", ["readme.py", "codecs_doc.py", "ddp_doc.py", "study_doc.py", "sizes_doc.py"])
+@pytest.mark.parametrize(
+    "script", ["readme.py", "codecs_doc.py", "ddp_doc.py", "study_doc.py", "sizes_doc.py"]
+)
 def test_figures_come_from_the_files(script):
-    subprocess.run([sys.executable, ROOT / "benchmarks" / "pages" / script, "--check"], check=True, timeout=30)
+    subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "pages" / script, "--check"], check=True, timeout=30
+    )

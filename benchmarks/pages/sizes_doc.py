@@ -17,7 +17,14 @@ PLACES = {
     "sharedmemory_4ranks": "one host, 4 ranks",
     "sharedmemory_2ranks": "one host, 2 ranks",
 }
-COLUMNS = {2**12: "4 KiB", 2**14: "16 KiB", 2**16: "64 KiB", 2**18: "256 KiB", 2**20: "1 MiB", 2**26: "64 MiB"}
+COLUMNS = {
+    2**12: "4 KiB",
+    2**14: "16 KiB",
+    2**16: "64 KiB",
+    2**18: "256 KiB",
+    2**20: "1 MiB",
+    2**26: "64 MiB",
+}
 
 
 def lines(rows: list[dict[str, Any]], value: str, digits: int, place: str) -> list[str]:
