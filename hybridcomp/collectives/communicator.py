@@ -47,9 +47,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.agreement.making import bounded
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Steps
-from hybridcomp.collectives.failure.making import bounded
 from hybridcomp.collectives.operations.gather_scatter import Movement
 from hybridcomp.collectives.operations.p2p import Messages
 from hybridcomp.collectives.operations.persistent import Plans
@@ -70,7 +70,7 @@ class Communicator(Reductions, Movement, Rooted, Messages, Plans):
         policy: a preset's name, a TOML file, a Policy, or a codec spec; the same on all ranks.
         axis: the mesh axis that it spans; selects the policy's section.
         timeout: seconds that any operation may take.
-        detail: whether ranks compare what they are about to do (:mod:`~.failure.consistency`); None asks
+        detail: whether ranks compare what they are about to do (:mod:`.consistency`); None asks
             ``HYBRIDCOMP_DEBUG``.
 
     Raises:

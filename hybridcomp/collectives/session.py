@@ -11,24 +11,24 @@ from hybridcomp import trace
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Codec, ErrorFeedback, get_codec
 from hybridcomp.codecs.device.driver import has_driver
+from hybridcomp.collectives.agreement.agreement import Preparation
+from hybridcomp.collectives.agreement.consistency import Comparison, described, in_detail
+from hybridcomp.collectives.agreement.making import make
 from hybridcomp.collectives.algorithms.selection import Way, own_settings
 from hybridcomp.collectives.choices import Choices, CodecLike, asked_for
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.device.cuda_aware import awareness
 from hybridcomp.collectives.device.data_path import DeviceCarrier
 from hybridcomp.collectives.device.streams import callers_events
 from hybridcomp.collectives.device.through_host import Extents as ByteExtents
 from hybridcomp.collectives.device.through_host import through_host
-from hybridcomp.collectives.execution.coding import NONE, Array
-from hybridcomp.collectives.execution.data_path import Carrier
-from hybridcomp.collectives.execution.groups import join_for_messages, may_use_devices
-from hybridcomp.collectives.execution.messages import MessagePrograms
+from hybridcomp.collectives.engine.groups import join_for_messages, may_use_devices
+from hybridcomp.collectives.engine.messages import MessagePrograms
+from hybridcomp.collectives.engine.programs import STREAM_BYTES, OperationKey, Programs, running
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.post_queue import PostTicket
-from hybridcomp.collectives.execution.programs import STREAM_BYTES, OperationKey, Programs, running
 from hybridcomp.collectives.execution.progress import Ready, Request, Steps, engine
-from hybridcomp.collectives.failure.agreement import Preparation
-from hybridcomp.collectives.failure.consistency import Comparison, described, in_detail
-from hybridcomp.collectives.failure.making import make
 from hybridcomp.collectives.failure.release import release
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.transport.mailbox import Transport

@@ -17,7 +17,7 @@
 
 namespace hybridcomp::engine {
 
-// Why an execution failed; see hybridcomp/collectives/execution/faults.py.
+// Why an execution failed; see hybridcomp/collectives/engine/faults.py.
 enum class Fault : int {
   kNone = 0,
   kMessage = 1,  // a message that is damaged, or not what this rank expects

@@ -1,4 +1,4 @@
-// Python's side of python_steps.cpp: hybridcomp/collectives/execution/python_steps.py computes the steps.
+// Python's side of python_steps.cpp: hybridcomp/collectives/engine/python_steps.py computes the steps.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from mpi4py import MPI
 
-from hybridcomp.collectives.transport.posting import Outbox
+from hybridcomp.collectives.failure.posting import Outbox
 
 pytestmark = pytest.mark.timeout(30)
 

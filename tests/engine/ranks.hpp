@@ -1,4 +1,4 @@
-// Ranks as engines of one process, joined as hybridcomp/collectives/execution/groups.py joins processes, and
+// Ranks as engines of one process, joined as hybridcomp/collectives/engine/groups.py joins processes, and
 // the operations that they run.
 #pragma once
 

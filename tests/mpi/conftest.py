@@ -130,7 +130,7 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Through pinned memory, or with an MPI that takes device pointers: the emulation's are the host's."""
     from hybridcomp.collectives.device.cuda_aware import VARIABLE, awareness
-    from hybridcomp.collectives.execution.groups import DEVICES
+    from hybridcomp.collectives.engine.groups import DEVICES
 
     if os.environ.get("HYBRIDCOMP_TEST_DEVICE") == "cuda" and request.param == "direct":
         awareness.cache_clear()

@@ -14,7 +14,7 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp.arrays import as_dtype, flatten
 from hybridcomp.collectives.algorithms import selection as choosing
-from hybridcomp.collectives.execution.programs import Programs
+from hybridcomp.collectives.engine.programs import Programs
 from hybridcomp.collectives.transport.mailbox import Transport
 from hybridcomp.policy.toml import parse_policy
 from tests.cuda.common import host_array

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.algorithms import selection as choosing
-from hybridcomp.collectives.failure import making
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.algorithms.hierarchical import Roles
 from hybridcomp.schedules.topology import Topology

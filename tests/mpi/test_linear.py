@@ -12,7 +12,7 @@ import hybridcomp as hc
 from hybridcomp.arrays import Flat, flatten
 from hybridcomp.codecs.linear.base import FOLDS, Reduced, Reduction, Round, Terms, reduce_all
 from hybridcomp.codecs.linear.lattice import LatticeCodec
-from hybridcomp.collectives.algorithms import linear
+from hybridcomp.collectives.engine import linear
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridcomp.arrays import Flat
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.execution.progress import Steps
 from hybridcomp.collectives.vectors import Extents
 

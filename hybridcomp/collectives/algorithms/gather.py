@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridcomp.arrays import Flat
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.execution.progress import Steps
 from hybridcomp.collectives.transport.mailbox import Incoming
 from hybridcomp.collectives.vectors import Extents

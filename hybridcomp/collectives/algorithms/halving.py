@@ -25,7 +25,7 @@ from typing import Any
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Memory
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.execution.progress import Steps
 from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox
 from hybridcomp.schedules.algorithms.halving import Places

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Codec, Memory
-from hybridcomp.collectives.execution.coding import NONE
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.execution.progress import Pending, Steps
 from hybridcomp.collectives.transport.mailbox import Incoming
 from hybridcomp.schedules.algorithms.hierarchical import Roles

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Memory
 from hybridcomp.collectives.algorithms.hierarchical import AHEAD, CROSSING, Crossing, Stage, pipelined
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.execution.progress import Steps
 from hybridcomp.collectives.transport.mailbox import Incoming
 from hybridcomp.schedules.algorithms.hierarchical import Roles

@@ -12,8 +12,8 @@ import numpy as np
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Memory
-from hybridcomp.collectives.execution.coding import NONE
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.execution.progress import Steps
 from hybridcomp.collectives.transport.mailbox import Incoming, Sealed
 from hybridcomp.schedules import cuts

@@ -19,7 +19,7 @@ from typing import Any
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.collectives.algorithms.bcast import binomial_tree
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.execution.progress import Steps
 from hybridcomp.collectives.transport.mailbox import Incoming
 from hybridcomp.schedules.shards import Shards

@@ -20,7 +20,7 @@ from typing import Any
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Memory
 from hybridcomp.collectives.algorithms.allreduce import Run
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.execution.progress import Pending, Steps
 from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox
 from hybridcomp.schedules.shards import Shards

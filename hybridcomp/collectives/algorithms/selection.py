@@ -6,13 +6,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from mpi4py import MPI
-
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec, parse_form
 from hybridcomp.collectives.algorithms.registry import ALGORITHMS, Algorithm
 from hybridcomp.collectives.execution.request import Steps
-from hybridcomp.collectives.failure.agreement import same_text
 from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel import Profile, Setting, choose, chunk_bytes, load_profile
 from hybridcomp.schedules.topology import Topology
@@ -141,13 +138,17 @@ def own_settings() -> str:
         return f"\n\n\n{error}"
 
 
-def chooser(comm: MPI.Comm, topology: Topology, settings: str) -> Chooser:
-    """Make one that chooses alike on all ranks: by rank 0's settings. Collective.
+def chooser(topology: Topology, settings: str) -> Chooser:
+    """Make a chooser from settings, which choose alike on all ranks if they are the same there.
+
+    Args:
+        topology: of the communicator.
+        settings: that :func:`own_settings` returned on rank 0.
 
     Raises:
-        ConfigError: on every rank; one of them is wrong.
+        ConfigError: one of them is wrong.
     """
-    forced, chunk, profile = same_text(comm, settings).split("\n", 2)
+    forced, chunk, profile = settings.split("\n", 2)
     if profile.startswith("\n"):
         raise ConfigError(profile.strip())
     known = Profile.from_bytes(profile.encode(), "rank 0's")

@@ -1,4 +1,4 @@
-"""The data path of an operation on a device's memory; see :class:`~hybridcomp.collectives.execution.data_path.Carrier`.
+"""The data path of an operation on a device's memory; see :class:`~hybridcomp.collectives.data_path.carrier.Carrier`.
 
 Everything is put on the operation's lane and becomes true in its order. The host reads a message's header and the
 first bytes of its payload; the CRC and the rest are checked on the device, which the operation's end reports.
@@ -22,10 +22,10 @@ from hybridcomp.codecs.device.messages import Encoded, convert, decode_opened, d
 from hybridcomp.codecs.feedback.error_feedback import Key
 from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.codecs.table import codec_for
+from hybridcomp.collectives.data_path.coding import NONE
+from hybridcomp.collectives.data_path.links import Link
 from hybridcomp.collectives.device.mailbox import Arriving, Outgoing, Own, Passing
 from hybridcomp.collectives.device.reader import DeviceReader
-from hybridcomp.collectives.execution.coding import NONE
-from hybridcomp.collectives.transport.links import Link
 from hybridcomp.cuda import prepare_in_turn
 from hybridcomp.device import DeviceArray
 from hybridcomp.wire import HEADER_BYTES, Header

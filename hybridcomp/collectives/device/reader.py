@@ -15,9 +15,9 @@ from hybridcomp.arrays import ByteArray, DType
 from hybridcomp.codecs import Codec
 from hybridcomp.codecs.device.driver import MODULES, driver_of, has_driver, modules_of
 from hybridcomp.codecs.device.messages import open_message
+from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.device.mailbox import Arriving, DeviceMailbox
 from hybridcomp.collectives.device.streams import StreamPair, stream_pool
-from hybridcomp.collectives.execution.data_path import Carrier
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.mailbox import Transport
 from hybridcomp.cuda import prepare_in_turn

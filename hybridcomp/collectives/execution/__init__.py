@@ -1,1 +1,1 @@
-"""Python's side of the compiled engine: its set-up, the programs it runs, and what failures mean."""
+"""How operations run: requests, waiting, the background thread, and operations as generators."""

@@ -21,7 +21,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import ByteArray
-from hybridcomp.collectives.transport.posting import Outbox
+from hybridcomp.collectives.failure.posting import Outbox
 from hybridcomp.errors import CollectiveTimeoutError
 
 _FORM = struct.Struct("<4sBBHQQQ")

@@ -22,11 +22,12 @@ from hybridcomp import trace
 from hybridcomp.arrays import DType
 from hybridcomp.collectives.buffers import parse
 from hybridcomp.collectives.choices import codec_of
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import Coder
+from hybridcomp.collectives.data_path.framing import encoded
+from hybridcomp.collectives.engine.messages import received
+from hybridcomp.collectives.engine.programs import awaited, ended
 from hybridcomp.collectives.execution import progress as engine
-from hybridcomp.collectives.execution.coding import Coder
-from hybridcomp.collectives.execution.data_path import Carrier
-from hybridcomp.collectives.execution.messages import received
-from hybridcomp.collectives.execution.programs import awaited, ended
 from hybridcomp.collectives.execution.progress import Pending, Steps
 from hybridcomp.collectives.execution.request import sender
 from hybridcomp.collectives.failure.signals import deferral
@@ -34,7 +35,6 @@ from hybridcomp.collectives.operations.fast_path_cache import CODEC, Ask, Key, L
 from hybridcomp.collectives.operations.flat_reductions import Core
 from hybridcomp.collectives.requests import wait_for
 from hybridcomp.collectives.stats import Call, StatRow
-from hybridcomp.collectives.transport.framing import encoded
 from hybridcomp.errors import MismatchError
 from hybridcomp.native import kernels
 

@@ -12,9 +12,9 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp import trace
+from hybridcomp.collectives.engine.programs import START_SECONDS
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.library import address
-from hybridcomp.collectives.execution.programs import START_SECONDS
 from hybridcomp.collectives.requests import called_back
 from hybridcomp.collectives.stats import Call, StatRow, StatTable, record
 from hybridcomp.native import kernels

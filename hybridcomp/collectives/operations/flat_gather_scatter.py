@@ -13,10 +13,10 @@ from hybridcomp.collectives.algorithms.bcast import binomial_tree
 from hybridcomp.collectives.algorithms.gather import allgatherv, gatherv, scatterv
 from hybridcomp.collectives.buffers import copied, overlap, part, raw, same_memory, together
 from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.device.through_host import Extents as ByteExtents
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution.mpi_collectives import native
-from hybridcomp.collectives.execution.programs import OperationKey
 from hybridcomp.collectives.execution.progress import Request, Steps
 from hybridcomp.collectives.operations.flat_p2p import Sends
 from hybridcomp.collectives.session import MANY

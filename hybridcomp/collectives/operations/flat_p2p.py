@@ -11,15 +11,15 @@ from hybridcomp.codecs import get_codec
 from hybridcomp.codecs.device.driver import has_driver
 from hybridcomp.collectives.buffers import raw, together
 from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.data_path import framing as p2p
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import NONE, Array
+from hybridcomp.collectives.data_path.links import Link
 from hybridcomp.collectives.device.data_path import DeviceCarrier
-from hybridcomp.collectives.execution.coding import NONE, Array
-from hybridcomp.collectives.execution.data_path import Carrier
-from hybridcomp.collectives.execution.messages import MessagePrograms, receiving, sending
+from hybridcomp.collectives.engine.messages import MessagePrograms, receiving, sending
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.session import Session
-from hybridcomp.collectives.transport import framing as p2p
-from hybridcomp.collectives.transport.links import Link
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback, place
 

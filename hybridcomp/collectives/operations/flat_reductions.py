@@ -12,14 +12,14 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.collectives.algorithms.linear import linear_allreduce
 from hybridcomp.collectives.algorithms.reduce_scatterv import reduce_scatterv
 from hybridcomp.collectives.buffers import copied, overlap, same_memory, together
 from hybridcomp.collectives.choices import CodecLike
-from hybridcomp.collectives.execution.coding import NONE, Array
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import NONE, Array
+from hybridcomp.collectives.engine.linear import linear_allreduce
+from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution.mpi_collectives import AVG, native, reduce_native, reduces_directly
-from hybridcomp.collectives.execution.programs import OperationKey
 from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.operations.flat_gather_scatter import Moves
 from hybridcomp.collectives.session import Op

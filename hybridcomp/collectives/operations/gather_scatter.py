@@ -10,8 +10,8 @@ from hybridcomp.arrays import Flat
 from hybridcomp.collectives.algorithms.bcast import binomial_tree
 from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, like, parse, part, same_dtype
 from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution import progress as engine
-from hybridcomp.collectives.execution.programs import OperationKey
 from hybridcomp.collectives.operations.fast_path import Quick
 from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.requests import Request

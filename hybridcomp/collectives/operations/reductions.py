@@ -19,9 +19,9 @@ from hybridcomp.collectives.buffers import (
     typed,
 )
 from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly
-from hybridcomp.collectives.execution.programs import OperationKey
 from hybridcomp.collectives.operations.fast_path import Quick
 from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.requests import Request

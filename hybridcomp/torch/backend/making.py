@@ -40,7 +40,7 @@ def make_communicator(birth: Birth, name: str, timeout: timedelta) -> Communicat
     from mpi4py import MPI  # noqa: PLC0415
 
     from hybridcomp.collectives import Communicator  # noqa: PLC0415
-    from hybridcomp.collectives.failure.making import LEAST_SECONDS, bounded  # noqa: PLC0415
+    from hybridcomp.collectives.agreement.making import LEAST_SECONDS, bounded  # noqa: PLC0415
 
     world = MPI.COMM_WORLD
     _check_process(name)

@@ -11,11 +11,11 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
+from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.algorithms.registry import ALGORITHMS
-from hybridcomp.collectives.execution.groups import DEVICES
-from hybridcomp.collectives.execution.native import native_engine
-from hybridcomp.collectives.failure import making
+from hybridcomp.collectives.engine.groups import DEVICES
+from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.topology import Topology
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, total, verdict

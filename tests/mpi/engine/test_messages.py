@@ -11,8 +11,8 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.execution.groups import DEVICES
-from hybridcomp.collectives.execution.native import native_engine
+from hybridcomp.collectives.engine.groups import DEVICES
+from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, communicator, gaussian, verdict
 

@@ -15,11 +15,11 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp import trace
 from hybridcomp.codecs.lossless import LosslessCodec
+from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.algorithms.registry import ALGORITHMS
-from hybridcomp.collectives.execution.native import native_engine
-from hybridcomp.collectives.execution.python_steps import PythonSteps
-from hybridcomp.collectives.failure import making
+from hybridcomp.collectives.engine.native import native_engine
+from hybridcomp.collectives.engine.python_steps import PythonSteps
 from hybridcomp.collectives.transport.shared_memory import _SWITCH
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.topology import Topology

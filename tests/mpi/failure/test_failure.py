@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.execution.native import native_engine
+from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, State, _Kind
 from hybridcomp.collectives.transport.mailbox import Transport
 from hybridcomp.collectives.transport.shared_memory import _SWITCH

@@ -12,8 +12,8 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
+from hybridcomp.collectives.agreement.consistency import VARIABLE, Comparison
 from hybridcomp.collectives.execution.progress import Pending, Steps, engine
-from hybridcomp.collectives.failure.consistency import VARIABLE, Comparison
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 
 LAST = WORLD.size - 1

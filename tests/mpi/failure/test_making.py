@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.failure import making
+from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.release import collect
 from tests.mpi.conftest import WORLD, verdict

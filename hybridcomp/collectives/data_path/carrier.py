@@ -14,7 +14,7 @@ import numpy as np
 from hybridcomp import native
 from hybridcomp.arrays import ByteArray, DType
 from hybridcomp.codecs import Memory
-from hybridcomp.collectives.execution.coding import NONE, Array, Coder
+from hybridcomp.collectives.data_path.coding import NONE, Array, Coder
 from hybridcomp.collectives.execution.widths import narrow, widen
 from hybridcomp.collectives.transport.mailbox import Incoming, Sealed
 

@@ -14,17 +14,17 @@ from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.linear.base import FOLDS
 from hybridcomp.collectives.algorithms.registry import ALGORITHMS
 from hybridcomp.collectives.algorithms.selection import Chooser
-from hybridcomp.collectives.execution.coding import Coder
-from hybridcomp.collectives.execution.data_path import Carrier
-from hybridcomp.collectives.execution.faults import error_of
-from hybridcomp.collectives.execution.mpi_collectives import AVG
-from hybridcomp.collectives.execution.python_steps import (
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import Coder
+from hybridcomp.collectives.engine.faults import error_of
+from hybridcomp.collectives.engine.python_steps import (
     PythonProgram,
     PythonSteps,
     at_step,
     message_bounds,
     needs_python,
 )
+from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.collectives.execution.request import Pending, Steps
 from hybridcomp.native import kernels
 from hybridcomp.policy import Choice
@@ -123,7 +123,7 @@ class Programs:
             alone: without Python, where nobody would compute a step for it.
 
         Returns:
-            A :class:`~hybridcomp.collectives.execution.python_steps.PythonProgram` where Python computes steps, else
+            A :class:`~hybridcomp.collectives.engine.python_steps.PythonProgram` where Python computes steps, else
             the compiled module's ``EngineProgram``.
 
         Raises:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from hybridcomp.collectives.agreement.consistency import LEVELS, VARIABLE
 from hybridcomp.collectives.device.cuda_aware import Awareness
-from hybridcomp.collectives.failure.consistency import LEVELS, VARIABLE
 from hybridcomp.errors import MismatchError, RemoteError
 from hybridcomp.policy import Policy
 

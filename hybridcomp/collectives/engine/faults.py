@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType
-from hybridcomp.collectives.execution.coding import NONE, Coder
+from hybridcomp.collectives.data_path.coding import NONE, Coder
 from hybridcomp.collectives.execution.request import sender
 from hybridcomp.errors import MismatchError, WireError
 

@@ -23,7 +23,7 @@ from hybridcomp.errors import MismatchError
 from hybridcomp.schedules.shards import CHUNK_BYTES
 
 if TYPE_CHECKING:
-    from hybridcomp.collectives.transport.links import Link
+    from hybridcomp.collectives.data_path.links import Link
 
 Array = npt.NDArray[Any]
 

@@ -17,8 +17,8 @@ from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.sparse.base import SparseCodec
 from hybridcomp.codecs.steps import summed, trimmed
-from hybridcomp.collectives.execution.coding import NONE, Array
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.execution.request import Pending, Steps
 from hybridcomp.collectives.execution.widths import narrow
 from hybridcomp.native import kernels

@@ -22,9 +22,9 @@ from hybridcomp.arrays import Flat, as_dtype
 from hybridcomp.codecs import LinearCodec
 from hybridcomp.codecs.linear.base import FOLDS, Reduced, Reduction, Round
 from hybridcomp.collectives.algorithms.allreduce import allreduce
-from hybridcomp.collectives.execution.coding import NONE, Array
-from hybridcomp.collectives.execution.data_path import Carrier
-from hybridcomp.collectives.execution.programs import OperationKey, Programs, running
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import NONE, Array
+from hybridcomp.collectives.engine.programs import OperationKey, Programs, running
 from hybridcomp.collectives.execution.progress import Pending, Steps
 from hybridcomp.collectives.execution.widths import widen
 from hybridcomp.collectives.stats import Call

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hybridcomp.collectives.execution.native import native_engine
+from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.collectives.transport.arena import Arena, make_arena
 from hybridcomp.collectives.transport.shared_memory import map_arenas, shares_memory
 from hybridcomp.errors import ConfigError

@@ -16,7 +16,7 @@ from hybridcomp.arrays import ByteArray, Flat
 from hybridcomp.codecs import Codec, ErrorFeedback, Memory
 from hybridcomp.codecs.feedback.error_feedback import Key
 from hybridcomp.codecs.linear.powersgd import PowerSGDCodec, factor_of
-from hybridcomp.collectives.execution.coding import Array
+from hybridcomp.collectives.data_path.coding import Array
 from hybridcomp.collectives.execution.widths import narrow
 
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.agreement.agreement import Agreement, Preparation, agree, card_of, same_text
 from hybridcomp.collectives.algorithms.selection import Chooser, chooser
-from hybridcomp.collectives.execution.groups import join
+from hybridcomp.collectives.engine.groups import join
 from hybridcomp.collectives.execution.progress import Pending, Steps, engine
-from hybridcomp.collectives.failure.agreement import Agreement, Preparation, agree, card_of
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect
 from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, meet
@@ -165,7 +165,7 @@ class _Assembly:
         group = join(mpi, node) if comm.Get_size() > 1 and agreed.on_host else None
         node.Free()
         self._step = "telling rank 0's settings"
-        chosen = chooser(mpi, topology, own.settings)
+        chosen = chooser(topology, same_text(mpi, own.settings))
         return Parts(own, agreed, mpi, p2p, comparison, topology, near, group, chosen, self._notices)
 
     def _look(self) -> None:

@@ -17,12 +17,12 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec
-from hybridcomp.collectives.execution.coding import NONE
-from hybridcomp.collectives.execution.data_path import Carrier
-from hybridcomp.collectives.execution.faults import Fault
-from hybridcomp.collectives.execution.programs import awaited, compiled, ended, started
+from hybridcomp.collectives.data_path import framing as p2p
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import NONE
+from hybridcomp.collectives.engine.faults import Fault
+from hybridcomp.collectives.engine.programs import awaited, compiled, ended, started
 from hybridcomp.collectives.execution.request import Steps
-from hybridcomp.collectives.transport import framing as p2p
 from hybridcomp.collectives.transport.mailbox import Incoming
 from hybridcomp.schedules import registry
 from hybridcomp.schedules.schedule import Operation
@@ -37,7 +37,7 @@ class MessagePrograms:
     """The compiled sends and receives of one communicator, by what they carry: peer and tag come with each start.
 
     Args:
-        group: of :func:`~hybridcomp.collectives.execution.groups.join_for_messages`.
+        group: of :func:`~hybridcomp.collectives.engine.groups.join_for_messages`.
     """
 
     def __init__(self, group: Any) -> None:
@@ -100,7 +100,7 @@ def receiving(program: Any, out: Flat, source: int, tag: int, status: MPI.Status
         program: of :meth:`MessagePrograms.recv`.
         out: has the room.
         source, tag: as in MPI, ANY_SOURCE and ANY_TAG included.
-        status: filled as by :func:`~hybridcomp.collectives.transport.framing.receive_message`.
+        status: filled as by :func:`~hybridcomp.collectives.data_path.framing.receive_message`.
         carrier: transport and statistics.
 
     Raises:

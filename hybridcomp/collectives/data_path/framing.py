@@ -19,11 +19,11 @@ from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec
 from hybridcomp.codecs.table import codec_for
-from hybridcomp.collectives.execution.coding import NONE, Array
-from hybridcomp.collectives.execution.data_path import Carrier
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import NONE, Array
+from hybridcomp.collectives.data_path.links import Link, as_rows
 from hybridcomp.collectives.execution.post_queue import PostTicket
 from hybridcomp.collectives.execution.progress import Pending, Steps
-from hybridcomp.collectives.transport.links import Link, as_rows
 from hybridcomp.collectives.transport.mailbox import Incoming
 from hybridcomp.errors import MismatchError
 

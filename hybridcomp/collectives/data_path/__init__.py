@@ -1,0 +1,1 @@
+"""What generators encode, send, receive and decode with; framing of single messages."""

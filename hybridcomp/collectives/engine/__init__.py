@@ -1,0 +1,1 @@
+"""Python's side of the compiled engine: programs, messages, steps that Python computes."""
