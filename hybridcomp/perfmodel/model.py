@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridcomp.perfmodel.formulas import FORMULAS, Case, Formula
+from hybridcomp.perfmodel.case import Case
+from hybridcomp.perfmodel.formulas import FORMULAS, Formula
 from hybridcomp.perfmodel.profile import Profile
 from hybridcomp.perfmodel.terms import Setting
 

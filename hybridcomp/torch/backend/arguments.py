@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from torch.distributed import ReduceOp
+from torch.distributed import AllreduceOptions, ReduceOp
 
 
 class Asked(NamedTuple):
@@ -41,7 +41,9 @@ def asked(*given: Any) -> Asked:
     for value in given:
         if value is None:
             continue
-        if isinstance(value, timedelta):
+        if value.__class__ is AllreduceOptions:  # the most frequent
+            op, timeout, waits = value.reduceOp, value.timeout, not getattr(value, "asyncOp", True)
+        elif isinstance(value, timedelta):
             timeout = value
         elif isinstance(value, (ReduceOp, ReduceOp.RedOpType)):
             op = value

@@ -114,7 +114,8 @@ def op_kind(op: Any) -> Any:
     """The member of ``ReduceOp.RedOpType`` behind an option, an operation or None (SUM)."""
     if op is None:
         return ReduceOp.SUM
-    op = getattr(op, "reduceOp", op)
+    if op.__class__ is not ReduceOp:
+        op = getattr(op, "reduceOp", op)
     return getattr(op, "op", op)
 
 

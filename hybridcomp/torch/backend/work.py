@@ -36,6 +36,7 @@ class CommWork(Work):
 
     limit: float | None = None
     _caller: CallerStreams | None = None
+    _commit: Callable[[], None] | None = None
     _completed = False
     _error: BaseException | None = None
     _promise: Promise | None = None
@@ -58,7 +59,8 @@ class CommWork(Work):
         Work.__init__(self)
         self.requests = requests
         self._outputs = outputs
-        self._commit = commit
+        if commit is not None:
+            self._commit = commit
         self._lock = threading.Lock()
         for tensor in outputs:
             if tensor.is_cuda:
