@@ -49,6 +49,18 @@ std::deque<Contacts::Job>::iterator Contacts::Shared::next() {
   });
 }
 
+void Contacts::Shared::refuse_behind(const Job& refused) {
+  std::erase_if(jobs, [&](Job& job) {
+    const bool behind = job.owner.execution == refused.owner.execution && job.comm == refused.comm &&
+                        job.peer == refused.peer;
+    if (behind) {
+      job.code = refused.code;
+      posted.push_back(job);
+    }
+    return behind;
+  });
+}
+
 void Contacts::run(const std::shared_ptr<Shared>& shared) {
   std::unique_lock lock(shared->mutex);
   while (true) {
@@ -67,6 +79,7 @@ void Contacts::run(const std::shared_ptr<Shared>& shared) {
     lock.lock();
     std::erase(shared->busy, std::pair(job.comm, job.peer));
     shared->posted.push_back(job);
+    if (job.code) shared->refuse_behind(job);
     shared->wake.notify_one();
   }
   --shared->threads;

@@ -52,6 +52,8 @@ class Contacts {
     int threads = 0, free = 0;
 
     std::deque<Job>::iterator next();  // the first job whose rank is not busy: messages keep their order
+    // Refuse the messages of an operation behind one that MPI refused: the rank would take them for that one.
+    void refuse_behind(const Job& refused);
   };
   static void run(const std::shared_ptr<Shared>& shared);
 

@@ -4,6 +4,7 @@
 // messages.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -59,14 +60,19 @@ class Network {
 
   int isend(const void* data, std::size_t bytes, int peer, int tag, std::uint64_t comm, std::uint64_t* id) {
     maybe_yield();
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     const auto [group, rank] = communicators_.at(comm - 1);
     const auto* const from = static_cast<const std::uint8_t*>(data);
     Message message{from, bytes, {}, 0};
     const bool harm = damage_ != kNone && group == damaged_group_ && damaged_after_-- == 0;
     const Damage how = harm ? damage_ : kNone;
     if (harm) damage_ = kNone;
-    if (how == kRefused) return kBroken;
+    if (how == kRefused) {
+      // As MPI takes its time to find out, while more messages may be on their way here.
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return kBroken;
+    }
     const bool eager = harm || random_() % 2;
     if (eager) {
       message.copy.assign(from, from + bytes);
