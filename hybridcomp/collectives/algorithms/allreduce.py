@@ -119,12 +119,12 @@ class Run:
             mailbox.send(message, [q], self.tags[0])
 
     def part(self, span: slice) -> Sealed:
-        """This rank's part of a span that another one owns."""
+        """Encode this rank's part of a span that another rank owns; return the message."""
         (message,) = self.carrier.encode_parts(self.send, [span], self.memory)
         return message
 
     def reduce(self, k: int, parts: Sequence[Incoming], receivers: list[int]) -> None:
-        """Steps 2 and 3 for chunk ``k`` of this rank's shard: ``parts``, in rank order, are here."""
+        """Do steps 2 and 3 for chunk ``k`` of this rank's shard; ``parts``, in rank order, have arrived."""
         carrier = self.carrier
         span = self.shards.span(self.rank, k)
         if span.start == span.stop:

@@ -160,7 +160,7 @@ def doubling_allgather(carrier: Carrier, send: Flat, recv: Flat, tags: Sequence[
 
 
 def _chunks(start: int, stop: int, carrier: Carrier, dtype: DType) -> Iterator[slice]:
-    """The chunks of a range of elements."""
+    """Yield the chunks of a range of elements."""
     n = stop - start
     shards = Shards.fixed(n, 1, n, dtype.itemsize, carrier.chunk_bytes)
     for k in range(shards.count):
@@ -182,7 +182,7 @@ class _Halves:
         self._coming: list[Incoming] = []
 
     def total(self, span: slice) -> Any:
-        """This rank's sum of a span; who changes it uses it up."""
+        """Return this rank's partial sum of a span; the caller may overwrite it."""
         if self._acc is None:
             return self._carrier.own(self._send.data[span], None, span)
         return self._acc[span.start - self._start : span.stop - self._start]

@@ -27,7 +27,7 @@ class Pool(Generic[Buffer]):
         self._kept = 0
 
     def take(self, nbytes: int) -> Buffer:
-        """A buffer of at least ``nbytes`` that nobody uses; to be cut by who takes it, and given back whole."""
+        """Return a buffer of at least ``nbytes`` that nobody uses; the caller may slice it, and gives it back whole."""
         step = 1 << max(12, (nbytes - 1).bit_length() - 3)
         size = -(-max(nbytes, 1) // step) * step
         free = self._free.get(size)
@@ -61,11 +61,11 @@ class StreamPool:
         self._lanes: list[StreamPair] = []
 
     def lane(self, buffers: Iterable[DeviceArray]) -> StreamPair:
-        """A lane whose work begins after what the callers' streams have now. In the thread of the caller."""
+        """Return a stream pair whose work begins after what the callers' streams have now; in the caller's thread."""
         return self.lane_after(callers_events(buffers))
 
     def lane_after(self, events: Iterable[Event]) -> StreamPair:
-        """A lane whose work begins after these events."""
+        """Return a stream pair whose work begins after these events."""
         lane = self._lanes.pop() if self._lanes else StreamPair(self)
         lane.begin(events)
         return lane
@@ -97,7 +97,7 @@ class StreamPair:
             self._runtime.follow(self._main, event)
 
     def record(self) -> Event:
-        """An event after all kernels and copies to the device up to now."""
+        """Return an event after all kernels and copies to the device up to now."""
         return self._runtime.record(self._main)
 
     def upload(self, to: DeviceArray, source: ByteArray) -> None:
@@ -123,7 +123,7 @@ class StreamPair:
 
 
 def callers_events(buffers: Iterable[DeviceArray]) -> list[Event]:
-    """Events after what the streams that the buffers' owners are using have now."""
+    """Return events after what the streams that the buffers' owners are using have now."""
     streams = {(b.runtime, b.runtime.current_stream(b.owner)) for b in buffers}
     return [runtime.record(stream) for runtime, stream in streams]
 
@@ -132,7 +132,7 @@ _depots: dict[int, StreamPool] = {}
 
 
 def stream_pool(runtime: Runtime) -> StreamPool:
-    """The process's depot of a device."""
+    """Return the process's pool of streams and buffers of a device."""
     found = _depots.get(id(runtime))
     if found is None:
         found = _depots[id(runtime)] = StreamPool(runtime)

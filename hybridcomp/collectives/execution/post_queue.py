@@ -36,11 +36,11 @@ class PostQueue:
 
     @property
     def empty(self) -> bool:
-        """Whether nobody is in line."""
+        """Tell whether no operation is in the queue."""
         return not self.line
 
     def take(self) -> PostTicket:
-        """A turn after all that have been taken; in an operation's first step."""
+        """Append a ticket after all that have been taken; called in an operation's first step."""
         turn = PostTicket(self)
         self.line.append(turn)
         return turn
@@ -56,7 +56,7 @@ class PostTicket:
         self._why: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether it is the first.
+        """Tell whether the ticket is the first in the queue.
 
         Raises:
             MismatchError: the first has failed, and will never post.
@@ -78,7 +78,7 @@ class PostTicket:
 
     @contextmanager
     def posting(self) -> Iterator[None]:
-        """The block in which it posts, whose end lets the next one have its turn; it must be the first."""
+        """Enclose the block in which the first ticket posts; at its end the next one becomes the first."""
         try:
             yield
         finally:
@@ -86,7 +86,7 @@ class PostTicket:
 
     @contextmanager
     def held(self) -> Iterator[PostTicket]:
-        """The block at whose end it must have posted, or have failed."""
+        """Enclose the block at whose end the ticket must have posted, or have failed."""
         try:
             yield self
         except BaseException as error:
@@ -94,7 +94,7 @@ class PostTicket:
             raise
 
     def forsake(self, error: BaseException) -> None:
-        """Its operation has failed; no harm is done if it has posted."""
+        """Withdraw the ticket of an operation that has failed; do nothing if it has posted."""
         line = self._turns.line
         if self not in line:
             return

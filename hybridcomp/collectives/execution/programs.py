@@ -50,7 +50,7 @@ class Ended:
         self._run = run
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Tell whether the run has ended."""
         return bool(self._run.done())
 
 

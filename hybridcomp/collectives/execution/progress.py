@@ -142,9 +142,9 @@ class Engine:
             raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")
 
     def attended(self) -> AbstractContextManager[None]:
-        """What this thread starts inside, it waits for next: the background thread can sleep on.
+        """Enclose a block whose thread waits next for what it starts inside: the background thread can sleep on.
 
-        That one looks a tenth of a second later even so, if nobody waits.
+        The background thread looks a tenth of a second later even so, if nobody waits.
         """
         return Attended(self)
 
@@ -161,7 +161,7 @@ class Engine:
             return notices.close()
 
     def in_flight(self, notices: Notices) -> bool:
-        """Whether operations of a communicator are."""
+        """Tell whether operations of a communicator are in flight."""
         with self._lock:
             return any(request._notices is notices for request in [*self._active, *self.begun])
 
@@ -349,25 +349,25 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight."""
+        """Tell whether nothing is in flight."""
         return not (self._active or self.begun)
 
     @property
     def waited_for(self) -> bool:
-        """Whether somebody waits, and makes progress."""
+        """Tell whether some thread waits, and makes progress."""
         return self._foreground > 0
 
     @property
     def listens(self) -> bool:
-        """Whether there are communicators whose notices are looked at."""
+        """Tell whether there are communicators whose notices are looked at."""
         return bool(self._listening)
 
     def quiet(self) -> float:
-        """Seconds that nothing has moved."""
+        """Return the seconds for which nothing has moved."""
         return time.monotonic() - self._moved
 
     def pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
-        """Seconds between two looks: at least so many, and a share of the time that nothing has moved."""
+        """Return the seconds between two looks: at least so many, and a share of the time that nothing has moved."""
         return min(max(least, self.quiet() * share), _SLEEP_MAX)
 
     def listen_idle(self) -> None:
@@ -379,7 +379,7 @@ class Engine:
                     notices.look()
 
     def stop(self) -> None:
-        """At exit: end what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
+        """End at exit what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
         if os.getpid() != self._pid:
             return  # of a fork that ends: these are its parent's operations
         self._background.stop(_EXIT_SECONDS)
@@ -403,7 +403,7 @@ _engine_lock = threading.Lock()
 
 
 def engine() -> Engine:
-    """The process's engine."""
+    """Return the process's engine."""
     global _engine  # noqa: PLW0603  (one per process by nature)
     with _engine_lock:
         if _engine is None:

@@ -17,7 +17,7 @@ _PATIENCE = 0.05  # seconds in which MPI nearly always has started a message; un
 
 
 class Posting:
-    """What a thread has MPI start.
+    """An MPI call that a thread makes to start a request.
 
     Attributes:
         done: MPI has come back.
@@ -46,25 +46,25 @@ class FirstRequest(MPI.Request):
     posting: Posting
 
     def __new__(cls, posting: Posting) -> FirstRequest:
-        """Of what a thread is to start."""
+        """Make a request for what a thread is to start."""
         self = super().__new__(cls)
         self.posting = posting
         return self
 
     @property
     def started(self) -> MPI.Request | None:
-        """MPI's own request, once there is one. Raises what MPI has refused it with."""
+        """Return MPI's own request, once there is one; raise the error with which MPI has refused it."""
         if self.posting.done.is_set() and self.posting.error is not None:
             raise self.posting.error
         return self.posting.request
 
     def Test(self, status: MPI.Status | None = None) -> bool:
-        """Whether the message has been sent."""
+        """Tell whether the message has been sent."""
         started = self.started
         return started is not None and started.Test(status)
 
     def Get_status(self, status: MPI.Status | None = None) -> bool:
-        """As :meth:`Test`, and changes nothing."""
+        """Tell whether the message has been sent, and change nothing."""
         started = self.started
         return started is not None and started.Get_status(status)
 

@@ -35,7 +35,7 @@ _LEVELS = {
 
 
 class Parts(NamedTuple):
-    """What a communicator is made of.
+    """The components of a communicator.
 
     Attributes:
         own: what this rank brought.
@@ -178,7 +178,7 @@ class _Assembly:
             raise RemoteError(f"{self._what}: rank {failure.rank} failed: {failure.text}")
 
     def _absent(self) -> str:
-        """Who is silent, in words; those that wait as well answer."""
+        """Name the ranks that are silent, in words; those that wait as well answer."""
         notices = self._notices
         if notices is None:
             return ""

@@ -1,4 +1,4 @@
-"""What the ranks of a communicator tell each other beside its operations: that one has failed, and how far they are.
+"""Exchange notices between the ranks of a communicator beside its operations: which have failed, how far each rank is.
 
 Notices travel on a communicator of their own, 256 bytes each. Nothing is posted for them: the engine probes, about
 every millisecond that an operation waits, and ten times a second while none is in flight. So they cost nothing while
@@ -41,7 +41,7 @@ class _Kind(IntEnum):
 
 
 class _Detail(IntEnum):
-    """How an operation has failed."""
+    """The ways in which an operation has failed."""
 
     ERROR = 0
     LATE = 1
@@ -49,7 +49,7 @@ class _Detail(IntEnum):
 
 
 class State(IntEnum):
-    """What an operation is on a rank."""
+    """The states of an operation on a rank."""
 
     NOT_STARTED = 0
     IN_FLIGHT = 1
@@ -73,7 +73,7 @@ class Failure(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """How far a rank is.
+    """The progress of a rank, as it answers.
 
     Attributes:
         state: of the operation that was asked for.
@@ -118,12 +118,12 @@ class Notices:
         self._outbox = Outbox(comm)
 
     def begin(self, number: int) -> None:
-        """An operation starts here."""
+        """Record that an operation starts here."""
         self.latest = max(self.latest, number)
         self._open.add(number)
 
     def end(self, number: int, *, well: bool) -> None:
-        """It has ended here."""
+        """Record that an operation has ended here."""
         self._open.discard(number)
         self._ended[number] = well
         if len(self._ended) > _REMEMBERED:
@@ -148,7 +148,7 @@ class Notices:
             self._send(_Kind.FAILED, _Detail.LATE if late else _Detail.ERROR, number, self._others(), text)
 
     def known(self, number: int) -> None:
-        """An operation's failure has been reported here: nothing more that is said of it is news."""
+        """Record that an operation's failure has been reported here: no later notice of it is news."""
         self._ended[number] = False
         if self.belated is not None and self.belated[0] == number:
             self.belated = None
@@ -159,7 +159,7 @@ class Notices:
         self._send(_Kind.ASK, 0, number, self._others())
 
     def replies(self, number: int) -> dict[int, Reply]:
-        """The answers so far, by rank."""
+        """Return the answers so far, by rank."""
         return self._replies.get(number, {})
 
     def look(self) -> bool:
@@ -244,7 +244,7 @@ class Notices:
 
 
 def absentees(replies: dict[int, Reply], rank: int, size: int) -> str:
-    """Which ranks have not arrived, in words.
+    """Name the ranks that have not arrived, in words.
 
     Args:
         replies: what the other ranks answered.

@@ -1,4 +1,4 @@
-"""What the ranks' notices mean for the operations in flight. For the engine, which holds its lock in every call."""
+"""Act on the ranks' notices for the operations in flight; the engine holds its lock in every call."""
 
 from __future__ import annotations
 

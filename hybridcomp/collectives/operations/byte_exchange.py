@@ -68,7 +68,7 @@ class ByteExchange(Session):
         )
 
     def after(self, events: Sequence[Ready]) -> Request:
-        """An operation of this rank alone that ends when a device has come to ``events``."""
+        """Start an operation of this rank alone that ends when a device has come to ``events``."""
 
         def steps() -> Steps:
             yield Pending([], [], events=events)

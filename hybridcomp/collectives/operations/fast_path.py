@@ -86,7 +86,7 @@ class Quick(Core):
         super().Free()
 
     def stats(self) -> list[StatRow]:
-        """Totals per operation and codec since the communicator was made, on this rank."""
+        """Return totals per operation and codec since the communicator was made, on this rank."""
         self._learnt.settle()
         return super().stats()
 

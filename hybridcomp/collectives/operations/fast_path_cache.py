@@ -1,4 +1,4 @@
-"""What compiled code has learnt of a communicator's operations on plain arrays."""
+"""Cache what compiled code needs to repeat a communicator's operations on plain arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CODEC = 4  # where the codec is, which is a key only if it is a string
 
 
 class Shape(NamedTuple):
-    """Where one of MPI's functions has its arguments; -1 if it has none.
+    """The positions of the arguments of one of MPI's functions; -1 for one that it does not take.
 
     Attributes:
         function: its name.

@@ -173,7 +173,7 @@ class Plans(Quick):
     def _persistent(
         self, op: str, choice: Choice, request: MPI.Prequest, send: Array, recv: Array, nbytes: int, sent: int
     ) -> Plan:
-        """A plan of MPI's own."""
+        """Return a plan of one of MPI's persistent requests."""
 
         def post() -> MPI.Prequest:
             request.Start()
@@ -191,7 +191,7 @@ def _plan(send: Array, recv: Array, begin: Callable[[], engine.Request]) -> Plan
 
 
 def _arrays(dtype: DTypeLike, send: Shape, recv: Shape) -> tuple[Array, Array, Flat, Flat]:
-    """Two new arrays of zeros, and their flat views; bfloat16 is stored as its bits, in uint16."""
+    """Return two new arrays of zeros, and their flat views; bfloat16 is stored as its bits, in uint16."""
     kind: DType = as_dtype(dtype)
     arrays = [np.zeros(shape, kind.storage) for shape in (send, recv)]
     flats = [Flat(a.reshape(-1), kind, a.shape, True, False) for a in arrays]

@@ -29,7 +29,7 @@ class Probes(Quick):
     def Iprobe(
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> bool:
-        """Whether a message is here."""
+        """Tell whether a message is here."""
         engine().check_process("probe")
         return self._p2p.Iprobe(source, tag, status)
 

@@ -54,7 +54,7 @@ class Rooted(Quick):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """As :meth:`Igather`, an operation that is none of MPI's requests."""
+        """Start :meth:`Igather` as an operation that is none of MPI's requests."""
         try:
             recv = parse(recvbuf, writable=True, blocks=self.size) if self.rank == root else None
             if recv is not None and is_in_place(sendbuf):
@@ -156,7 +156,7 @@ class Rooted(Quick):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """As :meth:`Iscatter`, an operation that is none of MPI's requests."""
+        """Start :meth:`Iscatter` as an operation that is none of MPI's requests."""
         try:
             send = parse(sendbuf, blocks=self.size) if self.rank == root else None
             if send is not None and is_in_place(recvbuf):

@@ -1,1 +1,1 @@
-"""How bytes get from rank to rank: MPI, memory that a host's ranks share, and how messages are framed."""
+"""Move bytes from rank to rank: through MPI, or through memory that a host's ranks share, in framed messages."""

@@ -32,7 +32,7 @@ _TOKEN_BYTES = 8
 
 
 class Card(NamedTuple):
-    """Where another process finds an arena."""
+    """The descriptor by which another process finds an arena."""
 
     pid: int
     fd: int
@@ -58,7 +58,7 @@ class Arena:
         self.start = address(self.memory)
 
     def block(self, offset: int, nbytes: int) -> ByteArray:
-        """The block at an offset.
+        """Return the block at an offset.
 
         Raises:
             WireError: no block can be there.
@@ -68,7 +68,7 @@ class Arena:
         return self.memory[offset : offset + nbytes]
 
     def lease(self, offset: int) -> int:
-        """The address of the lease of the block at an offset."""
+        """Return the address of the lease of the block at an offset."""
         return self.start + offset - LINE
 
     def drop(self, offset: int, nbytes: int) -> None:
@@ -102,23 +102,23 @@ class ArenaPool:
 
     @property
     def used(self) -> int:
-        """Bytes of the arena that have ever been taken: does not grow while free blocks serve."""
+        """Return the bytes of the arena that have ever been taken: they do not grow while free blocks serve."""
         return self._used
 
     @property
     def crowded(self) -> bool:
-        """Whether others are so late to read that who lends more should wait for them first."""
+        """Tell whether readers are so late that the owner should wait for them before it publishes more."""
         if self._late > _LENT:
             self._collect()
         return self._late > _LENT
 
     def unread(self, buffer: ByteArray) -> bool:
-        """Whether others still read a buffer of this pool."""
+        """Tell whether other processes still read a buffer of this pool."""
         offset = address(buffer) - self.arena.start
         return offset in self._sizes and bool(native.kernels().lease_held(self.arena.lease(offset)))
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of ``nbytes`` that nobody uses."""
+        """Return a buffer of ``nbytes`` that nobody uses."""
         size = size_class(nbytes)
         free = self._free.get(size)
         if not free and self._lent:
@@ -203,5 +203,5 @@ def open_arena(card: Card) -> Arena:
 
 
 def address(data: ByteArray) -> int:
-    """Where an array begins."""
+    """Return the address at which an array begins."""
     return int(native.kernels().address(data))

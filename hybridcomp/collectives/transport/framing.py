@@ -104,7 +104,7 @@ def room(codecs: Iterable[Codec], count: int, dtype: DType) -> int:
 
 
 def encoded(nbytes: int) -> bool:
-    """Whether a message of floating-point numbers, of as many bytes, was made by a codec."""
+    """Tell whether a message of floating-point numbers, of as many bytes, was made by a codec."""
     return nbytes % 2 == 1
 
 
@@ -116,7 +116,7 @@ class Arrival:
         self.message: MPI.Message | None = None
 
     def done(self) -> bool:
-        """Whether MPI has the beginning of it."""
+        """Tell whether MPI has the beginning of the message."""
         comm, source, tag, status = self._ask
         if self.message is None:
             self.message = comm.Improbe(source, tag, status)

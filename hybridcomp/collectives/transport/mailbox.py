@@ -67,7 +67,7 @@ class Transport:
         self._failed: list[object] = []
 
     def tag(self) -> int:
-        """The next sequence tag.
+        """Return the next sequence tag.
 
         Raises:
             RuntimeError: this process was forked; a thread of its parent's may have held the lock that this takes.
@@ -96,12 +96,12 @@ class Transport:
 
     @property
     def others(self) -> list[int]:
-        """The other ranks, beginning after this one, so that not all of them send to rank 0 first."""
+        """Return the other ranks, beginning after this one, so that not all of them send to rank 0 first."""
         return [(self.rank + i) % self.size for i in range(1, self.size)]
 
     @property
     def failed(self) -> bool:
-        """Whether an operation has, or may yet."""
+        """Tell whether an operation has failed, or may yet."""
         return bool(self._failed) or self.contacts.late
 
     @contextmanager
@@ -114,7 +114,7 @@ class Transport:
             raise
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of ``nbytes`` from the pool."""
+        """Return a buffer of ``nbytes`` from the pool."""
         return self._pool.take(nbytes)
 
     def give(self, buffer: ByteArray) -> None:
@@ -144,12 +144,12 @@ class Sealed(NamedTuple):
     nbytes: int
 
     def wire(self) -> ByteArray:
-        """Its bytes, as MPI takes them."""
+        """Return the message's bytes in the form that MPI takes."""
         return self.buffer[: self.nbytes]
 
     @property
     def events(self) -> Sequence[Ready]:
-        """What :meth:`wire` has to wait for."""
+        """Return the events that :meth:`wire` has to wait for: none."""
         return ()
 
 
@@ -174,7 +174,7 @@ class Incoming:
     used: bool = field(default=False, kw_only=True)
 
     def wire(self) -> ByteArray:
-        """The buffer, as MPI takes it."""
+        """Return the buffer in the form that MPI takes."""
         return self.buffer
 
 
@@ -231,7 +231,7 @@ class Mailbox:
         return True
 
     def inbox(self, nbytes: int) -> Incoming:
-        """Room for a message of at most ``nbytes``, which somebody else receives into it."""
+        """Return a buffer for a message of at most ``nbytes``, which another party receives into it."""
         buffer = self._transport.take(nbytes)
         # Or a message too short for a header would leave an earlier one to be read.
         buffer[: wire.HEADER_BYTES] = 0
@@ -247,15 +247,15 @@ class Mailbox:
         return message
 
     def arrival(self, messages: list[Incoming]) -> Pending:
-        """What to wait for until all of ``messages`` are here and can be opened."""
+        """Return what to wait for until all of ``messages`` are here and can be opened."""
         return Pending([m.request for m in messages], [m.peer for m in messages])
 
     def read(self, message: Incoming) -> ByteArray:
-        """The bytes of a message that is here, until it is :meth:`used`.
+        """Return the bytes of a message that is here, until it is :meth:`used`.
 
         Raises:
-            WireError: a note of nothing.
-            MismatchError: a note of a message that this rank has no room for.
+            WireError: the descriptor names no message.
+            MismatchError: the descriptor is of a message that this rank has no room for.
         """
         near = self._transport.near
         if near is None or message.peer not in near.ranks:
@@ -272,7 +272,7 @@ class Mailbox:
         return message.shared
 
     def used(self, message: Incoming) -> None:
-        """A message will not be read again, but for being sent on."""
+        """Release a message that will not be read again, but for being sent on."""
         if not message.kept:
             self._put_back(message)
 

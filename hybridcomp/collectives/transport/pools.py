@@ -13,10 +13,10 @@ _KEPT = 64  # free buffers of a size
 
 
 class Pool(Protocol):
-    """Where a transport's buffers come from."""
+    """The source of a transport's buffers."""
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of ``nbytes``, at least one, that nobody uses."""
+        """Return a buffer of ``nbytes``, at least one, that nobody uses."""
 
     def give(self, buffer: ByteArray) -> None:
         """Take back a buffer that no request uses any more."""
@@ -29,7 +29,7 @@ class HeapPool:
         self._free: dict[int, list[ByteArray]] = {}
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of ``nbytes`` that nobody uses."""
+        """Return a buffer of ``nbytes`` that nobody uses."""
         free = self._free.get(size_class(nbytes))
         buffer = free.pop() if free else np.empty(size_class(nbytes), np.uint8)
         return buffer[:nbytes]
@@ -44,5 +44,5 @@ class HeapPool:
 
 
 def size_class(nbytes: int) -> int:
-    """The size of the buffers that serve ``nbytes``: a power of two."""
+    """Return the size of the buffers that serve ``nbytes``: a power of two."""
     return _LEAST if nbytes <= _LEAST else 1 << int(nbytes - 1).bit_length()
