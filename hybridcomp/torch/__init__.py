@@ -78,12 +78,12 @@ def __getattr__(name: str) -> Any:
 
 
 def stats() -> list[StatRow]:
-    """What all process groups and hooks of this process carried, by axis, operation, codec and reason."""
+    """Return the statistics of all process groups and hooks of this process, by axis, operation, codec and reason."""
     return registry.rows()
 
 
 def summary() -> str:
-    """The table of :func:`stats` that rank 0 prints at exit: what was compressed, what was not, and why."""
+    """Return the table of :func:`stats` that rank 0 prints at exit: what was compressed, what was not, and why."""
     return summarize(registry.rows())
 
 
@@ -93,7 +93,7 @@ def reset_stats() -> None:
 
 
 def state_dict() -> dict[str, torch.Tensor]:
-    """Copies of this rank's error-feedback memory and of what else compression remembers between steps."""
+    """Return copies of this rank's error-feedback memory and of all other state of compression between steps."""
     return registry.state()
 
 

@@ -50,9 +50,9 @@ class Range:
             self.end()
 
     def end(self) -> None:
-        """The call has ended.
+        """Record that the call has ended.
 
-        Another thread says so: torch takes a range that ends in the thread it began in for one that encloses all
+        Another thread does so: torch takes a range that ends in the thread it began in for one that encloses all
         that this thread did meanwhile.
         """
         _ender().submit(self._ended.set_result, None)

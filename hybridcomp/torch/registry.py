@@ -20,23 +20,23 @@ from hybridcomp.torch.memory import STEP, Arrays
 
 
 class Member(Protocol):
-    """What has statistics and memory: a process group or a hook's state."""
+    """An object with statistics and memory: a process group or a hook's state."""
 
     @property
     def label(self) -> str:
-        """What names it in a saved state."""
+        """Return the prefix of its keys in a saved state."""
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
 
     def memory(self) -> Arrays:
-        """Arrays to save, by key."""
+        """Return the arrays to save, by key."""
 
     def load_memory(self, arrays: Arrays) -> None:
         """Take back what :meth:`memory` gave."""
 
     def advance(self) -> None:
-        """A training step has ended."""
+        """Count a training step that has ended."""
 
 
 class Registry:
@@ -52,7 +52,7 @@ class Registry:
 
     @property
     def rank(self) -> int:
-        """This process's; setting it begins the trace that ``HYBRIDCOMP_TRACE`` asks for."""
+        """Return this process's rank; setting it begins the trace that ``HYBRIDCOMP_TRACE`` asks for."""
         return self._rank
 
     @rank.setter
@@ -87,7 +87,7 @@ class Registry:
             self._past = merge([self._past, rows])
 
     def rows(self) -> list[StatRow]:
-        """Statistics of all members since the last reset, past ones too, by axis, operation, codec and reason."""
+        """Return all members' statistics since the last reset, past ones too, by axis, operation, codec and reason."""
         with self._lock:
             return since(self._forgotten, self.total())
 
@@ -97,12 +97,12 @@ class Registry:
             self._forgotten = self.total()
 
     def total(self) -> list[StatRow]:
-        """The same since the process began, whatever was reset."""
+        """Return statistics of all members since the process began, whatever was reset."""
         with self._lock:
             return merge([self._past, *(m.rows() for m in self._living().values())])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copies of all members' memory."""
+        """Return copies of all members' memory."""
         return {
             f"{key}/{name}": torch.from_numpy(np.array(array))
             for key, member in self._living().items()
@@ -139,7 +139,7 @@ class Registry:
             return {key: m for key, ref in list(self._members.items()) if (m := ref()) is not None}
 
     def print_summary(self) -> None:
-        """On rank 0, say what was and what was not compressed.
+        """Print on rank 0 what was and what was not compressed.
 
         ``HYBRIDCOMP_SUMMARY=1`` says it also if nothing was, ``HYBRIDCOMP_SUMMARY=0`` never. Where nothing was, and
         the policy would have compressed something else, it says that and why.

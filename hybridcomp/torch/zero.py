@@ -21,7 +21,7 @@ _inside = threading.local()
 
 
 def said_of_broadcast() -> Choice | None:
-    """What this thread's broadcasts are sent by: exactly within that optimizer; None is for the policy to decide."""
+    """Return the choice that sends this thread's broadcasts: exact within that optimizer, else None, for the policy."""
     return _EXACT if getattr(_inside, "zero", False) else None
 
 

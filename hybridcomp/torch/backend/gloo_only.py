@@ -58,6 +58,6 @@ def _set_pg_timeout(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own(group: Any) -> Any:
-    """The group, or the default one, if it is of ours."""
+    """Return the group, or the default one, if it is a group of this backend; else None."""
     group = dist.group.WORLD if group is None else group
     return group if hasattr(group, "comm") and hasattr(group, "monitored_barrier") else None

@@ -1,4 +1,4 @@
-"""What FSDP2 calls in place of its own all-gather and reduce-scatter."""
+"""Replace FSDP2's own all-gather and reduce-scatter by compressed ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Allocates:
     """Memory from torch's allocator, as FSDP2's own."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An uninitialised tensor."""
+        """Return an uninitialised tensor."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 

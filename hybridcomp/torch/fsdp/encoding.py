@@ -67,7 +67,7 @@ class Encoder:
             self._memory.encode(self.codec, flat, room, self._queue, span)
 
     def own(self, values: Tensor, span: slice) -> Tensor:
-        """An accumulator with the span's own values in it, as this rank's part of a sum."""
+        """Return an accumulator with the span's own values in it, as this rank's part of a sum."""
         wide = torch.float64 if values.dtype is torch.float64 else torch.float32
         total = values.to(wide, copy=True)
         if (

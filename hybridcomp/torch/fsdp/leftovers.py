@@ -1,4 +1,4 @@
-"""What error feedback keeps for spans that changed their owner: see :func:`.resharding.release`."""
+"""Keep the error-feedback state of spans that changed their owner: see :func:`.resharding.release`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Leftovers:
                 output[segment.start : segment.start + values.numel()] += values
 
     def put_back(self, state: Arrays) -> Arrays:
-        """The state of error feedback with those that are not added yet, to be saved."""
+        """Return the state of error feedback, to be saved, with the spans that are not added yet."""
         for arrays in self._before.values():
             state |= {name: array.copy() for name, array in arrays.items()}
         return state

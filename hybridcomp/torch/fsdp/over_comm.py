@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 
 
 class CommTransport:
-    """Over a duplicate of a group's communicator."""
+    """A transport over a duplicate of a group's communicator."""
 
     def __init__(self, comm: Communicator, axis: str, policy: Any, feedback: ErrorFeedback) -> None:
         """Make the duplicate. Collective.
@@ -132,7 +132,7 @@ class CommTransport:
         CommWork(requests, [output], commit).wait()
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
         return self.comm.stats()
 
 

@@ -44,13 +44,13 @@ class PendingWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """The same as :meth:`wait`."""
+        """Wait as :meth:`wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether :meth:`wait` would not wait for the backend."""
+        """Tell whether :meth:`wait` would not wait for the backend."""
         return self._commit is None or self._work is None or bool(self._work.is_completed())
 
     def result(self) -> list[torch.Tensor]:
-        """The result's tensor."""
+        """Return the result's tensor."""
         return self._tensors[:1]

@@ -38,15 +38,15 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The element after its last in a rank's part."""
+        """Return the index of the element after its last in a rank's part."""
         return self.start + self.size
 
     def count(self, rank: int) -> int:
-        """Its elements in a rank's part, without padding."""
+        """Return its number of elements in a rank's part, without padding."""
         return max(0, min(self.size, self.total - rank * self.size))
 
     def span(self, rank: int) -> slice:
-        """Where a rank's elements lie in the whole parameter."""
+        """Return the range of a rank's elements in the whole parameter."""
         start = min(rank * self.size, self.total)
         return slice(start, start + self.count(rank))
 
@@ -67,12 +67,12 @@ class Cut:
 
     @property
     def reason(self) -> str:
-        """Why the exact segments are exact."""
+        """Say why the exact segments are exact."""
         return "; ".join(dict.fromkeys(choice.reason for _, choice in self.exact))
 
 
 def segments_of(parameters: Sequence[Any], names: dict[int, str], ranks: int) -> list[Segment]:
-    """The segments of a rank's part.
+    """Return the segments of a rank's part.
 
     Args:
         parameters: FSDP2's ``FSDPParam`` objects, in the buffer's order.
@@ -126,5 +126,5 @@ def cut(
 
 
 def whole(size: int, reason: str) -> Cut:
-    """A part that travels as it is."""
+    """Return the cut of a part that is sent uncompressed, in one segment."""
     return Cut(size, [(Segment("", "", 0, size, size), Choice(NONE, None, reason))])

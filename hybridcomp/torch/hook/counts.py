@@ -28,7 +28,7 @@ class Counts:
         self._lock = threading.Lock()
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
         with self._lock:
             return [row for _, row in sorted(self._rows.items())]
 

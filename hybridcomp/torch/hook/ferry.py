@@ -1,4 +1,4 @@
-"""What crosses between a device and the host for the things of a batch: few copies, and one wait for each phase.
+"""Stage a batch's messages between a device and the host: few copies, and one wait for each phase.
 
 Things launch all that they encode or decode, and nothing waits. Then the batch does, once to learn how long messages
 are whose lengths only the device knows, and once until their bytes are in pinned memory; over a link whose exchanges
@@ -108,9 +108,9 @@ class Ferry(Shore):
     # -- from the device -----------------------------------------------------------------------------
 
     def place(self, nbytes: int) -> DeviceArray:
-        """Room for a message, a multiple of :data:`~.summing.ALIGN` bytes after the last one.
+        """Return memory for a message, a multiple of :data:`~.summing.ALIGN` bytes after the last one.
 
-        As they are asked for, messages lie one after another, as they do on the wire.
+        Messages lie one after another, in the order of these calls, as they do on the wire.
         """
         assert self._block is not None
         part = self._block[self._placed : self._placed + nbytes]
@@ -118,7 +118,7 @@ class Ferry(Shore):
         return part
 
     def written(self, message: Encoded) -> Encoded:
-        """A message that the device is writing, of which the host may still learn the length."""
+        """Record a message that the device is writing, whose length the host may still have to learn; return it."""
         if message.size is None:
             self._unknown.append(message)
         return message
@@ -195,7 +195,7 @@ class Ferry(Shore):
             event.wait()
 
     def drain(self) -> None:
-        """After a failure: let what was started end, whose buffers others will use."""
+        """Drain the stream after a failure: let all started work end, whose buffers others will use."""
         with suppress(Exception):  # a device that fails at this has said so before
             self._lane.drain()
         self._fetched.clear()
@@ -219,7 +219,7 @@ class Ferry(Shore):
             self._there[address] = there[address - first : address - first + message.size]
 
     def there(self, message: ByteArray) -> DeviceArray:
-        """Where an uploaded message is."""
+        """Return the device memory of an uploaded message."""
         return self._there[_address(message)]
 
     # -- arrays, as they are -------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class Ferry(Shore):
 
 
 def _ahead(things: Sequence[Thing]) -> list[Any]:
-    """Those that are on the device; they come first."""
+    """Return the tasks whose work a device does; they come first."""
     return [thing for thing in things if isinstance(thing, Ahead)]
 
 

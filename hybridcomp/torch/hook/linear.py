@@ -47,7 +47,7 @@ class Rounds(abc.ABC):
         self._result: Reduced | None = None
 
     def next(self) -> list[Thing]:
-        """What is to be summed next; nothing when the result is here."""
+        """Return the arrays to sum next; an empty list when the result is here."""
         if self._result is not None:
             return []
         began = time.perf_counter()
@@ -130,7 +130,7 @@ class Linear(Rounds):
         super().__init__(reduction, rank, size)
 
     def _end(self, result: Reduced) -> None:
-        """The residual is kept unless the step is not finite."""
+        """Write the result, and update the residual unless the step is not finite."""
         if self._residual is not None and result.own is not None:
             with np.errstate(invalid="ignore"):
                 lost = self._given - result.own

@@ -1,4 +1,4 @@
-"""How a hook's bytes get to the other ranks: over a communicator, or over gloo, NCCL or any other process group."""
+"""Move a hook's bytes to the other ranks: over a communicator, or over gloo, NCCL or any other process group."""
 
 from __future__ import annotations
 
@@ -77,8 +77,10 @@ class Link(Protocol):
         """
 
     def after(self, events: Sequence[Event]) -> Transfer:
-        """What has ended when a device has come to ``events``; brings nothing. Only of links that are not
-        :attr:`ordered`."""
+        """Return a transfer of no data that ends when a device has come to ``events``.
+
+        Only of links that are not :attr:`ordered`.
+        """
 
     def attend(self, until: Callable[[], bool]) -> None:
         """Make exchanges progress in this thread until a condition holds."""
@@ -91,7 +93,7 @@ def open_link(group: Any) -> Link:
 
 
 class CommLink:
-    """Over a duplicate of a process group's communicator, which ends with the group."""
+    """A link over a duplicate of a process group's communicator, which ends with the group."""
 
     ordered = False
 
@@ -153,7 +155,7 @@ class _Arrival:
 
 
 class TorchLink:
-    """Over a new group of the same ranks and backend. Bytes are staged for a backend that has no CPU tensors.
+    """A link over a new group of the same ranks and backend; bytes are staged for a backend that has no CPU tensors.
 
     Where sizes vary, ranks first tell each other theirs.
     """

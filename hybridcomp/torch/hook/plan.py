@@ -1,4 +1,4 @@
-"""What a hook does with the parameters of a bucket: a policy's answers, grouped by how and when they travel."""
+"""Plan how the parameters of a bucket are reduced: a policy's choices, grouped by how and when they are sent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return self.stop - self.start
 
 
@@ -52,7 +52,7 @@ class Chunk:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return self.stop - self.start
 
 
@@ -61,7 +61,7 @@ Part = TypeVar("Part", Piece, Chunk)
 
 @dataclass(slots=True)
 class Batch:
-    """What travels together.
+    """The pieces of a bucket that are sent together.
 
     Attributes:
         rest: small uncompressed pieces, as one thing.
@@ -74,7 +74,7 @@ class Batch:
     encoded: list[Chunk] = field(default_factory=list)
 
     def codecs(self) -> set[Codec]:
-        """What its pieces travel by."""
+        """Return the codecs by which its pieces are sent."""
         pieces = [*self.rest, *self.linear, *(chunk.piece for chunk in self.encoded)]
         return {piece.choice.codec for piece in pieces}
 
@@ -132,7 +132,7 @@ def _chunks(pieces: Iterable[Piece]) -> Iterator[Chunk]:
 
 
 def _groups(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
-    """Neighbours, of about ``most`` elements together."""
+    """Yield groups of neighbours, of about ``most`` elements together."""
     group: list[Part] = []
     for part in parts:
         group.append(part)

@@ -1,4 +1,4 @@
-"""When the transfers of several batches run: while one is on the wire, another is encoded or decoded.
+"""Schedule the transfers of several batches: while one is on the wire, another is encoded or decoded.
 
 Over a link whose exchanges may start in any order, each batch goes on as soon as its bytes are here. Over one that
 wants the same order on all ranks, the order is fixed: a new batch starts, then each older one goes on by one transfer;
@@ -55,7 +55,7 @@ class Schedule:
             self._when_there(flight)
 
     def flush(self) -> None:
-        """No further batch will start for a while."""
+        """End all batches of an ordered link; called where no further batch will start for a while."""
         while self._link.ordered and self._flying:
             for each in list(self._flying):
                 self._advance(each)

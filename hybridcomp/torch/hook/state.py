@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 
 
 class HookState:
-    """What :func:`comm_hook` keeps between steps: one for each DDP module.
+    """The state that :func:`comm_hook` has from one step to the next: one for each DDP module.
 
     Error-feedback memory and PowerSGD's factors are kept by parameter name, so buckets may be rebuilt, and a run
     may resume, without a false start.
@@ -136,11 +136,11 @@ class HookState:
     # -- memory and statistics (registry.Member) -----------------------------------------------------
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
         return self._counts.rows()
 
     def memory(self) -> dict[str, Array]:
-        """What to save: residuals, PowerSGD's factors and the step. Call it between steps."""
+        """Return the arrays to save: residuals, PowerSGD's factors and the step. Call it between steps."""
         return pack(self.feedback, self._factors, self.step)
 
     def load_memory(self, arrays: dict[str, Array]) -> None:
@@ -148,7 +148,7 @@ class HookState:
         self.step = unpack(arrays, self.feedback, self._factors)
 
     def advance(self) -> None:
-        """Nothing to do: this counts steps by the last bucket of each."""
+        """Do nothing: this counts steps by the last bucket of each."""
 
 
 class _Average:
@@ -211,7 +211,7 @@ class _Average:
 
 
 def _on_device(buffer: torch.Tensor, plan: list[Batch]) -> Flat | None:
-    """A bucket that is encoded on its device; None where kernels do not run, or not all codecs have any."""
+    """Return a bucket that is encoded on its device; None where kernels do not run, or not all codecs have any."""
     drivers = buffer.is_cuda and all(has_driver(codec) for batch in plan for codec in batch.codecs())
     if not drivers or not staging.usable(buffer):
         return None

@@ -43,7 +43,7 @@ class Buffers:
         self._free: dict[int, list[ByteArray]] = {}
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of at least ``nbytes``, with anything in it."""
+        """Return a buffer of at least ``nbytes``, with anything in it."""
         size = -(-nbytes // _GRAIN) * _GRAIN
         free = self._free.get(size)
         return free.pop() if free else self._make(size)
@@ -57,24 +57,26 @@ class Buffers:
 
 
 class Shore:
-    """What is done for a batch's things before and after their messages are packed, and may have to be waited for:
-    nothing for those in host memory."""
+    """The work before and after a batch's messages are packed, which may have to be waited for: none in host memory."""
 
     def start_encode(self, things: Sequence[Thing], ranks: Sequence[int], nbytes: int) -> Summing:
-        """Before the messages to other ranks are packed, of ``nbytes`` at most."""
+        """Start to encode, before the messages to other ranks are packed, of ``nbytes`` at most."""
         yield from ()
 
     def start_reduce(
         self, things: Sequence[Thing], messages: Sequence[list[ByteArray]], ranks: Sequence[int], nbytes: int
     ) -> Summing:
-        """Before those of the sums are packed. ``messages`` came, of all things from each of ``ranks``."""
+        """Start to reduce, before the messages of the sums are packed.
+
+        ``messages`` came, of all tasks from each of ``ranks``.
+        """
         yield from ()
 
     def start_decode(self, things: Sequence[Thing], messages: Sequence[list[ByteArray]]) -> None:
-        """Before the results' messages are decoded."""
+        """Start to decode, before the results' messages are decoded."""
 
     def settle(self) -> Summing:
-        """After that: what was packed can be sent, what was decoded be read.
+        """Wait for the started work: then packed messages can be sent, and decoded values read.
 
         Raises:
             WireError: a message was damaged.
@@ -82,7 +84,7 @@ class Shore:
         yield from ()
 
     def drain(self) -> None:
-        """After a failure: buffers can be written."""
+        """Wait, after a failure, until buffers can be written."""
 
 
 _SHORE = Shore()
@@ -199,7 +201,7 @@ def _pack(
 
 
 def _unpack(things: Sequence[Thing], data: ByteArray, rank: int, shard: int) -> list[ByteArray]:
-    """The messages of a shard of each thing, from ``rank``; they have not been checked but for their lengths."""
+    """Return the messages of a shard of each task, from ``rank``; of each, only the length has been checked."""
     found: list[ByteArray] = []
     at = 0
     for thing in things:
@@ -221,5 +223,5 @@ def _unpack(things: Sequence[Thing], data: ByteArray, rank: int, shard: int) -> 
 
 
 def aligned(nbytes: int) -> int:
-    """The bytes that a message takes."""
+    """Return the bytes that a message takes with its padding."""
     return -(-nbytes // ALIGN) * ALIGN

@@ -1,4 +1,4 @@
-"""What a hook sums over the ranks: arrays in as many shards as there are ranks, each owned by the rank of its number.
+"""Sum arrays over the ranks of a hook, in as many shards as there are ranks, each owned by the rank of its number.
 
 1. Each rank encodes its values of the other ranks' shards, and sends each to its owner.
 2. The owner adds them to its own, and encodes the sum once.
@@ -28,7 +28,7 @@ _BLOCK = 256  # elements: shards of large arrays begin at whole blocks of codecs
 
 
 class Thing(Protocol):
-    """Something to sum.
+    """An array to sum over the ranks.
 
     Attributes:
         exact: its messages are exactly as long as :meth:`room` says.
@@ -41,7 +41,7 @@ class Thing(Protocol):
     sent: int
 
     def room(self, shard: int) -> int:
-        """The most bytes that a message of a shard has."""
+        """Return the most bytes that a message of a shard has."""
 
     def encode(self, shard: int, out: ByteArray) -> int:
         """Write this rank's values of another rank's shard; return the message's bytes."""
@@ -66,7 +66,7 @@ class Ahead(abc.ABC):
 
 
 class Shards:
-    """How an array is cut.
+    """The partition of an array into shards.
 
     Attributes:
         rank: this one.
@@ -74,24 +74,24 @@ class Shards:
     """
 
     def __init__(self, bounds: Sequence[int], rank: int) -> None:
-        """Shard r is from ``bounds[r]`` to ``bounds[r + 1]``."""
+        """Make shards: shard r is from ``bounds[r]`` to ``bounds[r + 1]``."""
         self.rank, self.size = rank, len(bounds) - 1
         self._bounds = bounds
 
     @classmethod
     def equal(cls, n: int, rank: int, size: int) -> Shards:
-        """``n`` elements in shards of one size, about."""
+        """Divide ``n`` elements into shards of about one size."""
         length = -(-n // size)
         if n >= size * size * _BLOCK:
             length = -(-length // _BLOCK) * _BLOCK
         return cls([min(i * length, n) for i in range(size + 1)], rank)
 
     def span(self, shard: int) -> slice:
-        """The elements of a shard."""
+        """Return the range of a shard's elements."""
         return slice(self._bounds[shard], self._bounds[shard + 1])
 
     def count(self, shard: int) -> int:
-        """How many they are."""
+        """Return the number of a shard's elements."""
         return self._bounds[shard + 1] - self._bounds[shard]
 
 

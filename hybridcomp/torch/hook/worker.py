@@ -29,7 +29,7 @@ class Tasks:
         self._queue.put(task)
 
     def get(self) -> Task | None:
-        """The next task; waits for it."""
+        """Return the next task; waits for it."""
         if self.idle is not None and self._queue.empty():
             self.idle(lambda: not self._queue.empty())
         return self._queue.get()
@@ -66,7 +66,7 @@ def _serve(tasks: Tasks) -> None:
 
 
 def _end_all() -> None:
-    """At exit: a thread that were still in torch's C++ when the interpreter ends would abort the process."""
+    """End the threads at exit: one still in torch's C++ when the interpreter ends would abort the process."""
     running = list(_running.items())
     for _, tasks in running:
         tasks.put(None)
