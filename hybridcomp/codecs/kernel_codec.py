@@ -30,11 +30,11 @@ class KernelCodec(Codec):
 
     @abc.abstractmethod
     def make_encoder(self) -> Any:
-        """The kernels' ``Encoder`` for this codec's parameters."""
+        """Make the kernels' ``Encoder`` for this codec's parameters."""
 
     @functools.cached_property
     def encoder(self) -> Any:
-        """That of :meth:`make_encoder`."""
+        """Return the encoder of :meth:`make_encoder`, made on first use."""
         return self.make_encoder()
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:

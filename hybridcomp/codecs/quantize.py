@@ -76,12 +76,12 @@ class _BlockCodec(KernelCodec):
 
     @property
     def block(self) -> int:
-        """Elements that share a scale."""
+        """Return the number of elements that share a scale."""
         return self._block
 
     @property
     def rounding(self) -> str:
-        """``nearest`` or ``stochastic``."""
+        """Return the rounding: ``nearest`` or ``stochastic``."""
         return self._rounding
 
     @property
@@ -91,12 +91,12 @@ class _BlockCodec(KernelCodec):
 
     @property
     def symmetric(self) -> bool:
-        """Whether blocks have a scale alone, without an offset."""
+        """Tell whether blocks have a scale alone, without an offset."""
         return self._symmetric
 
     @property
     def hadamard(self) -> bool:
-        """Whether blocks are transformed first."""
+        """Tell whether blocks are transformed first."""
         return self._hadamard
 
     @property

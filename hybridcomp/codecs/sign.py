@@ -41,7 +41,7 @@ class SignCodec(KernelCodec):
 
     @property
     def block(self) -> int:
-        """Elements that share a mean."""
+        """Return the number of elements that share a mean."""
         return self._block
 
     @property

@@ -73,12 +73,12 @@ class SignDriver(Driver):
 
 
 def payload_bytes(n: int, dtype: DType, block: int) -> int:
-    """Of ``n`` elements."""
+    """Return the number of bytes of a payload of ``n`` elements."""
     return _PREFIX.size + -(-n // block) * dtype.accumulator.itemsize + (n + 7) // 8
 
 
 def _block(head: bytes) -> int:
-    """The block of a payload's prefix; WireError if there is none that the CPU takes."""
+    """Return the block of a payload's prefix; raise WireError if there is none that the CPU takes."""
     if len(head) < _PREFIX.size:
         raise WireError(f"malformed sign payload: {len(head)} bytes")
     block, zero = _PREFIX.unpack_from(head)

@@ -111,7 +111,7 @@ class _Selection:
 
 
 class _SparseDriver(Driver):
-    """What all share."""
+    """The driver that all sparse codecs share."""
 
     name: str
 
@@ -123,14 +123,16 @@ class _SparseDriver(Driver):
         """Start to select the elements that are sent."""
 
     def sent(self, codec: SparseCodec, selection: _Selection) -> int:
-        """How many elements are sent. Waits for the device."""
+        """Return the number of elements that are sent; waits for the device."""
         return int(selection.queue.read(selection.state[_COUNT : _COUNT + 1])[0])
 
     def encode(
         self, codec: Codec, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
     ) -> int | DeviceArray:
-        """As :meth:`Driver.encode`. Waits for the number of values, if it depends on the data and another codec
-        takes them."""
+        """Encode as :meth:`Driver.encode` does.
+
+        Waits for the number of values, if it depends on the data and another codec takes them.
+        """
         assert isinstance(codec, SparseCodec)
         selection = self.select(codec, src, dtype, queue)
         selection.count(payload)
@@ -300,7 +302,7 @@ class SIDCoDriver(_SparseDriver):
 
 
 def _inner(header: Header, head: bytes, index_bytes: int) -> tuple[Header, bytes]:
-    """The header of the values' message and the first bytes of its payload; WireError if it is none."""
+    """Return the header of the values' message and the first bytes of its payload; raise WireError if it is none."""
     room = header.payload - _PREFIX.size - index_bytes
     begin = head[min(PAYLOAD_HEAD, header.payload) :][:room]
     inner = wire.peek(np.frombuffer(begin, np.uint8), room)
@@ -308,8 +310,11 @@ def _inner(header: Header, head: bytes, index_bytes: int) -> tuple[Header, bytes
 
 
 def _guess(n: int, k: int) -> tuple[int, int, int]:
-    """How many groups of neighbours to look at for the k-th largest of n; 0: all elements. How many elements of
-    that sample shall reach the lower limit, and the upper one: between them the k-th nearly always lies."""
+    """Return how many groups of neighbours to look at for the k-th largest of n; 0: all elements.
+
+    The other numbers are how many elements of that sample shall reach the lower limit, and the upper one: between
+    them the k-th nearly always lies.
+    """
     if n <= _SAMPLE:
         return 0, k, k
     share = k / n
@@ -320,7 +325,7 @@ def _guess(n: int, k: int) -> tuple[int, int, int]:
 
 
 def _sample_groups(n: int, k: int, stages: int) -> int:
-    """``sample_groups`` of :file:`hybridcomp/sparse.hpp`."""
+    """Return the number ``sample_groups`` of :file:`hybridcomp/sparse.hpp`."""
     selected, least, share = (512, 16384, 8) if stages else (32, 2048, 32)
     if n <= 2 * least:
         return 0

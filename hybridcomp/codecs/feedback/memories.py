@@ -47,7 +47,7 @@ class PlainMemory(Memory):
 
     @property
     def error(self) -> Array:
-        """What has not been sent yet; may be changed in place."""
+        """Return the error that has not been sent yet; may be changed in place."""
         return self._main()
 
 
@@ -62,12 +62,12 @@ class AverageMemory(Memory):
 
     @property
     def message(self) -> ByteArray:
-        """The state, an ``int8`` message but for its header."""
+        """Return the state, an ``int8`` message but for its header."""
         return self._main()
 
     @property
     def error(self) -> Array:
-        """A copy of the state in :attr:`kind`."""
+        """Return a copy of the state in :attr:`kind`."""
         message, values = self._sealed(), np.empty(self.n, self.kind.storage)
         STATE_CODEC.decode_flat(message, wire.peek(message), values, self.kind)
         return values
@@ -111,12 +111,12 @@ class MomentumMemory(Memory):
 
     @property
     def sum(self) -> Array:
-        """v, what has not been sent yet."""
+        """Return v, the sum that has not been sent yet."""
         return self._main()
 
     @property
     def velocity(self) -> Array:
-        """u."""
+        """Return u, the velocity."""
         velocity = self._state("velocity")
         assert velocity is not None
         return velocity
