@@ -53,7 +53,7 @@ class Summary:
 
 
 def rows(schedule: Schedule) -> list[tuple[str, ...]]:
-    """The steps of a schedule as cells under :data:`HEADINGS`."""
+    """Return the steps of a schedule as cells under :data:`HEADINGS`."""
     result: list[tuple[str, ...]] = []
     for index, step in enumerate(schedule.steps):
         does = describe(step)

@@ -18,7 +18,7 @@ _LOST = 2  # and what a sum lost, whose parts were corrected, has been added
 
 @dataclass(slots=True)
 class _Held:
-    """What a slot holds.
+    """The content of a slot.
 
     Attributes:
         runs: the values of its message.
@@ -97,7 +97,7 @@ class Run:
                     self.order.fail(g, str(error))
 
     def result(self, rank: int, start: int, count: int) -> list[Elements]:
-        """What a range of a rank's ``RECV`` holds."""
+        """Return the values in a range of a rank's ``RECV``."""
         content, offset = self._buffers[rank][Buffer.RECV]
         return content.runs(offset + start, count)
 
@@ -186,7 +186,7 @@ class Run:
         return added(self.values, addends, step.divide)
 
     def _encoded(self, g: int, step: Step, runs: list[Elements], wide: bool) -> list[Elements]:
-        """What a step's message holds."""
+        """Return the values in a step's message."""
         slot = self.order.schedules[self.order.rank[g]].slots[step.slot]
         if slot.sizes:
             raise ValueError("the slot is for sizes of messages")
@@ -355,7 +355,7 @@ class Run:
 
 
 def _places(runs: list[Elements]) -> list[tuple[int, int]]:
-    """Where runs begin: in the message, and at their source."""
+    """Return the offsets at which runs begin: in the message, and at their source."""
     result, at = [], 0
     for count, _, source in runs:
         result.append((at, source))

@@ -101,7 +101,7 @@ class _Exchange:
                 self._r.send(self._outgoing[q][k], q, _PARTS)
 
     def messages(self, k: int) -> list[int]:
-        """The slots of the others' parts of chunk ``k``, in rank order."""
+        """Return the slots of the others' parts of chunk ``k``, in rank order."""
         return [self._incoming[q][k] for q in sorted(self._r.others)]
 
 

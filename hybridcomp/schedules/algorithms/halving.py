@@ -105,7 +105,7 @@ def _take(r: Recorder, cuts: list[slice], first: int, source: int) -> None:
 
 
 class Places:
-    """Which ranks take part in halving, each in a place: one of every pair that folds, and all others.
+    """The ranks that take part in halving, each in a place: one of every pair that folds, and all others.
 
     Attributes:
         count: of places, a power of two.
@@ -118,15 +118,15 @@ class Places:
         self.leaders = [2 * v if v < self._pairs else v + self._pairs for v in range(self.count)]
 
     def folded(self, rank: int) -> bool:
-        """Whether a rank gives its data to the one before it."""
+        """Tell whether a rank gives its data to the one before it."""
         return rank < 2 * self._pairs and rank % 2 == 1
 
     def paired(self, rank: int) -> bool:
-        """Whether a rank takes the data of the one after it."""
+        """Tell whether a rank takes the data of the one after it."""
         return rank < 2 * self._pairs and rank % 2 == 0
 
     def place(self, rank: int) -> int:
-        """A rank's place, or its partner's."""
+        """Return a rank's place, or its partner's."""
         return rank // 2 if rank < 2 * self._pairs else rank - self._pairs
 
 
@@ -140,7 +140,7 @@ class _Halves:
         self._summed = False  # there are partial sums; before that, there are this rank's own data
 
     def total(self, start: int, stop: int) -> Span:
-        """This rank's sum of a range of elements."""
+        """Return this rank's sum of a range of elements."""
         return self._sums(start, stop) if self._summed else Span(Buffer.SEND, start, stop - start)
 
     def add(self, slots: list[int], cut: slice) -> None:

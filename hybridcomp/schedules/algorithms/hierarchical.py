@@ -181,7 +181,7 @@ class _Crossing:
             r.send(slot, q, _CROSSED)
 
     def addends(self, k: int) -> tuple[Span, list[int]]:
-        """What the sum of this rank's chunk ``k`` consists of: a span, and messages that are added to it."""
+        """Return the addends of the sum of this rank's chunk ``k``: a span, and messages that are added to it."""
         rank, crossed = self._r.rank, [self._arriving[p][k] for p in self.roles.peers]
         if self._r.operation.feedback and self.roles.local:
             return self._host_sum(rank, k), crossed
