@@ -22,7 +22,7 @@ _SLURM_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")  # a batch script has ne
 
 
 def inside_mpi() -> bool:
-    """Whether an MPI launcher (mpiexec, srun) started this process; does not initialise MPI."""
+    """Tell whether an MPI launcher (mpiexec, srun) started this process; does not initialise MPI."""
     if any(name in os.environ for name in _STARTED_BY):
         return True
     return all(name in os.environ for name in _SLURM_STEP) and int(os.environ[_SLURM_STEP[1]]) > 1

@@ -80,7 +80,7 @@ class Shards:
         weakref.finalize(self, _keep, self._transport).atexit = False
 
     def _fill(self, limit: float) -> Iterator[list[Segment]]:
-        """The parameters' pieces in buckets, whose gradients have ``limit`` bytes at most, or one parameter."""
+        """Yield the parameters' pieces in buckets, whose gradients have ``limit`` bytes at most, or one parameter."""
         bucket: list[Segment] = []
         start, held = 0, 0
         for name, parameter in self.parameters.items():
@@ -128,14 +128,14 @@ class Shards:
                 parameter.copy_(flat.view_as(parameter))
 
     def _pieces(self, bucket: list[Segment], mine: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Leaves of a bucket, and their places in this replica's part of it."""
+        """Yield leaves of a bucket, and their places in this replica's part of it."""
         for segment in bucket:
             if segment.name in self.leaves:
                 stop = segment.start + segment.count(self._rank)
                 yield self.leaves[segment.name], mine[segment.start : stop]
 
     def _cut(self, op: str, number: int) -> Cut:
-        """What the policy says of a bucket in this step."""
+        """Return the cut of a bucket by the policy in this step."""
         key = (op, number, min(self._step, self._policy.last_warmup_step))
         if key not in self._cuts:
             phase = "backward" if op == "reduce_scatter" else "forward"
@@ -150,11 +150,11 @@ class Shards:
     # -- memory and statistics (hybridcomp.torch.registry.Member) --------------------------------------
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
         return self._transport.rows()
 
     def memory(self) -> Arrays:
-        """What error feedback keeps, and the step."""
+        """Return the arrays of error feedback, and the step."""
         return pack(self._feedback, {}, self._step)
 
     def load_memory(self, arrays: Arrays) -> None:
@@ -162,7 +162,7 @@ class Shards:
         self._step = unpack(arrays, self._feedback, {})
 
     def advance(self) -> None:
-        """A training step has ended."""
+        """Count a training step that has ended."""
         self._step += 1
 
 
@@ -203,7 +203,7 @@ class ShardedUpdater(Updater):
         self._shards.reduce()
 
     def update(self, step: int, loss: float) -> Result:
-        """The whole update of a step; collective."""
+        """Do the whole update of a step; collective."""
         result = super().update(step, loss)
         if math.isfinite(result.norm):
             self._shards.gather()

@@ -23,12 +23,12 @@ class Stream:
     dtype: torch.dtype
 
     def empty(self) -> Tensor:
-        """Room for them."""
+        """Return an uninitialised tensor of that shape and dtype."""
         return torch.empty(self.shape, dtype=self.dtype)
 
 
 def stream_of(config: TrainConfig) -> Stream:
-    """What the stages of a run send each other."""
+    """Return shape and dtype of the tensors that the stages of a run send each other."""
     time = config.seq_len // config.tp if config.sequence_parallel else config.seq_len
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.get_default_dtype()
     return Stream((config.micro_batch_size, time, config.d_model), dtype)

@@ -1,4 +1,4 @@
-"""Where in the model a message of the trainer belongs, said to policies that ask for it: see docs/techniques.md."""
+"""Tell policies that ask for it where in the model a message of the trainer belongs: see docs/techniques.md."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def activations_of(stage: Stage, *, train: bool = True) -> AbstractContextManager[None]:
-    """Around a send of what a stage's last layer gives; in training it is a link."""
+    """Name the place of a send of the output of a stage's last layer; in training it is a link."""
     link = f"activations of stage {stage.index}" if train else None
     return hct.in_place(stage=stage.index, layer=max(map(int, stage.plain.blocks)), link=link)
 
 
 def gradients_of(stage: Stage, *, cools: bool | None = None) -> AbstractContextManager[None]:
-    """Around a send of the gradient of what a stage was given, which is of the last layer before it.
+    """Name the place of a send of the gradient of a stage's input, which is of the last layer before it.
 
     Args:
         stage: not the first.

@@ -163,7 +163,7 @@ class Cyclic(Schedule):
         return super().evaluate(micro_batches)
 
     def state(self) -> dict[str, Tensor]:
-        """The older versions of the stages of which this worker keeps one."""
+        """Return the older versions of the stages of which this worker keeps one."""
         return {
             f"stage{number}.{name}": flat
             for number, versions in enumerate(self.versions, 1)

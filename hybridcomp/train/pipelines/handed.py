@@ -157,7 +157,7 @@ class HandedOn(Schedule):
         return weights_from(worker, stage, self._count, by_stage=self._by_stage)
 
     def _note(self, step: int, stage: int) -> None:
-        """What is held now, for :meth:`peaks`."""
+        """Update the maxima of what is held, for :meth:`peaks`."""
         self._most = max(self._most, self._relay.held)
         if stage == self._own:
             fresh = self._by_stage and is_fresh(self._worker, stage, self._count)
@@ -243,7 +243,7 @@ class HandedOn(Schedule):
         return sum(losses) / len(losses)
 
     def state(self) -> dict[str, Tensor]:
-        """The version before the newest of the stage that this worker owns."""
+        """Return the version before the newest of the stage that this worker owns."""
         assert self._older is not None  # nothing is in flight
         return {f"stage{self._own}.older": self._older}
 

@@ -33,7 +33,7 @@ class Inbox:
         self._receive()
 
     def take(self) -> Tensor:
-        """The next tensor; waits for it."""
+        """Return the next tensor; waits for it."""
         if self._ahead is None:
             raise RuntimeError("more messages are taken than are expected")
         tensor, work = self._ahead

@@ -11,7 +11,7 @@ import hybridcomp.torch as hct
 
 
 class Mail:
-    """What is on its way to and from this rank.
+    """The messages on their way to and from this rank.
 
     Each message has a slot, named by any key: only one at a time comes into a slot, and only one leaves from it.
     Messages of one tag between two ranks come in the order in which they are sent.

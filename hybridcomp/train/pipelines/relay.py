@@ -46,7 +46,7 @@ class Room:
         self.close()
 
     def memory(self) -> Tensor:
-        """New memory for weights, 1-D."""
+        """Return new memory for weights, 1-D."""
         return self._nothing.new_empty(self.size)
 
     def enter(self, flat: Tensor) -> None:
@@ -62,7 +62,7 @@ class Room:
             p.data = self._nothing.expand(shape)
 
     def forgetting(self) -> saved_tensors_hooks:
-        """In this context autograd keeps no weights alive."""
+        """Return a context in which autograd keeps no weights alive."""
         return saved_tensors_hooks(self._forget, self._find)
 
     def _forget(self, tensor: Tensor) -> Tensor | _Place:
@@ -97,11 +97,11 @@ class _Letter:
 
     @property
     def sized(self) -> bool:
-        """Whether who gets them knows how many they are."""
+        """Tell whether the receiver knows how many bytes they are."""
         return self.codec is None or self.codec.fixed_size
 
     def open(self, flat: Tensor) -> Tensor:
-        """The weights: in memory that is given, or that they have."""
+        """Return the weights: in memory that is given, or that they have."""
         if self.codec is None:
             return self.raw.view(flat.dtype)
         decoded: Tensor = decode(self.raw, flat)
@@ -127,7 +127,7 @@ class Relay:
 
     @property
     def held(self) -> int:
-        """Of how many stages there are weights, coming, here, or leaving."""
+        """Return the number of stages of which there are weights, coming, here, or leaving."""
         return len(self._coming) + len(self._here) + len(self._leaving)
 
     def hand_out(self, slot: str, weights: Tensor, target: int, step: int) -> None:
@@ -170,7 +170,7 @@ class Relay:
         self._rooms[stage].enter(letter.open(self._rooms[stage].memory()))
 
     def leave(self, stage: int, target: int | None) -> None:
-        """A stage's weights have been used: drop them, and send them on to a rank of the group, if there is one."""
+        """Drop a stage's weights, which have been used, and send them on to a rank of the group, if there is one."""
         letter = self._here.pop(stage)
         self._rooms[stage].close()
         if target is not None:
@@ -178,9 +178,9 @@ class Relay:
             self._leaving[stage] = 1 if letter.sized else 2
 
     def settle(self) -> None:
-        """Once in a pass: wait for what left one pass ago, and the next worker expects by now.
+        """Wait, once in a pass, for what left one pass ago, and the next worker expects by now.
 
-        What has a length of its own it expects only when it has come to the same pass: that may take two.
+        A message whose length varies is expected only when that worker has come to the same pass: that may take two.
         """
         for stage in list(self._leaving):
             self._leaving[stage] -= 1
@@ -215,7 +215,7 @@ class Relay:
         return _Letter(raw, codec)
 
     def _blank(self, stage: int, step: int) -> _Letter:
-        """One to be filled in; of the largest size."""
+        """Make an empty message, of the largest size, for weights to be received."""
         flat = self._rooms[stage].memory()
         codec = codec_of(self._policy, "forward", flat, step)
         if codec is None:

@@ -48,7 +48,7 @@ class Ring:
 
     @property
     def is_last(self) -> bool:
-        """Whether the totals are made here."""
+        """Tell whether the totals are made here."""
         return self.worker == self.workers
 
     # -- partial sums ----------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Ring:
             self._receive(self.sums[stage - 1], _PARTIAL, stage)
 
     def await_partial(self, stage: int) -> Tensor:
-        """The sum over the workers before this one, flat."""
+        """Wait for the sum over the workers before this one, and return it, flat."""
         self._arrived(_PARTIAL, stage)
         return self.sums[stage - 1]
 
@@ -73,7 +73,7 @@ class Ring:
     # -- totals ----------------------------------------------------------------------------------------
 
     def make_total(self, stage: int, step: int) -> Tensor:
-        """On the last worker: send the sum over all on, and return it as all will have it."""
+        """Send the sum over all on, from the last worker, and return it as all will have it."""
         total = self.sums[stage - 1]
         codec = self._codec(total, step)
         if codec is None:
@@ -101,7 +101,7 @@ class Ring:
             self._receive(message, _TOTAL, stage)
 
     def await_total(self, stage: int) -> Tensor:
-        """The total, flat, once it is here and on its way on."""
+        """Wait for the total, pass it on, and return it, flat."""
         codec, total = self._codecs.pop(stage), self._totals[stage - 1]
         if codec is None:
             self._arrived(_TOTAL, stage)
@@ -161,8 +161,10 @@ class Ring:
 
 
 def codec_of(policy: Policy, phase: str, tensor: Tensor, step: int) -> Codec | None:
-    """What a message that is encoded once, and passed on, is encoded by: the policy's answer for a send of the axis
-    ``dp``, which is the same on all workers; None where it travels as it is."""
+    """Return the codec of a message that is encoded once, and passed on; None where it is sent uncompressed.
+
+    It is the policy's choice for a send of the axis ``dp``, which is the same on all workers.
+    """
     dtype = as_dtype(tensor.dtype)
     message = Message("dp", "send", phase, dtype, tensor.nbytes, step=step, shape=(tensor.numel(),))
     choice = policy.choose(message)

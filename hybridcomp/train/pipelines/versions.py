@@ -80,7 +80,7 @@ class Versions:
             self.leaves[name].grad, parameter.grad = parameter.grad, None
 
     def older(self) -> dict[str, Tensor]:
-        """The flat weights of the version before the newest, if it is kept, for a checkpoint."""
+        """Return the flat weights of the version before the newest, if it is kept, for a checkpoint."""
         newest = self._numbers.index(self.newest)
         return {"older": self._flat[1 - newest]} if self.kept == 2 else {}
 
@@ -91,7 +91,7 @@ class Versions:
 
 
 def views(flat: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
-    """Parts of ``flat``, 1-D, in the shapes of the tensors, one after the other."""
+    """Return parts of ``flat``, 1-D, in the shapes of the tensors, one after the other."""
     tensors = list(like)
     parts = torch.split(flat, [t.numel() for t in tensors])
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
