@@ -224,9 +224,7 @@ class Schedule:
         return next((step.count for step in self.steps if step.kind is Kind.CUT), 0)
 
     def packed(self) -> tuple[array[int], array[int], array[int]]:
-        """Pack the schedule for the engine: rows of integers for steps and for slots, and the lists that they
-        refer to.
-        """
+        """Pack the schedule for the engine: rows of integers for steps and for slots, and the lists that steps name."""
         steps, lists = array("q"), array("q")
         for s in self.steps:
             where = [len(lists), len(s.slots), len(lists) + len(s.slots), len(s.after)]
