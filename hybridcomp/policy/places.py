@@ -1,4 +1,4 @@
-"""Where in a model a message belongs, for policies that tell places apart.
+"""Name the place in a model to which a message belongs, for policies that tell places apart.
 
 A program says it around what it sends; a thread says it for itself. What nobody says is None, and rules that ask for it
 then do as if they did not. Who trains by hooks, which begin and end in two calls, uses :func:`put`.
@@ -39,7 +39,7 @@ _said = threading.local()
 
 
 def place() -> Place:
-    """What this thread says now."""
+    """Return the place that this thread has set."""
     found: Place = getattr(_said, "place", NOWHERE)
     return found
 
