@@ -1,4 +1,4 @@
-"""Which mpiexec starts the ranks of a lab, and with which arguments."""
+"""Choose the mpiexec that starts the ranks of a lab, and its arguments."""
 
 from __future__ import annotations
 

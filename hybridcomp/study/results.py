@@ -1,4 +1,4 @@
-"""What a study's runs say: losses over seeds, speeds over links, and whether it showed what it is to show."""
+"""Evaluate a study's runs: losses over seeds, speeds over links, and whether its expectations held."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Losses:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Return the mean over the seeds."""
         return statistics.fmean(self.by_seed.values())
 
     @property
     def spread(self) -> float:
-        """Standard deviation over the seeds; 0 for one seed, NaN if one diverged."""
+        """Return the standard deviation over the seeds; 0 for one seed, NaN if one diverged."""
         values = list(self.by_seed.values())
         if not all(math.isfinite(value) for value in values):
             return math.nan
@@ -65,7 +65,7 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an expectation held.
+    """The verdict on an expectation.
 
     Attributes:
         expectation: which.
