@@ -59,7 +59,7 @@ def set_num_threads(count: int) -> None:
 
 
 def get_num_threads() -> int:
-    """How many threads an encode or decode may use."""
+    """Return how many threads an encode or decode may use."""
     return int(kernels().threads())
 
 

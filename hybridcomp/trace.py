@@ -1,4 +1,4 @@
-"""What operations did and when, as a Chrome trace: https://ui.perfetto.dev and chrome://tracing open it.
+"""Record operations and their times as a Chrome trace: https://ui.perfetto.dev and chrome://tracing open it.
 
 ``HYBRIDCOMP_TRACE=FOLDER`` has every rank write ``FOLDER/trace.RANK.json`` at exit; :func:`start` and :func:`stop` do
 so for a part of a program. :func:`merge` makes one file of those of all ranks, by the wall clock that each noted at
@@ -110,7 +110,7 @@ class Recorder:
         return path
 
     def in_this_process(self) -> bool:
-        """Whether this process, and not one that it was forked from, made it."""
+        """Tell whether this process, and not one that it was forked from, made it."""
         return os.getpid() == self._pid
 
     # -- to events -----------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class _Lanes:
         self._open: list[list[_Span]] = []
 
     def place(self, span: _Span) -> int:
-        """The first row that has room for it."""
+        """Return the first row that has room for it."""
         for lane, stack in enumerate(self._open):
             while stack and stack[-1].ended <= span.began:
                 stack.pop()
@@ -188,7 +188,7 @@ class _Lanes:
 
 
 def _complete(name: str, category: str, began_ns: int, ended_ns: int, where: Event) -> Event:
-    """A "complete" event; its times are in microseconds."""
+    """Return a "complete" event; its times are in microseconds."""
     times = {"ts": began_ns / 1e3, "dur": (ended_ns - began_ns) / 1e3}
     return {"ph": "X", "name": name, "cat": category, **times, **where}
 
@@ -220,7 +220,7 @@ _asked = False
 
 
 def active() -> Recorder | None:
-    """The recorder, None while nothing is recorded."""
+    """Return the recorder, None while nothing is recorded."""
     return recorder
 
 
@@ -283,7 +283,7 @@ def _at_exit() -> None:
 
 
 def files(folder: str | os.PathLike[str]) -> list[Path]:
-    """The traces of single ranks in a folder."""
+    """Return the traces of single ranks in a folder."""
     return sorted(Path(folder).glob(_PATTERN))
 
 
