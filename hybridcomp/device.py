@@ -101,8 +101,8 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def new_array(self, n: int, dtype: Any, like: Any) -> Any:
-        """Return a new array of the library of ``like``, of a :class:`hybridcomp.arrays.DType`; a caller may
-        keep it.
+        """Return a new array of the library of ``like``, of a :class:`hybridcomp.arrays.DType`, for a caller
+        to keep.
         """
 
 

@@ -87,7 +87,7 @@ class Phase:
         self.depth = 1.0
 
     def seconds(self) -> float:
-        """Return the part's seconds: the busier of rank and link in full, for ``depth`` chunks the other: no
+        """Return the part's seconds: the busier of rank and link in full, the other for ``depth`` chunks: no
         overlap.
         """
         busy, idle = max(self.cpu, self.link), min(self.cpu, self.link)
