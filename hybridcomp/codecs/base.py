@@ -34,7 +34,9 @@ from hybridcomp.errors import CodecMismatchError, WireError
 
 
 class Codec(abc.ABC):
-    """Base class. A subclass gives ``name``, ``wire_id`` and the abstract methods.
+    """Base class of codecs.
+
+    A subclass gives ``name``, ``wire_id`` and the abstract methods.
 
     Attributes:
         name: what a spec string calls it.

@@ -1,4 +1,4 @@
-"""Checks that the codecs share."""
+"""Check parameters and payloads for several codecs."""
 
 from __future__ import annotations
 

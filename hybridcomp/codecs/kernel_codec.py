@@ -26,7 +26,10 @@ def decode_floats(
 
 
 class KernelCodec(Codec):
-    """Base of such codecs. The kernels know how to decode them by their wire ids."""
+    """Base class of codecs whose whole messages the kernels write and read.
+
+    The kernels know how to decode them by their wire ids.
+    """
 
     @abc.abstractmethod
     def make_encoder(self) -> Any:

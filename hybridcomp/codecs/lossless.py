@@ -1,4 +1,4 @@
-"""``lossless``: exact: planes of bytes, those with little in them through zstd.
+"""``lossless``: split elements into planes of bytes, exactly; compress those of low entropy by zstd.
 
 Floats compress because their exponents repeat; their signs and mantissas hardly do. So each word is rotated
 left by one bit, which makes its highest byte the exponent (all of it in float32 and bfloat16), and the words

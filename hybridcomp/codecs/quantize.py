@@ -141,7 +141,7 @@ class _BlockCodec(KernelCodec):
 
 @register
 class Int8Codec(_BlockCodec):
-    """8 bits an element: relative L2 error about 0.6 % on Gaussian data with blocks of 128."""
+    """Quantization to 8 bits an element: relative L2 error about 0.6 % on Gaussian data with blocks of 128."""
 
     name = "int8"
     wire_id = 3
@@ -150,7 +150,7 @@ class Int8Codec(_BlockCodec):
 
 @register
 class Int4Codec(_BlockCodec):
-    """4 bits an element: relative L2 error about 11 % on Gaussian data with blocks of 128."""
+    """Quantization to 4 bits an element: relative L2 error about 11 % on Gaussian data with blocks of 128."""
 
     name = "int4"
     wire_id = 4
@@ -159,7 +159,7 @@ class Int4Codec(_BlockCodec):
 
 @register
 class Int2Codec(_BlockCodec):
-    """2 bits an element: for data sent with error feedback, or ``symmetric=false``."""
+    """Quantization to 2 bits an element: for data sent with error feedback, or ``symmetric=false``."""
 
     name = "int2"
     wire_id = 5

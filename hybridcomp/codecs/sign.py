@@ -26,7 +26,7 @@ _PREFIX_BYTES = 8
 
 @register
 class SignCodec(KernelCodec):
-    """1 bit an element and a scale per block.
+    """Sign compression: 1 bit an element and a scale per block.
 
     Args:
         block: elements that share a mean; a multiple of 8 from 8 to 65536.

@@ -261,7 +261,7 @@ def decode_sections(
 
 
 class _BlockDriver(Driver):
-    """Blocks of integers."""
+    """The driver of blocks of integers."""
 
     bits: ClassVar[int]
 
@@ -324,18 +324,18 @@ class _BlockDriver(Driver):
 
 
 class Int8Driver(_BlockDriver):
-    """``int8``."""
+    """The driver of ``int8``."""
 
     bits = 8
 
 
 class Int4Driver(_BlockDriver):
-    """``int4``."""
+    """The driver of ``int4``."""
 
     bits = 4
 
 
 class Int2Driver(_BlockDriver):
-    """``int2``."""
+    """The driver of ``int2``."""
 
     bits = 2

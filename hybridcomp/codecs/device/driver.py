@@ -48,7 +48,9 @@ HOLDERS = frozenset({16, 17, 18})
 
 
 class Driver(abc.ABC):
-    """Launches the kernels of one codec. Stateless.
+    """The driver of one codec on a device: it launches the codec's kernels.
+
+    Stateless.
 
     Payloads begin at an address divisible by 16; arrays of elements at a multiple of their size. Nothing here waits for
     the device, except where a method says so.

@@ -29,7 +29,7 @@ MODULES = (MODULE, _STATE.module)
 
 
 class PlainMemory(DeviceMemory):
-    """``ef``.
+    """The memory of ``ef`` on a device.
 
     Attributes:
         state: where the error is.
@@ -95,7 +95,7 @@ class PlainMemory(DeviceMemory):
 
 
 class EstimateMemory(DeviceMemory):
-    """``ef21``.
+    """The memory of ``ef21`` on a device.
 
     Attributes:
         sent: g.
@@ -211,7 +211,7 @@ class EstimateMemory(DeviceMemory):
 
 
 class AverageMemory(DeviceMemory):
-    """``loco``.
+    """The memory of ``loco`` on a device.
 
     Attributes:
         sections: the state: scales and integers of an ``int8`` message.
@@ -308,7 +308,7 @@ class AverageMemory(DeviceMemory):
 
 
 class MomentumMemory(DeviceMemory):
-    """``dgc``.
+    """The memory of ``dgc`` on a device.
 
     Attributes:
         velocity: u.

@@ -21,7 +21,7 @@ _EACH = 16  # elements of a thread at a time
 
 
 class LatticeDriver(linear.LinearDriver):
-    """``lattice``."""
+    """The driver of ``lattice``."""
 
     def modules(self) -> tuple[str, ...]:
         return ("linear", *(f"lattice{bits}" for bits in INTEGERS))

@@ -30,7 +30,7 @@ _flying: dict[tuple[int, int], list[tuple[Event, Array]]] = {}
 
 
 class Staging:
-    """Pinned host memory between a queue and those who sum.
+    """Pinned host memory between a queue and the ranks' sums.
 
     What a copy reads or writes stays alive until the device is done with it, whatever becomes of the reduction.
     """
@@ -77,7 +77,7 @@ class Staging:
 
 
 class LinearDriver(Driver):
-    """Launches the kernels of a linear codec."""
+    """The driver of a linear codec: it launches the codec's kernels."""
 
     @abc.abstractmethod
     def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: Staging) -> Reduction:

@@ -32,7 +32,7 @@ _Numbers = npt.NDArray[np.uint64]
 
 
 class LosslessDriver(Driver):
-    """``lossless``."""
+    """The driver of ``lossless``."""
 
     def modules(self) -> tuple[str, ...]:
         return ("planes", "convert")

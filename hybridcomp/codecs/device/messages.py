@@ -1,4 +1,4 @@
-"""Whole messages in device memory: header, CRC, and what goes between them and a codec's driver."""
+"""Encode, open and check whole messages in device memory: header, CRC, and the payload of a codec's driver."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class _MinifloatDriver(Driver):
 
 
 class Float8Driver(_MinifloatDriver):
-    """``fp8``."""
+    """The driver of ``fp8``."""
 
     name = "fp8"
     module = "fp8"
@@ -123,7 +123,7 @@ class Float8Driver(_MinifloatDriver):
 
 
 class MXFP8Driver(_MinifloatDriver):
-    """``mxfp8``."""
+    """The driver of ``mxfp8``."""
 
     name = "mxfp8"
     module = "mx"
@@ -132,7 +132,7 @@ class MXFP8Driver(_MinifloatDriver):
 
 
 class MXFP4Driver(_MinifloatDriver):
-    """``mxfp4``."""
+    """The driver of ``mxfp4``."""
 
     name = "mxfp4"
     module = "mx"

@@ -24,7 +24,10 @@ _BITMAP = {2: 64, 4: 128, 8: 128}  # bytes; the least that a chunk has which is 
 
 
 class MPCDriver(Driver):
-    """``mpc``. Chunks are coded where they would be if none became smaller, and moved together afterwards."""
+    """The driver of ``mpc``.
+
+    Chunks are coded where they would be if none became smaller, and moved together afterwards.
+    """
 
     def modules(self) -> tuple[str, ...]:
         return ("mpc", "convert")

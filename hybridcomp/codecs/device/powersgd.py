@@ -33,7 +33,7 @@ _ROWS = 16  # that a thread of `reconstruct` has
 
 
 class PowerSGDDriver(linear.LinearDriver):
-    """``powersgd``."""
+    """The driver of ``powersgd``."""
 
     def modules(self) -> tuple[str, ...]:
         return ("lowrank", "linear", "convert")

@@ -23,7 +23,7 @@ _NAN = {
 
 
 class RandomBlockDriver(linear.LinearDriver):
-    """``randomblock``."""
+    """The driver of ``randomblock``."""
 
     def modules(self) -> tuple[str, ...]:
         return ("linear", "convert")

@@ -22,7 +22,7 @@ _WAVES = 16  # more blocks than fit at once: those that end early make room for 
 
 
 class SignDriver(Driver):
-    """Half a warp encodes a block; a warp decodes chunks of 1024 elements."""
+    """The driver of ``sign``: half a warp encodes a block; a warp decodes chunks of 1024 elements."""
 
     def modules(self) -> tuple[str, ...]:
         return ("sign",)

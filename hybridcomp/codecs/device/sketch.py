@@ -37,7 +37,7 @@ _ANY = 2**64 - 1
 
 
 class SketchDriver(linear.LinearDriver):
-    """``sketch``."""
+    """The driver of ``sketch``."""
 
     def modules(self) -> tuple[str, ...]:
         return ("sketch", "convert")

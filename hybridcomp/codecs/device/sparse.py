@@ -49,7 +49,7 @@ def _divide(n: int, by: int) -> int:
 
 
 class _Selection:
-    """The candidates of a tensor, and what is known of those that are sent.
+    """The candidates of a tensor, and the state of the selection of those that are sent.
 
     Args:
         src: the tensor.
@@ -219,7 +219,7 @@ class _SparseDriver(Driver):
 
 
 class TopKDriver(_SparseDriver):
-    """``topk``."""
+    """The driver of ``topk``."""
 
     name = TopKCodec.name
 
@@ -239,7 +239,7 @@ class TopKDriver(_SparseDriver):
 
 
 class ThresholdDriver(_SparseDriver):
-    """``threshold``."""
+    """The driver of ``threshold``."""
 
     name = ThresholdCodec.name
 
@@ -266,7 +266,7 @@ class ThresholdDriver(_SparseDriver):
 
 
 class SIDCoDriver(_SparseDriver):
-    """``sidco``."""
+    """The driver of ``sidco``."""
 
     name = SIDCoCodec.name
 

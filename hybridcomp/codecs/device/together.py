@@ -1,4 +1,4 @@
-"""Sums of several messages in one pass over their accumulator (:file:`kernels/cuda/common/chunks.cuh`)."""
+"""Add several messages in one pass over their accumulator (:file:`kernels/cuda/common/chunks.cuh`)."""
 
 from __future__ import annotations
 

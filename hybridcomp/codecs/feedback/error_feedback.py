@@ -1,4 +1,4 @@
-"""Error feedback: what a lossy codec dropped is made up for by what it encodes next.
+"""Error feedback: correct what a lossy codec encodes by the error of its earlier messages.
 
 The forms are in :mod:`.memories` and :mod:`.estimates`; here they are kept by key, saved and loaded.
 """

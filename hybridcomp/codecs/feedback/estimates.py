@@ -22,7 +22,7 @@ from hybridcomp.codecs.feedback.memory import Array, Memory
 
 
 class EstimateMemory(Memory):
-    """``ef21``.
+    """The memory of ``ef21``.
 
     A sender's new estimate waits until it is known that all could use its message: until the result of that span
     is there and finite, or the next step begins. If the step of any rank overflowed, all ranks drop it.

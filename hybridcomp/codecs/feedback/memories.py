@@ -38,7 +38,7 @@ STATE_CODEC = Int8Codec(block=128)  # of loco's state
 
 
 class PlainMemory(Memory):
-    """``ef``."""
+    """The memory of ``ef``."""
 
     name = "ef"
 
@@ -52,7 +52,10 @@ class PlainMemory(Memory):
 
 
 class AverageMemory(Memory):
-    """``loco``. The 8 bits lose at most half a scale of their block, 1/254 of its largest error, at each step."""
+    """The memory of ``loco``.
+
+    The 8 bits lose at most half a scale of their block, 1/254 of its largest error, at each step.
+    """
 
     name = "loco"
 
@@ -99,8 +102,10 @@ class AverageMemory(Memory):
 
 
 class MomentumMemory(Memory):
-    """``dgc``. In a reduction a rank treats its own shard as it treats the others': what it adds to the sum is C(v),
-    so that all ranks weigh alike. What the sum's own message loses goes to the v of the owner.
+    """The memory of ``dgc``.
+
+    In a reduction a rank treats its own shard as it treats the others': what it adds to the sum is C(v), so
+    that all ranks weigh alike. What the sum's own message loses goes to the v of the owner.
     """
 
     name = "dgc"

@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 
 class Scratch:
-    """Memory that is used again by the memories that share it, and by their arrays."""
+    """Temporary memory that is reused by the memories that share it, and by their arrays."""
 
     @functools.cached_property
     def rooms(self) -> Any:

@@ -1,4 +1,4 @@
-"""States of error feedback for another number of ranks.
+"""Reshard the states of error feedback to another number of ranks.
 
 What the sum over all ranks still misses is the sum of their residuals, so that is what must be kept: new rank r gets
 the sum of old ranks r, r + ranks, r + 2 ranks, ... Where there are more ranks than before, the new ones begin with

@@ -187,7 +187,7 @@ def _expect(array: Matrix, name: str) -> None:
 
 @register
 class PowerSGDCodec(LinearCodec):
-    """A matrix by its ``rank`` strongest directions, about.
+    """PowerSGD: approximates a matrix by its ``rank`` strongest directions.
 
     Made for gradients with error feedback; float32 inside, whatever the dtype: float64 loses precision, and
     magnitudes near the end of float32's range overflow to NaN. A NaN or an infinity makes all of the array

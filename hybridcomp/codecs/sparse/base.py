@@ -36,7 +36,7 @@ _INDEX_BLOCK = 65536
 
 
 class SparseCodec(Codec):
-    """Base of the sparse codecs. A subclass says which elements are sent and how many they may be."""
+    """Base class of the sparse codecs. A subclass says which elements are sent and how many they may be."""
 
     fixed_size = False
 
