@@ -65,7 +65,7 @@ def _bytes(data: Any) -> Any:
 
 
 class ForeignBufferError(TypeError):
-    """A buffer specification that only MPI understands: it is MPI's, uncompressed."""
+    """Raised for a buffer specification that only MPI understands: it is passed to MPI, uncompressed."""
 
 
 def is_in_place(spec: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Statistics for people: what was compressed, what was not, and why."""
+"""Show statistics to people: what was compressed, what was not, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A communicator's state; how an operation's codec is chosen, and how it is started."""
+"""Hold a communicator's state; choose the codec and algorithm of an operation, and start it."""
 
 from __future__ import annotations
 

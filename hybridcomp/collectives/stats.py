@@ -17,7 +17,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(slots=True)
 class StatRow:
-    """Totals of one kind of message.
+    """The totals of one kind of message.
 
     Attributes:
         axis: of the communicator.
@@ -75,7 +75,7 @@ class StatRow:
 
 
 class Clock:
-    """Sums the time spent inside; a context manager, without the cost of a generator's."""
+    """A sum of the time spent inside a block; without the cost of a generator's context manager."""
 
     __slots__ = ("_began", "seconds")
 
@@ -94,7 +94,7 @@ class Clock:
 
 
 class TracedClock(Clock):
-    """One that also keeps when the time was."""
+    """A clock that also records the intervals."""
 
     __slots__ = ("_name", "_parts")
 
@@ -113,7 +113,7 @@ class TracedClock(Clock):
 
 
 class Call(StatRow):
-    """One operation's row while it runs; the algorithms write their bytes and seconds to it.
+    """The counters of one operation while it runs; the algorithms write their bytes and seconds to it.
 
     Attributes:
         about: what else must be alike on all ranks, by name: count, dtype, root, reduction.
@@ -207,7 +207,7 @@ def record(
 
 
 class StatTable:
-    """Rows by kind; safe to use from several threads."""
+    """A table of statistics by kind; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str, str, str], StatRow] = {}

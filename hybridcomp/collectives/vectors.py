@@ -1,4 +1,4 @@
-"""Buffers of parts whose sizes differ: mpi4py's specifications of the v-collectives."""
+"""Parse mpi4py's buffer specifications of the v-collectives: parts whose sizes differ."""
 
 from __future__ import annotations
 

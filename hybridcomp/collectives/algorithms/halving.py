@@ -169,7 +169,7 @@ def _chunks(start: int, stop: int, carrier: Carrier, dtype: DType) -> Iterator[s
 
 
 class _Halves:
-    """Step 1 on this rank: the sum of the elements ``edges[place]`` to ``edges[place + 1]``."""
+    """Step 1 of halving on this rank: the sum of the elements ``edges[place]`` to ``edges[place + 1]``."""
 
     def __init__(
         self, carrier: Carrier, mailbox: Mailbox, send: Flat, places: Places, edges: list[int], tag: int
@@ -244,7 +244,7 @@ class _Halves:
 
 
 class _Spread:
-    """Step 2: every place's encoded chunks, to all.
+    """Step 2 of doubling: send every place's encoded chunks to all.
 
     With places counted from a rank's own on, chunks of place j come from place h, the highest power of two not above
     j, and go on to places -h' for each power of two h' above j and not above the number of places less j + 1.

@@ -104,7 +104,7 @@ def pipelined(count: int, *stages: Stage, arrival: Callable[[list[Incoming]], Pe
 
 
 class Crossing:
-    """Steps 1 and 2 on one rank, chunk by chunk: what a reduction over hosts begins with."""
+    """Steps 1 and 2 of a reduction over hosts, on one rank, chunk by chunk."""
 
     def __init__(
         self,

@@ -136,7 +136,7 @@ def ring_allgather(carrier: Carrier, send: Flat, recv: Flat, tags: Sequence[int]
 
 
 class _Rounds:
-    """The parts of the others' shards, encoded in rounds; and those of this rank's shard, received in them.
+    """The pairwise exchange of parts: the others' are encoded and sent in rounds, this rank's shard is received.
 
     Args:
         carrier, mailbox: of the operation.

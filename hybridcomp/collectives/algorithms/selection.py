@@ -36,7 +36,7 @@ class Way(NamedTuple):
 
 
 class Chooser:
-    """Chooses for one communicator.
+    """The choice of algorithms for one communicator.
 
     Args:
         topology: of its ranks.

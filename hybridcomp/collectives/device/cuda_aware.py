@@ -45,7 +45,7 @@ class Awareness(NamedTuple):
 
 
 class Library(NamedTuple):
-    """An MPI library, as far as it is asked.
+    """The facts about an MPI library that tell whether it is CUDA-aware.
 
     Attributes:
         version: what ``MPI_Get_library_version`` says.

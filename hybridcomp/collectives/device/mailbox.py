@@ -43,7 +43,7 @@ _AT_ONCE = 1 << 16  # bytes: a message of unknown length is copied with its leng
 
 
 class Outgoing:
-    """A message that the device is writing.
+    """An outgoing message that the device is writing.
 
     Attributes:
         buffer: where.
@@ -132,7 +132,7 @@ class Outgoing:
 
 @dataclass(slots=True)
 class Arriving(Incoming):
-    """A message on its way here.
+    """An incoming message.
 
     Attributes:
         whole: the pool's buffer that ``buffer`` is the beginning of: pinned, or the device's.
@@ -165,7 +165,7 @@ class Arriving(Incoming):
 
 @dataclass(slots=True)
 class Passing:
-    """A message that arrived and is sent on."""
+    """A received message that is sent on."""
 
     source: Arriving
     nbytes: int
@@ -185,7 +185,7 @@ class Passing:
 
 @dataclass(slots=True)
 class Own:
-    """A message of this rank's own that will be summed: where it is, and, once it is sent, what it says."""
+    """A message of this rank's own that will be summed: its buffer, and, once it is sent, its header and head."""
 
     buffer: DeviceArray
     header: Header | None = None
@@ -202,7 +202,7 @@ class Own:
 
 
 class _Opening:
-    """Messages that came to the device's memory: their CRCs, and their beginnings on the way to the host."""
+    """The event that received messages' CRCs are checked on the device, and their beginnings copied to the host."""
 
     def __init__(self, lane: StreamPair, messages: list[Arriving]) -> None:
         self._lane, self._messages = lane, messages
@@ -221,7 +221,7 @@ class _Opening:
 
 
 class _Fetching:
-    """Messages of ranks of this host, which may have sent notes: their bytes, brought to pinned memory."""
+    """The event that messages of ranks of this host, which may have sent descriptors, are in pinned memory."""
 
     def __init__(self, near: SharedMemoryPeers, messages: list[Arriving]) -> None:
         self._near, self._messages = near, messages
@@ -238,7 +238,7 @@ class _Fetching:
 
 
 class DeviceMailbox(Mailbox):
-    """The messages of one operation; it owns the operation's lane until :meth:`finish`."""
+    """The messages of one operation; it owns the operation's stream pair until :meth:`finish`."""
 
     def __init__(self, transport: Transport, call: Call, lane: StreamPair, *, direct: bool) -> None:
         super().__init__(transport, call)

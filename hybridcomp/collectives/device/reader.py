@@ -29,7 +29,7 @@ Opened = tuple[Header, bytes, DeviceArray]
 
 
 class DeviceReader(Carrier):
-    """The lane and the mailbox of an operation on a device's memory, and its messages, opened."""
+    """The stream pair and the mailbox of an operation on a device's memory, and its messages, opened."""
 
     def __init__(
         self,

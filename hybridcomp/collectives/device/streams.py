@@ -19,7 +19,7 @@ Buffer = TypeVar("Buffer", ByteArray, DeviceArray)
 
 
 class Pool(Generic[Buffer]):
-    """Buffers of a few sizes, used again: to allocate pinned memory takes milliseconds."""
+    """A pool of buffers of a few sizes, reused: to allocate pinned memory takes milliseconds."""
 
     def __init__(self, make: Callable[[int], Buffer]) -> None:
         self._make: Callable[[int], Buffer] = make
@@ -44,7 +44,7 @@ class Pool(Generic[Buffer]):
 
 
 class StreamPool:
-    """The lanes and buffers of one device.
+    """The pool of stream pairs and buffers of one device.
 
     Attributes:
         runtime: the device.

@@ -1,1 +1,1 @@
-"""Python's side of the compiled engine: its set-up, the programs it runs, and what failures mean."""
+"""The Python part of the compiled engine: its set-up, the programs that it runs, and its errors."""

@@ -79,7 +79,7 @@ class Background:
 
 
 class Attended:
-    """A block whose thread waits next."""
+    """A block of code whose thread waits next."""
 
     __slots__ = ("_engine",)
 

@@ -1,4 +1,4 @@
-"""Arrays to messages and back, for one operation: what :class:`~.execution.data_path.Carrier` sums with."""
+"""Encode arrays to messages and decode them, for one operation; :class:`~.execution.data_path.Carrier` adds sums."""
 
 from __future__ import annotations
 

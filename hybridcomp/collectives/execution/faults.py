@@ -1,4 +1,4 @@
-"""Errors of operations that the engine ran: what its codes mean, in words."""
+"""Make exceptions of the engine's error codes."""
 
 from __future__ import annotations
 

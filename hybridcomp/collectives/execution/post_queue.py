@@ -1,4 +1,4 @@
-"""MPI calls in the order in which their operations were started.
+"""Post MPI calls in the order in which their operations were started.
 
 MPI matches the collectives of a communicator, and messages of one tag, in the order in which they are posted. An
 operation that waits for a device before it posts would be overtaken by one that need not: so both take a turn.
@@ -19,14 +19,14 @@ Posted = Generator[Pending, None, MPI.Request]
 
 
 class PostQueue:
-    """The operations of one MPI communicator that have not posted yet. For steps, which run one at a time.
+    """The queue of the operations of one MPI communicator that have not posted yet; for steps, which run one at a time.
 
-    Who waits in line waits for a device, never for another rank, so the line moves. One that fails in line posts
+    An operation in the queue waits for a device, never for another rank, so the queue moves. One that fails in it posts
     nothing: a message is merely not sent, and the next has its turn. A collective is missing on the other ranks, where
     the next one of this rank would meet it: so all that come after it fail, too.
 
     Attributes:
-        line: who waits, the first one first.
+        line: the waiting tickets, the first one first.
         common: all ranks post the same.
     """
 
@@ -47,7 +47,7 @@ class PostQueue:
 
 
 class PostTicket:
-    """A place in a line."""
+    """A ticket in a queue of operations to post."""
 
     __slots__ = ("_turns", "_why")
 

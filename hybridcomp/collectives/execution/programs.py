@@ -1,4 +1,4 @@
-"""Run schedules on host memory: compile them once, start them on arrays, and wait for what they come to."""
+"""Run schedules on host memory: compile them once, start them on arrays, and wait for their results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Extents = tuple[tuple[int, int], ...]
 
 
 class Ended:
-    """The end of a run, as steps wait for it."""
+    """The event that a run has ended."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -55,7 +55,7 @@ class Ended:
 
 
 class OperationKey(NamedTuple):
-    """An operation as the engine is asked for it on one rank: a key of caches.
+    """The key under which the program of an operation on one rank is cached.
 
     Attributes:
         kind: of :data:`~hybridcomp.schedules.registry.ALGORITHMS`.

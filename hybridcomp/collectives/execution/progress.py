@@ -52,7 +52,7 @@ _EXIT_SECONDS = 5.0  # that a process which exits gives its operations in flight
 
 
 class Engine:
-    """All operations in flight in this process. There is one: :func:`engine`.
+    """The progress engine of this process (:func:`engine`), with all its operations in flight.
 
     Attributes:
         attending: the thread that waits for what it starts now; None if none does.

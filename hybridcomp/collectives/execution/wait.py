@@ -1,4 +1,4 @@
-"""Waiting for MPI in compiled code, where a look costs a core less time than in Python.
+"""Wait for MPI in compiled code, where a poll costs a core less time than in Python.
 
 Where ranks share cores, what they spend on looking is taken from those that compute.
 """

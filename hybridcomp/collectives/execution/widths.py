@@ -1,4 +1,4 @@
-"""Between a dtype and that of its accumulator: float32; float64 for float64."""
+"""Convert between a dtype and that of its accumulator: float32; float64 for float64."""
 
 from __future__ import annotations
 

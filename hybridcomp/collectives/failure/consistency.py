@@ -66,7 +66,7 @@ def _word(value: Any) -> str:
 
 
 class Comparison:
-    """The operations of one communicator, compared on another."""
+    """The comparison of one communicator's operations, on a communicator of its own."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         """Compare on ``comm``, which nobody else uses."""

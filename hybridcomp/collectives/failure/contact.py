@@ -1,4 +1,4 @@
-"""The first message to a rank.
+"""Send the first message to a rank, which may take MPI for ever.
 
 ``MPI_Isend`` need not return where there is no connection yet: over TCP, MPICH 5 tries without end to connect to a rank
 that is gone. A thread therefore starts the first message to each rank, and those that follow until it has come back;
@@ -84,7 +84,7 @@ class FirstRequest(MPI.Request):
 
 
 class Contact:
-    """The way to a rank to which this process may have no connection yet."""
+    """The state of the connection to a rank: this process may have none yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,7 +129,7 @@ _contacts: dict[int, Contact] = {}
 
 
 class Contacts:
-    """The ranks of a communicator, as this process knows them.
+    """The connections to the ranks of a communicator.
 
     Attributes:
         met: those that have had a message from here.

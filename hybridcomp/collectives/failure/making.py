@@ -1,4 +1,4 @@
-"""Making a communicator: every step within the timeout, and what goes wrong on one rank is told to all."""
+"""Make communicators: every step within the timeout; an error on one rank is reported to all."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
 
 
 class _Assembly:
-    """MPI's part, in steps that wait for the other ranks inside MPI: in a thread, which can be left behind."""
+    """The steps of making a communicator that wait for other ranks in MPI: in a thread, which can be left behind."""
 
     def __init__(self, comm: MPI.Comm, what: str, own: Preparation, agreed: Agreement) -> None:
         self._comm, self._what, self._own, self._agreed = comm, what, own, agreed

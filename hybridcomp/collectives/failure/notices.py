@@ -57,7 +57,7 @@ class State(IntEnum):
 
 
 class Failure(NamedTuple):
-    """An operation's end on another rank.
+    """The failure of an operation on another rank.
 
     Attributes:
         rank: where.
@@ -85,7 +85,9 @@ class Reply(NamedTuple):
 
 
 class Notices:
-    """One communicator's notices. For the engine, which holds its lock in every call.
+    """The notices of one communicator.
+
+    For the engine, which holds its lock in every call.
 
     Attributes:
         rank, size: of the communicator.

@@ -1,4 +1,4 @@
-"""Releasing communicators: only after all ranks have said that nothing is left on them.
+"""Release communicators: only after all ranks have confirmed that nothing is left on them.
 
 MPI gives the context of a communicator that is freed to the next one, and messages that nobody has taken with it. A
 rank on which an operation has failed knows that there may be such messages; its notices may reach the others late. So
@@ -23,7 +23,7 @@ _waiting: list[_Agreement] = []
 
 
 class _Agreement:
-    """Find out from all ranks whether the communicators of one :func:`release` may be freed."""
+    """The agreement of all ranks whether the communicators of one :func:`release` may be freed."""
 
     def __init__(self, comms: Sequence[MPI.Comm], spoilt: bool) -> None:
         self.comms = comms

@@ -1,4 +1,4 @@
-"""Errors that nobody is there to catch."""
+"""Report errors that no caller can catch."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _Left = tuple[Any, Any, int | None, MPI.Status | None]
 
 
 class Quick(Core):
-    """A communicator whose operations on plain arrays start quickly."""
+    """A communicator whose operations on plain arrays start on a native fast path."""
 
     def __init__(
         self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None

@@ -64,7 +64,7 @@ _Counted = tuple[StatRow, int, int, Any]
 
 
 class Learnt:
-    """The operations of one communicator, each with the kinds of arrays that it knows.
+    """The cached operations of one communicator, each with the kinds of arrays that it knows.
 
     Args:
         rank: of the communicator.

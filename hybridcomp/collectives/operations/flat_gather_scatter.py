@@ -26,7 +26,7 @@ from hybridcomp.device import DeviceArray
 
 
 class Moves(Sends):
-    """A communicator's movement of parts, all non-blocking.
+    """The gather, scatter, all-gather and all-to-all operations of a communicator, all non-blocking.
 
     ``extents`` are, per rank, the first element and the number of elements of its part; those that know only their own
     part give None, and the policy is then asked about a large message, alike on all ranks.

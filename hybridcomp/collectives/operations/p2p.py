@@ -20,7 +20,10 @@ _MOST_BYTES = 1 << 32  # of a message whose length nobody said
 
 
 class Messages(Probes):
-    """Send and receive. Where a policy compresses sends on an axis, both ends must be communicators of ours."""
+    """mpi4py's sends and receives of a communicator.
+
+    Where a policy compresses sends on an axis, both ends must be communicators of ours.
+    """
 
     # -- sends ---------------------------------------------------------------------------------------
 

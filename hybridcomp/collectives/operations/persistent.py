@@ -1,4 +1,4 @@
-"""Operations that are started again and again on arrays of their own: nothing is parsed or chosen at a start."""
+"""Persistent operations: started again and again on arrays of their own, nothing is parsed or chosen at a start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Plan:
-    """An operation and its buffers. A context manager, which frees it.
+    """A persistent operation and its buffers.
+
+    A context manager, which frees it.
 
     Attributes:
         send: the array to fill before a start; its contents stay.

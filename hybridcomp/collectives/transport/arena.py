@@ -1,4 +1,4 @@
-"""Memory that the processes of a host share: messages are encoded into it, and read where they are.
+"""Manage memory that the processes of a host share: messages are encoded into it, and read in place.
 
 An arena is one file in memory, without a name, far larger than what will be used of it: pages exist once they have been
 written. Other processes of the same user open it as ``/proc/PID/fd/FD``, so that nothing is left behind when a process
@@ -79,7 +79,7 @@ class Arena:
 
 
 class ArenaPool:
-    """The process's own arena, and the free blocks in it; its memory once that is used up.
+    """The pool of the process's own arena and its free blocks; of heap memory once the arena is used up.
 
     A buffer that was given back while others read it waits for them.
     """

@@ -1,4 +1,4 @@
-"""Send and receive.
+"""Frame messages that callers send and receive.
 
 Where a policy compresses sends on an axis, the receiver need not know which of them: an encoded message has an odd
 number of bytes, one more than it needs if need be. That of the caller's own bytes, which travel as they are wherever
@@ -109,7 +109,7 @@ def encoded(nbytes: int) -> bool:
 
 
 class Arrival:
-    """A message of unknown length that is on its way: something that will be done."""
+    """The event that a message of unknown length has arrived."""
 
     def __init__(self, comm: MPI.Comm, source: int, tag: int, status: MPI.Status) -> None:
         self._ask = (comm, source, tag, status)

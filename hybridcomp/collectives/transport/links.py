@@ -21,7 +21,7 @@ from hybridcomp.collectives.execution.widths import narrow
 
 
 class Link:
-    """The memory of one link.
+    """The state of one link.
 
     Args:
         key: of its error feedback; the last part is the link's name.

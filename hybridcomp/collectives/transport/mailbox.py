@@ -1,4 +1,4 @@
-"""Bytes between ranks: tagged sends and receives on a communicator of our own, and the buffers they use."""
+"""Send and receive bytes between ranks: tagged, on a communicator of our own, with pooled buffers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Transport:
 
 
 class Tags:
-    """Counts tags where the engine does not, in the same way."""
+    """A counter of tags where the engine does not count them, in the same way."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -155,7 +155,7 @@ class Sealed(NamedTuple):
 
 @dataclass(slots=True)
 class Incoming:
-    """A message on its way here.
+    """An incoming message.
 
     Attributes:
         peer: who sends it.
@@ -305,7 +305,7 @@ class Mailbox:
 
 
 class _Sent(NamedTuple):
-    """A message on its way, the buffer to give back when it is there, and the note that some ranks get."""
+    """A message being sent, the buffer to give back when it has arrived, and the descriptor that some ranks get."""
 
     requests: list[MPI.Request]
     peers: list[int]
@@ -314,7 +314,7 @@ class _Sent(NamedTuple):
 
 
 class _Unread:
-    """Others still read some of the buffers."""
+    """The event that no other process reads the buffers any more."""
 
     def __init__(self, pool: ArenaPool, buffers: list[ByteArray]) -> None:
         self._pool, self._buffers = pool, buffers

@@ -1,4 +1,4 @@
-"""Buffers for messages, used again: fresh pages cost as much as a network does."""
+"""Pool buffers for messages: fresh pages cost as much as a network does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pool(Protocol):
 
 
 class HeapPool:
-    """Buffers of this process's own memory."""
+    """A pool of buffers of this process's own memory."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[ByteArray]] = {}

@@ -1,4 +1,4 @@
-"""Sends that nobody waits for, not even for their start."""
+"""Start sends that nobody waits for, not even for their start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_STUCK = 4  # starts that have not returned, and sends that are tried never
 
 
 class Outbox:
-    """Short messages to other ranks, some of which may be gone.
+    """An outbox of short messages to other ranks, some of which may be gone.
 
     ``MPI_Isend`` need not return. Over TCP, MPICH 5 tries without end to connect to a rank that is gone, and looks for
     no error while it does. Messages that go to ranks in trouble are therefore started by a thread, which is left behind

@@ -1,8 +1,9 @@
-"""Ranks of one host hand each other messages by saying where they are.
+"""Share messages between the ranks of one host by sending descriptors of them.
 
-What MPI carries between them is a *note* of 32 bytes: whose arena, where in it, how long. The reader decodes from
-there. Notes and messages may be mixed: a note's first bytes are not those of a message. That a block is where a note
-says, and has been lent, is believed: who can write to an arena of this user could as well change this process.
+MPI carries between them a *descriptor* of 32 bytes: whose arena, where in it, how long. The reader decodes from
+there. Descriptors and messages may be mixed: a descriptor's first bytes are not those of a message. That a block is
+where a descriptor says, and is held for its readers, is believed: who can write to an arena of this user could as well
+change this process.
 """
 
 from __future__ import annotations
