@@ -1,4 +1,4 @@
-"""Ranges in torch's profiler: of each call of a process group, from its start to its end.
+"""Mark ranges in torch's profiler: of each call of a process group, from its start to its end.
 
 One has the name that torch's own backends give theirs, ``hybridcomp:all_reduce``, and the shapes of the tensors that go
 in. For every operation of the communicator that the call makes, usually one, there is another that says what the

@@ -1,4 +1,4 @@
-"""Every communicator and hook of this process: their statistics and their error-feedback memory."""
+"""Register every communicator and hook of this process: their statistics and their error-feedback memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class Member(Protocol):
 
 
 class Registry:
-    """The members, in the order in which they came; the same on all ranks of a program. It keeps none alive."""
+    """A registry of members, in the order in which they came; the same on all ranks of a program.
+
+    It keeps none alive.
+    """
 
     def __init__(self) -> None:
         self._members: dict[str, weakref.ref[Member]] = {}

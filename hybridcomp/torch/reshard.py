@@ -1,4 +1,4 @@
-"""States of hooks, FSDP2 models and process groups for another number of ranks."""
+"""Reshard states of hooks, FSDP2 models and process groups to another number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors to the buffers that a communicator takes, and back.
+"""Convert tensors to the buffers that a communicator takes, and back.
 
 A communicator wants contiguous memory, of the CPU or of a CUDA device that the kernels run on. A tensor that is such
 memory is used as it is. Any other is copied: a strided view, a conjugate, a tensor on another kind of device or where

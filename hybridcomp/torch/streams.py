@@ -1,4 +1,4 @@
-"""The CUDA streams of whoever starts an operation.
+"""Record and use the CUDA streams of the thread that starts an operation.
 
 Results are copied to their tensors, and futures completed, in the thread that sees the operation end. That may be the
 background thread, which has streams of its own; the work belongs in the order of the caller's.

@@ -1,4 +1,4 @@
-"""Statistics as TensorBoard scalars, or for anything that has ``add_scalar``."""
+"""Write statistics as TensorBoard scalars, or to any object that has ``add_scalar``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ScalarWriter(Protocol):
 
 
 class StatsWriter:
-    """Writes what this rank sent, per axis, operation and codec.
+    """A writer of what this rank sent, per axis, operation and codec.
 
     Tags are ``hybridcomp/AXIS/OPERATION/CODEC/WHAT``; what is counted is per training step since the last time:
 

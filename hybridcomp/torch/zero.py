@@ -1,4 +1,4 @@
-"""Parameters that ``ZeroRedundancyOptimizer`` broadcasts are exact, whatever the policy says of broadcasts.
+"""Send the parameters that ``ZeroRedundancyOptimizer`` broadcasts exactly, whatever policy there is for broadcasts.
 
 The broadcast is all that a parameter's owner has of it: there is no copy of full precision beside it. A lossy one would
 round the optimizer's own parameters at every step, and updates smaller than the rounding would be lost for good.

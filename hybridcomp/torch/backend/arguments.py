@@ -9,7 +9,7 @@ from torch.distributed import ReduceOp
 
 
 class Asked(NamedTuple):
-    """An operation's options.
+    """The options of an operation.
 
     Attributes:
         op: the reduce operation; None is a sum.

@@ -1,4 +1,4 @@
-"""torch functions that take only groups of its own backends, opened to ours.
+"""Let torch functions that take only groups of its own backends take ours.
 
 ``torch.distributed.monitored_barrier`` refuses any backend that is not called gloo, ``_set_pg_timeout`` ignores it.
 """

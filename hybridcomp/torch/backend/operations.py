@@ -1,4 +1,4 @@
-"""torch's collectives as operations of a communicator: each function starts one and returns its work.
+"""Start torch's collectives on a communicator: each function starts one and returns its work.
 
 ``Starter`` stages tensors (:mod:`.staging`), starts the communicator's operation, and says how its results
 return to the tensors. Nothing here waits.
@@ -28,7 +28,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Starter:
-    """Starts operations on one communicator."""
+    """The collectives of torch on one communicator."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm

@@ -1,4 +1,4 @@
-"""torch's reduce operations as MPI's."""
+"""Translate torch's reduce operations to MPI's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Work``: what torch waits on."""
+"""Implement torch's ``Work`` for operations in flight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CommWork(Work):
-    """One or several operations in flight, and what remains to do when they have ended.
+    """A work of one or several operations in flight, with the function to call when they have ended.
 
     Completion runs once, in the thread that sees the last operation end: the one that waits, or the background
     thread. It copies staged results to their tensors, then fills the future; on CUDA in the order of the streams that

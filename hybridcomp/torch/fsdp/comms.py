@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 
 class _Allocates:
-    """Memory from torch's allocator, as FSDP2's own."""
+    """An allocator that uses torch's, as FSDP2's own does."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return an uninitialised tensor."""
@@ -25,7 +25,7 @@ class _Allocates:
 
 
 class CompressedAllGather(_Allocates, AllGather):
-    """Gathers a module's parameters."""
+    """The compressed all-gather of a module's parameters."""
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
@@ -39,7 +39,7 @@ class CompressedAllGather(_Allocates, AllGather):
 
 
 class CompressedReduceScatter(_Allocates, ReduceScatter):
-    """Reduces a module's gradients.
+    """The compressed reduce-scatter of a module's gradients.
 
     Attributes:
         parameters: of the next buffer: those that have gradients; None if nobody said.

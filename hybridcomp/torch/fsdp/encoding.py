@@ -1,4 +1,4 @@
-"""Encode and decode tensors of the CPU or of a CUDA device, with error feedback, for who moves bytes himself."""
+"""Encode and decode tensors of the CPU or of a CUDA device, with error feedback, without sending them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 class Encoder:
-    """Encodes spans of one array in one step of its error feedback.
+    """An encoder of spans of one array in one step of its error feedback.
 
     Attributes:
         codec: of this step.

@@ -182,7 +182,7 @@ def _places(
 
 
 class _Calls:
-    """Statistics of one operation, by segment."""
+    """The statistics of one operation, by segment."""
 
     def __init__(self, transport: TorchTransport, op: str, cut: Cut, itemsize: int) -> None:
         self._began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A work of another backend's, and what remains to do when it has ended."""
+"""Wrap a work of another backend, with a function to call when it has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import Work
 
 
 class PendingWork(Work):
-    """Ends when ``work`` has and ``commit`` has run, in the thread and on the CUDA stream of the one that waits."""
+    """A work that ends when ``work`` has and ``commit`` has run, in the waiting thread and on its CUDA stream."""
 
     def __init__(self, work: Any, tensors: list[torch.Tensor], commit: Callable[[], None]) -> None:
         """Take over a started operation.

@@ -1,4 +1,4 @@
-"""FSDP2's flat buffers as parameters' segments, and what a policy says about each.
+"""Partition FSDP2's flat buffers into parameters' segments, each with the policy's choice.
 
 A buffer has a part for each rank, and each part has a segment for each parameter of the module, padded to the same size
 on all ranks. Codecs work on segments: blocks do not straddle parameters, and names count.
@@ -53,7 +53,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A rank's part of a buffer by how its segments travel.
+    """The cut of a rank's part of a buffer into encoded and exact segments.
 
     Attributes:
         size: elements of the part.

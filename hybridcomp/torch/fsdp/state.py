@@ -29,7 +29,7 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 class FSDPCompression:
-    """Compression of one model's parameters and gradients on their way between the ranks that share them.
+    """The compression of one model's parameters and gradients between the ranks that share them.
 
     The model keeps it alive. Error feedback is kept by parameter, references of differences by module.
 

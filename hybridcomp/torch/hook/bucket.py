@@ -1,4 +1,4 @@
-"""A bucket of gradients on its way: its batches as things to sum, and what it counts for when they have ended."""
+"""Run a bucket of gradients: its batches as tasks to sum, and its statistics when they have ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hybridcomp.torch.hook.things import NONE, Encoded, Thing
 
 
 class Bucket:
-    """Averages a bucket's values over all ranks, in place."""
+    """A bucket whose values are averaged over all ranks, in place."""
 
     def __init__(
         self, values: Flat, batches: list[Batch], step: int, kept: Kept, ready: Event | None = None

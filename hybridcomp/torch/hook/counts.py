@@ -13,14 +13,14 @@ from hybridcomp.torch.hook.things import Thing
 
 
 class Carried(NamedTuple):
-    """Chunks of parameters, and the things that carried them together."""
+    """The chunks of parameters that tasks carried together, with their statistics."""
 
     chunks: list[Chunk]
     things: Sequence[Thing]
 
 
 class Counts:
-    """Totals by kind; safe to use from several threads."""
+    """The totals by kind; safe to use from several threads."""
 
     def __init__(self, axis: str) -> None:
         self.axis = axis

@@ -1,4 +1,4 @@
-"""Makes the things of a batch, of a bucket in a device's memory: see :mod:`.maker`."""
+"""Make the reduction tasks of a batch, of a bucket in a device's memory: see :mod:`.maker`."""
 
 from __future__ import annotations
 

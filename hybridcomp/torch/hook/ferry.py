@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 
 class Port:
-    """A device as a hook uses it; for one thread.
+    """The streams and buffers of a device for a hook; for one thread.
 
     Attributes:
         depot: its streams: each bucket has one of its own, so that none waits for another's gradients.
@@ -42,7 +42,7 @@ class Port:
 
 
 class Ferry(Shore):
-    """The crossings of one batch.
+    """The staging of one batch between a device and the host.
 
     Attributes:
         queue: where its things work; the status is the batch's own.

@@ -1,4 +1,4 @@
-"""Averages of parameters by linear codecs, round by round; the rounds of a batch's parameters travel together.
+"""Average parameters by linear codecs, round by round; the rounds of a batch's parameters are sent together.
 
 A codec says which array is to be reduced first (:mod:`hybridcomp.codecs.linear.base`): for ``powersgd`` P, which is
 orthonormalised once it is summed, and then Q. Error feedback keeps what the result lacks of this rank's data.
@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 
 
 class Rounds(abc.ABC):
-    """A reduction by a linear codec, as things that are summed one after another.
+    """A reduction by a linear codec, as tasks that are summed one after another.
 
     Attributes:
         things: what was exchanged for it.
@@ -82,7 +82,7 @@ class Rounds(abc.ABC):
 
 
 class Linear(Rounds):
-    """One parameter's gradient on its way, in host memory."""
+    """The reduction of one parameter's gradient in host memory."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transfer(Protocol):
-    """Bytes on their way."""
+    """A transfer of bytes in flight."""
 
     def wait(self) -> list[ByteArray]:
         """Return what each rank sent, in views of the receive buffer; this rank's own entry says nothing."""
@@ -29,7 +29,7 @@ class Transfer(Protocol):
 
 
 class Link(Protocol):
-    """Exchanges on a group that nobody else uses.
+    """A link for exchanges on a group that nobody else uses.
 
     ``number`` is the same on all ranks and of no other exchange. ``exact``: what a rank may send at most is what it
     sends. Buffers stay as they are until the transfer has ended.
@@ -141,7 +141,7 @@ class CommLink:
 
 
 class _Arrival:
-    """A transfer by an exchange of floor 4."""
+    """A transfer by an exchange of a communicator."""
 
     def __init__(self, request: Request, places: list[ByteArray], received: list[int]) -> None:
         self._request, self._places, self._received = request, places, received

@@ -1,4 +1,4 @@
-"""Makes the things of a batch, of a bucket in host memory; :mod:`.device_maker` does of one in a device's."""
+"""Make the reduction tasks of a batch, of a bucket in host memory; :mod:`.device_maker` does so for a device's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STREAM_BYTES = 1 << 23  # of a bucket: it is not in the caches when it is read
 
 
 class Maker(Protocol):
-    """Makes the things of one batch.
+    """A factory of the reduction tasks of one batch.
 
     Attributes:
         buffers: for their messages.

@@ -44,7 +44,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Elements of a piece that are one thing: ``start`` to ``stop`` of the piece's own."""
+    """A chunk of a piece that is one task: ``start`` to ``stop`` of the piece's own elements."""
 
     piece: Piece
     start: int

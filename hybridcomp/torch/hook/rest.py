@@ -1,4 +1,4 @@
-"""The small parameters of a bucket that are not compressed: they travel as one thing."""
+"""Sum the small parameters of a bucket that are not compressed, as one task."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ Array = npt.NDArray[Any]
 
 
 class Rest:
-    """Arrays side by side, so that each rank owns its shard of every one: who adds what up does not depend on which
-    arrays these are, nor does the result.
+    """The small arrays of a bucket, side by side, as one task.
+
+    Each rank owns its shard of every one: who adds what up does not depend on which arrays these are, nor does
+    the result.
 
     Attributes:
         values: of all arrays, shard by shard, once they are gathered.

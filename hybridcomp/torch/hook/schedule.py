@@ -19,7 +19,7 @@ Done = Callable[[Exception | None], None]
 
 @dataclass(slots=True)
 class _Flight:
-    """A batch on its way: what it does, what it waits for, whom to tell."""
+    """A batch in flight: its generator, the transfer that it waits for, the future to complete."""
 
     run: Summing
     transfer: Transfer
@@ -27,7 +27,7 @@ class _Flight:
 
 
 class Schedule:
-    """Runs batches over a link; every method is called by the worker's thread."""
+    """A schedule of batches over a link; every method is called by the worker's thread."""
 
     def __init__(self, link: Link, tasks: Tasks) -> None:
         self._link = link

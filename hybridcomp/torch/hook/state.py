@@ -1,4 +1,4 @@
-"""``register_comm_hook(HookState(...), comm_hook)``: what DDP calls for each bucket, and what stays between steps.
+"""Define ``register_comm_hook(HookState(...), comm_hook)``: the hook that DDP calls for each bucket, and its state.
 
 A bucket is cut into batches, which one thread encodes, sends and decodes while the backward pass goes on, on a group
 that nobody else uses; a bucket on a CUDA device is encoded and decoded there, where the kernels run. On one rank there
@@ -152,7 +152,7 @@ class HookState:
 
 
 class _Average:
-    """One bucket, from the hook's call until its future is complete."""
+    """The average of one bucket, from the hook's call until its future is complete."""
 
     def __init__(
         self, buffer: torch.Tensor, plan: list[Batch], step: int, kept: Kept, schedule: Schedule

@@ -1,4 +1,4 @@
-"""Sum things over a link, round by round, as a generator of transfers: whoever runs it chooses when to wait.
+"""Sum tasks over a link, round by round, as a generator of transfers: its caller chooses when to wait.
 
 All messages that a rank has for another one travel together, one after another; each begins at a multiple of 64
 bytes, and says itself how long it is. A rank on which something fails sends zeros, or nothing, which every other rank
@@ -32,7 +32,9 @@ def _pages(nbytes: int) -> ByteArray:
 
 
 class Buffers:
-    """Buffers that are used again: fresh pages cost more than encoding. For one thread.
+    """A pool of buffers that are reused: fresh pages cost more than encoding.
+
+    For one thread.
 
     Args:
         make: allocates so many bytes.

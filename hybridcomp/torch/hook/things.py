@@ -96,7 +96,7 @@ class Shards:
 
 
 class Encoded:
-    """An array averaged or summed by a codec, with error feedback if it has a memory."""
+    """The task of averaging or summing an array by a codec, with error feedback if it has a memory."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Encoded:
 
 
 class Folded:
-    """An array of integers, reduced as they are."""
+    """The task of reducing an array of integers, as they are."""
 
     exact = True
 

@@ -1,4 +1,4 @@
-"""A thread that runs tasks in turn."""
+"""Run tasks in turn in a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _running: dict[threading.Thread, Tasks] = {}
 
 
 class Tasks:
-    """A queue, and what the thread does while it is empty.
+    """A queue, and the function that the thread calls while it is empty.
 
     Attributes:
         idle: is called with a condition that ends it: there is a task. Anything that returns early will do.
@@ -36,7 +36,7 @@ class Tasks:
 
 
 class Worker:
-    """Runs tasks first in, first out, in a thread of its own; the thread does not keep this object alive."""
+    """A worker that runs tasks first in, first out, in its own thread, which does not keep this object alive."""
 
     def __init__(self, name: str) -> None:
         self.tasks = Tasks()
