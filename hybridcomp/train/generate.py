@@ -1,4 +1,4 @@
-"""Text from a trained model: its checkpoint put together on one process, and sampled."""
+"""Generate text from a trained model: put its checkpoint together on one process, and sample."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def sample(
 
 
 class Vocabulary:
-    """Text to tokens and back: bytes, or a Hugging Face tokenizer."""
+    """A vocabulary: text to tokens and back, by bytes or a Hugging Face tokenizer."""
 
     def __init__(self, tokenizer: str | None) -> None:
         """Load the tokenizer.

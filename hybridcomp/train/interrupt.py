@@ -1,4 +1,4 @@
-"""Being asked to stop, by SIGUSR1: a batch system's warning before a time limit or a preemption."""
+"""Stop when asked by SIGUSR1: a batch system's warning before a time limit or a preemption."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _OTHERS_LEAVE_SECONDS = 2.0
 
 
 class StopRequest:
-    """Hears the signal, from when it is made to the end of the process. One a process, in its main thread.
+    """A request to stop: it listens to the signal, from when it is made to the end of the process.
+
+    One a process, in its main thread.
 
     Made before MPI and torch are loaded, which takes seconds: until then the signal ends the process.
     """

@@ -1,4 +1,4 @@
-"""Ranks: whether this process is one, how to become several, and how they agree before they start."""
+"""Start ranks: tell whether this process is one, become several, and agree before they start."""
 
 from __future__ import annotations
 

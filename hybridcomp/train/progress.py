@@ -26,7 +26,7 @@ def format_bytes(count: float) -> str:
 
 
 class Progress:
-    """Prints to standard output; a context manager.
+    """Progress of a run, printed to standard output; a context manager.
 
     Args:
         steps: of the whole run.

@@ -1,4 +1,4 @@
-"""Tokens from text files, nanoGPT's .bin files, or the running interpreter's standard library."""
+"""Make tokens from text files, nanoGPT's .bin files, or the running interpreter's standard library."""
 
 from __future__ import annotations
 

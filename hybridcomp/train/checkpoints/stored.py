@@ -1,4 +1,4 @@
-"""Tensors in checkpoint folders, by ``torch.distributed.checkpoint``; its errors in one line."""
+"""Read and write tensors in checkpoint folders, by ``torch.distributed.checkpoint``; its errors in one line."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def with_loss(x: Tensor, loss: Tensor) -> Tensor:
 
 
 class Experts(nn.Module):
-    """MLPs side by side, each as a block's own."""
+    """The MLPs of experts, side by side, each as a block's own."""
 
     def __init__(self, d_model: int, experts: int) -> None:
         super().__init__()

@@ -93,7 +93,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens and positions to vectors."""
+    """The embedding of tokens and positions to vectors."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class GPT(nn.Module):
 
 
 class OwnLoss(nn.Module):
-    """A stage that has a head although others follow.
+    """A stage with a head of its own although others follow.
 
     Args:
         stage: with norm and head.

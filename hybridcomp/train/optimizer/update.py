@@ -25,7 +25,7 @@ from hybridcomp.train.topology import Topology
 
 @dataclass(frozen=True)
 class Result:
-    """A step whose update is done; the same on all ranks.
+    """The result of a step whose update is done; the same on all ranks.
 
     Attributes:
         step: from 0.

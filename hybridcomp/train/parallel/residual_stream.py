@@ -1,4 +1,4 @@
-"""The residual stream between stages: what one sends to the next, and gets the gradient of."""
+"""Define the residual stream between stages: what one sends to the next, and gets the gradient of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridcomp.train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Stream:
-    """The activations of one micro-batch that a rank hands on.
+    """The activations of one micro-batch that a rank sends to the next stage.
 
     Attributes:
         shape: [micro_batch_size, time, d_model]; of sequence parallelism, this rank's part of the time.

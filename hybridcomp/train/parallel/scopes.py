@@ -43,7 +43,7 @@ def say_layers(model: GPT) -> None:
 
 
 class _Saying:
-    """Says a layer between two hooks; a forward pass may lie within the backward pass that needs it."""
+    """The setting of a layer as messages' place between two hooks; a forward pass may lie within a backward pass."""
 
     def __init__(self, layer: int) -> None:
         self._layer = layer

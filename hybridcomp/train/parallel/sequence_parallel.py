@@ -50,7 +50,7 @@ _Move = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
 class _ThereAndBack(torch.autograd.Function):
-    """One way of moving parts and sequences in forward, another with the gradient in backward."""
+    """An autograd function that moves parts and sequences one way in forward, the gradient another way in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: _Move, back: _Move) -> Tensor:

@@ -94,7 +94,9 @@ class Run:
 
 
 class Schedule(abc.ABC):
-    """Runs training steps. Collective: every rank calls the same methods in the same order.
+    """A schedule that runs training steps.
+
+    Collective: every rank calls the same methods in the same order.
 
     Args:
         run: what there is to train.

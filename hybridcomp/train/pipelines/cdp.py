@@ -1,4 +1,4 @@
-"""Cyclic data parallelism: each replica two time-steps behind the one before, gradients handed on point to point.
+"""Cyclic data parallelism: each replica two time-steps behind the one before, gradients sent on point to point.
 
 After Fournier and Oyallon 2024 (arXiv 2403.08837); :mod:`.cyclic` has its time-steps. With N replicas (workers), the
 model cut into N stages, and one micro-batch on each worker, the update of stage j is

@@ -1,4 +1,4 @@
-"""Cyclic data parallelism in time-steps: who does what when, and what that keeps alive.
+"""Cyclic data parallelism in time-steps: which worker does which pass when, and the activations that are alive.
 
 After Fournier and Oyallon 2024, "Cyclic Data Parallelism for Efficient Parallelism of Deep Neural Networks" (arXiv
 2403.08837). N workers train N stages on N micro-batches. A step takes each worker 2N time-steps, a stage in each:
@@ -100,7 +100,7 @@ def weights_from(worker: int, stage: int, stages: int, *, by_stage: bool) -> int
 
 
 class Duties(NamedTuple):
-    """Before which of a worker's passes it does what for the stage that it owns; passes count from 0 in its step.
+    """The duties of a stage's owner: the passes before which it does them; passes count from 0 in its step.
 
     Attributes:
         back: hands the weights of this step out for backward passes, then takes the total of the step before.

@@ -28,7 +28,7 @@ from hybridcomp.train.pipelines.base import Run, Schedule
 
 
 class _Stashes:
-    """Forward passes of all stages of a rank whose backward is to come."""
+    """A count of forward passes, of all stages of a rank, whose backward is to come."""
 
     def __init__(self) -> None:
         self.stages: list[PipelineStage] = []
@@ -39,7 +39,7 @@ class _Stashes:
 
 
 class _CountedStage(PipelineStage):
-    """Counts what PyTorch's stage keeps for backward, and says where its sends belong.
+    """A stage of PyTorch's pipelines that counts what is stashed for backward, and names the place of its sends.
 
     Attributes:
         cools: its micro-batches whose backward pass comes after the rank's last forward pass.

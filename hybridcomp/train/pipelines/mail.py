@@ -1,4 +1,4 @@
-"""Messages between two ranks of a group, posted early and awaited where they are needed."""
+"""Send and receive messages between two ranks of a group, posted early and awaited where they are needed."""
 
 from __future__ import annotations
 

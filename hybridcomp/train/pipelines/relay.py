@@ -1,4 +1,4 @@
-"""Weights that workers hand on: encoded once by the stage's owner, and passed on as they are.
+"""Relay weights between workers: encoded once by the stage's owner, and passed on as they are.
 
 So all who compute with a version have the same bits, its owner too, whose own weights are never rounded.
 """
@@ -25,7 +25,7 @@ _WEIGHTS, _LENGTH = 11, 12  # tags
 
 
 class Room:
-    """A stage's place for weights, which are here for a pass at a time.
+    """The memory of a stage's weights, which are here for a pass at a time.
 
     Autograd saves some of them in forward for backward. Here it saves where among all of them they were, and finds
     them there again, in the memory of then.
@@ -76,7 +76,7 @@ class Room:
 
 
 class _Place(NamedTuple):
-    """A tensor in a room's memory."""
+    """A tensor's position in the memory of a stage's weights."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -85,7 +85,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class _Letter:
-    """Weights as they travel.
+    """A message of weights, encoded or not.
 
     Attributes:
         raw: the bytes: encoded, or the weights' own.
@@ -109,7 +109,9 @@ class _Letter:
 
 
 class Relay:
-    """One worker's part in handing on weights. Messages are sends of the axis ``dp``, in the forward phase.
+    """A worker's relay of weights.
+
+    Messages are sends of the axis ``dp``, in the forward phase.
 
     Args:
         mail: of the replicas.

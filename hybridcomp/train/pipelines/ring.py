@@ -1,4 +1,4 @@
-"""Gradients around the ring of replicas: partial sums up to the last worker, totals on from there.
+"""Reduce gradients around the ring of replicas: partial sums up to the last worker, totals on from there.
 
 1.  Worker i gets from i - 1 the sum of the gradients of workers 1 to i - 1 of a stage, adds its own in its backward
     pass, and sends the sum to i + 1. The policy compresses these messages as sends of the axis ``dp``, backward.
