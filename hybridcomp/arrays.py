@@ -20,7 +20,7 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 class DType(enum.IntEnum):
-    """Element types, by their code in a message's header.
+    """The element types, by their code in a message's header.
 
     Attributes:
         storage: the NumPy dtype that holds it (uint16 for bfloat16).

@@ -1,4 +1,4 @@
-"""CUDA through CuPy: loads the kernels of :file:`kernels/cuda`; the :class:`~hybridcomp.device.Runtime` of a GPU.
+"""Run kernels on a GPU through CuPy: load those of :file:`kernels/cuda`; a :class:`~hybridcomp.device.Runtime`.
 
 A module of kernels comes from the fatbin that CMake built, if there is one, or is compiled by NVRTC when it is first
 needed and kept in CuPy's cache on disk. :func:`prepare_in_turn` lets one process of each host compile and the others
@@ -172,7 +172,7 @@ class _CupyEvent:
 
 
 class _Handle:
-    """A stream as CUDA's protocol for Python has it."""
+    """A stream in the form of CUDA's protocol for Python."""
 
     def __init__(self, stream: int) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""The launcher of MPI programs: where this environment's ``mpiexec`` is, and how to end under one."""
+"""Find the launcher of MPI programs, this environment's ``mpiexec``, and end processes under one."""
 
 from __future__ import annotations
 

@@ -43,7 +43,9 @@ class _Span(NamedTuple):
 
 
 class Recorder:
-    """Keeps the spans of this process. All times are :func:`time.perf_counter`'s, in seconds.
+    """A recorder of the spans of this process.
+
+    All times are :func:`time.perf_counter`'s, in seconds.
 
     Attributes:
         folder: where they are written.
@@ -166,7 +168,7 @@ class Recorder:
 
 
 class _Lanes:
-    """Rows of one track, each with the spans that are open in it; of spans in the order in which they begin."""
+    """The rows of one track, each with its open spans; spans are placed in the order in which they begin."""
 
     def __init__(self) -> None:
         self._open: list[list[_Span]] = []

@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Show:
-    """Shows the runs: bars on a terminal, a line now and then elsewhere."""
+    """A display of the runs: bars on a terminal, a line now and then elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

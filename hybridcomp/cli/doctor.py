@@ -1,4 +1,4 @@
-"""``hybridcomp doctor``: what is installed and works here, and how fast; ``--calibrate`` measures links and codecs."""
+"""``hybridcomp doctor``: tell what is installed and works, and how fast; ``--calibrate`` measures links and codecs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hybridcomp report``: what a run sent, from its metrics and its traces, and one trace of all ranks."""
+"""``hybridcomp report``: show what a run sent, from its metrics and traces, and merge the traces of all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hybridcomp schedule``: what each rank does in a collective, proved to be right, and when, as a picture."""
+"""``hybridcomp schedule``: show what each rank does in a collective, prove it right, and draw when."""
 
 from __future__ import annotations
 

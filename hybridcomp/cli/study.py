@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Show:
-    """Shows how a study goes: a bar over all runs on a terminal, a line a run elsewhere."""
+    """A display of a study's progress: a bar over all runs on a terminal, a line a run elsewhere."""
 
     def __init__(self, console: Console, runs: int) -> None:
         self._console = console

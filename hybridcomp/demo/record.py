@@ -69,7 +69,7 @@ class RunRecord:
 
 
 class Follower:
-    """Reads a growing ``metrics.jsonl`` into a record, whole lines only."""
+    """A reader of a growing ``metrics.jsonl`` into a record, whole lines only."""
 
     def __init__(self, path: Path, record: RunRecord) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Runs the plan in labs, one run after the other, and shows how far each is."""
+"""Run the plan in labs, one run after the other, and show how far each is."""
 
 from __future__ import annotations
 

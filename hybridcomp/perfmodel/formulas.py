@@ -1,4 +1,4 @@
-"""Seconds of each algorithm, by operation and name.
+"""Compute the seconds of each algorithm, by operation and name.
 
 The model is the usual one of latency and bandwidth (Thakur, Rabenseifner, Gropp, "Optimization of Collective
 Communication Operations in MPICH", 2005) with three more terms: computing, links that the ranks of a host share, and
@@ -23,7 +23,7 @@ from hybridcomp.perfmodel.terms import Phase, Setting
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A setting, with what a formula asks of it.
+    """A setting, with the quantities that formulas use.
 
     Attributes:
         profile, setting: of whom the cost is asked.

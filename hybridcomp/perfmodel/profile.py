@@ -52,7 +52,7 @@ _MOST_SPEC = 200  # characters
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Links of one kind.
+    """The links of one kind.
 
     Attributes:
         latency: seconds of a small message, one way.
@@ -233,7 +233,7 @@ def _lines(values: Tier | Speed) -> list[str]:
 
 
 class _Reader:
-    """Checks a parsed document; knows the profile's name so that it can say where an error is."""
+    """A checker of a parsed document; it has the profile's name for its errors."""
 
     def __init__(self, name: str) -> None:
         self._name = name

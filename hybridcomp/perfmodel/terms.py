@@ -21,7 +21,9 @@ _COMPILED_CALL = 0.2e-6
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An operation whose cost is asked for. Equal on all ranks, so that all choose alike.
+    """A setting: an operation whose cost is asked for.
+
+    Equal on all ranks, so that all choose alike.
 
     Attributes:
         op: ``all_reduce``, ``reduce_scatter``, ``all_gather``, ``broadcast`` or ``reduce``.

@@ -18,7 +18,7 @@ PARTS = ("steady", "cool-down")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place.
+    """A place in a model.
 
     Attributes:
         stage: of the pipeline, from 0.

@@ -83,7 +83,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Policy:
-    """Immutable; equal policies have equal :attr:`digest`.
+    """A policy: immutable; equal policies have equal :attr:`digest`.
 
     Attributes:
         name: the preset's name, the file's path, or the codec spec.

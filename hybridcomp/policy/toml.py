@@ -72,7 +72,7 @@ def _with_line(message: str, text: str) -> str:
 
 
 class _Reader:
-    """Turns the parsed document into rules; knows the text so that it can say where an error is."""
+    """A reader of the parsed document; it has the text so that its errors name a line."""
 
     def __init__(self, text: str, name: str) -> None:
         self._lines = text.splitlines()

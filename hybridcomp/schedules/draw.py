@@ -1,4 +1,4 @@
-"""Schedules for people: a rank's steps as rows, all ranks' in a few numbers, their simulated time as a picture."""
+"""Show schedules to people: a rank's steps as rows, all ranks' in a few numbers, their simulated time as a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A symbolic run of all ranks' steps: what each slot, buffer and memory holds, and who may touch it."""
+"""Run all ranks' steps symbolically: check what each slot, buffer and memory holds, and who may touch it."""
 
 from __future__ import annotations
 

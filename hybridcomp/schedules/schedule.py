@@ -121,7 +121,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Room for one message at a time.
+    """A slot: memory for one message at a time.
 
     Attributes:
         count: elements of the longest message.
@@ -138,7 +138,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step; see the module. Fields that a kind does not use have their defaults.
+    """A step of a schedule; see the module.
+
+    Fields that a kind does not use have their defaults.
 
     Attributes:
         kind: what it does.

@@ -10,7 +10,7 @@ _ALIGN = 64  # elements, so that shards begin on cache lines
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Cuts ``n`` elements for ``ranks`` ranks.
+    """The partition of ``n`` elements into shards of ``ranks`` ranks.
 
     Attributes:
         n: elements in all.

@@ -25,7 +25,7 @@ _Port = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way for messages.
+    """A link on which messages are sent.
 
     Attributes:
         latency: seconds that a message of no bytes takes.
@@ -106,7 +106,7 @@ def passes(step: Step) -> int:
 
 
 class _Simulation:
-    """One simulation; steps are numbered through as in :class:`~hybridcomp.schedules.order.Order`."""
+    """A simulation; steps are numbered through as in :class:`~hybridcomp.schedules.order.Order`."""
 
     def __init__(self, order: Order, machine: Machine, message_bytes: Callable[[Slot, int], int]) -> None:
         self._order, self._machine, self._bytes = order, machine, message_bytes

@@ -36,7 +36,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Loss:
-    """Runs for the loss: links unshaped, for the loss does not depend on them.
+    """The runs for the loss: links unshaped, for the loss does not depend on them.
 
     Attributes:
         seeds: each variant runs once with each.
@@ -49,7 +49,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Speed:
-    """Runs for the speed: short, all variants in turn, several rounds of that, at every rate.
+    """The runs for the speed: short, all variants in turn, several rounds of that, at every rate.
 
     Attributes:
         rates: of the links, as :class:`~hybridcomp.lab.Rate` has them.

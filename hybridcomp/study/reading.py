@@ -98,7 +98,7 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 class _Reader:
-    """Turns the document into a study; knows the text so that it can say where an error is."""
+    """A reader of the parsed document; it has the text so that its errors name a line."""
 
     def __init__(self, path: str, text: str) -> None:
         self._path = path

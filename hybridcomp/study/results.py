@@ -44,7 +44,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Speeds:
-    """A variant at one rate.
+    """The speeds of a variant at one rate.
 
     Attributes:
         samples_per_s: sequences per second, the median of the rounds.
@@ -80,7 +80,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Results:
-    """All that the runs say, as far as they have ended.
+    """The results of all runs that have ended.
 
     Attributes:
         study: whose.

@@ -1,4 +1,4 @@
-"""Runs a study in labs, one run after the other; runs that an earlier call has finished stay."""
+"""Run a study in labs, one run after the other; runs that an earlier call has finished stay."""
 
 from __future__ import annotations
 

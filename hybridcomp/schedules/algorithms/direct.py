@@ -1,4 +1,4 @@
-"""Collectives in which every message goes from who made it to who needs it, by no other rank.
+"""Collectives in which every message goes directly from its sender to its receiver.
 
 The reductions exchange encoded parts once:
 
@@ -78,7 +78,7 @@ def reduce_scatter(operation: Operation, topology: Topology, rank: int) -> Sched
 
 
 class _Exchange:
-    """Step 1 on one rank, chunk by chunk."""
+    """Step 1 of a direct reduction on one rank, chunk by chunk."""
 
     def __init__(self, r: Recorder, parts: Parts) -> None:
         self._r, self._parts = r, parts

@@ -131,7 +131,7 @@ class Places:
 
 
 class _Halves:
-    """Step 1 on this rank: the sum of the elements ``edges[place]`` to ``edges[place + 1]``."""
+    """Step 1 of halving on this rank: the sum of the elements ``edges[place]`` to ``edges[place + 1]``."""
 
     def __init__(self, r: Recorder, places: Places, edges: Sequence[int]) -> None:
         self._r, self._places, self._edges = r, places, edges

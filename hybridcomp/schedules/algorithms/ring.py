@@ -81,7 +81,7 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 class _Rounds:
-    """The parts of the others' shards, encoded in rounds; and those of this rank's shard, received in them."""
+    """The pairwise exchange of parts: the others' are encoded and sent in rounds, this rank's shard is received."""
 
     def __init__(self, r: Recorder, parts: Parts) -> None:
         self._r, self._parts = r, parts
