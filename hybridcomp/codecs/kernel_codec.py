@@ -18,7 +18,7 @@ from hybridcomp.wire import HEADER_BYTES
 def decode_floats(
     cls: type[Codec], msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
 ) -> int:
-    """Let the kernels decode, or with ``add`` add, a message of floats to ``out``; a Status, 0 if all is well."""
+    """Decode a message of floats to ``out`` by the kernels, or ``add`` it; return a Status, 0 if all is well."""
     status: int = native.kernels().decode_payload(
         cls.wire_id, msg[HEADER_BYTES:], header.count, header.dtype, out, dtype, add
     )

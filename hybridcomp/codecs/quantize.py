@@ -86,7 +86,7 @@ class _BlockCodec(KernelCodec):
 
     @property
     def seed(self) -> int:
-        """Seed of the random numbers."""
+        """Return the seed of the random numbers."""
         return self._seed
 
     @property

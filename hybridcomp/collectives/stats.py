@@ -63,7 +63,7 @@ class StatRow:
         self.decode_seconds += other.decode_seconds
 
     def subtract(self, other: StatRow) -> None:
-        """Take another row's totals from this one."""
+        """Subtract another row's totals."""
         self.calls -= other.calls
         self.raw_bytes -= other.raw_bytes
         self.plain_bytes -= other.plain_bytes

@@ -140,7 +140,7 @@ class Order:
         return readers
 
     def _happens(self) -> list[int]:
-        """Let happen what can."""
+        """Run the events that can happen."""
         count = len(self.steps)
         following: list[list[int]] = [[] for _ in range(2 * count)]
         missing = [0, 1] * count

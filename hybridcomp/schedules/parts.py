@@ -18,7 +18,7 @@ class Parts:
     """
 
     def __init__(self, starts: Sequence[int], cuts: Sequence[Sequence[slice]]) -> None:
-        """Take the chunks of each part as they are; they are slices of the whole buffer."""
+        """Set the chunks of each part as given; they are slices of the whole buffer."""
         self.starts = starts
         self.rounds = max(map(len, cuts), default=0)
         self._cuts = cuts

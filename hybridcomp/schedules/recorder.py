@@ -204,7 +204,7 @@ class Recorder:
         return needed
 
     def _reduced(self, needed: set[int], index: int) -> tuple[tuple[int, ...], int]:
-        """Leave out what others of ``needed`` wait for anyway.
+        """Remove the steps that others of ``needed`` wait for anyway.
 
         Returns:
             What is left, and all that must have ended: a set of bits, the first of which is the step before this one.

@@ -48,7 +48,7 @@ def has_in_place(kind: str) -> bool:
 
 
 def layout(operation: Operation, ranks: int, rank: int) -> Layout:
-    """Say which buffers a rank has.
+    """Return the buffers that a rank has.
 
     Raises:
         ScheduleError: no such operation, or not so many counts.

@@ -243,7 +243,7 @@ class Run:
     # -- the memory of error feedback --------------------------------------------------------------------
 
     def _correct(self, g: int, step: Step, runs: list[Elements]) -> None:
-        """Have the memory correct what a step encodes or takes as it is; once for each element.
+        """Correct by the memory what a step encodes or takes as it is; once for each element.
 
         A sum of messages alone has been corrected already: the memory adds what the sum's own message loses.
         """
@@ -266,7 +266,7 @@ class Run:
         memory.write(step.memory, [(step.count, after, step.memory)], g)
 
     def _follow(self, g: int, step: Step, runs: list[Elements]) -> None:
-        """Have the memory follow a result."""
+        """Update the memory by a result."""
         total = all(self.values[value].total for _, value, _ in runs)
         if self._remembers(step, runs, total):
             pieces = self._memories[self.order.rank[g]].pieces(step.memory, step.count)

@@ -158,7 +158,7 @@ class Content:
         self._starts = [0] if size else []
 
     def fill(self, start: int, count: int, value: int) -> None:
-        """Put a value there before the first step."""
+        """Set a value before the first step."""
         self.write(start, [(count, value, 0)] if count else [], -1)
 
     def pieces(self, start: int, count: int) -> list[Piece]:
@@ -170,7 +170,7 @@ class Content:
         return joined((p.stop - p.start, p.value, p.source) for p in self.pieces(start, count))
 
     def write(self, start: int, runs: Iterable[Run], step: int) -> None:
-        """Put values there."""
+        """Write values to a range."""
         begin, at = self._cut(start), start
         fresh = []
         for count, value, source in runs:

@@ -154,7 +154,7 @@ def corrected(queue: Queue, x: Flat, residual: DeviceArray) -> Flat:
 
 
 def keep_lost(queue: Queue, given: Flat, own: DeviceArray, residual: DeviceArray) -> None:
-    """Set ``residual`` to what the result lacks of this rank's data, ``given - own``, if all of it is finite.
+    """Set ``residual`` to ``given - own``, the error of the result for this rank's data, if all of it is finite.
 
     Args:
         queue: of the reduction.

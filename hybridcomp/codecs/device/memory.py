@@ -59,7 +59,7 @@ class DeviceMemory(abc.ABC):
         return self._queue.runtime
 
     def follow(self, queue: Queue) -> None:
-        """Let what is put on ``queue`` from now on come after what this memory's last queue has."""
+        """Order all later work on ``queue`` after the work of this memory's last queue."""
         if queue.stream != self._queue.stream:
             queue.runtime.follow(queue.stream, queue.runtime.record(self._queue.stream))
 
@@ -102,7 +102,7 @@ class DeviceMemory(abc.ABC):
     def keep(
         self, corrected: DeviceArray, decoded: DeviceArray, queue: Queue, span: slice, weight: float = 1.0
     ) -> None:
-        """Keep what a message lost, unless it is not finite. Both arrays are not to be used any more."""
+        """Store the error of a message, unless it is not finite. Both arrays are not to be used any more."""
 
     def _encode_at_once(
         self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice
@@ -140,10 +140,10 @@ class DeviceMemory(abc.ABC):
 
     @abc.abstractmethod
     def load(self, memory: Any, queue: Queue) -> None:
-        """Take over the state of the host's memory of this form, of the same size and kind. Waits."""
+        """Load the state of the host's memory of this form, of the same size and kind. Waits."""
 
     def drop(self) -> None:
-        """Give memory back: this is not used any more."""
+        """Release the memory, which is not used any more."""
         for slot in self._held():
             self._slots.give(slot, self._queue)
 

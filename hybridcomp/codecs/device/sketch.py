@@ -140,8 +140,10 @@ def _count(queue: Queue, words: DeviceArray, n: int) -> DeviceArray:
 
 
 def _scan(queue: Queue, counts: DeviceArray, n: int, expected: int = _ANY) -> DeviceArray:
-    """Let each tile's count become where its values begin; return how many there are; sets the status where these
-    are not as many as expected."""
+    """Replace each tile's count by the index at which its values begin; return how many values there are.
+
+    Sets the status where these are not as many as expected.
+    """
     total = queue.array(1, np.uint64)
     args = (counts, _tiles(n), total, expected, queue.status)
     queue.launch("sketch", "sketch_scan", 1, _SCAN_THREADS, *args)

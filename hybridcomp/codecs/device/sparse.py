@@ -90,7 +90,10 @@ class _Selection:
         self.queue.launch(module, f"sparse_{kernel}_{self.bits}", blocks, _THREADS, *tiles, *args)
 
     def filter(self, kernel: str, *args: int | DeviceArray | None) -> None:
-        """Take the candidates, by a kernel that reads the whole tensor. Five blocks fit a multiprocessor at once."""
+        """Select the candidates, by a kernel that reads the whole tensor.
+
+        Five blocks fit a multiprocessor at once.
+        """
         blocks = max(1, self.queue.blocks(self.tiles, _TILES_PER_GRID_BLOCK, 5))
         self.launch("sparse_select", kernel, *args, blocks=blocks)
 

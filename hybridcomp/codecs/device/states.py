@@ -70,7 +70,7 @@ class Slots:
         return slot
 
     def give(self, slot: Slot, queue: Queue) -> None:
-        """Take back a state that nobody uses any more."""
+        """Return to the free slots a state that nobody uses any more."""
         self._free[_device(queue.runtime), slot.nbytes].append(slot)
 
     def spare(self, nbytes: int, queue: Queue) -> Slot:

@@ -264,7 +264,7 @@ class ErrorFeedback:
         self._memories, self._slots = loaded, None
 
     def clear(self) -> None:
-        """Forget all states."""
+        """Drop all states."""
         self._memories.clear()
         self._scratch.clear()
         self._slots = None

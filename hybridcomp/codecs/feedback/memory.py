@@ -43,7 +43,7 @@ class Scratch:
         return array
 
     def clear(self) -> None:
-        """Let all memory go that is not in use."""
+        """Release all memory that is not in use."""
         self.__dict__.pop("rooms", None)
 
 
@@ -132,7 +132,7 @@ class Memory(abc.ABC):
         return corrected
 
     def keep(self, corrected: Array, decoded: Array, span: slice, weight: float = 1.0) -> None:
-        """Keep what a message lost, unless it is not finite.
+        """Store the error of a message, unless it is not finite.
 
         Args:
             corrected: from :meth:`correct`.

@@ -144,7 +144,7 @@ def _summed_states(parts: Sequence[Arrays], like: AverageMemory) -> Array:
 
 
 def release(state: Mapping[str, Any], key: Key, span: slice) -> tuple[Arrays, Array] | None:
-    """Take out of a state what it keeps for a span that its rank, owning it now, sends to nobody any more.
+    """Remove from a state its part for a span that its rank, owning it now, sends to nobody any more.
 
     A reduce-scatter adds an owner's part as it is, so what resharding gave an owner for its own span has to be added
     to its sum by hand. ``dgc`` sends an owner's part too, and keeps it.

@@ -192,7 +192,7 @@ def reduce_all(
     warm: Sequence[dict[str, Array]] | None = None,
     name: str | None = None,
 ) -> list[Reduced]:
-    """Play a reduction on all ranks, in this process: for tests and examples.
+    """Run a reduction of all ranks in this process: for tests and examples.
 
     Args:
         codec: a linear codec or its spec.

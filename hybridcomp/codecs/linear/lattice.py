@@ -76,7 +76,7 @@ class LatticeCodec(KernelCodec, LinearCodec):
 
     @property
     def seed(self) -> int:
-        """Seed of stochastic rounding."""
+        """Return the seed of stochastic rounding."""
         return self._seed
 
     @property

@@ -219,7 +219,7 @@ class PowerSGDCodec(LinearCodec):
 
     @property
     def seed(self) -> int:
-        """Seed of the random start."""
+        """Return the seed of the random start."""
         return self._seed
 
     @property

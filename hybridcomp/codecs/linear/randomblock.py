@@ -65,12 +65,12 @@ class RandomBlockCodec(LinearCodec):
 
     @property
     def ratio_kept(self) -> float:
-        """Share of the elements that is sent."""
+        """Return the share of the elements that is sent."""
         return self._ratio
 
     @property
     def seed(self) -> int:
-        """Seed of the block's place."""
+        """Return the seed of the block's place."""
         return self._seed
 
     @property

@@ -142,7 +142,7 @@ class SketchCodec(LinearCodec):
 
     @property
     def seed(self) -> int:
-        """Seed of the hashes."""
+        """Return the seed of the hashes."""
         return self._seed
 
     @property

@@ -179,7 +179,7 @@ class RatioCodec(SparseCodec):
 
     @property
     def ratio_kept(self) -> float:
-        """Share of the elements that is sent."""
+        """Return the share of the elements that is sent."""
         return self._ratio
 
     @abc.abstractmethod

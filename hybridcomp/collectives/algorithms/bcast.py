@@ -94,7 +94,7 @@ def scatter_bcast(carrier: Carrier, buf: Flat, root: int, tags: Sequence[int]) -
 
 
 def _downward(carrier: Carrier, buf: Flat, source: int | None, down: list[int], tags: Sequence[int]) -> Steps:
-    """Take ``buf`` from rank ``source``, or encode it if that is None, and give it to ranks ``down``."""
+    """Receive ``buf`` from rank ``source``, or encode it if that is None, and send it to ranks ``down``."""
     t = carrier.transport
     (tag,) = tags
     mailbox = carrier.mailbox()

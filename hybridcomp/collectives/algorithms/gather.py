@@ -89,7 +89,7 @@ def gatherv(
 def scatterv(
     carrier: Carrier, send: Flat | None, recv: Flat, outgoing: Extents, root: int, tags: Sequence[int]
 ) -> Steps:
-    """Give each rank its part of the root's ``send``.
+    """Send each rank its part of the root's ``send``.
 
     Args:
         carrier: codec, transport and statistics.

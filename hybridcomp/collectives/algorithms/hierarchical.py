@@ -133,7 +133,7 @@ class Crossing:
         return [q for q in self.roles.led if self.shards.size(q, k)]
 
     def hand_over(self, k: int) -> None:
-        """Step 1 for chunk ``k`` of every shard, and the receives for it and for step 2."""
+        """Do step 1 for chunk ``k`` of every shard, and post the receives for it and for step 2."""
         mailbox, shards, roles = self.mailbox, self.shards, self.roles
         self.parts[k] = [
             mailbox.receive(self.plain.inbox_bytes(shards.size(q, k)), p, self.tags[0])
@@ -234,7 +234,7 @@ class _AllReduce(Crossing):
         self.carrier.decode_own_result(result, out, self.memory, span)
 
     def pass_on(self, k: int) -> None:
-        """Step 4 for the results that come from their owners."""
+        """Do step 4 for the results that come from their owners."""
         results = self.results.pop(k)
         for q, message in results:
             if self.roles.leader(q) == self.rank and self.roles.local:
@@ -243,7 +243,7 @@ class _AllReduce(Crossing):
         self._decode(k, results)
 
     def take(self, k: int) -> None:
-        """Step 4 for the results that leaders pass on."""
+        """Do step 4 for the results that leaders pass on."""
         self._decode(k, self.passed.pop(k))
 
     def _decode(self, k: int, results: list[tuple[int, Incoming]]) -> None:

@@ -90,7 +90,7 @@ class _Run:
         return self.shards.size(0, k)
 
     def encode(self) -> None:
-        """Step 1."""
+        """Do step 1: encode this rank's data."""
         for k in range(self.shards.count):
             span = self.shards.span(0, k)
             if self.memory is None:

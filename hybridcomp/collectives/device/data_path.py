@@ -108,7 +108,7 @@ class DeviceCarrier(DeviceReader):
         own.header, own.head = self._beginning(message, n, dtype)
 
     def release(self, message: Any) -> None:
-        """Give a message back that no mailbox has sent; it has been."""
+        """Release a message that no mailbox has sent."""
         message.release()
 
     def encode_many(self, arrays: Sequence[Any]) -> list[Any]:

@@ -115,7 +115,7 @@ class Outgoing:
         return head_of(header, self._host)
 
     def release(self) -> None:
-        """Give the buffers back; MPI has sent it."""
+        """Release the buffers of a message that MPI has sent."""
         assert self._host is not None
         self._lane.depot.pinned.give(self._host)
         self._host = None

@@ -42,7 +42,9 @@ class DeviceReader(Carrier):
         direct: bool | None = None,
         others: Sequence[Codec] = (),
     ) -> None:
-        """Carry ``buffers``, the caller's. Compiles the kernels, or loads them, where that has not been done.
+        """Make a data path of ``buffers``, the caller's.
+
+        Compiles the kernels, or loads them, where that has not been done.
 
         Args:
             transport, codec, dtype, call: as of a carrier.
@@ -131,7 +133,7 @@ class DeviceReader(Carrier):
 
     @contextmanager
     def _naming(self, message: Arriving) -> Iterator[None]:
-        """Say in a WireError where it happened."""
+        """Add to a WireError where it happened."""
         try:
             yield
         except WireError as error:

@@ -37,7 +37,7 @@ class Pool(Generic[Buffer]):
         return free.pop()
 
     def give(self, buffer: Buffer) -> None:
-        """Take back a buffer that neither the device nor MPI uses any more."""
+        """Return a buffer to the pool that neither the device nor MPI uses any more."""
         if self._kept + buffer.size <= _KEPT:
             self._kept += buffer.size
             self._free.setdefault(buffer.size, []).append(buffer)
@@ -71,7 +71,7 @@ class StreamPool:
         return lane
 
     def give(self, lane: StreamPair) -> None:
-        """Take back a lane whose operation has ended well."""
+        """Return a stream pair to the pool whose operation has ended well."""
         self._lanes.append(lane)
 
 
@@ -91,7 +91,7 @@ class StreamPair:
         self.queue = Queue(depot.runtime, self._main)
 
     def begin(self, events: Iterable[Event]) -> None:
-        """Let all that is put here from now on come after ``events``."""
+        """Order all later work of this pair after ``events``."""
         self.queue = Queue(self._runtime, self._main)
         for event in events:
             self._runtime.follow(self._main, event)

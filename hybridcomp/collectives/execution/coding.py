@@ -130,7 +130,7 @@ class Coder:
         return Sealed(buffer, nbytes)
 
     def release(self, message: Sealed) -> None:
-        """Give a message back that no mailbox has sent."""
+        """Release a message that no mailbox has sent."""
         self.transport.give(message.buffer)
 
     def _flat(self, data: Array) -> Flat:

@@ -89,7 +89,7 @@ class OperationKey(NamedTuple):
     def of(
         cls, kind: str, choice: Choice, dtype: DType, counts: tuple[int, ...], op: Any = MPI.SUM, **more: Any
     ) -> OperationKey:
-        """Ask for an operation with a policy's choice and the caller's reduction."""
+        """Make the key of an operation with a policy's choice and the caller's reduction."""
         reduction = "avg" if op == AVG else "sum" if op == MPI.SUM else ""
         return cls(kind, choice.codec, choice.compresses, dtype, counts, reduction, **more)
 

@@ -116,7 +116,7 @@ class Engine:
             self._background.wake()
 
     def _take_in(self) -> list[Request]:
-        """Run the first steps of what has been begun; return what has ended by that."""
+        """Run the first steps of operations that have been begun; return those that have ended by that."""
         ended: list[Request] = []
         while self.begun:
             request = self.begun.popleft()
@@ -149,13 +149,13 @@ class Engine:
         return Attended(self)
 
     def listen(self, notices: Notices) -> None:
-        """Look at a communicator's notices from now on."""
+        """Poll a communicator's notices from now on."""
         with self._lock:
             self._listening.append(notices)
         self._background.wake()
 
     def silence(self, notices: Notices) -> MPI.Comm:
-        """Look at them no more; return their communicator."""
+        """Poll a communicator's notices no more; return their MPI communicator."""
         with self._lock:
             self._listening.remove(notices)
             return notices.close()
@@ -198,7 +198,7 @@ class Engine:
             raise thrown
 
     def _advance(self) -> Sequence[Request]:
-        """Step what can step, until something has ended; return that."""
+        """Run the steps that can run, until something has ended; return what has."""
         if self.begun and (ended := self._take_in()):
             return ended
         active = self._active
@@ -234,7 +234,7 @@ class Engine:
         return ()
 
     def _late(self, request: Request) -> None:
-        """End an operation whose time is over, once the other ranks have said how far they are."""
+        """End an operation whose time is over, once the other ranks have answered how far they are."""
         notices = request._notices
         if notices is not None and not request._asking:
             request._asking = True
@@ -245,7 +245,7 @@ class Engine:
         self._abandoned.append(request)
 
     def _hear(self) -> list[Request]:
-        """Look at the notices of communicators that wait, sometimes at all; return what they have ended."""
+        """Poll the notices of communicators with waiting operations, sometimes of all; return what they have ended."""
         ended: list[Request] = []
         heard: Iterable[Notices] = {r._notices: None for r in self._active if r._notices is not None}
         if self._listened - self._listened_to_all > _LISTEN_IDLE:
@@ -258,7 +258,7 @@ class Engine:
         return ended
 
     def _apply(self, notices: Notices) -> list[Request]:
-        """Do what notices call for; return what that has ended."""
+        """Apply notices; return the operations that they have ended."""
         ended = heed(notices, [r for r in self._active if r._notices is notices])
         for request in ended:
             self._active.remove(request)
@@ -371,7 +371,7 @@ class Engine:
         return min(max(least, self.quiet() * share), _SLEEP_MAX)
 
     def listen_idle(self) -> None:
-        """Look at all notices while nothing is in flight."""
+        """Poll all notices while nothing is in flight."""
         with self._lock:
             if not MPI.Is_finalized():
                 # An operation that starts meanwhile finds the news; one that has begun to wait is looked at next.

@@ -180,7 +180,10 @@ class Request:
     # -- the engine's side ---------------------------------------------------------------------------
 
     def _step(self) -> bool:
-        """Run the next step, if what it waits for is there; return whether it ran. With the engine's lock held."""
+        """Run the next step, if its conditions are met; return whether it ran.
+
+        With the engine's lock held.
+        """
         pending = self._pending
         moved = False
         try:
@@ -238,7 +241,7 @@ class Request:
         return MismatchError(f"{self.what}: {sender(peer)} sent more than this rank has room for ({error})")
 
     def _abandon(self, error: BaseException) -> None:
-        """End with ``error`` while messages of it may be on their way."""
+        """End with ``error`` while messages of the operation may be on their way."""
         given = [] if self._pending.sends else zip(self._pending.peers, self._pending.requests, strict=True)
         for peer, request in given:
             if peer != -1 and request != MPI.REQUEST_NULL:  # MPI cannot cancel collectives: Open MPI hangs

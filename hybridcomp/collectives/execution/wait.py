@@ -64,7 +64,9 @@ class WatchedLock:
         share: float,
         longest: float,
     ) -> bool:
-        """Look at what operations wait for until some of it is there. Whoever calls this holds the lock.
+        """Poll the conditions that operations wait for until some of them are met.
+
+        Whoever calls this holds the lock.
 
         Args:
             active: the operations.

@@ -124,7 +124,7 @@ def _digest(card: Any) -> str:
 
 
 def same_text(comm: MPI.Comm, text: str) -> str:
-    """Give every rank of ``comm`` rank 0's text. Collective."""
+    """Broadcast rank 0's text to every rank of ``comm``. Collective."""
     data = np.frombuffer(text.encode(), np.uint8).copy()
     size = np.array([data.size], np.int64)
     comm.Bcast(size)

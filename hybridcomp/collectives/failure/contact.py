@@ -32,7 +32,7 @@ class Posting:
         self._post = post
 
     def run(self) -> None:
-        """Have MPI start it."""
+        """Make MPI start the request."""
         try:
             self.request = self._post()
         except BaseException as error:
@@ -69,7 +69,7 @@ class FirstRequest(MPI.Request):
         return started is not None and started.Get_status(status)
 
     def Cancel(self) -> None:
-        """Ask MPI to forget it, if MPI knows of it."""
+        """Cancel the request, if MPI knows of it."""
         if self.posting.request is not None:
             self.posting.request.Cancel()
 
@@ -93,7 +93,7 @@ class Contact:
         self.met = False
 
     def post(self, post: Callable[[], MPI.Request]) -> MPI.Request:
-        """Have MPI start a message, after those to the same rank that it has not started yet."""
+        """Make MPI start a message, after those to the same rank that it has not started yet."""
         with self._lock:
             met, stuck = self.met, self._thread is not None
             if not met:
@@ -137,7 +137,7 @@ class Contacts:
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
-        """Know which processes they are: a connection serves all communicators."""
+        """Find out which processes the ranks are: a connection serves all communicators."""
         self.met: set[int] = {comm.Get_rank()}
         self.late = False
         mine, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
@@ -147,7 +147,7 @@ class Contacts:
         self._own: dict[int, Contact] = {}  # of processes that COMM_WORLD does not have
 
     def post(self, peer: int, post: Callable[[], MPI.Request]) -> MPI.Request:
-        """Have MPI start a message to a rank that is not among :attr:`met`."""
+        """Make MPI start a message to a rank that is not among :attr:`met`."""
         at = self._world[peer]
         contact = self._own.setdefault(peer, Contact()) if at < 0 else _contacts.setdefault(at, Contact())
         request = contact.post(post)

@@ -193,7 +193,7 @@ class _Assembly:
 def bounded(
     work: Callable[[], T], what: Callable[[], str], timeout: float, look: Callable[[], None] | None = None
 ) -> T:
-    """Do what waits for other ranks inside MPI, for a limited time.
+    """Run a function that waits for other ranks inside MPI, for a limited time.
 
     Args:
         work: to do, in a thread that is left behind where it does not come back.

@@ -101,7 +101,10 @@ class Notices:
     """
 
     def __init__(self, comm: MPI.Comm, key: int) -> None:
-        """Use ``comm``, which nobody else does. ``key``, the same on all ranks, tells it from freed ones."""
+        """Exchange notices on ``comm``, which nobody else uses.
+
+        ``key``, the same on all ranks, tells it from freed ones.
+        """
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.latest = 0
         self.troubled = False
@@ -134,7 +137,7 @@ class Notices:
         self._replies.pop(number, None)
 
     def tell(self, number: int, error: BaseException, *, cause: int | None = None) -> None:
-        """Tell every other rank that an operation has failed here.
+        """Notify every other rank that an operation has failed here.
 
         Args:
             number: of the operation.
@@ -165,7 +168,9 @@ class Notices:
         return self._replies.get(number, {})
 
     def look(self) -> bool:
-        """Take in what has come and answer it; return whether anything had. Does not wait.
+        """Receive the notices that have come and answer them; return whether there were any.
+
+        Does not wait.
 
         Whoever looks need not act on it: :attr:`news` stays until the engine does.
         """
@@ -180,7 +185,7 @@ class Notices:
         return came
 
     def close(self) -> MPI.Comm:
-        """Look for the last time; return the communicator, on which nothing is told any more."""
+        """Receive notices for the last time; return the communicator, on which none is sent any more."""
         for _ in range(_LAST_LOOKS):
             self.look()
         self.troubled = not self._outbox.leave() or self.troubled
@@ -216,7 +221,7 @@ class Notices:
         return True
 
     def _take(self, rank: int, raw: bytes) -> None:
-        """Act on a notice; on bytes that are none, do nothing."""
+        """Apply a notice; ignore bytes that are none."""
         if len(raw) != _BYTES:
             return
         magic, kind, detail, length, key, number, latest = _FORM.unpack_from(raw)

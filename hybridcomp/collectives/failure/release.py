@@ -31,7 +31,7 @@ class _Agreement:
         self._request = comms[0].Iallreduce(MPI.IN_PLACE, self._spoilt, MPI.MAX)
 
     def settle(self) -> bool:
-        """Free them if all ranks agree; return whether all ranks have spoken."""
+        """Free the communicators if all ranks agree; return whether all ranks have answered."""
         if not self._request.Test():
             return False
         if not self._spoilt[0]:
@@ -58,6 +58,6 @@ def release(comms: Sequence[MPI.Comm], *, spoilt: bool) -> None:
 
 
 def collect() -> None:
-    """Free what all ranks have agreed on since. Does not wait."""
+    """Free the communicators on which all ranks have agreed since; does not wait."""
     with _lock:
         _waiting[:] = [agreement for agreement in _waiting if not agreement.settle()]

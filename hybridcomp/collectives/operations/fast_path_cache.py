@@ -101,7 +101,7 @@ class Learnt:
         return operation
 
     def learn(self, operation: Any, key: Key, ask: Ask, send: Any, recv: Any, op: Any) -> None:
-        """Tell a key's operation of arrays such as these; one that is kept has no other's id."""
+        """Cache a key's operation of arrays such as these; an object that is kept has no other's id."""
         if operation.kinds() >= _MOST_KINDS:
             self._settle(operation)
             operation.forget()

@@ -43,7 +43,7 @@ class Probes(Quick):
     def Improbe(
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> MPI.Message | None:
-        """Take a message if one is here."""
+        """Match a message and return it, if one is here."""
         engine().check_process("probe")
         return self._p2p.Improbe(source, tag, status)
 

@@ -72,7 +72,7 @@ class Arena:
         return self.start + offset - LINE
 
     def drop(self, offset: int, nbytes: int) -> None:
-        """Give the system the whole pages of a block that nobody reads; they read as zeros from now on."""
+        """Return the whole pages of a block that nobody reads to the system; they read as zeros from now on."""
         start, end = -(-offset // _PAGE) * _PAGE, (offset + nbytes) // _PAGE * _PAGE
         if start < end:
             self._mapped.madvise(mmap.MADV_REMOVE, start, end - start)
@@ -138,7 +138,7 @@ class ArenaPool:
         return self.arena.memory[offset : offset + nbytes]
 
     def give(self, buffer: ByteArray) -> None:
-        """Take back a buffer that no request of this process uses any more."""
+        """Return a buffer to the pool that no request of this process uses any more."""
         offset = address(buffer) - self.arena.start
         if offset in self._sizes:
             self._take_back(offset)

@@ -219,7 +219,7 @@ class Mailbox:
         return _Sent([post(data, peer, tag) for peer in peers], peers, buffer, None)
 
     def _settled(self, sent: _Sent) -> bool:
-        """Give a buffer back if its message has been sent and read; say whether it has."""
+        """Return a buffer to the pool if its message has been sent and read; tell whether it has."""
         for request in sent.requests:
             if not request.Test():
                 return False

@@ -19,7 +19,7 @@ class Pool(Protocol):
         """Return a buffer of ``nbytes``, at least one, that nobody uses."""
 
     def give(self, buffer: ByteArray) -> None:
-        """Take back a buffer that no request uses any more."""
+        """Return a buffer to the pool that no request uses any more."""
 
 
 class HeapPool:
@@ -35,7 +35,7 @@ class HeapPool:
         return buffer[:nbytes]
 
     def give(self, buffer: ByteArray) -> None:
-        """Take back a buffer that no request uses any more."""
+        """Return a buffer to the pool that no request uses any more."""
         base = buffer if buffer.base is None else buffer.base
         assert isinstance(base, np.ndarray)
         free = self._free.setdefault(base.size, [])

@@ -45,7 +45,7 @@ class Outbox:
                 self._stuck.append(thread)
 
     def look(self) -> None:
-        """Let go of what has been sent. Does not wait."""
+        """Release the messages that have been sent. Does not wait."""
         for _ in range(len(self._started)):
             sent = self._started.popleft()
             with suppress(MPI.Exception):
@@ -53,7 +53,7 @@ class Outbox:
                     self._started.append(sent)
 
     def leave(self) -> bool:
-        """Keep what is not sent yet where MPI may read it; return whether the communicator may be freed."""
+        """Keep messages that are not sent yet where MPI may read them; return whether the communicator may be freed."""
         _unsent.extend(self._started)
         return not any(thread.is_alive() for thread in self._stuck)
 

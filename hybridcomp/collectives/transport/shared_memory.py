@@ -37,7 +37,7 @@ class SharedMemoryPeers:
     """
 
     def __init__(self, pool: ArenaPool, arenas: dict[int, Arena]) -> None:
-        """Know the arenas of ranks."""
+        """Map ranks to their arenas."""
         self.pool = pool
         self.ranks = frozenset(arenas)
         everyone: list[Arena] = [pool.arena, *arenas.values()]

@@ -231,7 +231,7 @@ def gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 def scatter(operation: Operation, topology: Topology, rank: int) -> Schedule:
-    """Put each rank's part of the root's ``SEND`` into its ``RECV``; the root copies its own; parts of any size."""
+    """Send each rank's part of the root's ``SEND`` to its ``RECV``; the root copies its own; parts of any size."""
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
     root, n = operation.root, operation.counts[rank]

@@ -190,7 +190,7 @@ class _Halves:
         wide: bool,
         add: Callable[[list[int], slice], None],
     ) -> None:
-        """Give one range to a peer, and add what comes of another, in messages that are ``wide`` or not."""
+        """Send one range to a peer, and add what it sends of another, in messages that are ``wide`` or not."""
         r = self._r
         given, kept = chunks(r.operation, *give), chunks(r.operation, *keep)
         slots = Slots(r, _AHEAD, max((cut.stop - cut.start for cut in kept), default=0), wide=wide)
