@@ -219,7 +219,7 @@ def byte_view(array: npt.NDArray[Any]) -> ByteArray:
 
 
 def like(data: npt.NDArray[Any], source: Flat) -> Any:
-    """Give ``data`` (uint8 or plain numeric storage) back in the library that ``source`` came from."""
+    """Return ``data`` (uint8 or plain numeric storage) in the library that ``source`` came from."""
     if source.is_torch:
         return sys.modules["torch"].from_numpy(data)
     return data

@@ -85,7 +85,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def follow(self, stream: int, event: Event) -> None:
-        """Let later work of a stream begin after an event. The host does not wait."""
+        """Order all later work of a stream after an event. The host does not wait."""
 
     @abc.abstractmethod
     def new_stream(self) -> tuple[int, object]:

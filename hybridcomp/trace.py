@@ -266,7 +266,9 @@ def stop() -> Path | None:
 
 
 def joined(rank: int) -> None:
-    """Say which rank this process is. The first time, ``HYBRIDCOMP_TRACE`` is read, and begins a trace.
+    """Set the rank of this process.
+
+    The first time, ``HYBRIDCOMP_TRACE`` is read, and begins a trace.
 
     Raises:
         ConfigError: its folder cannot be made.

@@ -109,7 +109,7 @@ def _old() -> Profile:
 def _tell(
     findings: Findings, arguments: argparse.Namespace, calibrated: tuple[Profile, list[str]] | None
 ) -> int:
-    """Find out the rest, print it all and write files; returns the exit code."""
+    """Find out the rest, print all of it and write files; return the exit code."""
     console = Console(file=sys.stdout)
     if not findings.problems:
         findings.speeds = inspection.speeds(_QUICK_SECONDS if arguments.quick else _SECONDS)

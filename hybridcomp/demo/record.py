@@ -34,7 +34,7 @@ class RunRecord:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
-        """Take in one line."""
+        """Add one line."""
         row = json.loads(line)
         kind = row["kind"]
         if kind == "train":

@@ -77,7 +77,7 @@ def run_all(plan: DemoPlan, out: Path, watcher: Watcher, *, kind: str = "auto") 
 
 @contextlib.contextmanager
 def _lab_for(run: Run, shaped: Lab) -> Iterator[Lab]:
-    """Give the lab at the run's rate: the one that is up, or another beside it."""
+    """Return the lab at the run's rate: the one that is up, or another beside it."""
     if run.rate == str(shaped.rate):
         yield shaped
     else:

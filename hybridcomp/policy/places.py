@@ -45,7 +45,7 @@ def place() -> Place:
 
 
 def put(there: Place) -> Place:
-    """Say a place from now on; returns what was said before."""
+    """Set this thread's place from now on; return the place before."""
     before = place()
     _said.place = there
     return before
@@ -55,7 +55,7 @@ def put(there: Place) -> Place:
 def in_place(
     *, stage: int | None = None, layer: int | None = None, part: str | None = None, link: str | None = None
 ) -> Iterator[None]:
-    """Say that what this thread sends inside belongs to a place; what is None stays as said around this.
+    """Set the place of all that this thread sends inside; what is None stays as it is around this.
 
     Args:
         stage, layer, part, link: see :class:`Place`.

@@ -102,7 +102,7 @@ class Results:
 
 
 def results_of(study: Study, runs: Sequence[Done]) -> Results:
-    """Put the runs together; variants or rates of which runs are missing are left out."""
+    """Collect the results of the runs; variants or rates of which runs are missing are left out."""
     losses = _losses(study, runs)
     speeds = {rate: _speeds(study, runs, rate) for rate in (study.speed.rates if study.speed else ())}
     found = [_verdict(expectation, losses, speeds) for expectation in study.expectations]

@@ -65,7 +65,7 @@ class Watcher(Protocol):
 def run_study(
     study: Study, out: Path, watcher: Watcher, *, part: str | None = None, kind: str = "auto"
 ) -> list[Done]:
-    """Run what is not done yet.
+    """Run the runs that are not done yet.
 
     Args:
         study: what to run.

@@ -88,7 +88,7 @@ def summary() -> str:
 
 
 def reset_stats() -> None:
-    """Let :func:`stats` count from nothing again, on this rank."""
+    """Reset the counts of :func:`stats` to nothing, on this rank."""
     registry.reset()
 
 
@@ -98,7 +98,7 @@ def state_dict() -> dict[str, torch.Tensor]:
 
 
 def load_state_dict(state: dict[str, torch.Tensor]) -> None:
-    """Take back what :func:`state_dict` gave, in a program that has made the same groups and hooks.
+    """Load the state that :func:`state_dict` returned, in a program that has made the same groups and hooks.
 
     Raises:
         ValueError: the state belongs to a group or hook that this process has not made.

@@ -29,7 +29,7 @@ _sent: Any = WeakIdKeyDictionary()  # phases and places of tensors that are abou
 
 @contextmanager
 def in_phase(name: str) -> Iterator[None]:
-    """Say that what this thread sends inside belongs to a pass, for policies that tell them apart.
+    """Set the pass to which all that this thread sends inside belongs, for policies that tell passes apart.
 
     Args:
         name: ``"forward"`` or ``"backward"``.
@@ -90,7 +90,7 @@ def install() -> None:
 
 
 def _wrap_stages(module: Any) -> None:
-    """Note the phase of the tensors in the sends that stages make, and the place that is said meanwhile.
+    """Record the phase of the tensors in the sends that stages make, and the place that is set meanwhile.
 
     The class is torch's own business; where a version has none of that name, sends are told apart by rank.
     """

@@ -33,7 +33,7 @@ class Member(Protocol):
         """Return the arrays to save, by key."""
 
     def load_memory(self, arrays: Arrays) -> None:
-        """Take back what :meth:`memory` gave."""
+        """Load the arrays that :meth:`memory` returned."""
 
     def advance(self) -> None:
         """Count a training step that has ended."""
@@ -77,7 +77,7 @@ class Registry:
             self._members[key] = weakref.ref(member)
 
     def remove(self, member: Member) -> None:
-        """Forget a member but keep its statistics."""
+        """Remove a member but keep its statistics."""
         with self._lock:
             for key, known in self._living().items():
                 if known is member:
@@ -113,7 +113,7 @@ class Registry:
         }
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Give members their memory back; those that the state does not name start from nothing.
+        """Load members' memory; those that the state does not name start from nothing.
 
         Raises:
             ValueError: the state holds the memory of a member that this process does not have.
@@ -133,7 +133,7 @@ class Registry:
             members[key].load_memory(arrays)
 
     def advance(self) -> None:
-        """Tell all members that a training step has ended."""
+        """Notify all members that a training step has ended."""
         for member in self._living().values():
             member.advance()
 

@@ -108,7 +108,7 @@ class Target:
         self.data = buffer if named(buffer) else buffer.view(-1).view(torch.uint8)
 
     def commit(self) -> None:
-        """Give the tensor its values, once the operation has ended."""
+        """Copy the values to the tensor, once the operation has ended."""
         if self.staged:
             self._tensor.copy_(self._buffer)
 

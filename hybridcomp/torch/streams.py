@@ -33,6 +33,6 @@ class CallerStreams:
         self._events = [(stream.device, stream.record_event()) for stream in self._streams]
 
     def join(self) -> None:
-        """Let the current streams of this thread wait for what was marked; the host does not."""
+        """Make the current streams of this thread wait for what was marked; the host does not wait."""
         for device, event in self._events:
             torch.cuda.current_stream(device).wait_event(event)

@@ -25,7 +25,7 @@ class ScalarWriter(Protocol):
     """The method of ``torch.utils.tensorboard.SummaryWriter`` that is used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any:
-        """Keep a value of a step."""
+        """Record a value of a step."""
 
 
 class StatsWriter:

@@ -58,7 +58,7 @@ def check_rank_count(ranks: int, comm: MPI.Comm) -> None:
 
 
 def gather_text(comm: MPI.Comm, text: str) -> list[str]:
-    """Give every rank the text of every rank; collective."""
+    """Gather the text of every rank on every rank; collective."""
     mine = np.frombuffer(text.encode(), np.uint8)
     sizes = np.empty(comm.size, np.int64)
     comm.Allgather(np.array([mine.size], np.int64), sizes)

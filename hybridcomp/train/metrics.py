@@ -93,7 +93,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave out what is sent inside."""
+        """Exclude what is sent inside."""
         before = local_traffic(self._axes)
         yield
         self._aside += local_traffic(self._axes) - before

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 
 
 def install() -> None:
-    """Let both work on groups of ours, once; on others they do as ever."""
+    """Patch both functions, once, so that they take groups of ours; on others they do as ever."""
     _replace("monitored_barrier", _monitored_barrier)
     _replace("_set_pg_timeout", _set_pg_timeout)
 

@@ -263,7 +263,7 @@ class Group(ProcessGroup):
         return work
 
     def _note(self, more: int) -> None:
-        """Note what the communicator starts as long as a call is profiled: without, starts are quicker."""
+        """Record the operations that the communicator starts while a call is profiled: without, starts are quicker."""
         with self._lock:
             self._profiled += more
             self.comm.on_start = note if self._profiled else None
@@ -295,7 +295,7 @@ class Group(ProcessGroup):
         return pack(self.comm.feedback, self.comm.warm, self.comm.step)
 
     def load_memory(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Take back what :meth:`memory` gave."""
+        """Load the arrays that :meth:`memory` returned."""
         self.comm.step = unpack(arrays, self.comm.feedback, self.comm.warm)
 
     def advance(self) -> None:

@@ -141,7 +141,7 @@ class Starter:
         return CommWork([request], list(outputs), lambda: _scatter_out(flat, outputs))
 
     def scatter(self, output: torch.Tensor, parts: Tensors, root: int) -> CommWork:
-        """Give entry r of the root's list to rank r."""
+        """Send entry r of the root's list to rank r."""
         target = Target(output)
         send = source(_packed(parts)) if self.comm.rank == root else None
         request = self.comm.start_scatter(send, target.data, root)

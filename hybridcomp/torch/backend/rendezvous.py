@@ -36,7 +36,7 @@ Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 
 def install() -> None:
-    """Put the handler in front of torch's own for ``env://``, once."""
+    """Install the handler in front of torch's own for ``env://``, once."""
     handlers: dict[str, Handler] = importlib.import_module(
         "torch.distributed.rendezvous"
     )._rendezvous_handlers

@@ -48,7 +48,7 @@ class CommWork(Work):
         outputs: list[torch.Tensor],
         commit: Callable[[], None] | None = None,
     ) -> None:
-        """Take over started operations.
+        """Make a work of started operations.
 
         Args:
             requests: what to wait for; may be empty.
@@ -144,7 +144,7 @@ class CommWork(Work):
         return future
 
     def mark(self, mark: Range) -> None:
-        """Have a profiler's range end when the operation does."""
+        """End a profiler's range when the operation ends."""
         with self._lock:
             self._mark = mark
             completed = self._completed
@@ -156,7 +156,7 @@ class CommWork(Work):
     # -- the engine's side ---------------------------------------------------------------------------
 
     def _see_end(self) -> None:
-        """Have the thread that sees the last operation end complete this."""
+        """Arrange that the thread that sees the last operation end completes this."""
         with self._lock:
             if self._completed or self._left is not None:
                 return

@@ -52,13 +52,13 @@ class CompressedReduceScatter(_Allocates, ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        """Do it: FSDP2 uses the output at once."""
+        """Reduce at once: FSDP2 uses the output on return."""
         parameters, self.parameters = self.parameters, None
         self._unit.reduce_scatter(output_tensor, input_tensor, group, op, parameters)
 
 
 def install() -> None:
-    """Let FSDP2 tell a :class:`CompressedReduceScatter` which parameters are in its buffer, once.
+    """Patch FSDP2, once, to tell a :class:`CompressedReduceScatter` which parameters are in its buffer.
 
     Those without a gradient in a step (an expert that no token chose) are not, and a buffer's size alone does not say
     which. The function is torch's own business; where a version has none of that name, a module's gradients are

@@ -24,7 +24,7 @@ class Leftovers:
         self._before: dict[str, Arrays] = {}  # the state that they are part of
 
     def take(self, state: Arrays, axis: str, segments: Iterable[Segment], rank: int) -> Arrays:
-        """Take them out of a state of error feedback; return what remains."""
+        """Remove the leftovers from a state of error feedback; return the rest."""
         rest = dict(state)
         for segment in segments:
             key: Key = (axis, segment.key)
@@ -59,6 +59,6 @@ class Leftovers:
         return state
 
     def clear(self) -> None:
-        """Forget them."""
+        """Drop the leftovers."""
         self._missing.clear()
         self._before.clear()

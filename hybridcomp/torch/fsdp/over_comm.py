@@ -137,7 +137,7 @@ class CommTransport:
 
 
 def _unpack(packed: Tensor, rows: Tensor, cut: Cut) -> None:
-    """Put the exact segments, one after another in each row of ``packed``, in their places."""
+    """Copy the exact segments, one after another in each row of ``packed``, to their places."""
     pieces = torch.split(packed, [s.size for s, _ in cut.exact], dim=1)
     for (segment, _), piece in zip(cut.exact, pieces, strict=True):
         rows[:, segment.start : segment.stop] = piece

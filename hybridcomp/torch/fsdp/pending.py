@@ -14,7 +14,7 @@ class PendingWork(Work):
     """A work that ends when ``work`` has and ``commit`` has run, in the waiting thread and on its CUDA stream."""
 
     def __init__(self, work: Any, tensors: list[torch.Tensor], commit: Callable[[], None]) -> None:
-        """Take over a started operation.
+        """Make a work of a started operation.
 
         Args:
             work: of torch's; None if it has ended.

@@ -83,5 +83,5 @@ class Reference:
         return part.view(torch.uint8).numpy().copy()
 
     def load(self, part: npt.NDArray[np.uint8] | None) -> None:
-        """Begin with what :meth:`part` gave on all ranks, or with nothing."""
+        """Begin with the parts that :meth:`part` returned on all ranks, or with nothing."""
         self._values, self._saved = None, part

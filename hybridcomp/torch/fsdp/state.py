@@ -125,7 +125,10 @@ class FSDPCompression:
         return saved
 
     def load_memory(self, arrays: Arrays) -> None:
-        """Take back what :meth:`memory` gave. What belongs to another number of ranks begins anew, with a warning."""
+        """Load the arrays that :meth:`memory` returned.
+
+        What belongs to another number of ranks begins anew, with a warning.
+        """
         parts: dict[str, Arrays] = {RESIDUAL: {}, REFERENCE: {}, RANKS: {}, STEP: {}}
         for key, array in arrays.items():
             kind, _, name = key.partition("/")

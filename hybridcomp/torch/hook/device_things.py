@@ -161,7 +161,7 @@ class DeviceEncoded(Ahead):
 
 @contextmanager
 def _naming(rank: int) -> Iterator[None]:
-    """Say in a WireError whose message it is about."""
+    """Add to a WireError whose message it is about."""
     try:
         yield
     except WireError as error:

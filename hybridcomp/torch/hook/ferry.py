@@ -124,11 +124,11 @@ class Ferry(Shore):
         return message
 
     def wait_for(self, event: Event) -> None:
-        """Let messages be packed after this only."""
+        """Pack messages only after an event."""
         self._events.append(event)
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call before messages are packed, once all that has to be waited for is there."""
+        """Call a function before messages are packed, once all that has to be waited for is there."""
         self._then.append(call)
 
     def _known(self) -> Summing:
@@ -150,7 +150,7 @@ class Ferry(Shore):
             call()
 
     def fetch(self, message: Encoded, out: ByteArray) -> int:
-        """Let :meth:`settle` bring a message to the beginning of ``out``; return its bytes."""
+        """Schedule a copy of a message to the beginning of ``out`` by :meth:`settle`; return its bytes."""
         assert message.size is not None
         source = message.buffer[: message.size]
         if self._fetched:

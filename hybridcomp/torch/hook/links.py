@@ -25,7 +25,10 @@ class Transfer(Protocol):
         """Return what each rank sent, in views of the receive buffer; this rank's own entry says nothing."""
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Call when :meth:`wait` would return at once. Only of links that are not :attr:`Link.ordered`."""
+        """Call a function when :meth:`wait` would return at once.
+
+        Only of links that are not :attr:`Link.ordered`.
+        """
 
 
 class Link(Protocol):

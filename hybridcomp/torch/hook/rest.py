@@ -39,7 +39,7 @@ class Rest:
         np.concatenate(self._parts, out=self.values)
 
     def write_back(self) -> None:
-        """Give the arrays their values."""
+        """Write the values back to the arrays."""
         ends = accumulate((part.size for part in self._parts), initial=0)
         for part, (start, end) in zip(self._parts, pairwise(ends), strict=True):
             part[...] = self.values[start:end]

@@ -68,7 +68,7 @@ class Schedule:
             self._when_there(flight)
 
     def _advance(self, flight: _Flight) -> bool:
-        """Take what a transfer brought, and start the next one, if there is one; say whether."""
+        """Pass a transfer's result on, and start the next one, if there is one; tell whether there is."""
         try:
             try:
                 arrived = flight.transfer.wait()

@@ -144,7 +144,7 @@ class HookState:
         return pack(self.feedback, self._factors, self.step)
 
     def load_memory(self, arrays: dict[str, Array]) -> None:
-        """Take back what :meth:`memory` gave."""
+        """Load the arrays that :meth:`memory` returned."""
         self.step = unpack(arrays, self.feedback, self._factors)
 
     def advance(self) -> None:

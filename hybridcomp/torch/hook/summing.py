@@ -51,7 +51,7 @@ class Buffers:
         return free.pop() if free else self._make(size)
 
     def give(self, *buffers: ByteArray) -> None:
-        """Take back buffers that nobody uses any more."""
+        """Return buffers to the pool that nobody uses any more."""
         for buffer in buffers:
             free = self._free.setdefault(buffer.size, [])
             if len(free) < _SPARE:

@@ -50,7 +50,7 @@ class Thing(Protocol):
         """Sum this rank's shard from the other ranks' messages, take it, and write the sum's message."""
 
     def decode(self, messages: Sequence[ByteArray], ranks: Sequence[int]) -> None:
-        """Take the other ranks' shards of the result from their owners' messages."""
+        """Decode the other ranks' shards of the result from their owners' messages."""
 
 
 class Ahead(abc.ABC):

@@ -54,7 +54,7 @@ class Worker:
         self.tasks.put(task)
 
     def close(self) -> None:
-        """Let the thread end after the tasks that are queued."""
+        """End the thread after the tasks that are queued."""
         self.tasks.put(None)
 
 

@@ -87,7 +87,7 @@ def load_checkpoint(
     *,
     same_policy: bool,
 ) -> Tensor:
-    """Put the checkpoint's state in place; collective.
+    """Load the checkpoint's state in place; collective.
 
     Args:
         checkpoint: what to load.

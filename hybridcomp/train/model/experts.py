@@ -55,7 +55,7 @@ class _WithLoss(torch.autograd.Function):
 
 
 def all_to_all(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Give each rank of the group its part of the rows of ``x``; parts are equal."""
+    """Exchange rows of ``x`` so that each rank of the group gets its part; parts are equal."""
     return _AllToAll.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -48,7 +48,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every parameter group the rate."""
+    """Set the rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 

@@ -94,7 +94,10 @@ class Shards:
         yield bucket
 
     def reduce(self) -> None:
-        """Give the leaves their pieces of the gradients' mean; drop the gradients. Collective."""
+        """Reduce the gradients' mean to the leaves, each replica its pieces; drop the gradients.
+
+        Collective.
+        """
         for number, bucket in enumerate(self._buckets):
             found = self._cut("reduce_scatter", number)
             given = self._empty(self._ranks * found.size)
@@ -113,7 +116,7 @@ class Shards:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Give all replicas the leaves' values. Collective."""
+        """Gather the leaves' values on all replicas. Collective."""
         for number, bucket in enumerate(self._buckets):
             found = self._cut("all_gather", number)
             mine = torch.zeros_like(self._empty(found.size))
@@ -158,7 +161,7 @@ class Shards:
         return pack(self._feedback, {}, self._step)
 
     def load_memory(self, arrays: Arrays) -> None:
-        """Take back what :meth:`memory` gave."""
+        """Load the arrays that :meth:`memory` returned."""
         self._step = unpack(arrays, self._feedback, {})
 
     def advance(self) -> None:

@@ -33,7 +33,7 @@ def gradients_of(stage: Stage, *, cools: bool | None = None) -> AbstractContextM
 
 
 def say_layers(model: GPT) -> None:
-    """Have a model say what its blocks send, in forward and in backward, to be of their layers."""
+    """Set the layer of each block as the place of its messages, in forward and in backward."""
     for number, block in model.blocks.items():
         saying = _Saying(int(number))
         block.register_forward_pre_hook(saying.begin)

@@ -77,7 +77,7 @@ def sum_to_parts(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def split_sequence(model: GPT, group: dist.ProcessGroup) -> frozenset[str]:
-    """Have the stage's residual stream be this rank's part of the sequences, from the embeddings to the last norm.
+    """Make the stage's residual stream this rank's part of the sequences, from the embeddings to the last norm.
 
     Returns:
         The names of the parameters whose gradients the ranks of the group have to sum.

@@ -180,7 +180,7 @@ def _as_function(hook: GradientHook) -> Any:
 
 
 def rehearse(model: RankModel, config: TrainConfig) -> None:
-    """Run one forward and backward of each stage on made-up input and forget the gradients; collective.
+    """Run one forward and backward of each stage on made-up input and drop the gradients; collective.
 
     DDP lays its buckets out anew in the order in which the first backward produced the gradients.
     Compression and the order of floating-point sums depend on that layout, so without a rehearsal the first

@@ -129,7 +129,9 @@ class Schedule(abc.ABC):
         """
 
     def evaluate(self, micro_batches: Sequence[Tensor]) -> float:
-        """Run the newest weights forward. Follows a step with ``last``, or precedes all.
+        """Evaluate the newest weights, by forward passes alone.
+
+        Follows a step with ``last``, or precedes all.
 
         Args:
             micro_batches: each int64 [micro_batch_size, seq_len + 1].

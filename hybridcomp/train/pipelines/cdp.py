@@ -116,7 +116,7 @@ class Cyclic(Schedule):
             ring.pass_partial(which.stage)
 
     def _expect_totals(self, step: int) -> None:
-        """Let the totals of a step come whose loss is known; not on the last worker."""
+        """Post the receives of the totals of a step whose loss is known; not on the last worker."""
         if self._open is None and not self._ring.is_last:
             self._open = step, self._micro.loss
             self._expected = list(range(len(self.versions), 0, -1))
@@ -152,7 +152,7 @@ class Cyclic(Schedule):
             self._squares, self._open = 0.0, None
 
     def _drain(self) -> None:
-        """Take the totals of the step that has just ended."""
+        """Receive the totals of the step that has just ended."""
         self._take_in(len(self._expected))
         self._ring.flush()
 

@@ -28,7 +28,7 @@ class Inbox:
         self._ahead: tuple[Tensor, dist.Work | None] | None = None
 
     def expect(self, count: int) -> None:
-        """Say that so many more tensors will be taken; no more than those are received."""
+        """Expect so many more tensors; no more than those are received."""
         self._due += count
         self._receive()
 

@@ -26,7 +26,7 @@ class Mail:
         self._going: dict[Hashable, tuple[Tensor, dist.Work | None]] = {}
 
     def expect(self, slot: Hashable, tensor: Tensor, source: int, tag: int) -> None:
-        """Let a message come into ``tensor``, from a rank of the group."""
+        """Post the receive of a message into ``tensor``, from a rank of the group."""
         self._coming[slot] = dist.irecv(tensor, group=self.group, group_src=source, tag=tag)
 
     def arrived(self, slot: Hashable) -> None:

@@ -50,7 +50,7 @@ class Room:
         return self._nothing.new_empty(self.size)
 
     def enter(self, flat: Tensor) -> None:
-        """Have the stage compute with weights."""
+        """Set the stage to compute with weights."""
         self.flat = flat
         for p, view in zip(self._parameters, views(flat, self._parameters), strict=True):
             p.data = view
@@ -144,13 +144,13 @@ class Relay:
         self._send(slot, self._letter(weights, step), target)
 
     def bring(self, stage: int, weights: Tensor, step: int) -> None:
-        """Put an owner's weights into their room, as all others will have them; they may change at once."""
+        """Copy an owner's weights into their memory, as all others will have them; they may change at once."""
         letter = self._letter(weights, step)
         self._here[stage] = letter
         self._rooms[stage].enter(letter.open(self._rooms[stage].memory()))
 
     def expect(self, stage: int, source: int, step: int) -> None:
-        """Let the weights of a stage come that are to be used in a step, from a rank of the group."""
+        """Post the receive of a stage's weights for a step, from a rank of the group."""
         letter = self._blank(stage, step)
         self._coming[stage] = source, letter
         if letter.sized:
@@ -196,7 +196,7 @@ class Relay:
         self._leaving.clear()
 
     def share(self, stage: int, weights: Tensor | None, source: int, step: int) -> None:
-        """Put a stage's weights into the rooms of all workers; collective.
+        """Broadcast a stage's weights to the memory of all workers; collective.
 
         Args:
             stage: from 1.

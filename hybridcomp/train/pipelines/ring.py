@@ -54,7 +54,7 @@ class Ring:
     # -- partial sums ----------------------------------------------------------------------------------
 
     def open_partial(self, stage: int) -> None:
-        """Let the sum over the workers before this one come; in the order of the backward passes."""
+        """Post the receive of the sum over the workers before this one; in the order of the backward passes."""
         self._left(_PARTIAL, stage)
         if self.worker == 1:
             self.sums[stage - 1].zero_()
@@ -88,7 +88,10 @@ class Ring:
         return decoded
 
     def open_total(self, stage: int, step: int) -> None:
-        """Let the total of a step come; not on the last worker. In the order in which they are made."""
+        """Post the receive of the total of a step; not on the last worker.
+
+        In the order in which they are made.
+        """
         self._left(_TOTAL, stage)
         total = self._totals[stage - 1]
         codec = self._codecs[stage] = self._codec(total, step)
@@ -123,7 +126,7 @@ class Ring:
     # -- both ------------------------------------------------------------------------------------------
 
     def start_next(self) -> None:
-        """Let the next worker begin; not on the last one."""
+        """Start the next worker; not on the last one."""
         self._send(torch.zeros(1, dtype=torch.int64), _START, 0)
 
     def await_start(self) -> None:

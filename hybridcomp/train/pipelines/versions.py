@@ -46,7 +46,7 @@ class Versions:
         self.newest = step
 
     def use(self, number: int) -> None:
-        """Have the module compute with a version.
+        """Set the module to compute with a version.
 
         Raises:
             ValueError: it is not kept.
@@ -56,7 +56,7 @@ class Versions:
             self._point(place)
 
     def use_newest(self) -> None:
-        """Have the module compute with the newest version."""
+        """Set the module to compute with the newest version."""
         self.use(self.newest)
 
     def begin(self) -> None:
