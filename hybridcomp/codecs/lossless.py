@@ -240,7 +240,7 @@ def read_table(table: npt.NDArray[np.uint32], header: wire.Header) -> Table:
 
 
 def check_frame(frame: ByteArray, size: int, k: int) -> Any:
-    """Check what a frame, or its first 18 bytes, says of itself; return that (zstandard's FrameParameters).
+    """Check the header of a frame, of at least its first 18 bytes; return zstandard's FrameParameters.
 
     Raises:
         WireError: it is no zstd frame, or one of another content than ``size`` bytes, those of plane ``k``.

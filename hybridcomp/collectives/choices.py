@@ -56,7 +56,7 @@ class Choices:
         phase: str | None,
         step: int,
     ) -> Choice:
-        """Choose for an array of this dtype and shape, at the place of the model that the program has said.
+        """Choose for an array of this dtype and shape, at the place of the model that the program has set.
 
         Policy and axis are the communicator's, which may get others.
         """

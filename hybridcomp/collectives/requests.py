@@ -160,7 +160,7 @@ def wait_for(operations: Sequence[engine.Request], timeout: float | None) -> Non
 
 
 def copy_status(source: MPI.Status, target: MPI.Status) -> None:
-    """Copy what a receive says: source, tag, count and whether it was cancelled."""
+    """Copy a receive's status: source, tag, count and whether it was cancelled."""
     target.Set_source(source.Get_source())
     target.Set_tag(source.Get_tag())
     target.Set_elements(MPI.BYTE, max(0, source.Get_elements(MPI.BYTE)))

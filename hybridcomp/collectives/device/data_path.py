@@ -1,6 +1,6 @@
 """The data path of an operation on a device's memory; see :class:`~hybridcomp.collectives.execution.data_path.Carrier`.
 
-Everything is put on the operation's lane and becomes true in its order. The host reads a message's header and the
+All work is put on the operation's stream pair and is done in its order. The host reads a message's header and the
 first bytes of its payload; the CRC and the rest are checked on the device, which the operation's end reports.
 """
 

@@ -1,9 +1,9 @@
 """A device's streams and staging memory for operations in flight.
 
-Each operation has a lane of its own, so that one which waits for gradients that are still being computed holds up no
-other. What the device is still using is used again only after an event says that it is done.
+Each operation has a stream pair of its own, so that one which waits for gradients that are still being computed holds
+up no other. What the device is still using is used again only after an event says that it is done.
 
-All of a depot is for one thread at a time: steps of operations run so, and a hook has a depot of its own.
+A pool is used by one thread at a time: steps of operations run so, and a hook has a pool of its own.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class StreamPair:
     """Two streams: one for kernels and for copies to the device, one for copies from it, which run beside them.
 
     Attributes:
-        depot: where it came from.
+        depot: the pool that it belongs to.
         queue: of the first stream, with a status of the operation's own.
     """
 
@@ -106,7 +106,7 @@ class StreamPair:
             self._runtime.copy(to.ptr, source.ctypes.data, source.size, self._main)
 
     def download(self, copies: Sequence[tuple[ByteArray, DeviceArray]]) -> Event:
-        """Start to copy, after the work that the lane has now, from the device to as many pinned bytes.
+        """Start to copy, after the work that the streams have now, from the device to as many pinned bytes.
 
         Args:
             copies: target and source of each; both must live until the event that is returned is done.

@@ -101,7 +101,7 @@ class Comparison:
 
 
 def compare(cards: np.ndarray[Any, Any], what: str) -> None:
-    """Raise MismatchError unless all ranks' cards are alike."""
+    """Raise MismatchError unless all ranks' records are alike."""
     sides = [card.tobytes() for card in cards]
     if len(set(sides)) == 1:
         return

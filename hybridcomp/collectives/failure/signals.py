@@ -2,7 +2,7 @@
 
 Python runs a signal's handler in the main thread, between any two of its instructions, and what the handler raises goes
 through whatever that thread is doing. A generator that something is raised in cannot be resumed, and a lock may stay
-locked: so in the main thread the engine works inside a :class:`Deferral`, which only notes that a signal has come.
+locked: so in the main thread the engine works inside a :class:`Deferral`, which only records that a signal has come.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Sends(Session):
     def recv(
         self, out: Flat, source: int, tag: int, codec: CodecLike, status: MPI.Status | None = None
     ) -> Request:
-        """Start a receive; the request's ``status``, which may be given, says from whom and how much."""
+        """Start a receive; the request's ``status``, which may be given, tells source and count."""
         if source != MPI.ANY_SOURCE:
             self._check_rank(source, "source")
         status = MPI.Status() if status is None else status

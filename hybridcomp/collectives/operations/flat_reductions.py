@@ -80,7 +80,7 @@ class Core(Moves):
     def _remembering(
         self, op: str, choice: Choice, name: str | None, n: int
     ) -> Callable[[Carrier], Any] | None:
-        """Return what gives a carrier a message's memory and its step's codec; None if there is no feedback."""
+        """Return the function that sets a data path's memory and its step's codec; None if there is no feedback."""
         form = choice.feedback
         if form is None or name is None:
             return None

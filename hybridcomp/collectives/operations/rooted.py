@@ -29,7 +29,7 @@ class Rooted(Quick):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> None:
-        """Gather equal parts at ``root``, which may send in place; ``recvbuf`` says something there alone."""
+        """Gather equal parts at ``root``, which may send in place; ``recvbuf`` is used there alone."""
         self.start_gather(sendbuf, recvbuf, root, name, phase, codec).wait()
 
     def Igather(
@@ -131,7 +131,7 @@ class Rooted(Quick):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> None:
-        """Scatter equal parts from ``root``, which may receive in place; ``sendbuf`` says something there alone."""
+        """Scatter equal parts from ``root``, which may receive in place; ``sendbuf`` is used there alone."""
         self.start_scatter(sendbuf, recvbuf, root, name, phase, codec).wait()
 
     def Iscatter(

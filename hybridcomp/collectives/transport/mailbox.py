@@ -53,7 +53,7 @@ class Transport:
         direct: bool = False,
         group: Any = None,
     ) -> None:
-        """Send and receive on ``comm``; to ranks that are ``near`` by notes. The engine's ``group`` counts tags."""
+        """Send and receive on ``comm``, to ``near`` ranks by descriptors. The engine's ``group`` counts tags."""
         self.topology = topology
         self.comm = comm
         self.near = near
@@ -161,7 +161,7 @@ class Incoming:
         peer: who sends it.
         buffer: room for it.
         request: null once it is here.
-        shared: the message, if what came is a note of it.
+        shared: the message, if a descriptor of it came.
         kept: it is sent on from where it is.
         used: it was read for the last time.
     """
@@ -292,7 +292,7 @@ class Mailbox:
                 self._put_back(message)
         self._inbox.clear()
         if near is not None and near.pool.crowded:
-            # MPI makes the sender of a large message wait for its receiver; notes are gone at once.
+            # MPI makes the sender of a large message wait for its receiver; descriptors are sent at once.
             unread = _Unread(
                 near.pool, [s.buffer for s in sends if s.note is not None and s.buffer is not None]
             )

@@ -45,7 +45,7 @@ class Counts:
             carried: what travelled.
             dtype: of the gradients.
             ranks: how many.
-            total: seconds from its start to its end. What was spent on no thing is the wire's; it is shared by bytes
+            total: seconds from its start to its end. What was spent on no task is the wire's; it is shared by bytes
                 sent.
         """
         sent = sum(thing.sent for part in carried for thing in part.things) or 1

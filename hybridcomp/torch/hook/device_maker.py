@@ -39,7 +39,7 @@ class DeviceMaker:
             kept: of the hook.
             memories: of the bucket, as of :class:`~.maker.HostMaker`.
             lane: of the bucket.
-            ready: the values are computed; the lane follows it.
+            ready: the event that the values are computed; the streams follow it.
         """
         self._values: DeviceArray = values.data
         self._dtype = values.dtype

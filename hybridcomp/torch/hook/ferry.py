@@ -1,6 +1,6 @@
 """Stage a batch's messages between a device and the host: few copies, and one wait for each phase.
 
-Things launch all that they encode or decode, and nothing waits. Then the batch does, once to learn how long messages
+Tasks launch all that they encode or decode, and nothing waits. Then the batch does, once to learn how long messages
 are whose lengths only the device knows, and once until their bytes are in pinned memory; over a link whose exchanges
 may start in any order, other batches go on meanwhile.
 """
@@ -45,7 +45,7 @@ class Ferry(Shore):
     """The staging of one batch between a device and the host.
 
     Attributes:
-        queue: where its things work; the status is the batch's own.
+        queue: where its tasks work; the status is the batch's own.
         busy: something was put there that :meth:`settle` has to wait for.
         first: what to wait for before anything is encoded.
     """

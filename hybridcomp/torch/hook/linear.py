@@ -29,7 +29,7 @@ class Rounds(abc.ABC):
     """A reduction by a linear codec, as tasks that are summed one after another.
 
     Attributes:
-        things: what was exchanged for it.
+        things: the tasks that were exchanged for it.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ class Transfer(Protocol):
     """A transfer of bytes in flight."""
 
     def wait(self) -> list[ByteArray]:
-        """Return what each rank sent, in views of the receive buffer; this rank's own entry says nothing."""
+        """Return what each rank sent, in views of the receive buffer; this rank's own entry is undefined."""
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Call a function when :meth:`wait` would return at once.

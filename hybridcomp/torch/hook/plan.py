@@ -16,7 +16,7 @@ from hybridcomp.policy import Choice, Message, Policy
 _BATCH_BYTES = 8 << 20
 _LINEAR_BATCH_BYTES = 16 << 20  # of what goes to and fro several times
 _SMALL = 1 << 15  # elements of an uncompressed parameter that is not worth a message of its own
-_CHUNK = 1 << 20  # elements of a parameter that are one thing: its shards and messages fit the caches
+_CHUNK = 1 << 20  # elements of a parameter that are one task: its shards and messages fit the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Batch:
     """The pieces of a bucket that are sent together.
 
     Attributes:
-        rest: small uncompressed pieces, as one thing.
+        rest: small uncompressed pieces, as one task.
         linear: by codecs that sum in the compressed domain.
         encoded: by codecs that encode elements, which may be ``none``.
     """

@@ -100,15 +100,15 @@ def summed(
     parts_of: list[trace.Part] | None = None,
     shore: Shore = _SHORE,
 ) -> Summing:
-    """Sum all of ``things`` in place, in two transfers.
+    """Sum all tasks of ``things`` in place, in two transfers.
 
     Args:
-        things: the same on all ranks, in memory of hosts or devices; those of a device come first.
+        things: the tasks, the same on all ranks, in memory of hosts or devices; those of a device come first.
         link: to the other ranks.
         buffers: for messages.
         numbers: of the transfers; the same on all ranks.
         parts_of: gets what was done when, for a trace.
-        shore: for things that are in a device's memory.
+        shore: the staging of tasks in a device's memory.
 
     Raises:
         WireError, MismatchError: what another rank sent is damaged, or not what this one expects.
@@ -189,7 +189,7 @@ def _encode(shard: int, thing: Thing, out: ByteArray) -> int:
 def _pack(
     things: Sequence[Thing], out: ByteArray, write: Callable[[Thing, ByteArray], int], receivers: int = 1
 ) -> int:
-    """Write a message of each thing; return the bytes of all."""
+    """Write a message of each task; return the bytes of all."""
     at = 0
     for thing in things:
         began = time.perf_counter()

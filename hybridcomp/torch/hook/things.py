@@ -4,7 +4,7 @@
 2. The owner adds them to its own, and encodes the sum once.
 3. Every rank, the owner too, decodes the same message of the sum: all ranks end with the same bits.
 
-Shards are cut from a thing's own first element, so its bits do not depend on what else travels with it: DDP may
+Shards are cut from an array's own first element, so its bits do not depend on what else is sent with it: DDP may
 rebuild its buckets, or a run resume with other ones.
 """
 
@@ -58,11 +58,11 @@ class Ahead(abc.ABC):
 
     @abc.abstractmethod
     def start_encode(self, shard: int) -> None:
-        """Start what :meth:`Thing.encode` of a shard hands out."""
+        """Start the work whose result :meth:`Thing.encode` of a shard returns."""
 
     @abc.abstractmethod
     def start_reduce(self, messages: Sequence[ByteArray], ranks: Sequence[int]) -> None:
-        """Start what :meth:`Thing.reduce` hands out."""
+        """Start the work whose result :meth:`Thing.reduce` returns."""
 
 
 class Shards:

@@ -23,7 +23,7 @@ class Stream:
     dtype: torch.dtype
 
     def empty(self) -> Tensor:
-        """Return an uninitialised tensor of that shape and dtype."""
+        """Return an uninitialised tensor of the stream's shape and dtype."""
         return torch.empty(self.shape, dtype=self.dtype)
 
 

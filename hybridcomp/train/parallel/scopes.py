@@ -25,7 +25,7 @@ def gradients_of(stage: Stage, *, cools: bool | None = None) -> AbstractContextM
 
     Args:
         stage: not the first.
-        cools: whether its last forward pass of the step is done; None where the schedule knows no such thing.
+        cools: whether its last forward pass of the step is done; None where the schedule has no cool-down.
     """
     part = None if cools is None else "cool-down" if cools else "steady"
     layer = min(map(int, stage.plain.blocks)) - 1
