@@ -20,7 +20,7 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 class DType(enum.IntEnum):
-    """Element types, by their code in a message's header.
+    """The element types, by their code in a message's header.
 
     Attributes:
         storage: the NumPy dtype that holds it (uint16 for bfloat16).
@@ -116,23 +116,23 @@ class Flat(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return int(self.data.size)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """Return the bytes of all elements."""
         return int(self.data.nbytes)
 
 
 def is_torch(x: object) -> bool:
-    """Whether ``x`` is a torch tensor, without importing torch."""
+    """Tell whether ``x`` is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
 
 def on_device(x: object) -> bool:
-    """Whether ``x`` is an array or tensor in the memory of a device."""
+    """Tell whether ``x`` is an array or tensor in the memory of a device."""
     if is_torch(x):
         return bool(x.device.type == "cuda")  # type: ignore[attr-defined]
     return hasattr(x, "__cuda_array_interface__")
@@ -214,19 +214,19 @@ def _flatten_device(x: Any, writable: bool) -> Flat:
 
 
 def byte_view(array: npt.NDArray[Any]) -> ByteArray:
-    """The bytes of a C-contiguous array, without a copy."""
+    """Return the bytes of a C-contiguous array, without a copy."""
     return array.reshape(-1).view(np.uint8)
 
 
 def like(data: npt.NDArray[Any], source: Flat) -> Any:
-    """Give ``data`` (uint8 or plain numeric storage) back in the library that ``source`` came from."""
+    """Return ``data`` (uint8 or plain numeric storage) in the library that ``source`` came from."""
     if source.is_torch:
         return sys.modules["torch"].from_numpy(data)
     return data
 
 
 def empty_like_dtype(n: int, dtype: DType, *, torch_out: bool) -> Any:
-    """A new uninitialised array of ``n`` elements that a caller may keep: torch tensor or NumPy array.
+    """Return a new uninitialised array of ``n`` elements that a caller may keep: torch tensor or NumPy array.
 
     bfloat16 without torch comes as ``ml_dtypes.bfloat16`` when that is installed, else as its uint16 bits.
     """

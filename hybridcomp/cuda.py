@@ -1,4 +1,4 @@
-"""CUDA through CuPy: loads the kernels of :file:`kernels/cuda`; the :class:`~hybridcomp.device.Runtime` of a GPU.
+"""Run kernels on a GPU through CuPy: load those of :file:`kernels/cuda`; a :class:`~hybridcomp.device.Runtime`.
 
 A module of kernels comes from the fatbin that CMake built, if there is one, or is compiled by NVRTC when it is first
 needed and kept in CuPy's cache on disk. :func:`prepare_in_turn` lets one process of each host compile and the others
@@ -42,7 +42,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE
 
 
 def available() -> bool:
-    """Whether there is a GPU that the kernels run on, and CuPy."""
+    """Tell whether there is a GPU that the kernels run on, and CuPy."""
     try:
         runtime_of(0)
     except CudaUnavailableError:
@@ -55,7 +55,7 @@ def available() -> bool:
 
 @functools.cache
 def kernel_folder() -> Path:
-    """Where the kernels' sources are: beside the package's files, or in the source tree around them.
+    """Return the folder of the kernels' sources: beside the package's files, or in the source tree around them.
 
     Raises:
         CudaUnavailableError: this installation has none.
@@ -71,7 +71,7 @@ def kernel_folder() -> Path:
 
 @functools.cache
 def modules() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The modules of kernels by name: source file and options."""
+    """Return the modules of kernels by name: source file and options."""
     found = {}
     for line in (kernel_folder() / "cuda" / "modules.txt").read_text().splitlines():
         words = line.partition("#")[0].split()
@@ -81,7 +81,7 @@ def modules() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def source_of(module: str) -> str:
-    """A module's source with everything that it includes pasted in: one file, which is also the cache's key."""
+    """Return a module's source with all its includes pasted in: one file, which is also the cache's key."""
     folder, done = kernel_folder(), set[str]()
 
     def paste(name: str) -> str:
@@ -119,7 +119,7 @@ def source_of(module: str) -> str:
 
 @functools.cache
 def _cupy() -> Any:
-    """The CuPy module, or a CudaUnavailableError that says what is missing."""
+    """Return the CuPy module; raise a CudaUnavailableError that says what is missing."""
     try:
         import cupy  # noqa: PLC0415  (only who has device arrays pays for it)
     except ImportError as error:
@@ -136,7 +136,7 @@ def _cupy() -> Any:
 
 @functools.cache
 def runtime_of(ordinal: int) -> CupyRuntime:
-    """The GPU of that number (as CUDA_VISIBLE_DEVICES leaves them).
+    """Return the GPU of that number (as CUDA_VISIBLE_DEVICES leaves them).
 
     Raises:
         CudaUnavailableError: no CuPy, no driver, no such device, or one that is too old.
@@ -172,7 +172,7 @@ class _CupyEvent:
 
 
 class _Handle:
-    """A stream as CUDA's protocol for Python has it."""
+    """A stream in the form of CUDA's protocol for Python."""
 
     def __init__(self, stream: int) -> None:
         self._stream = stream
@@ -227,7 +227,7 @@ class CupyRuntime(Runtime):
             return self._modules[module]
 
     def _stream(self, stream: int) -> Any:
-        """CuPy's object for a stream: one that does not own it."""
+        """Return CuPy's object for a stream: one that does not own it."""
         found = self._streams.get(stream)
         if found is None:
             kind = self._cupy.cuda.Stream

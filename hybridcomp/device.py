@@ -22,7 +22,7 @@ class Event(Protocol):
     """A point of a stream's work."""
 
     def done(self) -> bool:
-        """Whether the device has come to it; does not wait."""
+        """Tell whether the device has come to it; does not wait."""
 
     def wait(self) -> None:
         """Return when it has."""
@@ -53,7 +53,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def allocate(self, nbytes: int, stream: int) -> tuple[int, object]:
-        """Memory in the order of a stream: its address (a multiple of 256), and what frees it when it goes."""
+        """Allocate memory in a stream's order: return its address (a multiple of 256), and the object that frees it."""
 
     @abc.abstractmethod
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
@@ -81,27 +81,29 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def record(self, stream: int) -> Event:
-        """An event after the work that the stream has now."""
+        """Return an event after the work that the stream has now."""
 
     @abc.abstractmethod
     def follow(self, stream: int, event: Event) -> None:
-        """Let later work of a stream begin after an event. The host does not wait."""
+        """Order all later work of a stream after an event. The host does not wait."""
 
     @abc.abstractmethod
     def new_stream(self) -> tuple[int, object]:
-        """A stream of its own, and what destroys it when it goes."""
+        """Make a stream: return it, and the object that destroys it when that is freed."""
 
     @abc.abstractmethod
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Host memory that the device copies to and from by itself."""
+        """Allocate host memory that the device copies to and from by itself."""
 
     @abc.abstractmethod
     def current_stream(self, owner: Any) -> int:
-        """The stream that the caller's library (``owner``'s: CuPy, torch) is using now, in this thread."""
+        """Return the stream that the caller's library (``owner``'s: CuPy, torch) is using now, in this thread."""
 
     @abc.abstractmethod
     def new_array(self, n: int, dtype: Any, like: Any) -> Any:
-        """A new array of the library of ``like`` that a caller may keep, of a :class:`hybridcomp.arrays.DType`."""
+        """Return a new array of the library of ``like``, of a :class:`hybridcomp.arrays.DType`, for a caller
+        to keep.
+        """
 
 
 class DeviceArray:
@@ -126,12 +128,12 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """Return the bytes of all elements."""
         return self.size * self.dtype.itemsize
 
     @property
     def shape(self) -> tuple[int]:
-        """As NumPy's."""
+        """Return the shape, as NumPy's."""
         return (self.size,)
 
     def __getitem__(self, span: slice) -> DeviceArray:
@@ -142,7 +144,7 @@ class DeviceArray:
         return DeviceArray(self.runtime, at, max(0, stop - start), self.dtype, self.owner)
 
     def view(self, dtype: npt.DTypeLike) -> DeviceArray:
-        """The same bytes as elements of another type."""
+        """Return the same bytes as elements of another type."""
         kind = np.dtype(dtype)
         if self.nbytes % kind.itemsize:
             raise ValueError(f"{self.nbytes} bytes are not a whole number of {kind}")
@@ -167,7 +169,7 @@ class Queue:
 
     @property
     def status(self) -> DeviceArray:
-        """One uint32: 0, or the Status of the first thing that a kernel of this queue found wrong."""
+        """Return one uint32: 0, or the Status of the first fault that a kernel of this queue found."""
         if self._status is None:
             self._status = self.zeros(4).view(np.uint32)
         return self._status
@@ -190,21 +192,21 @@ class Queue:
             self.runtime.launch(module, kernel, blocks, threads, values, shared, self.stream)
 
     def blocks(self, items: int, per_block: int, waves: int = 8) -> int:
-        """Blocks of a grid whose threads stride over ``items``: at most ``waves`` for each multiprocessor."""
+        """Return the blocks of a grid whose threads stride over ``items``: at most ``waves`` per multiprocessor."""
         return min(-(-items // per_block), self.runtime.multiprocessors * waves)
 
     def empty(self, nbytes: int) -> DeviceArray:
-        """Bytes to work in, with anything in them; an address divisible by 256."""
+        """Allocate bytes to work in, with anything in them; an address divisible by 256."""
         ptr, owner = self.runtime.allocate(max(nbytes, 1), self.stream)
         return DeviceArray(self.runtime, ptr, nbytes, np.uint8, owner)
 
     def array(self, n: int, dtype: npt.DTypeLike) -> DeviceArray:
-        """``n`` elements to work in."""
+        """Allocate ``n`` elements to work in."""
         kind = np.dtype(dtype)
         return self.empty(n * kind.itemsize).view(kind)
 
     def zeros(self, nbytes: int) -> DeviceArray:
-        """Bytes to work in, all zero."""
+        """Allocate bytes to work in, all zero."""
         array = self.empty(nbytes)
         self.runtime.fill(array.ptr, 0, nbytes, self.stream)
         return array
@@ -227,7 +229,7 @@ class Queue:
         self.runtime.matmul(a.ptr, b.ptr, out.ptr, *shape, transposed, self.stream)
 
     def read(self, source: DeviceArray) -> npt.NDArray[Any]:
-        """The elements of ``source`` in host memory. Waits for the stream."""
+        """Return the elements of ``source`` in host memory; waits for the stream."""
         if not source.nbytes:
             return np.empty(0, source.dtype)
         staged = _pinned(self.runtime, source.nbytes)
@@ -249,7 +251,7 @@ _local = threading.local()
 
 
 def _pinned(runtime: Runtime, nbytes: int) -> npt.NDArray[np.uint8]:
-    """A staging buffer of this thread."""
+    """Return a staging buffer of this thread."""
     buffers = _local.__dict__.setdefault("pinned", {})
     buffer = buffers.get(id(runtime))
     if buffer is None or buffer.size < nbytes:

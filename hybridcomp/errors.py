@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class HybridcompError(Exception):
-    """Base of every error below."""
+    """Base class of every error below."""
 
 
 class WireError(HybridcompError, ValueError):

@@ -1,4 +1,4 @@
-"""The launcher of MPI programs: where this environment's ``mpiexec`` is, and how to end under one."""
+"""Find the launcher of MPI programs, this environment's ``mpiexec``, and end processes under one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAST_WORDS_SECONDS = 0.3  # from what a rank prints to its abort
 
 
 def find_mpiexec() -> str:
-    """The mpiexec beside this Python, else the first on PATH.
+    """Return the mpiexec beside this Python, else the first on PATH.
 
     Raises:
         ConfigError: there is none.

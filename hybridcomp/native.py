@@ -44,7 +44,7 @@ def force_isa(module: ModuleType, name: str) -> None:
 
 
 def set_num_threads(count: int) -> None:
-    """Let each encode and decode of this process use ``count`` threads from now on.
+    """Set the number of threads that each encode and decode of this process may use from now on.
 
     1 unless set, here or by ``HYBRIDCOMP_NUM_THREADS``: ranks usually share a machine. Messages do not depend
     on it.
@@ -59,7 +59,7 @@ def set_num_threads(count: int) -> None:
 
 
 def get_num_threads() -> int:
-    """How many threads an encode or decode may use."""
+    """Return how many threads an encode or decode may use."""
     return int(kernels().threads())
 
 

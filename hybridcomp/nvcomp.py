@@ -32,7 +32,7 @@ _local = threading.local()  # its codecs serve one thread at a time
 
 @functools.cache
 def library() -> Any:
-    """nvCOMP's Python module.
+    """Load nvCOMP's Python module.
 
     Raises:
         CudaUnavailableError: it is not installed, or does not load.
@@ -47,17 +47,17 @@ def library() -> Any:
 
 
 def compresses(runtime: Runtime) -> bool:
-    """Whether messages are to be compressed by nvCOMP on a device, and it is there."""
+    """Tell whether messages are to be compressed by nvCOMP on a device, and it is there."""
     return _use() != "off" and serves(runtime)
 
 
 def decompresses(runtime: Runtime) -> bool:
-    """Whether messages are to be decompressed by nvCOMP on a device, and it is there."""
+    """Tell whether messages are to be decompressed by nvCOMP on a device, and it is there."""
     return _use() == "trust" and serves(runtime)
 
 
 def serves(runtime: Runtime) -> bool:
-    """Whether nvCOMP is installed, and a device is one of CUDA's."""
+    """Tell whether nvCOMP is installed, and a device is one of CUDA's."""
     if not isinstance(runtime, CupyRuntime):
         return False
     try:
@@ -68,7 +68,7 @@ def serves(runtime: Runtime) -> bool:
 
 
 def reads(parameters: Any) -> bool:
-    """Whether a frame of such parameters (zstandard's ``FrameParameters``) is one for :func:`decompress`."""
+    """Tell whether a frame of such parameters (zstandard's ``FrameParameters``) is one for :func:`decompress`."""
     return (
         not parameters.dict_id
         and not parameters.has_checksum
@@ -78,12 +78,12 @@ def reads(parameters: Any) -> bool:
 
 
 def compress(queue: Queue, contents: list[DeviceArray]) -> list[DeviceArray]:
-    """A zstd frame for each array of bytes. Waits for the device, to learn their sizes."""
+    """Compress each array of bytes to a zstd frame; waits for the device, to learn their sizes."""
     return _run(queue, "encode", contents)
 
 
 def decompress(queue: Queue, frames: list[DeviceArray]) -> list[DeviceArray]:
-    """The contents of zstd frames that :func:`reads`. Waits for the device."""
+    """Decompress zstd frames that :func:`reads`; waits for the device."""
     return _run(queue, "decode", frames)
 
 
@@ -120,7 +120,7 @@ def _run(queue: Queue, method: str, arrays: list[DeviceArray]) -> list[DeviceArr
 
 
 def _codec(ordinal: int, stream: int) -> Any:
-    """This thread's codec for a stream of a device: bare zstd frames, one for each array."""
+    """Return this thread's codec for a stream of a device: bare zstd frames, one for each array."""
     known: dict[tuple[int, int], Any] = _local.__dict__.setdefault("codecs", {})
     if (ordinal, stream) not in known:
         nvcomp = library()

@@ -1,4 +1,4 @@
-"""What operations did and when, as a Chrome trace: https://ui.perfetto.dev and chrome://tracing open it.
+"""Record operations and their times as a Chrome trace: https://ui.perfetto.dev and chrome://tracing open it.
 
 ``HYBRIDCOMP_TRACE=FOLDER`` has every rank write ``FOLDER/trace.RANK.json`` at exit; :func:`start` and :func:`stop` do
 so for a part of a program. :func:`merge` makes one file of those of all ranks, by the wall clock that each noted at
@@ -43,7 +43,9 @@ class _Span(NamedTuple):
 
 
 class Recorder:
-    """Keeps the spans of this process. All times are :func:`time.perf_counter`'s, in seconds.
+    """A recorder of the spans of this process.
+
+    All times are :func:`time.perf_counter`'s, in seconds.
 
     Attributes:
         folder: where they are written.
@@ -110,7 +112,7 @@ class Recorder:
         return path
 
     def in_this_process(self) -> bool:
-        """Whether this process, and not one that it was forked from, made it."""
+        """Tell whether this process, and not one that it was forked from, made it."""
         return os.getpid() == self._pid
 
     # -- to events -----------------------------------------------------------------------------------
@@ -166,13 +168,13 @@ class Recorder:
 
 
 class _Lanes:
-    """Rows of one track, each with the spans that are open in it; of spans in the order in which they begin."""
+    """The rows of one track, each with its open spans; spans are placed in the order in which they begin."""
 
     def __init__(self) -> None:
         self._open: list[list[_Span]] = []
 
     def place(self, span: _Span) -> int:
-        """The first row that has room for it."""
+        """Return the first row that has room for it."""
         for lane, stack in enumerate(self._open):
             while stack and stack[-1].ended <= span.began:
                 stack.pop()
@@ -188,7 +190,7 @@ class _Lanes:
 
 
 def _complete(name: str, category: str, began_ns: int, ended_ns: int, where: Event) -> Event:
-    """A "complete" event; its times are in microseconds."""
+    """Return a "complete" event; its times are in microseconds."""
     times = {"ts": began_ns / 1e3, "dur": (ended_ns - began_ns) / 1e3}
     return {"ph": "X", "name": name, "cat": category, **times, **where}
 
@@ -220,7 +222,7 @@ _asked = False
 
 
 def active() -> Recorder | None:
-    """The recorder, None while nothing is recorded."""
+    """Return the recorder, None while nothing is recorded."""
     return recorder
 
 
@@ -264,7 +266,9 @@ def stop() -> Path | None:
 
 
 def joined(rank: int) -> None:
-    """Say which rank this process is. The first time, ``HYBRIDCOMP_TRACE`` is read, and begins a trace.
+    """Set the rank of this process.
+
+    The first time, ``HYBRIDCOMP_TRACE`` is read, and begins a trace.
 
     Raises:
         ConfigError: its folder cannot be made.
@@ -283,7 +287,7 @@ def _at_exit() -> None:
 
 
 def files(folder: str | os.PathLike[str]) -> list[Path]:
-    """The traces of single ranks in a folder."""
+    """Return the traces of single ranks in a folder."""
     return sorted(Path(folder).glob(_PATTERN))
 
 

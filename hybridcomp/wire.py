@@ -53,7 +53,7 @@ class Header:
 
 @functools.lru_cache(maxsize=1024)
 def params_hash(spec: str) -> int:
-    """CRC-32C of a spec string."""
+    """Return the CRC-32C of a spec string."""
     return int(native.kernels().crc32c(spec.encode()))
 
 
@@ -129,7 +129,7 @@ def first_fault(
 
 
 def _fault(raw: ByteArray) -> WireError:
-    """What is wrong with a message that the kernels refused."""
+    """Say what is wrong with a message that the kernels refused."""
     try:
         header = peek(raw)
     except WireError as error:

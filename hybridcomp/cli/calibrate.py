@@ -1,4 +1,4 @@
-"""What ``hybridcomp doctor --calibrate`` does on every rank: measure links, memory and codecs for a profile."""
+"""Measure links, memory and codecs for a profile, on every rank: ``hybridcomp doctor --calibrate``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SOME_SIZE = 0.5  # of a message by a codec that was not measured
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure.
+    """The amount of work to measure.
 
     Attributes:
         pings: small messages there and back.
@@ -55,7 +55,7 @@ QUICK = Effort(pings=50, messages=3, seconds=0.02)
 
 
 def hosts_of(comm: MPI.Comm) -> tuple[Topology, bool]:
-    """Which ranks share a host, and whether those of each can read each other's messages in place; collective."""
+    """Find out which ranks share a host, and whether those of each read messages in place; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
         topology = discover(comm, node)
@@ -144,7 +144,7 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
 
 
 def _message(comm: MPI.Comm, rounds: int) -> float:
-    """Seconds of this core for one message: all-reduces that are cut into chunks of next to nothing."""
+    """Measure the seconds of this core for one message: all-reduces that are cut into chunks of next to nothing."""
     before = os.environ.get(CHUNK_VARIABLE)
     os.environ[CHUNK_VARIABLE] = str(_TINY)
     try:
@@ -166,7 +166,7 @@ def _message(comm: MPI.Comm, rounds: int) -> float:
 
 
 def _tier(comm: MPI.Comm, ring: list[int], pair: tuple[int, int], effort: Effort) -> Tier:
-    """A tier's latency between ``pair`` while the others rest, its bandwidth as all of each ``ring`` send at once.
+    """Measure a tier's latency between ``pair`` while the others rest, its bandwidth as all of each ``ring`` send.
 
     Collective over ``comm``; a rank that is not in its ``ring``, or is alone in it, only waits.
     """
@@ -182,7 +182,7 @@ def _tier(comm: MPI.Comm, ring: list[int], pair: tuple[int, int], effort: Effort
 
 
 def _ping(comm: MPI.Comm, other: int, first: bool, count: int) -> float:
-    """Median seconds one way of a message of 8 bytes."""
+    """Measure the median seconds one way of a message of 8 bytes."""
     data = np.zeros(1)
     taken = []
     for _ in range(count):
@@ -195,7 +195,7 @@ def _ping(comm: MPI.Comm, other: int, first: bool, count: int) -> float:
 
 
 def _wire(comm: MPI.Comm, ring: list[int]) -> float:
-    """Seconds of a core for each byte that is sent or received between hosts; collective over ``comm``."""
+    """Measure the seconds of a core for each byte sent or received between hosts; collective over ``comm``."""
     begin = time.process_time()
     count = len(_shift(comm, ring, _LEAST, idle=True))
     mine = (time.process_time() - begin) / (2 * count * _BIG) if comm.rank in ring else 0.0
@@ -203,7 +203,10 @@ def _wire(comm: MPI.Comm, ring: list[int]) -> float:
 
 
 def _shift(comm: MPI.Comm, ring: list[int], count: int, *, idle: bool = False) -> list[float]:
-    """Seconds of each of ``count`` big messages, sent to the next of a ring while one comes from before; 0 in none."""
+    """Return the seconds of each of ``count`` big messages, sent to the next of a ring while one comes from before.
+
+    Returns one 0 on a rank that is in no ring.
+    """
     if comm.rank not in ring or len(ring) == 1:
         return [0.0]
     at = ring.index(comm.rank)
@@ -219,19 +222,19 @@ def _shift(comm: MPI.Comm, ring: list[int], count: int, *, idle: bool = False) -
 
 
 def agreed(comm: MPI.Comm, good: bool) -> bool:
-    """Whether all ranks say so; collective."""
+    """Tell whether all ranks agree that it is good; collective."""
     return all(_gathered(comm, [float(good)])[0])
 
 
 def shared(comm: MPI.Comm, code: int) -> int:
-    """Rank 0's exit code, for all ranks; collective."""
+    """Return rank 0's exit code on all ranks; collective."""
     value = np.array([code], np.int64)
     wait([comm.Ibcast(value)], comm, "waiting for rank 0")
     return int(value[0])
 
 
 def _gathered(comm: MPI.Comm, values: list[float]) -> list[list[float]]:
-    """Each value of every rank; collective."""
+    """Gather each value of every rank; collective."""
     mine = np.array(values)
     everyone = np.empty((comm.size, mine.size))
     wait([comm.Iallgather(mine, everyone)], comm, "comparing measurements")
@@ -240,7 +243,7 @@ def _gathered(comm: MPI.Comm, values: list[float]) -> list[list[float]]:
 
 
 def _middle(comm: MPI.Comm, values: list[float]) -> list[float]:
-    """The median of each value over the ranks that have one, which is not 0; collective."""
+    """Return the median of each value over the ranks that have one, which is not 0; collective."""
     middles = (statistics.median([v for v in column if v]) for column in _gathered(comm, values))
     return [float(f"{value:.4g}") for value in middles]  # as many digits as mean anything
 

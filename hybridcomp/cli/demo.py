@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Show:
-    """Shows the runs: bars on a terminal, a line now and then elsewhere."""
+    """A display of the runs: bars on a terminal, a line now and then elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -85,7 +85,7 @@ class Show:
             )
 
     def update(self, run: Run, record: RunRecord) -> None:
-        """Move the bar on."""
+        """Advance the bar."""
         if not record.train or self._task is None:
             return
         last = record.train[-1]
@@ -97,7 +97,7 @@ class Show:
             self._print(f"  step {step:4d}  {said}")
 
     def finish(self, run: Run, record: RunRecord) -> None:
-        """Say how it ended."""
+        """Print how it ended."""
         if self._progress.disable:
             self._print(
                 f"  validation loss {record.val_loss:.3f}, {record.tokens_per_s:,.0f} tokens/s, "

@@ -1,4 +1,4 @@
-"""``hybridcomp doctor``: what is installed and works here, and how fast; ``--calibrate`` measures links and codecs."""
+"""``hybridcomp doctor``: tell what is installed and works, and how fast; ``--calibrate`` measures links and codecs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main_as_rank(comm: MPI.Comm, findings: Findings, arguments: argparse.Namespace) -> int:
-    """The rest on each rank of ``comm``; returns rank 0's exit code."""
+    """Run the rest on each rank of ``comm``; return rank 0's exit code."""
     from hybridcomp.cli import calibrate  # noqa: PLC0415  (needs MPI)
 
     hosts, near = calibrate.hosts_of(comm)
@@ -99,7 +99,7 @@ def _main_as_rank(comm: MPI.Comm, findings: Findings, arguments: argparse.Namesp
 
 
 def _old() -> Profile:
-    """The profile of which a new one keeps what it does not measure."""
+    """Return the profile whose values a new one takes over where it does not measure them."""
     try:
         return load_profile()
     except ConfigError:  # a new one is the way out
@@ -109,7 +109,7 @@ def _old() -> Profile:
 def _tell(
     findings: Findings, arguments: argparse.Namespace, calibrated: tuple[Profile, list[str]] | None
 ) -> int:
-    """Find out the rest, print it all and write files; returns the exit code."""
+    """Find out the rest, print all of it and write files; return the exit code."""
     console = Console(file=sys.stdout)
     if not findings.problems:
         findings.speeds = inspection.speeds(_QUICK_SECONDS if arguments.quick else _SECONDS)

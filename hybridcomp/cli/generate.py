@@ -1,4 +1,4 @@
-"""``hybridcomp generate``: text from a checkpoint of ``hybridcomp train``."""
+"""``hybridcomp generate``: generate text from a checkpoint of ``hybridcomp train``."""
 
 from __future__ import annotations
 
@@ -98,6 +98,6 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _config(checkpoint: Path) -> dict[str, Any]:
-    """The run's configuration; nothing where the checkpoint was copied away from it."""
+    """Return the run's configuration; nothing where the checkpoint was copied away from it."""
     path = checkpoint.parent.parent / "config.toml"
     return read_toml(str(path)) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""What ``hybridcomp doctor`` finds out: versions, MPI, kernels, GPU, speeds, profile."""
+"""Inspect this installation for ``hybridcomp doctor``: versions, MPI, kernels, GPU, speeds, profile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _THREADS = ("single", "funneled", "serialized", "multiple")
 
 @dataclass
 class Findings:
-    """What was found.
+    """The findings of an inspection.
 
     Attributes:
         sections: by title, what is to be told by name.
@@ -38,7 +38,7 @@ class Findings:
     problems: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the findings in the form of JSON, for a file."""
         return {
             "usable": not self.problems,
             "problems": self.problems,
@@ -48,7 +48,7 @@ class Findings:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what hybridcomp is and uses; nothing is imported for it."""
+    """Return the versions of hybridcomp and of the packages that it uses; nothing is imported for it."""
     found = {"hybridcomp": hybridcomp.__version__, "Python": platform.python_version()}
     found |= {name: _version(name) or "not installed" for name in _PACKAGES}
     found["CuPy"] = next((f"{v} ({name})" for name in _CUPY if (v := _version(name))), "not installed")
@@ -63,7 +63,7 @@ def _version(package: str) -> str | None:
 
 
 def mpi(comm: MPI.Comm, hosts: int, near: bool) -> dict[str, str]:
-    """MPI's side.
+    """Describe the MPI library.
 
     Args:
         comm: of all ranks.
@@ -92,7 +92,7 @@ def mpi(comm: MPI.Comm, hosts: int, near: bool) -> dict[str, str]:
 
 
 def kernels(findings: Findings) -> dict[str, str]:
-    """The compiled CPU kernels."""
+    """Describe the compiled CPU kernels."""
     try:
         module = native.kernels()
     except NativeUnavailableError as error:
@@ -103,7 +103,7 @@ def kernels(findings: Findings) -> dict[str, str]:
 
 
 def gpu() -> dict[str, str]:
-    """The first GPU, if the kernels can run on it."""
+    """Describe the first GPU, if the kernels can run on it."""
     try:
         runtime = cuda.runtime_of(0)
     except CudaUnavailableError as error:
@@ -112,7 +112,7 @@ def gpu() -> dict[str, str]:
 
 
 def speeds(seconds: float) -> dict[str, dict[str, float]]:
-    """Codecs beside a copy in memory, measured for about ``seconds`` each."""
+    """Measure codecs beside a copy in memory, for about ``seconds`` each."""
     copy = memory_speed(seconds)
     found = {
         "memcpy": {
@@ -134,7 +134,7 @@ def speeds(seconds: float) -> dict[str, dict[str, float]]:
 
 
 def profile(findings: Findings) -> dict[str, str]:
-    """The profile in use."""
+    """Describe the profile in use."""
     try:
         found = load_profile()
     except ConfigError as error:
@@ -144,7 +144,7 @@ def profile(findings: Findings) -> dict[str, str]:
 
 
 def describe(found: Profile) -> dict[str, str]:
-    """A profile's links, for people."""
+    """Describe a profile's links, for people."""
     return {
         "file": found.name,
         "inside a host": f"{found.host.latency * 1e6:.1f} us, {found.host.bandwidth / 1e9:.2f} GB/s",

@@ -1,4 +1,4 @@
-"""``hybridcomp report``: what a run sent, from its metrics and its traces, and one trace of all ranks."""
+"""``hybridcomp report``: show what a run sent, from its metrics and traces, and merge the traces of all ranks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _tell_trace(path: Path) -> None:
 
 
 def _rows(events: list[dict[str, Any]]) -> list[StatRow]:
-    """Totals of a trace's operations, of all ranks."""
+    """Return the totals of a trace's operations, of all ranks."""
     found: dict[tuple[str, str, str, str], StatRow] = {}
     for one in _operations(events):
         found.setdefault(one.key, StatRow(*one.key)).add(one)
@@ -92,7 +92,7 @@ def _rows(events: list[dict[str, Any]]) -> list[StatRow]:
 
 
 def _operations(events: list[dict[str, Any]]) -> Iterator[StatRow]:
-    """Each operation; its parts follow it in the file."""
+    """Yield each operation; its parts follow it in the file."""
     row: StatRow | None = None
     for event in events:
         category, seconds = event.get("cat"), event.get("dur", 0.0) / 1e6

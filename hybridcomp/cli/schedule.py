@@ -1,4 +1,4 @@
-"""``hybridcomp schedule``: what each rank does in a collective, proved to be right, and when, as a picture."""
+"""``hybridcomp schedule``: show what each rank does in a collective, prove it right, and draw when."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _table(schedule: Schedule) -> Table:
 
 
 def _size(text: str) -> int:
-    """Bytes of ``64M``, ``4K``, ``1000``, as the benchmarks write them."""
+    """Parse the bytes of ``64M``, ``4K``, ``1000``, as the benchmarks write them."""
     found = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not found or not int(found[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4096, 64K, 1M or 1G")
@@ -209,7 +209,7 @@ def _size(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Seconds of ``50us``, ``0.5ms``, ``1s``."""
+    """Parse the seconds of ``50us``, ``0.5ms``, ``1s``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text.strip().lower())
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; write 50us, 0.5ms or 1s")
@@ -217,7 +217,7 @@ def _seconds(text: str) -> float:
 
 
 def _told(nbytes: int) -> str:
-    """Bytes in the units of :func:`_size`."""
+    """Format bytes in the units of :func:`_size`."""
     for unit, factor in (("M", 1 << 20), ("K", 1 << 10)):
         if nbytes >= factor:
             return f"{nbytes / factor:.4g}{unit}"

@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Show:
-    """Shows how a study goes: a bar over all runs on a terminal, a line a run elsewhere."""
+    """A display of a study's progress: a bar over all runs on a terminal, a line a run elsewhere."""
 
     def __init__(self, console: Console, runs: int) -> None:
         self._console = console
@@ -93,7 +93,7 @@ class Show:
         self._progress.reset(self._one, total=run.steps, description=run.name, said="starting", visible=True)
 
     def update(self, run: Run, record: RunRecord) -> None:
-        """Move it on."""
+        """Advance the bar."""
         if record.train and not self._progress.disable:
             last = record.train[-1]
             said = f"loss {last['loss']:6.3f}  {last['tokens_per_s']:8,.0f} tokens/s"

@@ -7,7 +7,7 @@ from types import FrameType
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and SIGHUP unwind the stack, so that what is up is taken down; exit code 128 + number."""
+    """Make SIGTERM and SIGHUP unwind the stack, so that a lab is taken down; the exit code is 128 + number."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
 

@@ -1,4 +1,4 @@
-"""``hybridcomp train``: check everything, become ranks, run."""
+"""``hybridcomp train``: check the configuration, start the ranks, run the training."""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ from hybridcomp.errors import CodecMismatchError, WireError
 
 
 class Codec(abc.ABC):
-    """Base class. A subclass gives ``name``, ``wire_id`` and the abstract methods.
+    """Base class of codecs.
+
+    A subclass gives ``name``, ``wire_id`` and the abstract methods.
 
     Attributes:
         name: what a spec string calls it.
@@ -59,11 +61,11 @@ class Codec(abc.ABC):
     @property
     @abc.abstractmethod
     def params(self) -> dict[str, Any]:
-        """Parameters by name, in the order of the spec string, defaults included."""
+        """Return the parameters by name, in the order of the spec string, defaults included."""
 
     @abc.abstractmethod
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
-        """Largest message of ``n`` elements in bytes, header included."""
+        """Return the size of the largest message of ``n`` elements in bytes, header included."""
 
     @abc.abstractmethod
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
@@ -104,29 +106,31 @@ class Codec(abc.ABC):
         """
 
     def can_carry(self, dtype: DType, shape: tuple[int, ...]) -> str | None:
-        """None if this codec can carry such an array, else the reason why not."""
+        """Return None if this codec can carry such an array, else the reason why not."""
         if not (dtype.is_float or self.lossless):
             allowed = ", ".join(d.label for d in DType if d.is_float)
             return f"{dtype.label} is not floating-point; allowed: {allowed}"
         return None
 
     def refuses(self, src: Flat) -> str | None:
-        """None if :meth:`encode` takes this array, else the reason. Policies ask :meth:`can_carry`."""
+        """Return None if :meth:`encode` takes this array, else the reason. Policies ask :meth:`can_carry`."""
         return self.can_carry(src.dtype, src.shape)
 
     def at_step(self, step: int) -> Codec:
-        """The codec to use at ``step`` (0, 1, ...): another seed for codecs that draw random numbers, else itself."""
+        """Return the codec to use at ``step`` (0, 1, ...): another seed if it draws random numbers, else itself."""
         return self
 
     @property
     def integer_blocks(self) -> tuple[int, int] | None:
-        """(bits, block) if a message holds the integers of :mod:`.quantize`, nearest to the values, with
-        scales alone: kernels of error feedback write such messages themselves. None for every other codec."""
+        """Return (bits, block) if a message holds only scales and the nearest integers of :mod:`.quantize`.
+
+        Kernels of error feedback write such messages themselves. None for every other codec.
+        """
         return None
 
     @property
     def encoder(self) -> Any:
-        """The kernels' ``Encoder`` that writes this codec's messages of float arrays by itself, or None."""
+        """Return the kernels' ``Encoder`` that writes this codec's messages of float arrays by itself, or None."""
         return None
 
     # -- what it gets from that ----------------------------------------------------------------------
@@ -312,13 +316,15 @@ class Codec(abc.ABC):
             out[:] = steps.summed(own, messages, ranks, own.dtype)
 
     def ratio(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> float:
-        """Uncompressed bytes over message bytes for ``n`` elements (a lower bound unless ``fixed_size``)."""
+        """Return uncompressed bytes over message bytes for ``n`` elements (a lower bound unless ``fixed_size``)."""
         return n * arrays.as_dtype(dtype).itemsize / self.bound(n, dtype)
 
     @functools.cached_property
     def spec(self) -> str:
-        """The spec string that makes this codec: ``int8:block=128``. Parameters of :attr:`seldom` appear in it
-        only where they differ from their defaults."""
+        """Return the spec string that makes this codec: ``int8:block=128``.
+
+        Parameters of :attr:`seldom` appear in it only where they differ from their defaults.
+        """
         words = [self.name]
         defaults = inspect.signature(type(self)).parameters
         for key, value in self.params.items():
@@ -330,7 +336,7 @@ class Codec(abc.ABC):
 
     @functools.cached_property
     def params_hash(self) -> int:
-        """CRC-32C of :attr:`spec`: the header's parameter hash."""
+        """Return the CRC-32C of :attr:`spec`: the header's parameter hash."""
         return wire.params_hash(self.spec)
 
     def _check_mine(self, header: wire.Header) -> None:

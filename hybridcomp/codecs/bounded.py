@@ -1,4 +1,4 @@
-"""``bounded``: no element is ever off by more than a bound.
+"""``bounded``: an error-bounded codec: no element is ever off by more than a bound.
 
 Error-bounded compression with quantization and fixed-length blocks, as in cuSZp (Huang et al., "cuSZp: An
 Ultra-fast GPU Error-bounded Lossy Compression Framework", SC'23) and SZx (Yu et al., HPDC'22). Of each block of

@@ -1,4 +1,4 @@
-"""Checks that the codecs share."""
+"""Check parameters and payloads for several codecs."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def flag(name: str, value: Any) -> bool:
 
 
 def stepped(seed: int, step: int) -> int:
-    """The seed to use at ``step``: another one for every pair of seed and step that is likely to be used."""
+    """Return the seed to use at ``step``: another one for every pair of seed and step that is likely to be used."""
     return (seed + step * 0x9E3779B97F4A7C15) % 2**63

@@ -18,7 +18,7 @@ from hybridcomp.wire import HEADER_BYTES
 def decode_floats(
     cls: type[Codec], msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
 ) -> int:
-    """Let the kernels decode, or with ``add`` add, a message of floats to ``out``; a Status, 0 if all is well."""
+    """Decode a message of floats to ``out`` by the kernels, or ``add`` it; return a Status, 0 if all is well."""
     status: int = native.kernels().decode_payload(
         cls.wire_id, msg[HEADER_BYTES:], header.count, header.dtype, out, dtype, add
     )
@@ -26,15 +26,18 @@ def decode_floats(
 
 
 class KernelCodec(Codec):
-    """Base of such codecs. The kernels know how to decode them by their wire ids."""
+    """Base class of codecs whose whole messages the kernels write and read.
+
+    The kernels know how to decode them by their wire ids.
+    """
 
     @abc.abstractmethod
     def make_encoder(self) -> Any:
-        """The kernels' ``Encoder`` for this codec's parameters."""
+        """Make the kernels' ``Encoder`` for this codec's parameters."""
 
     @functools.cached_property
     def encoder(self) -> Any:
-        """That of :meth:`make_encoder`."""
+        """Return the encoder of :meth:`make_encoder`, made on first use."""
         return self.make_encoder()
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:

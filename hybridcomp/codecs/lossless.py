@@ -1,4 +1,4 @@
-"""``lossless``: exact: planes of bytes, those with little in them through zstd.
+"""``lossless``: split elements into planes of bytes, exactly; compress those of low entropy by zstd.
 
 Floats compress because their exponents repeat; their signs and mantissas hardly do. So each word is rotated
 left by one bit, which makes its highest byte the exponent (all of it in float32 and bfloat16), and the words
@@ -68,7 +68,7 @@ class LosslessCodec(Codec):
 
     @property
     def level(self) -> int:
-        """zstd's compression level."""
+        """Return zstd's compression level."""
         return self._level
 
     @property
@@ -136,7 +136,7 @@ class LosslessCodec(Codec):
         return frame
 
     def _trial(self, plane: ByteArray) -> int:
-        """The level for a plane: ours if searching for repeated strings helps, else none."""
+        """Choose the level for a plane: the codec's if searching for repeated strings helps, else none."""
         part = plane[: max(_LEAST_TRIAL, plane.size // _TRIAL_SHARE)]
         searched, coded = (len(_compressor(level).compress(part)) for level in (self._level, _HUFFMAN))
         return self._level if searched < _WORTH * coded else _HUFFMAN
@@ -171,12 +171,12 @@ class LosslessCodec(Codec):
 
 
 def rotates(dtype: DType) -> bool:
-    """Whether words are rotated before they are split."""
+    """Tell whether words are rotated before they are split."""
     return dtype.is_float or dtype in (DType.COMPLEX64, DType.COMPLEX128)
 
 
 def plane_count(n: int, dtype: DType) -> int:
-    """How many planes of chunks ``n`` elements make."""
+    """Return how many planes of chunks ``n`` elements make."""
     width = dtype.component_bytes
     return -(-n * (dtype.itemsize // width) // CHUNK) * width
 
@@ -200,7 +200,7 @@ def check_table_bytes(header: wire.Header) -> None:
 
 
 class Table(NamedTuple):
-    """What a message's table tells of each plane.
+    """The table of a message, with an entry for each plane.
 
     Attributes:
         kinds: 0 for the bytes themselves, 1 for a zstd frame.
@@ -240,7 +240,7 @@ def read_table(table: npt.NDArray[np.uint32], header: wire.Header) -> Table:
 
 
 def check_frame(frame: ByteArray, size: int, k: int) -> Any:
-    """Check what a frame, or its first 18 bytes, says of itself; return that (zstandard's FrameParameters).
+    """Check the header of a frame, of at least its first 18 bytes; return zstandard's FrameParameters.
 
     Raises:
         WireError: it is no zstd frame, or one of another content than ``size`` bytes, those of plane ``k``.
@@ -258,7 +258,7 @@ def check_frame(frame: ByteArray, size: int, k: int) -> Any:
 def _chunks(
     msg: ByteArray, header: wire.Header, table: npt.NDArray[np.uint32]
 ) -> Iterator[tuple[int, list[_Plane]]]:
-    """The planes of each chunk of a checked message, decompressed."""
+    """Yield the planes of each chunk of a checked message, decompressed."""
     width = header.dtype.component_bytes
     words = header.count * (header.dtype.itemsize // width)
     at = HEADER_BYTES + table.nbytes
@@ -273,7 +273,7 @@ def _chunks(
 
 
 def decompressed(frame: ByteArray, size: int) -> bytes:
-    """The ``size`` bytes of a zstd frame that claims as many."""
+    """Decompress the ``size`` bytes of a zstd frame that claims as many."""
     try:
         data: bytes = _decompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
     except _zstandard().ZstdError as error:
@@ -285,7 +285,7 @@ def decompressed(frame: ByteArray, size: int) -> bytes:
 
 @functools.cache
 def _zstandard() -> Any:
-    """The zstandard library, loaded on first use.
+    """Load the zstandard library, on first use.
 
     Raises:
         NativeUnavailableError: it is not installed.
@@ -299,7 +299,7 @@ def _zstandard() -> Any:
 
 
 def _compressor(level: int) -> Any:
-    """This thread's context for a level, or for Huffman codes alone."""
+    """Return this thread's context for a level, or for Huffman codes alone."""
     known: dict[int, Any] = _local.__dict__.setdefault("compressors", {})
     if level not in known:
         zstd = _zstandard()
@@ -323,7 +323,7 @@ def _compressor(level: int) -> Any:
 
 
 def _decompressor() -> Any:
-    """This thread's context."""
+    """Return this thread's context."""
     if not hasattr(_local, "decompressor"):
         _local.decompressor = _zstandard().ZstdDecompressor()
     return _local.decompressor

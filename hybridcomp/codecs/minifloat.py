@@ -36,7 +36,7 @@ MX_BLOCK = 32
 
 
 class _MinifloatCodec(KernelCodec):
-    """What the three share: the layout, and everything but the parameters."""
+    """The codec that the three formats share: the layout, and everything but the parameters."""
 
     bits: ClassVar[int] = 8
     mx: ClassVar[bool]
@@ -80,12 +80,12 @@ class Float8Codec(_MinifloatCodec):
 
     @property
     def format(self) -> str:
-        """The elements' format."""
+        """Return the elements' format."""
         return self._format
 
     @property
     def block(self) -> int:
-        """Elements that share a scale."""
+        """Return the number of elements that share a scale."""
         return self._block
 
     @property
@@ -110,7 +110,7 @@ class MXFP8Codec(_MinifloatCodec):
 
     @property
     def format(self) -> str:
-        """The elements' format."""
+        """Return the elements' format."""
         return self._format
 
     @property

@@ -57,7 +57,7 @@ class MPCCodec(Codec):
 
     @property
     def lag(self) -> int:
-        """How many words back the predicting word is."""
+        """Return how many words back the predicting word is."""
         return self._lag
 
     @property
@@ -104,5 +104,5 @@ class MPCCodec(Codec):
 
 
 def word_bytes(dtype: DType) -> int:
-    """Bytes of a word."""
+    """Return the number of bytes of a word."""
     return 4 if dtype.itemsize == 1 else dtype.component_bytes

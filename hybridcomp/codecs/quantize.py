@@ -76,27 +76,27 @@ class _BlockCodec(KernelCodec):
 
     @property
     def block(self) -> int:
-        """Elements that share a scale."""
+        """Return the number of elements that share a scale."""
         return self._block
 
     @property
     def rounding(self) -> str:
-        """``nearest`` or ``stochastic``."""
+        """Return the rounding: ``nearest`` or ``stochastic``."""
         return self._rounding
 
     @property
     def seed(self) -> int:
-        """Seed of the random numbers."""
+        """Return the seed of the random numbers."""
         return self._seed
 
     @property
     def symmetric(self) -> bool:
-        """Whether blocks have a scale alone, without an offset."""
+        """Tell whether blocks have a scale alone, without an offset."""
         return self._symmetric
 
     @property
     def hadamard(self) -> bool:
-        """Whether blocks are transformed first."""
+        """Tell whether blocks are transformed first."""
         return self._hadamard
 
     @property
@@ -141,7 +141,7 @@ class _BlockCodec(KernelCodec):
 
 @register
 class Int8Codec(_BlockCodec):
-    """8 bits an element: relative L2 error about 0.6 % on Gaussian data with blocks of 128."""
+    """Quantization to 8 bits an element: relative L2 error about 0.6 % on Gaussian data with blocks of 128."""
 
     name = "int8"
     wire_id = 3
@@ -150,7 +150,7 @@ class Int8Codec(_BlockCodec):
 
 @register
 class Int4Codec(_BlockCodec):
-    """4 bits an element: relative L2 error about 11 % on Gaussian data with blocks of 128."""
+    """Quantization to 4 bits an element: relative L2 error about 11 % on Gaussian data with blocks of 128."""
 
     name = "int4"
     wire_id = 4
@@ -159,7 +159,7 @@ class Int4Codec(_BlockCodec):
 
 @register
 class Int2Codec(_BlockCodec):
-    """2 bits an element: for data sent with error feedback, or ``symmetric=false``."""
+    """Quantization to 2 bits an element: for data sent with error feedback, or ``symmetric=false``."""
 
     name = "int2"
     wire_id = 5

@@ -1,4 +1,4 @@
-"""Spec strings of codecs, and messages of any codec.
+"""Make codecs from spec strings, and decode messages of any codec.
 
 A spec string is a name and parameters: ``"int8"``, ``"int8:block=128"``, ``"topk:ratio=0.01,values=bf16"``.
 Parameters are separated by ``:`` or ``,``; the first one may go without its name: ``"fp8:e5m2"``. The value of

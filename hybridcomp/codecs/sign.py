@@ -26,7 +26,7 @@ _PREFIX_BYTES = 8
 
 @register
 class SignCodec(KernelCodec):
-    """1 bit an element and a scale per block.
+    """Sign compression: 1 bit an element and a scale per block.
 
     Args:
         block: elements that share a mean; a multiple of 8 from 8 to 65536.
@@ -41,7 +41,7 @@ class SignCodec(KernelCodec):
 
     @property
     def block(self) -> int:
-        """Elements that share a mean."""
+        """Return the number of elements that share a mean."""
         return self._block
 
     @property

@@ -1,4 +1,4 @@
-"""What :class:`~hybridcomp.codecs.base.Codec` does to several messages where the kernels do not do it in one pass."""
+"""Process several messages for :class:`~hybridcomp.codecs.base.Codec` where no kernel does so in one pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridcomp.errors import WireError
 
 
 def trimmed(msg: ByteArray, n: int) -> tuple[ByteArray, wire.Header]:
-    """An opened message without what follows it, and its header.
+    """Return an opened message without what follows it, and its header.
 
     Raises:
         WireError: it is not a message of ``n`` elements.

@@ -57,7 +57,7 @@ class ZfpCodec(KernelCodec):
 
     @property
     def rate(self) -> int | float:
-        """Bits a value, a multiple of a quarter."""
+        """Return the bits per value, a multiple of a quarter."""
         return self._bits / _BLOCK if self._bits % _BLOCK else self._bits // _BLOCK
 
     @property
@@ -81,7 +81,7 @@ class ZfpCodec(KernelCodec):
     # -- zfp's own streams -------------------------------------------------------------------------------
 
     def stream(self, msg: Any) -> ByteArray:
-        """The zfp stream in a message of this codec: a view of its bytes.
+        """Return the zfp stream in a message of this codec: a view of its bytes.
 
         ``zfpy._decompress(bytes, zfpy.type_float, (n,), rate=codec.rate)`` decodes it (``type_double`` for a
         float64 message; it needs at least one element).
@@ -95,7 +95,7 @@ class ZfpCodec(KernelCodec):
         return raw[HEADER_BYTES + _PREFIX_BYTES :]
 
     def from_stream(self, stream: Any, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> ByteArray:
-        """The message of a stream that zfp wrote: ``zfpy.compress_numpy(x, rate=codec.rate, write_header=False)``.
+        """Make the message of a stream that zfp wrote: ``zfpy.compress_numpy(x, rate=codec.rate, write_header=False)``.
 
         Args:
             stream: the stream: bytes, or a 1-D uint8 array.

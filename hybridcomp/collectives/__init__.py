@@ -1,4 +1,4 @@
-"""Collectives whose messages are compressed: :class:`Communicator` and what its methods return.
+"""Collectives whose messages are compressed: :class:`Communicator`, its requests and statistics.
 
 Statistics can be used without MPI; the rest loads mpi4py, which initialises it, on first use.
 """

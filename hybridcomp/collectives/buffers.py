@@ -1,4 +1,4 @@
-"""What callers give as buffers: arrays, tensors and mpi4py's buffer specifications; and how MPI is given them."""
+"""Parse the buffers that callers pass (arrays, tensors, mpi4py's buffer specifications), and write them for MPI."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _DATATYPES: dict[DType, MPI.Datatype] = {
 
 
 def typed(data: Any, dtype: DType) -> list[Any]:
-    """An mpi4py specification of an array with its datatype named: NumPy's own fails for unaligned arrays."""
+    """Return an mpi4py specification of an array with its datatype named: NumPy's own fails for unaligned arrays."""
     return [_bytes(data), _DATATYPES[dtype]]
 
 
 def raw(flat: Flat) -> list[Any]:
-    """An mpi4py specification of an array's bytes."""
+    """Return an mpi4py specification of an array's bytes."""
     return [_bytes(flat.data), MPI.BYTE]
 
 
@@ -65,11 +65,11 @@ def _bytes(data: Any) -> Any:
 
 
 class ForeignBufferError(TypeError):
-    """A buffer specification that only MPI understands: it is MPI's, uncompressed."""
+    """Raised for a buffer specification that only MPI understands: it is passed to MPI, uncompressed."""
 
 
 def is_in_place(spec: Any) -> bool:
-    """Whether a buffer is ``MPI.IN_PLACE``, which mpi4py also writes as None."""
+    """Tell whether a buffer is ``MPI.IN_PLACE``, which mpi4py also writes as None."""
     return spec is None or spec is MPI.IN_PLACE or (isinstance(spec, int) and spec == MPI.IN_PLACE)
 
 
@@ -122,7 +122,7 @@ def _from_buffer(data: Any, writable: bool) -> np.ndarray[Any, Any]:
 
 
 def unpack(spec: list[Any]) -> tuple[Any, Any, Any, MPI.Datatype | str | None]:
-    """A specification's data, counts, displacements and datatype; None for what it leaves out.
+    """Return a specification's data, counts, displacements and datatype; None for what it leaves out.
 
     Raises:
         ForeignBufferError: it is none.
@@ -166,7 +166,7 @@ def _parse_list(spec: list[Any], writable: bool, blocks: int) -> Flat:
 
 
 def part(flat: Flat, start: int, n: int) -> Flat:
-    """``n`` elements of a buffer from ``start``."""
+    """Return ``n`` elements of a buffer from ``start``."""
     return Flat(flat.data[start : start + n], flat.dtype, (n,), flat.shares, flat.is_torch)
 
 
@@ -183,7 +183,7 @@ def _dtype(datatype: MPI.Datatype | str) -> DType:
 
 
 def same_dtype(send: Flat, recv: Flat) -> Flat:
-    """``send``, of the same dtype as ``recv``.
+    """Return ``send`` if it has the dtype of ``recv``.
 
     Raises:
         ValueError: it is not.
@@ -194,7 +194,7 @@ def same_dtype(send: Flat, recv: Flat) -> Flat:
 
 
 def like(send: Flat, recv: Flat) -> Flat:
-    """``send``, of the same dtype and count as ``recv``.
+    """Return ``send`` if it has the dtype and the count of ``recv``.
 
     Raises:
         ValueError: it is not.
@@ -205,7 +205,7 @@ def like(send: Flat, recv: Flat) -> Flat:
 
 
 def together(*flats: Flat | None) -> list[DeviceArray]:
-    """The buffers of one call that are on a device: all of them, or none.
+    """Return the buffers of one call that are on a device: all of them, or none.
 
     Raises:
         TypeError: one is on a device and another is elsewhere.
@@ -223,7 +223,7 @@ def together(*flats: Flat | None) -> list[DeviceArray]:
 
 
 def overlap(a: Flat, b: Flat) -> bool:
-    """Whether two buffers of one memory have bytes in common."""
+    """Tell whether two buffers of one memory have bytes in common."""
     if isinstance(a.data, DeviceArray):
         ends = (a.data.ptr + a.nbytes, b.data.ptr + b.nbytes)
         return bool(a.nbytes and b.nbytes and a.data.ptr < ends[1] and b.data.ptr < ends[0])
@@ -231,14 +231,14 @@ def overlap(a: Flat, b: Flat) -> bool:
 
 
 def same_memory(a: Any, b: Any) -> bool:
-    """Whether two contiguous arrays begin at the same address and are equally long."""
+    """Tell whether two contiguous arrays begin at the same address and are equally long."""
     if isinstance(a, DeviceArray):
         return bool(a.ptr == b.ptr and a.nbytes == b.nbytes)
     return bool(a.ctypes.data == b.ctypes.data and a.nbytes == b.nbytes)
 
 
 def copied(flat: Flat) -> Flat:
-    """A copy of a buffer, in the order of its owner's stream if it is on a device."""
+    """Return a copy of a buffer, in the order of its owner's stream if it is on a device."""
     data = flat.data
     if isinstance(data, DeviceArray):
         queue = Queue(data.runtime, data.runtime.current_stream(data.owner))

@@ -1,4 +1,4 @@
-"""The codec of each message: what a call asks for, or what the policy chooses."""
+"""Choose the codec of each message: the one that a call asks for, or the policy's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def asked_for(codec: Codec | str | Choice, op: str, data: Flat) -> Choice:
 
 
 class Choices:
-    """Ask policies about the messages of one communicator, once for messages alike.
+    """The choices of codecs for one communicator: policies are asked once for messages alike.
 
     Args:
         hosts: that its ranks are on.
@@ -56,7 +56,7 @@ class Choices:
         phase: str | None,
         step: int,
     ) -> Choice:
-        """Choose for an array of this dtype and shape, at the place of the model that the program has said.
+        """Choose for an array of this dtype and shape, at the place of the model that the program has set.
 
         Policy and axis are the communicator's, which may get others.
         """

@@ -90,41 +90,41 @@ class Communicator(Reductions, Movement, Rooted, Messages, Plans):
         super().__init__(comm, policy, axis, timeout, detail)
 
     def Get_rank(self) -> int:
-        """This process's rank."""
+        """Return this process's rank."""
         return self.rank
 
     def Get_size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return self.size
 
     # -- other communicators -------------------------------------------------------------------------
 
     def Dup(self) -> Communicator:
-        """A new communicator of the same ranks, policy and axis, with statistics and memory of its own."""
+        """Make a communicator of the same ranks, policy and axis, with statistics and memory of its own."""
         self._meet("dup")
         return Communicator(self.mpi, self.policy, self.axis, timeout=self.timeout)
 
     def Clone(self) -> Communicator:
-        """As :meth:`Dup`."""
+        """Make a communicator as :meth:`Dup` does."""
         return self.Dup()
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
-        """A communicator of the ranks of the same color; ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``."""
+        """Make a communicator of the ranks of the same color; return ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``."""
         self._meet("split")
         return self._made("split", lambda: self.mpi.Split(color, key))
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Any:
-        """A communicator of the ranks of one kind, such as those that share memory."""
+        """Make a communicator of the ranks of one kind, such as those that share memory."""
         self._meet("split_type")
         return self._made("split_type", lambda: self.mpi.Split_type(split_type, key, info))
 
     def Create(self, group: MPI.Group) -> Any:
-        """A communicator of a group's ranks; ``MPI.COMM_NULL`` on the others."""
+        """Make a communicator of a group's ranks; return ``MPI.COMM_NULL`` on the others."""
         self._meet("create")
         return self._made("create", lambda: self.mpi.Create(group))
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
-        """As :meth:`Create`, called by the group's ranks alone."""
+        """Make a communicator as :meth:`Create` does, called by the group's ranks alone."""
         return self._made("create_group", lambda: self.mpi.Create_group(group, tag))
 
     def _meet(self, op: str) -> None:
@@ -137,7 +137,7 @@ class Communicator(Reductions, Movement, Rooted, Messages, Plans):
         self._start(steps(), self._plain_call(op, 0, 0), counted=False).wait()
 
     def _made(self, op: str, work: Callable[[], MPI.Comm]) -> Any:
-        """A communicator over one that MPI makes, which is used up."""
+        """Return a communicator over one that ``work`` makes and that is freed here."""
         what = f"{op} on axis {self.axis!r}, rank {self.rank} of {self.size},"
         comm = bounded(work, lambda: what, self.timeout)
         if comm == MPI.COMM_NULL:

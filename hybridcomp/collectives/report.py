@@ -1,4 +1,4 @@
-"""Statistics for people: what was compressed, what was not, and why."""
+"""Show statistics to people: what was compressed, what was not, and why."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXACT = " are exact unless named"
 
 
 def summary(rows: Iterable[StatRow], title: str = TITLE) -> str:
-    """The table of :func:`show` as plain text, without a final newline; '' if there are no rows with bytes."""
+    """Return the table of :func:`show` as plain text, without a final newline; '' if there are no rows with bytes."""
     text = io.StringIO()
     show(rows, text, title)
     return text.getvalue().rstrip("\n")
@@ -59,7 +59,7 @@ def show(rows: Iterable[StatRow], file: IO[str], title: str = TITLE) -> None:
 
 
 def hint(rows: Iterable[StatRow]) -> str | None:
-    """Why nothing was compressed although a policy compresses; None if something was, or nothing was to be."""
+    """Say why nothing was compressed although a policy compresses; return None if there is nothing to say."""
     rows = list(rows)
     if any(row.codec != "none" for row in rows):
         return None
@@ -82,7 +82,7 @@ def hint(rows: Iterable[StatRow]) -> str | None:
 
 
 def size(nbytes: float) -> str:
-    """Bytes for people, in decimal units, of four digits."""
+    """Format a number of bytes for people, in decimal units, with four digits."""
     units = ["B", "kB", "MB", "GB", "TB"]
     while nbytes >= 999.95 and len(units) > 1:
         nbytes /= 1000

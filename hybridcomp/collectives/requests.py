@@ -1,4 +1,4 @@
-"""What non-blocking methods return: an operation of ours that is one of MPI's requests, too.
+"""Make the requests that non-blocking methods return: operations of ours that are MPI's requests, too.
 
 MPI calls the functions of a generalized request while it holds a lock of its own, and they need the interpreter's.
 Whoever enters MPI without giving the interpreter up (compiled code may) must not do so while there is one: each thread
@@ -39,7 +39,7 @@ class Request(MPI.Request):
     _general: MPI.Grequest
 
     def __new__(cls, *operations: engine.Request) -> Request:
-        """Of started operations; the last one's status is its own."""
+        """Make a request of started operations; the last one's status is its own."""
         status = operations[-1].status
 
         def query(given: MPI.Status) -> None:
@@ -71,17 +71,17 @@ class Request(MPI.Request):
 
     @property
     def what(self) -> str:
-        """Operation, axis, rank and sequence number, for error messages."""
+        """Return operation, axis, rank and sequence number, for error messages."""
         return self.operations[0].what
 
     @property
     def done(self) -> bool:
-        """Whether all of it has ended, well or not."""
+        """Tell whether all operations have ended, well or not."""
         return all(operation.done for operation in self.operations)
 
     @property
     def exception(self) -> BaseException | None:
-        """The first error that it ended with."""
+        """Return the first error with which an operation ended."""
         return next((o.exception for o in self.operations if o.exception is not None), None)
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> None:
@@ -128,13 +128,13 @@ class Request(MPI.Request):
     # -- mpi4py's names ------------------------------------------------------------------------------
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """As :meth:`wait`; fills ``status``."""
+        """Wait as :meth:`wait` does, and fill ``status``."""
         wait_for(self.operations, None)
         self._release(status)
         return True
 
     def Test(self, status: MPI.Status | None = None) -> bool:
-        """As :meth:`test`; fills ``status`` once it has ended."""
+        """Test as :meth:`test` does, and fill ``status`` once the operations have ended."""
         if self._tested():
             self._release(status)
             return True
@@ -160,7 +160,7 @@ def wait_for(operations: Sequence[engine.Request], timeout: float | None) -> Non
 
 
 def copy_status(source: MPI.Status, target: MPI.Status) -> None:
-    """Copy what a receive says: source, tag, count and whether it was cancelled."""
+    """Copy a receive's status: source, tag, count and whether it was cancelled."""
     target.Set_source(source.Get_source())
     target.Set_tag(source.Get_tag())
     target.Set_elements(MPI.BYTE, max(0, source.Get_elements(MPI.BYTE)))

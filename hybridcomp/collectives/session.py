@@ -1,4 +1,4 @@
-"""A communicator's state; how an operation's codec is chosen, and how it is started."""
+"""Hold a communicator's state; choose the codec and algorithm of an operation, and start it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MANY = 1 << 40  # elements: more than any min_bytes
 
 
 class Session:
-    """What :class:`~.operations.flat_reductions.Core` builds on; its attributes are documented there."""
+    """The state that a communicator's operations share, listed by :class:`~.operations.flat_reductions.Core`."""
 
     def __init__(
         self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def policy(self) -> Policy:
-        """What decides on codecs; the same on all ranks."""
+        """Return the policy that chooses codecs; the same on all ranks."""
         return self._policy
 
     @policy.setter
@@ -118,7 +118,7 @@ class Session:
 
     @property
     def axis(self) -> str:
-        """The mesh axis that this communicator spans."""
+        """Return the mesh axis that this communicator spans."""
         return self._axis
 
     @axis.setter
@@ -127,15 +127,15 @@ class Session:
         self._reconsider()
 
     def _reconsider(self) -> None:
-        """Policy or axis have changed."""
+        """Do nothing; a subclass drops here what it has cached under an earlier policy or axis."""
 
     @property
     def busy(self) -> bool:
-        """Whether operations of all ranks are in flight here."""
+        """Tell whether operations of all ranks are in flight here."""
         return self._notices is not None and engine().in_flight(self._notices)
 
     def stats(self) -> list[StatRow]:
-        """Totals per operation and codec since the communicator was made, on this rank."""
+        """Return totals per operation and codec since the communicator was made, on this rank."""
         return self._table.rows()
 
     # -- the policy ----------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Session:
     def _way(
         self, op: str, data: Flat, codec: Codec, algorithm: str | None, feedback: str | None = None
     ) -> tuple[Way, list[int]]:
-        """How to do an operation on a buffer of all its elements, and the tags for it."""
+        """Choose the algorithm of an operation on a buffer of all its elements; return it with the tags for it."""
         way = self._chooser.choose(op, data.nbytes, data.dtype, codec, feedback, algorithm)
         return way, [self._transport.tag() for _ in range(way.algorithm.tags)]
 
@@ -407,5 +407,5 @@ class Session:
 
 
 def _begun(request: MPI.Request) -> Callable[[], MPI.Request]:
-    """What "starts" an operation that MPI has begun."""
+    """Return a function that "starts" an operation which MPI has begun."""
     return lambda: request

@@ -1,4 +1,4 @@
-"""What a communicator carried: per operation and codec, in calls, bytes and seconds."""
+"""Count what a communicator carried: per operation and codec, in calls, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(slots=True)
 class StatRow:
-    """Totals of one kind of message.
+    """The totals of one kind of message.
 
     Attributes:
         axis: of the communicator.
@@ -48,7 +48,7 @@ class StatRow:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What makes it one kind."""
+        """Return the fields that make calls one kind: axis, operation, codec and reason."""
         return (self.axis, self.op, self.codec, self.reason)
 
     def add(self, other: StatRow) -> None:
@@ -63,7 +63,7 @@ class StatRow:
         self.decode_seconds += other.decode_seconds
 
     def subtract(self, other: StatRow) -> None:
-        """Take another row's totals from this one."""
+        """Subtract another row's totals."""
         self.calls -= other.calls
         self.raw_bytes -= other.raw_bytes
         self.plain_bytes -= other.plain_bytes
@@ -75,7 +75,7 @@ class StatRow:
 
 
 class Clock:
-    """Sums the time spent inside; a context manager, without the cost of a generator's."""
+    """A sum of the time spent inside a block; without the cost of a generator's context manager."""
 
     __slots__ = ("_began", "seconds")
 
@@ -94,7 +94,7 @@ class Clock:
 
 
 class TracedClock(Clock):
-    """One that also keeps when the time was."""
+    """A clock that also records the intervals."""
 
     __slots__ = ("_name", "_parts")
 
@@ -113,7 +113,7 @@ class TracedClock(Clock):
 
 
 class Call(StatRow):
-    """One operation's row while it runs; the algorithms write their bytes and seconds to it.
+    """The counters of one operation while it runs; the algorithms write their bytes and seconds to it.
 
     Attributes:
         about: what else must be alike on all ranks, by name: count, dtype, root, reduction.
@@ -145,7 +145,7 @@ class Call(StatRow):
         self.began = time.perf_counter()
 
     def starts(self, began: float, *, traced: bool) -> None:
-        """The operation has begun before this was made, and is traced if something was recorded then."""
+        """Set the start of an operation that began before this object was made, and whether it is traced."""
         self.began = began
         if not traced:
             self._recorder = None
@@ -172,7 +172,7 @@ class Call(StatRow):
             self._parts.sort(key=itemgetter(1))  # beside what Python has encoded and decoded
 
     def close(self) -> None:
-        """The operation has ended."""
+        """End the operation: add up its seconds, and record it where it is traced."""
         ended = time.perf_counter()
         self.encode_seconds = self._encoding.seconds
         self.decode_seconds = self._decoding.seconds
@@ -207,7 +207,7 @@ def record(
 
 
 class StatTable:
-    """Rows by kind; safe to use from several threads."""
+    """A table of statistics by kind; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str, str, str], StatRow] = {}
@@ -221,7 +221,7 @@ class StatTable:
             row.add(call)
 
     def row(self, call: Call) -> StatRow:
-        """The totals of a call's kind."""
+        """Return the row of totals for a call's kind."""
         with self._lock:
             row = self._rows.get(call.key)
             if row is None:
@@ -258,7 +258,7 @@ class StatTable:
             row.wire_seconds += max(0.0, seconds - encoding - decoding)
 
     def rows(self) -> list[StatRow]:
-        """Copies of the rows, sorted by axis, operation and codec."""
+        """Return copies of the rows, sorted by axis, operation and codec."""
         with self._lock:
             return [replace(row) for _, row in sorted(self._rows.items()) if row.calls]
 
@@ -272,7 +272,7 @@ def merge(tables: Iterable[Iterable[StatRow]]) -> list[StatRow]:
 
 
 def since(before: Iterable[StatRow], now: Iterable[StatRow]) -> list[StatRow]:
-    """What came to rows ``before`` to make them those of ``now``; kinds without a new call are left out."""
+    """Return the difference of the rows ``now`` and ``before``, without kinds that have no new call."""
     old = {row.key: row for row in before}
     new = [replace(row) for row in now]
     for row in new:

@@ -1,4 +1,4 @@
-"""Buffers of parts whose sizes differ: mpi4py's specifications of the v-collectives."""
+"""Parse mpi4py's buffer specifications of the v-collectives: parts whose sizes differ."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def parse_vector(spec: Any, ranks: int, *, writable: bool) -> tuple[Flat, list[t
 
 
 def following(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Extents of parts that lie one after the other."""
+    """Return extents of parts that lie one after the other."""
     return list(zip(itertools.accumulate(counts, initial=0), counts, strict=False))
 
 
 def byte_extents(extents: Extents, itemsize: int) -> list[tuple[int, int]]:
-    """First byte and number of bytes of each part."""
+    """Return the first byte and the number of bytes of each part."""
     return [(start * itemsize, n * itemsize) for start, n in extents]
 
 

@@ -74,7 +74,7 @@ bytes sent per axis of parallelism for each policy. The table above holds the sa
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str = "figures") -> str:
-    """A table whose first column is names; ``kind`` is its class in :data:`STYLE`."""
+    """Return a table whose first column is names; ``kind`` is its class in :data:`STYLE`."""
     head = "".join(f"<th>{html.escape(text)}</th>" for text in headings)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows

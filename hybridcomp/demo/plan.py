@@ -1,4 +1,4 @@
-"""What the demonstration runs: the cluster, the model, the policies."""
+"""Define the runs of the demonstration: the cluster, the model, the policies."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class DemoPlan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step sees."""
+        """Return the tokens that one optimizer step sees."""
         return self.dp * self.micro_batches * self.micro_batch_size * self.seq_len
 
 

@@ -1,4 +1,4 @@
-"""What a training run wrote down: its ``metrics.jsonl``, whole or as it grows."""
+"""Read the records of a training run: its ``metrics.jsonl``, whole or as it grows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunRecord:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
-        """Take in one line."""
+        """Add one line."""
         row = json.loads(line)
         kind = row["kind"]
         if kind == "train":
@@ -48,28 +48,28 @@ class RunRecord:
 
     @property
     def step_seconds(self) -> float:
-        """Median seconds of a step, once the run has settled; NaN before any step."""
+        """Return the median seconds of a step, once the run has settled; NaN before any step."""
         times = [row["step_seconds"] for row in self.train]
         return float(statistics.median(times[SETTLING_STEPS:] or times or [math.nan]))
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of training, as the run sums it up."""
+        """Return the tokens per second of training, as the run sums it up."""
         return float(self.summary["tokens_per_s"])
 
     @property
     def val_loss(self) -> float:
-        """Loss on held-out text at the end, in nats per token."""
+        """Return the loss on held-out text at the end, in nats per token."""
         return float(self.summary["val_loss"])
 
     @property
     def wire_bytes(self) -> dict[str, int]:
-        """Bytes sent by all ranks on each axis."""
+        """Return the bytes sent by all ranks on each axis."""
         return {axis: int(value) for axis, value in self.summary["wire_bytes"].items()}
 
 
 class Follower:
-    """Reads a growing ``metrics.jsonl`` into a record, whole lines only."""
+    """A reader of a growing ``metrics.jsonl`` into a record, whole lines only."""
 
     def __init__(self, path: Path, record: RunRecord) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""The comparison: a table, its reading in words, and files that keep both."""
+"""The comparison: a table, its interpretation in words, and files of both."""
 
 from __future__ import annotations
 

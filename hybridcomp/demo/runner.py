@@ -1,4 +1,4 @@
-"""Runs the plan in labs, one run after the other, and shows how far each is."""
+"""Run the plan in labs, one run after the other, and show how far each is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hybridcomp.lab import Lab
 
 @dataclass
 class Outcome:
-    """What ran and what came of it.
+    """The result of a demonstration, with the plan that was run.
 
     Attributes:
         plan: what was to run.
@@ -39,16 +39,16 @@ class Outcome:
 
 
 class Watcher(Protocol):
-    """Who is told how the demonstration goes."""
+    """An observer of the demonstration's progress."""
 
     def begin(self, run: Run, lab: Lab) -> None:
-        """A run starts."""
+        """Take notice that a run starts."""
 
     def update(self, run: Run, record: RunRecord) -> None:
-        """A run has written something, or time has passed."""
+        """Take notice that a run has written something, or that time has passed."""
 
     def finish(self, run: Run, record: RunRecord) -> None:
-        """A run has ended well."""
+        """Take notice that a run has ended well."""
 
 
 def run_all(plan: DemoPlan, out: Path, watcher: Watcher, *, kind: str = "auto") -> Outcome:
@@ -77,7 +77,7 @@ def run_all(plan: DemoPlan, out: Path, watcher: Watcher, *, kind: str = "auto") 
 
 @contextlib.contextmanager
 def _lab_for(run: Run, shaped: Lab) -> Iterator[Lab]:
-    """Give the lab at the run's rate: the one that is up, or another beside it."""
+    """Return the lab at the run's rate: the one that is up, or another beside it."""
     if run.rate == str(shaped.rate):
         yield shaped
     else:

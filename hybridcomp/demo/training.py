@@ -1,4 +1,4 @@
-"""One training run in a lab, followed while it goes on."""
+"""Run one training in a lab, and follow it."""
 
 from __future__ import annotations
 

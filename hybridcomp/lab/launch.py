@@ -1,4 +1,4 @@
-"""Which mpiexec starts the ranks of a lab, and with which arguments."""
+"""Choose the mpiexec that starts the ranks of a lab, and its arguments."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def require_hydra(mpiexec: str, kind: str) -> None:
 
 
 def resolve(argv: list[str]) -> list[str]:
-    """Let ``python`` and ``hybridcomp`` mean this environment's, wherever the command runs."""
+    """Resolve ``python`` and ``hybridcomp`` to this environment's, wherever the command runs."""
     if argv[0] in ("python", "python3"):
         return [sys.executable, *argv[1:]]
     if argv[0] == "hybridcomp":

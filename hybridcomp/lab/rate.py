@@ -40,7 +40,7 @@ class Rate:
 
     @property
     def burst_bytes(self) -> int:
-        """Size of the token bucket: 4 ms of traffic, and never less than two of the largest packets."""
+        """Return the size of the token bucket: 4 ms of traffic, and never less than two of the largest packets."""
         # A timer tick late by up to 4 ms (CONFIG_HZ=250) must not cost bandwidth; a larger bucket would let
         # whole messages through free of charge.
         return max(128 * 1024, (self.bits_per_second or 0) // 8 // 250)

@@ -1,4 +1,4 @@
-"""What a message costs: a profile of links and codecs, and a model of the algorithms that predicts from it."""
+"""Predict the cost of a message: a profile of links and codecs, and a model of the algorithms on it."""
 
 from __future__ import annotations
 

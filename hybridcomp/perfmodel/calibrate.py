@@ -40,7 +40,7 @@ _LEAST = 3  # repetitions
 
 
 def measure(call: Callable[[], object], seconds: float) -> float:
-    """Mean seconds of ``call``: of as many as fit into ``seconds``, at least three, after one that does not count.
+    """Return mean seconds of ``call``: of as many as fit into ``seconds``, at least three, after one not counted.
 
     The mean, not the median: ranks that share a core take turns of milliseconds, which short calls seldom see.
     """
@@ -55,7 +55,7 @@ def measure(call: Callable[[], object], seconds: float) -> float:
 
 
 def memory_speed(seconds: float) -> float:
-    """Bytes/s of a copy in memory."""
+    """Return the bytes/s of a copy in memory."""
     source = np.ones(_ELEMENTS * 4, np.float32)  # 16 MiB: out of a core's own caches
     target = np.empty_like(source)
     return source.nbytes / measure(lambda: np.copyto(target, source), seconds)

@@ -1,4 +1,4 @@
-"""Seconds of each algorithm, by operation and name.
+"""Compute the seconds of each algorithm, by operation and name.
 
 The model is the usual one of latency and bandwidth (Thakur, Rabenseifner, Gropp, "Optimization of Collective
 Communication Operations in MPICH", 2005) with three more terms: computing, links that the ranks of a host share, and
@@ -29,7 +29,7 @@ _DEPTH = (
 
 
 def allreduce_direct(c: Case) -> float:
-    """2 a + [E(n) + (p - 1) A(s) + D(n) + C(s) + 2 (p - 1) o || 2 l (p - l) W(s)]; compiled, without D(s) + C(s)."""
+    """Return 2 a + [E(n) + (p - 1) A(s) + D(n) + C(s) + 2 (p - 1) o || 2 l (p - l) W(s)]; compiled: no D(s) + C(s)."""
     phase, s = c.phase(), c.n / c.p
     phase.encode(s, c.p)  # p - 1 parts and a result
     phase.add(s, c.p - 1)
@@ -41,7 +41,7 @@ def allreduce_direct(c: Case) -> float:
 
 
 def allreduce_one_shot(c: Case) -> float:
-    """a + E(n) + p A(n) + (p - 1) o + l (p - l) W(n): every message whole to everyone, and every rank sums all."""
+    """Return a + E(n) + p A(n) + (p - 1) o + l (p - l) W(n): every message whole to everyone, who sums all."""
     phase = Phase(c.profile, c.setting, max(1, c.setting.nbytes))
     phase.encode(c.n)
     phase.add(c.n, c.p)
@@ -51,7 +51,7 @@ def allreduce_one_shot(c: Case) -> float:
 
 
 def allreduce_ring(c: Case) -> float:
-    """2 (p - 1) a + [as direct || (l (p - l) + p - 1) W(s)]: parts by pairwise exchange, results around the ring."""
+    """Return 2 (p - 1) a + [as direct || (l (p - l) + p - 1) W(s)]: pairwise exchange, then results around the ring."""
     phase, s = c.phase(), c.n / c.p
     phase.encode(s, c.p)
     phase.add(s, c.p - 1)
@@ -64,7 +64,7 @@ def allreduce_ring(c: Case) -> float:
 
 
 def allreduce_halving(c: Case) -> float:
-    """That of a reduce-scatter by halving, + log2 p a + [E(s) + D(n) || l W(n - s)] for the way back.
+    """Return the time of a reduce-scatter by halving, + log2 p a + [E(s) + D(n) || l W(n - s)] for the way back.
 
     Ranks beyond a power of two hand all of theirs to a partner first, and get the result from it: 2 (a + E(n) || W(n)).
     """
@@ -72,7 +72,7 @@ def allreduce_halving(c: Case) -> float:
 
 
 def allreduce_hierarchical(c: Case) -> float:
-    """2 a + [2 C(n) + h E(x) + (h - 1) A(x) + D(n) + m o || 2 l (h - 1) W(x)], x = n / l h, m messages.
+    """Return 2 a + [2 C(n) + h E(x) + (h - 1) A(x) + D(n) + m o || 2 l (h - 1) W(x)], x = n / l h, m messages.
 
     Each rank hands its parts to those of its host that lead their shards across, and reads as much; m are h (l - 1)
     such parts, as many results handed on, and 2 (h - 1) messages across.
@@ -89,7 +89,7 @@ def allreduce_hierarchical(c: Case) -> float:
 
 
 def allreduce_sparse(c: Case) -> float:
-    """a + [E(n) + D(n) + (p - 1) (A(n) / 4 + o) || l (p - l) W(n)]: every message to everyone.
+    """Return a + [E(n) + D(n) + (p - 1) (A(n) / 4 + o) || l (p - l) W(n)]: every message to everyone.
 
     The sum is made block by block, in the cache: each message after the first took a sixth of D(n) at a density of 1 %.
     """
@@ -102,7 +102,7 @@ def allreduce_sparse(c: Case) -> float:
 
 
 def allreduce_oktopk(c: Case) -> float:
-    """3 a + [E(n) + C(s) + (p - 1) A(s) + E(s) + D(n) || 2 l (p - l) W(s)]: shards of as many entries each."""
+    """Return 3 a + [E(n) + C(s) + (p - 1) A(s) + E(s) + D(n) || 2 l (p - l) W(s)]: shards of as many entries each."""
     phase, s = c.phase(), c.n / c.p
     c.to_all(phase, 0)  # the counts
     phase.encode(c.n)
@@ -119,22 +119,22 @@ def allreduce_oktopk(c: Case) -> float:
 
 
 def scatter_direct(c: Case) -> float:
-    """A + [(p - 1) (E(s) + A(s) + o) + C(s) || l (p - l) W(s)], A being a."""
+    """Return A + [(p - 1) (E(s) + A(s) + o) + C(s) || l (p - l) W(s)], A being a."""
     return _scatter(c, 1)
 
 
 def scatter_ring(c: Case) -> float:
-    """The same with A = (p - 1) a: pairwise exchange."""
+    """Return the time of :func:`scatter_direct` with A = (p - 1) a: pairwise exchange."""
     return _scatter(c, c.p - 1)
 
 
 def scatter_halving(c: Case) -> float:
-    """C(n / 2) + sum over i = 1 .. log2 p of a + [E(n / 2^i) + A(n / 2^i) || l W(n / 2^i)]."""
+    """Return C(n / 2) + sum over i = 1 .. log2 p of a + [E(n / 2^i) + A(n / 2^i) || l W(n / 2^i)]."""
     return _halving(c)
 
 
 def scatter_hierarchical(c: Case) -> float:
-    """a + [2 C(n) + (h - 1) (E(x) + A(x)) + (h (l - 1) + h - 1) o || l (h - 1) W(x)], x = n / l h."""
+    """Return a + [2 C(n) + (h - 1) (E(x) + A(x)) + (h (l - 1) + h - 1) o || l (h - 1) W(x)], x = n / l h."""
     phase, x = c.phase(), c.n / c.l / c.h
     phase.copy(2 * c.n)
     phase.encode(x, c.h - 1)
@@ -145,7 +145,7 @@ def scatter_hierarchical(c: Case) -> float:
 
 
 def gather_direct(c: Case) -> float:
-    """A + [E(s) + p D(s) + (p - 1) o || l (p - l) W(s)]."""
+    """Return A + [E(s) + p D(s) + (p - 1) o || l (p - l) W(s)]."""
     phase, s = c.phase(), c.n / c.p
     phase.encode(s)
     phase.decode(s, c.p)
@@ -154,7 +154,7 @@ def gather_direct(c: Case) -> float:
 
 
 def gather_ring(c: Case) -> float:
-    """(p - 1) a + [E(s) + p D(s) + (p - 1) o || (p - 1) W(s)]."""
+    """Return (p - 1) a + [E(s) + p D(s) + (p - 1) o || (p - 1) W(s)]."""
     phase, s = c.phase(), c.n / c.p
     phase.encode(s)
     phase.decode(s, c.p)
@@ -163,7 +163,7 @@ def gather_ring(c: Case) -> float:
 
 
 def gather_doubling(c: Case) -> float:
-    """E(s) + p D(s) || sum over h = 1, 2, 4 .. below p of a + l W(min(h, p - h) s): Bruck's order."""
+    """Return E(s) + p D(s) || sum over h = 1, 2, 4 .. below p of a + l W(min(h, p - h) s): Bruck's order."""
     phase, s = c.phase(), c.n / c.p
     phase.encode(s)
     phase.decode(s, c.p)
@@ -173,7 +173,7 @@ def gather_doubling(c: Case) -> float:
 
 
 def gather_hierarchical(c: Case) -> float:
-    """a + [E(s) + p D(s) + (h - 1 + h (l - 1)) o || l (h - 1) W(s)]: across once, handed on inside."""
+    """Return a + [E(s) + p D(s) + (h - 1 + h (l - 1)) o || l (h - 1) W(s)]: across once, handed on inside."""
     phase, s = c.phase(), c.n / c.p
     phase.encode(s)
     phase.decode(s, c.p)
@@ -186,7 +186,7 @@ def gather_hierarchical(c: Case) -> float:
 
 
 def broadcast_tree(c: Case) -> float:
-    """d a + [max(E(n), D(n)) + d o || log2 h W(n)], d = log2 p, and d - 1 chunks that are passed on."""
+    """Return d a + [max(E(n), D(n)) + d o || log2 h W(n)], d = log2 p, and d - 1 chunks that are passed on."""
     phase = c.phase()
     _root_or_leaf(phase, c.n)
     _tree(c, phase)
@@ -194,7 +194,7 @@ def broadcast_tree(c: Case) -> float:
 
 
 def broadcast_direct(c: Case) -> float:
-    """A + [max(E(n), D(n)) + (p - 1) o || (p - l) W(n)]."""
+    """Return A + [max(E(n), D(n)) + (p - 1) o || (p - l) W(n)]."""
     phase = c.phase()
     _root_or_leaf(phase, c.n)
     _star(c, phase)
@@ -202,7 +202,7 @@ def broadcast_direct(c: Case) -> float:
 
 
 def broadcast_scatter(c: Case) -> float:
-    """2 a + [max(E(n), D(n)) + 2 (p - 1) o || (l + 1) (p - l) W(s)]: van de Geijn's."""
+    """Return 2 a + [max(E(n), D(n)) + 2 (p - 1) o || (l + 1) (p - l) W(s)]: van de Geijn's."""
     phase, s = c.phase(), c.n / c.p
     _root_or_leaf(phase, c.n)
     phase.chain(1, network=c.network)
@@ -212,7 +212,7 @@ def broadcast_scatter(c: Case) -> float:
 
 
 def reduce_tree(c: Case) -> float:
-    """d a + [max(d A(n), (d - 1) A(n) + E(n)) + d o || log2 h W(n)], d = log2 p, and d - 1 chunks passed on."""
+    """Return d a + [max(d A(n), (d - 1) A(n) + E(n)) + d o || log2 h W(n)], d = log2 p, and d - 1 chunks passed on."""
     phase, depth = c.phase(), _log2(c.p)
     _busier(c, phase, adds=depth, other=depth - 1)
     _tree(c, phase)
@@ -220,7 +220,7 @@ def reduce_tree(c: Case) -> float:
 
 
 def reduce_direct(c: Case) -> float:
-    """A + [max((p - 1) A(n), E(n)) + (p - 1) o || (p - l) W(n)]."""
+    """Return A + [max((p - 1) A(n), E(n)) + (p - 1) o || (p - l) W(n)]."""
     phase = c.phase()
     _busier(c, phase, adds=c.p - 1, other=0)
     _star(c, phase)
@@ -272,7 +272,7 @@ def _scatter(c: Case, rounds: int) -> float:
 
 
 def _exchanges(c: Case) -> list[tuple[float, bool]]:
-    """Elements that each rank sends in each step of halving, and whether they leave the host; largest first."""
+    """Return each rank's elements in each step of halving, and whether they leave the host; largest first."""
     steps = c.p.bit_length() - 1
     return [(c.n / 2**i, c.network and (c.p >> i) >= c.l) for i in range(1, steps + 1)]
 
@@ -283,7 +283,7 @@ def _one_exchange(c: Case, phase: Phase, n: float, away: bool) -> None:
 
 
 def _halving(c: Case) -> float:
-    """Recursive halving, each step's sums encoded for the next; ranks beyond a power of two folded in before."""
+    """Return the time of recursive halving, each step's sums encoded for the next; other ranks are folded in before."""
     total = 0.0
     exchanges = _exchanges(c)
     if c.p != 1 << len(exchanges):
@@ -301,7 +301,7 @@ def _halving(c: Case) -> float:
 
 
 def _doubling(c: Case) -> float:
-    """Recursive doubling of encoded results, decoded by all; those that were folded in get theirs after."""
+    """Return the time of recursive doubling of encoded results, decoded by all; ranks folded in get theirs after."""
     phase = c.phase()
     exchanges = _exchanges(c)
     phase.encode(c.n / (1 << len(exchanges)))
@@ -314,7 +314,7 @@ def _doubling(c: Case) -> float:
 
 
 def _root_or_leaf(phase: Phase, n: float) -> None:
-    """The root encodes, the others decode, all at the same time: the slower of the two."""
+    """Add the slower of two at the same time: the root encodes, the others decode."""
     phase.encode(n)
     encode, phase.cpu = phase.cpu, 0.0
     phase.decode(n)
@@ -322,7 +322,7 @@ def _root_or_leaf(phase: Phase, n: float) -> None:
 
 
 def _busier(c: Case, phase: Phase, *, adds: int, other: int) -> None:
-    """The root adds ``adds`` messages; another rank adds ``other`` and encodes the sum: the slower of the two."""
+    """Add the slower of two: the root adds ``adds`` messages; another rank adds ``other`` and encodes the sum."""
     phase.add(c.n, adds)
     root, phase.cpu = phase.cpu, 0.0
     phase.add(c.n, other)

@@ -18,7 +18,7 @@ _EQUAL_CHUNKS = 1.02  # chunks, too, and large ones cost less of the cores than 
 
 
 def algorithms(op: str) -> tuple[str, ...]:
-    """The names of the algorithms of an operation that the model knows.
+    """Return the names of the algorithms of an operation that the model knows.
 
     Raises:
         ValueError: it knows no such operation.
@@ -29,7 +29,7 @@ def algorithms(op: str) -> tuple[str, ...]:
 
 
 def predict(profile: Profile, algorithm: str, setting: Setting) -> float:
-    """Seconds that an algorithm takes in a setting, with chunks of the best size.
+    """Return the seconds that an algorithm takes in a setting, with chunks of the best size.
 
     Raises:
         ValueError: no model of that operation or algorithm; or a ``sparse`` one with a codec that is not.
@@ -39,7 +39,7 @@ def predict(profile: Profile, algorithm: str, setting: Setting) -> float:
 
 
 def choose(profile: Profile, setting: Setting, candidates: Sequence[str]) -> str:
-    """The fastest of ``candidates`` in a setting: of those within 2% of the fastest, the first.
+    """Return the fastest of ``candidates`` in a setting: of those within 2% of the fastest, the first.
 
     Raises:
         ValueError: there is none, or as from :func:`predict`.
@@ -52,7 +52,7 @@ def choose(profile: Profile, setting: Setting, candidates: Sequence[str]) -> str
 
 
 def chunk_bytes(profile: Profile, setting: Setting, algorithm: str) -> int:
-    """Uncompressed bytes of a chunk of an algorithm's pipeline: a power of two from 256 KiB to 4 MiB.
+    """Return the uncompressed bytes of a chunk of an algorithm's pipeline: a power of two from 256 KiB to 4 MiB.
 
     Small chunks fill the pipeline soon, large ones cost few messages and calls. Of sizes that make no difference it is
     the largest: it leaves the cores to those that compute.

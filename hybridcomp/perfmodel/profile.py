@@ -1,4 +1,4 @@
-"""How fast links and codecs are here: a profile, built in or read from the file that ``doctor --calibrate`` writes.
+"""Describe the speed of links and codecs: a profile, built in or from the file that ``doctor --calibrate`` writes.
 
 .. code-block:: toml
 
@@ -52,7 +52,7 @@ _MOST_SPEC = 200  # characters
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Links of one kind.
+    """The links of one kind.
 
     Attributes:
         latency: seconds of a small message, one way.
@@ -86,7 +86,7 @@ _SPEED_KEYS = tuple(f.name for f in dataclasses.fields(Speed))
 
 @dataclass(frozen=True)
 class Profile:
-    """What the model knows of this machine and its network.
+    """The measurements of this machine and its network that the model uses.
 
     Attributes:
         host: links between ranks of a host.
@@ -107,7 +107,7 @@ class Profile:
     name: str = field(default="built-in", compare=False)
 
     def speed(self, codec: Codec) -> Speed:
-        """Speed of a codec: measured, else that of its kin with the most parameters in common, else the default."""
+        """Return a codec's speed: measured, else of its kin with the most parameters in common, else the default."""
         exact = self.codecs.get(codec.spec)
         if exact is not None:
             return exact
@@ -122,7 +122,7 @@ class Profile:
         return best
 
     def to_toml(self) -> str:
-        """The text of its file."""
+        """Return the text of its file."""
         lines = [f"version = {VERSION}"]
         lines += [f"{key} = {getattr(self, key)!r}" for key in ("memory", "message", "wire")]
         for tier in ("host", "network"):
@@ -132,7 +132,7 @@ class Profile:
         return "\n".join(lines) + "\n"
 
     def to_bytes(self) -> bytes:
-        """For other ranks: its text in UTF-8, at most :data:`MAX_BYTES`.
+        """Return its text in UTF-8 for other ranks, at most :data:`MAX_BYTES`.
 
         Raises:
             ConfigError: it has more codecs than fit.
@@ -182,7 +182,7 @@ class Profile:
 
 
 def wanted_path() -> Path:
-    """Where the profile belongs, whether or not it is there: ``HYBRIDCOMP_PROFILE``, else the user's configuration."""
+    """Return the profile's path, whether or not it exists: ``HYBRIDCOMP_PROFILE``, else in the user's configuration."""
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
@@ -216,7 +216,7 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
 
 
 def _built_in(bandwidth: str | None) -> Profile:
-    """The built-in profile, for links between hosts of so many bytes/s."""
+    """Return the built-in profile, for links between hosts of so many bytes/s."""
     if not bandwidth:
         return BUILT_IN
     try:
@@ -233,7 +233,7 @@ def _lines(values: Tier | Speed) -> list[str]:
 
 
 class _Reader:
-    """Checks a parsed document; knows the profile's name so that it can say where an error is."""
+    """A checker of a parsed document; it has the profile's name for its errors."""
 
     def __init__(self, name: str) -> None:
         self._name = name

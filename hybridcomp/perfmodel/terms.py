@@ -1,4 +1,4 @@
-"""What the model's formulas are made of: a setting, and the seconds of a part of an algorithm in it."""
+"""Define the terms of the model's formulas: a setting, and the seconds of a part of an algorithm in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _COMPILED_CALL = 0.2e-6
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An operation whose cost is asked for. Equal on all ranks, so that all choose alike.
+    """A setting: an operation whose cost is asked for.
+
+    Equal on all ranks, so that all choose alike.
 
     Attributes:
         op: ``all_reduce``, ``reduce_scatter``, ``all_gather``, ``broadcast`` or ``reduce``.
@@ -59,7 +61,7 @@ class Setting:
 
     @property
     def sparse(self) -> bool:
-        """Whether the codec sends some elements, the rest being zero."""
+        """Tell whether the codec sends some elements, the rest being zero."""
         return isinstance(self.codec, SparseCodec)
 
 
@@ -87,12 +89,14 @@ class Phase:
         self.depth = 1.0
 
     def seconds(self) -> float:
-        """All of it: the busier of rank and link in full, for ``depth`` chunks the other: no overlap."""
+        """Return the part's seconds: the busier of rank and link in full, the other for ``depth`` chunks: no
+        overlap.
+        """
         busy, idle = max(self.cpu, self.link), min(self.cpu, self.link)
         return self.latency + busy + idle * min(1.0, self.depth / self.chunks)
 
     def pieces(self, n: float) -> float:
-        """Messages that ``n`` elements make."""
+        """Return the number of messages that ``n`` elements make."""
         return max(1.0, n / self._chunk)
 
     def encode(self, n: float, times: float = 1) -> None:
@@ -144,7 +148,7 @@ class Phase:
         self.latency += times * self.message_bytes(n / self.pieces(n)) / tier.bandwidth
 
     def message_bytes(self, n: float) -> float:
-        """Bytes of a message of ``n`` elements, about: exact where that does not depend on the data."""
+        """Return about the bytes of a message of ``n`` elements: exact where they do not depend on the data."""
         codec, count = self._setting.codec, math.ceil(n)
         kind = _KINDS[self._setting.itemsize]
         if isinstance(codec, RatioCodec):  # the bound of topk is what it sends; others aim at as much

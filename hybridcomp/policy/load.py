@@ -1,4 +1,4 @@
-"""Presets, files and bare codec specs to a :class:`~hybridcomp.policy.rules.Policy`."""
+"""Load a :class:`~hybridcomp.policy.rules.Policy` from presets, files and bare codec specs."""
 
 from __future__ import annotations
 

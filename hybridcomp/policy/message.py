@@ -1,4 +1,4 @@
-"""What a policy is asked, and what it answers."""
+"""Define the message that a policy is asked about, and the choice that it returns."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ class Choice:
 
     @property
     def compresses(self) -> bool:
-        """Whether the codec is anything other than ``none``."""
+        """Tell whether the codec is anything other than ``none``."""
         return self.codec.name != "none"

@@ -1,4 +1,4 @@
-"""Where in a model a message belongs, for policies that tell places apart.
+"""Name the place in a model to which a message belongs, for policies that tell places apart.
 
 A program says it around what it sends; a thread says it for itself. What nobody says is None, and rules that ask for it
 then do as if they did not. Who trains by hooks, which begin and end in two calls, uses :func:`put`.
@@ -18,7 +18,7 @@ PARTS = ("steady", "cool-down")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place.
+    """A place in a model.
 
     Attributes:
         stage: of the pipeline, from 0.
@@ -39,13 +39,13 @@ _said = threading.local()
 
 
 def place() -> Place:
-    """What this thread says now."""
+    """Return the place that this thread has set."""
     found: Place = getattr(_said, "place", NOWHERE)
     return found
 
 
 def put(there: Place) -> Place:
-    """Say a place from now on; returns what was said before."""
+    """Set this thread's place from now on; return the place before."""
     before = place()
     _said.place = there
     return before
@@ -55,7 +55,7 @@ def put(there: Place) -> Place:
 def in_place(
     *, stage: int | None = None, layer: int | None = None, part: str | None = None, link: str | None = None
 ) -> Iterator[None]:
-    """Say that what this thread sends inside belongs to a place; what is None stays as said around this.
+    """Set the place of all that this thread sends inside; what is None stays as it is around this.
 
     Args:
         stage, layer, part, link: see :class:`Place`.

@@ -18,7 +18,7 @@ _SAYS_NONE = "the policy says none"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a level of a policy says. None: ask the level around it.
+    """The rule of one level of a policy; None leaves a setting to the level around it.
 
     ``min_bytes`` and ``exclude`` stand by themselves, and all others belong to ``codecs``: a level that names a codec
     does not take the feedback of the level around it.
@@ -46,7 +46,7 @@ class Rule:
     between_hosts: bool = False
 
     def inside(self, outer: Rule) -> Rule:
-        """This rule with what it leaves open taken from ``outer``."""
+        """Return this rule with the settings that it leaves open taken from ``outer``."""
         source = outer if self.codecs is None else self
         return Rule(
             source.codecs,
@@ -62,11 +62,14 @@ class Rule:
 
     @property
     def places(self) -> bool:
-        """Whether it asks where in the model a message belongs."""
+        """Tell whether it asks where in the model a message belongs."""
         return self.only is not None or self.stages is not None or self.from_layer > 0
 
     def spares(self, message: Message) -> str | None:
-        """Why a message goes uncompressed for where it belongs; None if it does not. Unknown places are compressed."""
+        """Say why a message is sent uncompressed for its place; return None if it is not.
+
+        Unknown places are compressed.
+        """
         if self.only is not None and message.part not in (None, self.only):
             return f"not in the {self.only}"
         if self.stages is not None and message.stage is not None and message.stage >= self.stages:
@@ -80,7 +83,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Policy:
-    """Immutable; equal policies have equal :attr:`digest`.
+    """A policy: immutable; equal policies have equal :attr:`digest`.
 
     Attributes:
         name: the preset's name, the file's path, or the codec spec.
@@ -131,7 +134,7 @@ class Policy:
         return Choice(_NONE, None, reason)
 
     def _unnamed(self, message: Message) -> str:
-        """Why there is no codec for a message that no rule speaks of."""
+        """Say why there is no codec for a message to which no rule applies."""
         if not self.compresses:
             return _SAYS_NONE
         sections = list(dict.fromkeys([*self.axes, *self.entries]))
@@ -148,13 +151,13 @@ class Policy:
         return rule, False
 
     def codecs(self, axis: str, op: str) -> tuple[Codec, ...]:
-        """Every codec that may carry some message of an axis and operation; empty if all go uncompressed."""
+        """Return every codec that may carry some message of an axis and operation; empty if none is compressed."""
         phases = (None, "forward", "backward")
         found = {c for phase in phases for c in self._rule(axis, op, phase)[0].codecs or ()}
         return tuple(sorted((c for c in found if c.name != "none"), key=lambda c: c.spec))
 
     def least_bytes(self, axis: str, op: str) -> int | None:
-        """No smaller message of an axis and operation is compressed; None if none is at all."""
+        """Return the size below which no message of an axis and operation is compressed; None if none is at all."""
         rules = [self._rule(axis, op, phase)[0] for phase in (None, "forward", "backward")]
         return min(
             (r.min_bytes or 0 for r in rules if any(c.name != "none" for c in r.codecs or ())), default=None
@@ -162,17 +165,17 @@ class Policy:
 
     @property
     def compresses(self) -> bool:
-        """Whether any rule names a codec other than ``none``."""
+        """Tell whether any rule names a codec other than ``none``."""
         return any(c.name != "none" for r in self._rules for c in r.codecs or ())
 
     @property
     def places(self) -> bool:
-        """Whether any rule asks where in the model a message belongs."""
+        """Tell whether any rule asks where in the model a message belongs."""
         return any(rule.places for rule in self._rules)
 
     @property
     def last_warmup_step(self) -> int:
-        """The step from which on answers no longer change."""
+        """Return the step from which on answers no longer change."""
         return max(rule.warmup_steps for rule in self._rules)
 
     @property
@@ -195,11 +198,11 @@ class Policy:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the policy's rules, in hex: equal on two ranks exactly when they decide alike."""
+        """Return the SHA-256 of the policy's rules, in hex: equal on two ranks exactly when they decide alike."""
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
     def canonical(self) -> str:
-        """The rules as text, in a fixed order; the name and the file's layout do not matter."""
+        """Return the rules as text, in a fixed order; the name and the file's layout do not matter."""
         lines = [_canonical("*", self.base), f"everything={self.everything}", *["fused"] * self.fused]
         lines += [_canonical(a, r) for a, r in sorted(self.axes.items())]
         lines += [

@@ -72,7 +72,7 @@ def _with_line(message: str, text: str) -> str:
 
 
 class _Reader:
-    """Turns the parsed document into rules; knows the text so that it can say where an error is."""
+    """A reader of the parsed document; it has the text so that its errors name a line."""
 
     def __init__(self, text: str, name: str) -> None:
         self._lines = text.splitlines()
@@ -161,7 +161,7 @@ class _Reader:
         )
 
     def _feedback(self, value: Any, section: str | None, entry: str | None) -> str | None:
-        """The spec of a form, without the parameters that are at their defaults."""
+        """Return the spec of a form, without the parameters that are at their defaults."""
         if value is None:
             return None
         try:
@@ -185,7 +185,7 @@ class _Reader:
         raise PolicyError(f"{self._name}: line {self._line(section, key)}, key {where}: {what}") from cause
 
     def _line(self, section: str | None, key: str | None) -> int:
-        """Line of a section's header, or of a key within it (dotted and quoted forms included)."""
+        """Return the line of a section's header, or of a key within it (dotted and quoted forms included)."""
         current: str | None = None
         header_line = 1
         for number, line in enumerate(self._lines, 1):

@@ -80,7 +80,7 @@ def cases(schedules: Sequence[Schedule]) -> Iterable[list[Schedule]]:
 
 
 def resolved(schedules: Sequence[Schedule], owners: Sequence[int]) -> list[Schedule]:
-    """Leave out the steps of other owners of a region; who waits for one of them waits for what it waits for."""
+    """Remove the steps of other owners of a region; a step that waits for one of them waits for what it waits for."""
     return [_resolved(schedule, owners) for schedule in schedules]
 
 

@@ -1,4 +1,4 @@
-"""Schedules for people: a rank's steps as rows, all ranks' in a few numbers, their simulated time as a picture."""
+"""Show schedules to people: a rank's steps as rows, all ranks' in a few numbers, their simulated time as a picture."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Summary:
 
 
 def rows(schedule: Schedule) -> list[tuple[str, ...]]:
-    """The steps of a schedule as cells under :data:`HEADINGS`."""
+    """Return the steps of a schedule as cells under :data:`HEADINGS`."""
     result: list[tuple[str, ...]] = []
     for index, step in enumerate(schedule.steps):
         does = describe(step)
@@ -90,7 +90,7 @@ def summarize(schedules: Sequence[Schedule], message_bytes: Callable[[Slot, int]
 
 
 def picture(schedules: Sequence[Schedule], timeline: Timeline, title: str, path: Path) -> None:
-    """Draw when steps are done: of each rank a lane for its processor, and one for what it sends.
+    """Draw when steps are done: of each rank a row for its processor, and one for its sends.
 
     Args:
         schedules: of all ranks.
@@ -141,7 +141,7 @@ def picture(schedules: Sequence[Schedule], timeline: Timeline, title: str, path:
 
 
 def _lanes(axes: Any, schedule: Schedule, timeline: Timeline, scale: float) -> dict[_Style, None]:
-    """Draw a rank's lanes; return the styles that they use."""
+    """Draw a rank's rows; return the styles that they use."""
     bars: dict[tuple[_Style, float, bool], list[tuple[float, float]]] = {}
     begins, ends = timeline.begins[schedule.rank], timeline.ends[schedule.rank]
     made: dict[int, Kind] = {}  # of each slot, what made its message

@@ -1,4 +1,4 @@
-"""What is wrong with a schedule, said in a sentence."""
+"""Describe faults of a schedule, each in a sentence."""
 
 from __future__ import annotations
 

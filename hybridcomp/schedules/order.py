@@ -1,4 +1,4 @@
-"""What happens before what, over all ranks' schedules; and whether everything happens at all.
+"""Order the events of all ranks' schedules, and find out whether all of them happen.
 
 Every step has a begin and an end. Two relations are kept apart, because transports differ:
 
@@ -68,12 +68,12 @@ class Order:
         return f"rank {rank}, step {step - self._first[rank]} ({describe(self.steps[step])})"
 
     def dependencies(self, step: int) -> list[int]:
-        """The steps that one lists."""
+        """Return the steps that one lists."""
         first = self._first[self.rank[step]]
         return [first + one for one in self.steps[step].after]
 
     def longest_chain(self) -> int:
-        """The number of steps of which each has to wait for the one before, over all ranks."""
+        """Return the number of steps of which each has to wait for the one before, over all ranks."""
         length = [0] * len(self.steps)
         for event in self.events:
             g = event >> 1
@@ -113,7 +113,7 @@ class Order:
     # -- what may have to be waited for ----------------------------------------------------------------
 
     def _waits(self) -> Iterator[tuple[int, int]]:
-        """Pairs of events of which the second may have to wait for the first, but for those of one rank's steps."""
+        """Yield pairs of events, not of one rank's steps, of which the second may have to wait for the first."""
         for line in self._lines:
             for g, after in itertools.pairwise(line):
                 yield 2 * g, 2 * after
@@ -125,7 +125,7 @@ class Order:
                 yield 2 * reader + 1, 2 * send + 1
 
     def _readers(self) -> dict[int, list[int]]:
-        """Of each receive, the steps that read its message before the slot's next one."""
+        """Return, for each receive, the steps that read its message before the slot's next one."""
         readers: dict[int, list[int]] = {}
         for schedule in self.schedules:
             held: dict[int, int] = {}
@@ -140,7 +140,7 @@ class Order:
         return readers
 
     def _happens(self) -> list[int]:
-        """Let happen what can."""
+        """Run the events that can happen."""
         count = len(self.steps)
         following: list[list[int]] = [[] for _ in range(2 * count)]
         missing = [0, 1] * count

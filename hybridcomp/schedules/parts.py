@@ -18,14 +18,14 @@ class Parts:
     """
 
     def __init__(self, starts: Sequence[int], cuts: Sequence[Sequence[slice]]) -> None:
-        """Take the chunks of each part as they are; they are slices of the whole buffer."""
+        """Set the chunks of each part as given; they are slices of the whole buffer."""
         self.starts = starts
         self.rounds = max(map(len, cuts), default=0)
         self._cuts = cuts
 
     @classmethod
     def even(cls, operation: Operation, count: int) -> Parts:
-        """``count`` near-equal parts of the elements of an operation on one array."""
+        """Divide the elements of an operation on one array into ``count`` near-equal parts."""
         (n,) = operation.counts
         shards = Shards.of(n, count, operation.itemsize, operation.chunk_bytes)
         cuts = [[shards.span(q, k) for k in range(shards.count) if shards.size(q, k)] for q in range(count)]
@@ -33,36 +33,36 @@ class Parts:
 
     @classmethod
     def given(cls, operation: Operation, counts: Sequence[int] | None = None) -> Parts:
-        """Parts of ``counts`` elements, of those of the operation unless given."""
+        """Make parts of ``counts`` elements, of those of the operation unless given."""
         sizes = operation.counts if counts is None else counts
         starts = list(accumulate(sizes, initial=0))
         edges = pairwise(starts)
         return cls(starts[:-1], [chunks(operation, start, stop) for start, stop in edges])
 
     def size(self, part: int, k: int) -> int:
-        """Elements of chunk ``k`` of a part; 0 past its end."""
+        """Return the number of elements of chunk ``k`` of a part; 0 past its end."""
         cuts = self._cuts[part]
         return int(cuts[k].stop - cuts[k].start) if k < len(cuts) else 0
 
     def longest(self, part: int) -> int:
-        """Elements of the longest chunk of a part."""
+        """Return the number of elements of the longest chunk of a part."""
         return max((cut.stop - cut.start for cut in self._cuts[part]), default=0)
 
     def start(self, part: int, k: int) -> int:
-        """The first element of a chunk in the buffer of all parts."""
+        """Return the index of the first element of a chunk in the buffer of all parts."""
         return int(self._cuts[part][k].start)
 
     def whole(self, buffer: Buffer, part: int, k: int) -> Span:
-        """A chunk in a buffer of all parts."""
+        """Return a chunk in a buffer of all parts."""
         return Span(buffer, self.start(part, k), self.size(part, k))
 
     def alone(self, buffer: Buffer, part: int, k: int) -> Span:
-        """A chunk in a buffer that holds nothing but its part."""
+        """Return a chunk in a buffer that holds nothing but its part."""
         return Span(buffer, self.start(part, k) - self.starts[part], self.size(part, k))
 
 
 def chunks(operation: Operation, start: int, stop: int) -> list[slice]:
-    """The chunks of a range of elements."""
+    """Return the chunks of a range of elements."""
     n = stop - start
     cut = Shards.fixed(n, 1, n, operation.itemsize, operation.chunk_bytes)
     spans = [cut.span(0, k) for k in range(cut.count)]

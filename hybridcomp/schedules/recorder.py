@@ -1,4 +1,4 @@
-"""Record the steps of one rank, and find out what each must wait for: what algorithms write schedules with."""
+"""Record the steps of one rank, and find out what each must wait for; algorithms write schedules with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WITHIN_REACH = (1 << _REACH) - 1
 
 
 class Recorder:
-    """Records the steps of one rank, and finds out what each must wait for.
+    """A recorder of the steps of one rank, which finds out what each must wait for.
 
     Attributes:
         operation, topology, rank: what is built.
@@ -204,7 +204,7 @@ class Recorder:
         return needed
 
     def _reduced(self, needed: set[int], index: int) -> tuple[tuple[int, ...], int]:
-        """Leave out what others of ``needed`` wait for anyway.
+        """Remove the steps that others of ``needed`` wait for anyway.
 
         Returns:
             What is left, and all that must have ended: a set of bits, the first of which is the step before this one.

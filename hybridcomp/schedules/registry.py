@@ -1,4 +1,4 @@
-"""The algorithms of each operation: what each can do, and what it promises."""
+"""The algorithms of each operation, with their capabilities and promises."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BALANCED = Promise(rank_order)
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One way to do an operation.
+    """An algorithm of an operation.
 
     Attributes:
         name: as callers and the cost model say it.

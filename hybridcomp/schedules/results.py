@@ -1,4 +1,4 @@
-"""What each operation takes and gives: sizes of buffers, what lies in place, and what every element must be."""
+"""Define what each operation takes and gives: sizes of buffers, in-place data, the value of every result element."""
 
 from __future__ import annotations
 
@@ -40,12 +40,15 @@ class Layout:
 
 
 def has_in_place(kind: str) -> bool:
-    """Whether an operation may be told ``MPI.IN_PLACE``. (Of an all-to-all the communicator then makes a copy.)"""
+    """Tell whether an operation may be given ``MPI.IN_PLACE``.
+
+    (Of an all-to-all the communicator then makes a copy.)
+    """
     return kind not in ("all_to_all", "send")
 
 
 def layout(operation: Operation, ranks: int, rank: int) -> Layout:
-    """Say which buffers a rank has.
+    """Return the buffers that a rank has.
 
     Raises:
         ScheduleError: no such operation, or not so many counts.
@@ -106,7 +109,7 @@ def check_results(run: Run, promise: Promise) -> None:
 
 
 def _sources(operation: Operation, ranks: int, rank: int) -> Sequence[tuple[int | None, int, int]]:
-    """What a rank's ``RECV`` should hold: whose elements (None: the sum of all), how many, from which on."""
+    """Return the runs that a rank's ``RECV`` should hold: rank (None: the sum of all), count, first element."""
     counts, root = operation.counts, operation.root
     starts = list(accumulate(counts, initial=0))
     match operation.kind:

@@ -1,4 +1,4 @@
-"""A symbolic run of all ranks' steps: what each slot, buffer and memory holds, and who may touch it."""
+"""Run all ranks' steps symbolically: check what each slot, buffer and memory holds, and who may touch it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOST = 2  # and what a sum lost, whose parts were corrected, has been added
 
 @dataclass(slots=True)
 class _Held:
-    """What a slot holds.
+    """The content of a slot.
 
     Attributes:
         runs: the values of its message.
@@ -97,7 +97,7 @@ class Run:
                     self.order.fail(g, str(error))
 
     def result(self, rank: int, start: int, count: int) -> list[Elements]:
-        """What a range of a rank's ``RECV`` holds."""
+        """Return the values in a range of a rank's ``RECV``."""
         content, offset = self._buffers[rank][Buffer.RECV]
         return content.runs(offset + start, count)
 
@@ -186,7 +186,7 @@ class Run:
         return added(self.values, addends, step.divide)
 
     def _encoded(self, g: int, step: Step, runs: list[Elements], wide: bool) -> list[Elements]:
-        """What a step's message holds."""
+        """Return the values in a step's message."""
         slot = self.order.schedules[self.order.rank[g]].slots[step.slot]
         if slot.sizes:
             raise ValueError("the slot is for sizes of messages")
@@ -243,7 +243,7 @@ class Run:
     # -- the memory of error feedback --------------------------------------------------------------------
 
     def _correct(self, g: int, step: Step, runs: list[Elements]) -> None:
-        """Have the memory correct what a step encodes or takes as it is; once for each element.
+        """Correct by the memory what a step encodes or takes as it is; once for each element.
 
         A sum of messages alone has been corrected already: the memory adds what the sum's own message loses.
         """
@@ -266,7 +266,7 @@ class Run:
         memory.write(step.memory, [(step.count, after, step.memory)], g)
 
     def _follow(self, g: int, step: Step, runs: list[Elements]) -> None:
-        """Have the memory follow a result."""
+        """Update the memory by a result."""
         total = all(self.values[value].total for _, value, _ in runs)
         if self._remembers(step, runs, total):
             pieces = self._memories[self.order.rank[g]].pieces(step.memory, step.count)
@@ -355,7 +355,7 @@ class Run:
 
 
 def _places(runs: list[Elements]) -> list[tuple[int, int]]:
-    """Where runs begin: in the message, and at their source."""
+    """Return the offsets at which runs begin: in the message, and at their source."""
     result, at = [], 0
     for count, _, source in runs:
         result.append((at, source))

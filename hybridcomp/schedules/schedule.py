@@ -41,7 +41,7 @@ from hybridcomp.schedules.topology import Topology
 
 
 class Kind(IntEnum):
-    """What a step does; the engine knows them by these numbers."""
+    """The kinds of steps; the engine knows them by these numbers."""
 
     ENCODE = 0
     SEND = 1
@@ -65,7 +65,7 @@ class Buffer(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What is to be done: the same on all ranks. A key of caches.
+    """An operation to do: the same on all ranks; a key of caches.
 
     Attributes:
         kind: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ...
@@ -91,17 +91,17 @@ class Operation:
     chunk_bytes: int = CHUNK_BYTES
 
     def memory(self, start: int) -> int:
-        """The memory of error feedback for what begins at element ``start``: -1 if there is none."""
+        """Return the memory of error feedback for a range that begins at element ``start``: -1 if there is none."""
         return start if self.feedback else -1
 
     @property
     def part_wide(self) -> bool:
-        """Whether messages of what a rank has itself are of the accumulator's dtype."""
+        """Tell whether messages of a rank's own data are of the accumulator's dtype."""
         return self.feedback
 
     @property
     def sum_wide(self) -> bool:
-        """Whether messages of sums are of the accumulator's dtype."""
+        """Tell whether messages of sums are of the accumulator's dtype."""
         return self.feedback or not (self.exact or self.plain)
 
 
@@ -115,13 +115,13 @@ class Span:
 
     @property
     def stop(self) -> int:
-        """The element after the last one."""
+        """Return the index of the element after the last one."""
         return self.start + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Room for one message at a time.
+    """A slot: memory for one message at a time.
 
     Attributes:
         count: elements of the longest message.
@@ -138,7 +138,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step; see the module. Fields that a kind does not use have their defaults.
+    """A step of a schedule; see the module.
+
+    Fields that a kind does not use have their defaults.
 
     Attributes:
         kind: what it does.
@@ -175,19 +177,19 @@ class Step:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The slots whose messages it reads."""
+        """Return the slots whose messages it reads."""
         if self.kind in (Kind.SEND, Kind.CHECK, Kind.DECODE):
             return (self.slot,)
         return self.slots
 
     @property
     def writes(self) -> int:
-        """The slot that it fills; -1 for none."""
+        """Return the slot that it fills; -1 for none."""
         return self.slot if self.kind in (Kind.ENCODE, Kind.RECV, Kind.SUM_ENCODE, Kind.SIZES) else -1
 
     @property
     def memory_edges(self) -> set[int]:
-        """The first and the last block of the memory of error feedback that it corrects; empty if it corrects none."""
+        """Return the first and the last block of the error-feedback memory that it corrects; empty if there is none."""
         if self.memory < 0 or self.kind is Kind.DECODE:
             return set()
         return {self.memory // MEMORY_BLOCK, (self.memory + self.count - 1) // MEMORY_BLOCK}
@@ -215,16 +217,16 @@ class Schedule:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return len(self.topology.hosts)
 
     @property
     def regions(self) -> int:
-        """Number of regions whose owners its cut finds; 0 if it has none."""
+        """Return the number of regions whose owners its cut finds; 0 if it has none."""
         return next((step.count for step in self.steps if step.kind is Kind.CUT), 0)
 
     def packed(self) -> tuple[array[int], array[int], array[int]]:
-        """As the engine takes it: rows of integers for steps and for slots, and the lists that steps refer to."""
+        """Pack the schedule for the engine: rows of integers for steps and for slots, and the lists that steps name."""
         steps, lists = array("q"), array("q")
         for s in self.steps:
             where = [len(lists), len(s.slots), len(lists) + len(s.slots), len(s.after)]
@@ -250,5 +252,5 @@ STEP_WORDS = 17
 
 
 def spans(buffer: Buffer, cuts: Sequence[slice]) -> list[Span]:
-    """Slices of a buffer as spans."""
+    """Return slices of a buffer as spans."""
     return [Span(buffer, cut.start, cut.stop - cut.start) for cut in cuts]

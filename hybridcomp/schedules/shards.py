@@ -1,4 +1,4 @@
-"""How a buffer is cut: a shard for each rank, and each shard into chunks that are pipelined."""
+"""Partition a buffer: a shard for each rank, and each shard into chunks that are pipelined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ALIGN = 64  # elements, so that shards begin on cache lines
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Cuts ``n`` elements for ``ranks`` ranks.
+    """The partition of ``n`` elements into shards of ``ranks`` ranks.
 
     Attributes:
         n: elements in all.
@@ -29,7 +29,7 @@ class Shards:
 
     @classmethod
     def of(cls, n: int, ranks: int, itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> Shards:
-        """Near-equal shards, cut on 64-element borders."""
+        """Make near-equal shards, cut on 64-element borders."""
         length = -(-n // ranks)
         if length > _ALIGN:
             length = -(-length // _ALIGN) * _ALIGN
@@ -37,7 +37,7 @@ class Shards:
 
     @classmethod
     def fixed(cls, n: int, ranks: int, length: int, itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> Shards:
-        """Shards of ``length`` elements each."""
+        """Make shards of ``length`` elements each."""
         chunk = max(1, chunk_bytes // itemsize)
         if length > chunk:  # equal chunks: a short last one would cost a message of its own
             chunk = -(-length // -(-length // chunk))
@@ -45,7 +45,7 @@ class Shards:
         return cls(n, ranks, length, chunk, -(-length // chunk) if length else 0)
 
     def span(self, rank: int, k: int) -> slice:
-        """Elements of chunk ``k`` of a rank's shard; empty past the end."""
+        """Return the range of chunk ``k`` of a rank's shard; empty past the end."""
         spans = self._spans
         found = spans.get((rank, k))
         if found is None:
@@ -55,6 +55,6 @@ class Shards:
         return found
 
     def size(self, rank: int, k: int) -> int:
-        """Number of elements of :meth:`span`."""
+        """Return the number of elements of :meth:`span`."""
         span = self.span(rank, k)
         return int(span.stop - span.start)

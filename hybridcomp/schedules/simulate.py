@@ -25,7 +25,7 @@ _Port = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way for messages.
+    """A link on which messages are sent.
 
     Attributes:
         latency: seconds that a message of no bytes takes.
@@ -38,7 +38,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What ranks run on.
+    """The performance of the machine that ranks run on.
 
     Attributes:
         network: between hosts.
@@ -55,7 +55,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When steps begin and end, in seconds; by rank and step.
+    """The times at which steps begin and end, in seconds; by rank and step.
 
     Attributes:
         begins, ends: a send is from when its message begins to leave, a receive from when it begins to arrive.
@@ -66,7 +66,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """When the last step ends."""
+        """Return the time at which the last step ends."""
         return max((end for rank in self.ends for end in rank), default=0.0)
 
 
@@ -93,7 +93,7 @@ def simulate(
 
 
 def passes(step: Step) -> int:
-    """How often a step passes over its elements: once for each message or span that it reads or writes."""
+    """Return how often a step passes over its elements: once for each message or span that it reads or writes."""
     match step.kind:
         case Kind.SEND | Kind.RECV | Kind.CHECK | Kind.SIZES | Kind.CUT:
             return 0
@@ -106,7 +106,7 @@ def passes(step: Step) -> int:
 
 
 class _Simulation:
-    """One simulation; steps are numbered through as in :class:`~hybridcomp.schedules.order.Order`."""
+    """A simulation; steps are numbered through as in :class:`~hybridcomp.schedules.order.Order`."""
 
     def __init__(self, order: Order, machine: Machine, message_bytes: Callable[[Slot, int], int]) -> None:
         self._order, self._machine, self._bytes = order, machine, message_bytes

@@ -1,4 +1,4 @@
-"""Which ranks are on which host."""
+"""Record which ranks are on which host."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Topology:
 
     @classmethod
     def even(cls, ranks: int, ranks_per_host: int) -> Topology:
-        """Hosts of ``ranks_per_host`` consecutive ranks each; the last one may have fewer."""
+        """Make hosts of ``ranks_per_host`` consecutive ranks each; the last one may have fewer."""
         return cls(tuple(rank // ranks_per_host for rank in range(ranks)))
 
     @property
     def count(self) -> int:
-        """Number of hosts."""
+        """Return the number of hosts."""
         return max(self.hosts) + 1
 
     @property
     def largest(self) -> int:
-        """Ranks of the host that has most."""
+        """Return the number of ranks of the host that has most."""
         return max(self.hosts.count(h) for h in range(self.count))
 
     def ranks(self, host: int) -> list[int]:
-        """The ranks of a host, in order."""
+        """Return the ranks of a host, in order."""
         return [rank for rank, h in enumerate(self.hosts) if h == host]

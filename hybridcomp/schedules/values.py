@@ -1,4 +1,4 @@
-"""What buffers and messages hold in a symbolic run: which ranks' elements, summed and encoded in which order."""
+"""Track what buffers and messages hold in a symbolic run: which ranks' elements, summed and encoded in which order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def host_order(ranks: tuple[int, ...], topology: Topology) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What an algorithm promises of its results, beyond their being right.
+    """The properties that an algorithm promises of its results, beyond their being right.
 
     Attributes:
         order: whether the ranks whose parts make a sum may have been added in this order.
@@ -59,7 +59,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an element holds.
+    """The value of an element in a symbolic run.
 
     Attributes:
         ranks: whose parts it is the sum of, in the order in which they were added.
@@ -85,11 +85,11 @@ class Values:
         self._numbers: dict[object, int] = {}
 
     def __getitem__(self, number: int) -> Value:
-        """What is known of a value."""
+        """Return the value of a number."""
         return self._known[number]
 
     def encoded(self, number: int, step: int) -> int:
-        """What the message decodes to that a step, of all ranks', made of a value."""
+        """Return the number of the value that a message decodes to, which a step, of all ranks', made of a value."""
         key = (number, step)
         if key not in self._numbers:
             old = self._known[number]
@@ -98,7 +98,7 @@ class Values:
         return self._numbers[key]
 
     def sizes(self, rank: int, borders: tuple[int, ...]) -> int:
-        """The sizes of a rank's messages of regions that have these borders."""
+        """Return the number of the sizes of a rank's messages of regions that have these borders."""
         key = ("sizes", rank, borders)
         if key not in self._numbers:
             self._add(key, Value((rank,)))
@@ -149,7 +149,7 @@ class Piece:
 
 
 class Content:
-    """What a buffer holds."""
+    """The content of a buffer."""
 
     def __init__(self, size: int) -> None:
         """Make a buffer in which nothing was written."""
@@ -158,19 +158,19 @@ class Content:
         self._starts = [0] if size else []
 
     def fill(self, start: int, count: int, value: int) -> None:
-        """Put a value there before the first step."""
+        """Set a value before the first step."""
         self.write(start, [(count, value, 0)] if count else [], -1)
 
     def pieces(self, start: int, count: int) -> list[Piece]:
-        """The pieces of a range, cut at its ends."""
+        """Return the pieces of a range, cut at its ends."""
         return self._pieces[self._cut(start) : self._cut(start + count)]
 
     def runs(self, start: int, count: int) -> list[Run]:
-        """What a range holds."""
+        """Return the runs of values in a range."""
         return joined((p.stop - p.start, p.value, p.source) for p in self.pieces(start, count))
 
     def write(self, start: int, runs: Iterable[Run], step: int) -> None:
-        """Put values there."""
+        """Write values to a range."""
         begin, at = self._cut(start), start
         fresh = []
         for count, value, source in runs:
@@ -181,7 +181,7 @@ class Content:
         self._starts[begin:end] = [piece.start for piece in fresh]
 
     def _cut(self, at: int) -> int:
-        """The index of the piece that begins at an element, which becomes one."""
+        """Return the index of the piece that begins at an element; split the piece around it if none does."""
         i = bisect_left(self._starts, at)
         if at == self.size or self._starts[i : i + 1] == [at]:
             return i
@@ -201,7 +201,7 @@ class Content:
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:
-    """Runs, those that continue one another as one."""
+    """Return runs, those that continue one another joined."""
     result: list[Run] = []
     for count, value, source in runs:
         if result:
@@ -246,7 +246,7 @@ def _edges(runs: Sequence[Run]) -> list[int]:
 
 
 def _at(runs: Sequence[Run], place: int) -> tuple[int, int]:
-    """The value of an element, and its source."""
+    """Return the value of an element, and its source."""
     for count, value, source in runs:
         if place < count:
             return value, source + place

@@ -28,7 +28,7 @@ class Slots:
         self._slots: dict[int, int] = {}
 
     def __getitem__(self, chunk: int) -> int:
-        """The slot of a chunk."""
+        """Return the slot of a chunk."""
         place = chunk % self._depth
         if place not in self._slots:
             self._slots[place] = self._make()

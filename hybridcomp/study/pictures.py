@@ -22,7 +22,7 @@ _LINES = ("-", "--", ":", "-.")
 
 
 def pictures(results: Results) -> dict[str, bytes]:
-    """Those that the runs have figures for, as PNG, by the name of their file without the suffix."""
+    """Draw the pictures for which the runs have figures, as PNG, by file name without the suffix."""
     swept = any(variant.series is not None for variant in results.study.variants)
     made: dict[str, Callable[[Results], Figure]] = {}
     if results.losses and not swept:
@@ -45,13 +45,13 @@ def _png(figure: Figure) -> bytes:
 
 
 def _spread(results: Results) -> float:
-    """Standard deviation of the baseline's loss over the seeds; 0 where it is not known."""
+    """Return the standard deviation of the baseline's loss over the seeds; 0 where it is not known."""
     base = results.losses.get(results.study.baseline)
     return base.spread if base is not None and math.isfinite(base.spread) else 0.0
 
 
 def _styles(results: Results) -> dict[str, dict[str, Any]]:
-    """Colour, marker and line of each variant; the same in all pictures."""
+    """Return colour, marker and line of each variant; the same in all pictures."""
     given = itertools.product(_LINES, RUN_STYLES)
     return {
         variant.name: {"color": colour, "marker": marker, "linestyle": line}
@@ -135,7 +135,7 @@ def _tradeoff(results: Results) -> Figure:
 
 
 def bits_per_value(codec: str) -> float:
-    """Bits of a value in the codec's message of a MiB of normally distributed float32."""
+    """Return the bits per value in the codec's message of a MiB of normally distributed float32."""
     sample = np.random.default_rng(0).standard_normal(_SAMPLE, dtype=np.float32)
     return 8 * float(np.asarray(get_codec(codec).encode(sample)).nbytes) / sample.size
 

@@ -1,4 +1,4 @@
-"""What a study runs: variants, each for its loss over seeds and for its speed over links."""
+"""Define the runs of a study: variants, each for its loss over seeds and for its speed over links."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Loss:
-    """Runs for the loss: links unshaped, for the loss does not depend on them.
+    """The runs for the loss: links unshaped, for the loss does not depend on them.
 
     Attributes:
         seeds: each variant runs once with each.
@@ -49,7 +49,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Speed:
-    """Runs for the speed: short, all variants in turn, several rounds of that, at every rate.
+    """The runs for the speed: short, all variants in turn, several rounds of that, at every rate.
 
     Attributes:
         rates: of the links, as :class:`~hybridcomp.lab.Rate` has them.
@@ -67,7 +67,7 @@ Kind = Literal["faster", "lower_loss", "same_loss", "fewer_bytes"]
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the study is to show: of two variants, the first is better, or as good.
+    """The expected result of a study: of two variants, the first is better, or as good.
 
     Attributes:
         kind: ``faster``: more tokens per second at ``rate``; ``lower_loss``: the mean over the seeds;
@@ -106,23 +106,23 @@ class Run:
 
     @property
     def name(self) -> str:
-        """For people, and, made safe, of its folder."""
+        """Return the run's name, for people, and, made safe, for its folder."""
         what = f"seed {self.number}" if self.part == "loss" else f"{self.rate} round {self.number}"
         return f"{self.part} {self.variant.name} {what}"
 
     @property
     def folder(self) -> str:
-        """Of this run alone: readable, and different where the names are."""
+        """Return the name of this run's own folder: readable, and different where the names are."""
         safe = re.sub(r"[^A-Za-z0-9.=-]+", "_", self.name)
         return f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"
 
     @property
     def steps(self) -> int:
-        """Optimizer steps."""
+        """Return the number of optimizer steps."""
         return int(self.fields.get("steps", TrainConfig.steps))
 
     def command(self, out: Path, policies: Mapping[str, Path]) -> list[str]:
-        """The command line of one rank, which writes into ``out``; ``policies`` are the files of the study's own."""
+        """Return the command line of one rank, which writes into ``out``; ``policies`` are files of the study's own."""
         values = dict(self.fields)
         policy = str(values.get("policy"))
         if policy in policies:
@@ -173,7 +173,7 @@ class Study:
     expectations: tuple[Expectation, ...] = ()
 
     def runs(self, part: str | None = None) -> list[Run]:
-        """All runs in order, or those of one part: seed by seed, then rate by rate and round by round.
+        """Return all runs in order, or those of one part: seed by seed, then rate by rate and round by round.
 
         A round goes through the variants in the opposite order of the one before, so that a machine which grows
         slower is slower for all alike.
@@ -193,5 +193,5 @@ class Study:
         return runs
 
     def of(self, part: str) -> tuple[Variant, ...]:
-        """The variants of which that part is measured."""
+        """Return the variants of which that part is measured."""
         return tuple(variant for variant in self.variants if part in variant.parts)

@@ -89,7 +89,7 @@ def read_study(path: str | Path, *, reduced: bool = False) -> Study:
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with the changes made to it, table by table; a list is replaced."""
+    """Return ``values`` with the changes made to it, table by table; a list is replaced."""
     result = dict(values)
     for key, change in changes.items():
         old = result.get(key)
@@ -98,7 +98,7 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 class _Reader:
-    """Turns the document into a study; knows the text so that it can say where an error is."""
+    """A reader of the parsed document; it has the text so that its errors name a line."""
 
     def __init__(self, path: str, text: str) -> None:
         self._path = path
@@ -190,7 +190,7 @@ class _Reader:
         return variants
 
     def _swept(self, table: Mapping[str, Any] | None, policies: dict[str, str]) -> list[Variant]:
-        """The sweep's variants; adds their policies."""
+        """Return the sweep's variants; adds their policies."""
         if table is None:
             return []
         codecs, places = table.get("codecs"), table.get("places")

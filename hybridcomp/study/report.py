@@ -53,7 +53,7 @@ def write_report(results: Results, folder: Path) -> Path:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """The results as JSON has them; what is no finite number is null."""
+    """Return the results in the form of JSON; what is no finite number is null."""
     study = results.study
     plain = {
         "study": {
@@ -103,7 +103,7 @@ def _finite(value: Any) -> Any:
 
 
 def markdown(results: Results) -> str:
-    """Verdicts and tables in Markdown, for documentation to take in."""
+    """Return verdicts and tables in Markdown, for documentation to take in."""
     parts = [one.markdown() for one in tables(results)]
     if results.verdicts:
         parts.append(

@@ -1,4 +1,4 @@
-"""What a study's runs say: losses over seeds, speeds over links, and whether it showed what it is to show."""
+"""Evaluate a study's runs: losses over seeds, speeds over links, and whether its expectations held."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Losses:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Return the mean over the seeds."""
         return statistics.fmean(self.by_seed.values())
 
     @property
     def spread(self) -> float:
-        """Standard deviation over the seeds; 0 for one seed, NaN if one diverged."""
+        """Return the standard deviation over the seeds; 0 for one seed, NaN if one diverged."""
         values = list(self.by_seed.values())
         if not all(math.isfinite(value) for value in values):
             return math.nan
@@ -44,7 +44,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Speeds:
-    """A variant at one rate.
+    """The speeds of a variant at one rate.
 
     Attributes:
         samples_per_s: sequences per second, the median of the rounds.
@@ -65,7 +65,7 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an expectation held.
+    """The verdict on an expectation.
 
     Attributes:
         expectation: which.
@@ -80,7 +80,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Results:
-    """All that the runs say, as far as they have ended.
+    """The results of all runs that have ended.
 
     Attributes:
         study: whose.
@@ -102,7 +102,7 @@ class Results:
 
 
 def results_of(study: Study, runs: Sequence[Done]) -> Results:
-    """Put the runs together; variants or rates of which runs are missing are left out."""
+    """Collect the results of the runs; variants or rates of which runs are missing are left out."""
     losses = _losses(study, runs)
     speeds = {rate: _speeds(study, runs, rate) for rate in (study.speed.rates if study.speed else ())}
     found = [_verdict(expectation, losses, speeds) for expectation in study.expectations]

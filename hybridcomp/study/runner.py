@@ -1,4 +1,4 @@
-"""Runs a study in labs, one run after the other; runs that an earlier call has finished stay."""
+"""Run a study in labs, one run after the other; runs that an earlier call has finished stay."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ class Done:
 
     @property
     def diverged(self) -> bool:
-        """Whether the loss became infinite or no number, which ends a run."""
+        """Tell whether the loss became infinite or no number, which ends a run."""
         return not self.record.summary
 
 
 class Watcher(Protocol):
-    """Who is told how a study goes."""
+    """An observer of a study's progress."""
 
     def begin(self, run: Run) -> None:
-        """A run starts."""
+        """Take notice that a run starts."""
 
     def update(self, run: Run, record: RunRecord) -> None:
-        """A run has written something, or time has passed."""
+        """Take notice that a run has written something, or that time has passed."""
 
     def finish(self, run: Run, done: Done, *, kept: bool) -> None:
-        """A run has ended, or, if kept, had ended in an earlier call."""
+        """Take notice that a run has ended, or, if kept, had ended in an earlier call."""
 
 
 def run_study(
     study: Study, out: Path, watcher: Watcher, *, part: str | None = None, kind: str = "auto"
 ) -> list[Done]:
-    """Run what is not done yet.
+    """Run the runs that are not done yet.
 
     Args:
         study: what to run.
@@ -104,7 +104,7 @@ def run_study(
 
 
 def find_runs(study: Study, out: Path) -> list[Done]:
-    """The runs that have ended, in order; starts nothing."""
+    """Return the runs that have ended, in order; starts nothing."""
     found = (_find(study, run, out) for run in study.runs())
     return [done for done in found if done is not None]
 
@@ -121,7 +121,7 @@ def _write_policies(study: Study, folder: Path) -> dict[str, Path]:
 
 
 def _identity(study: Study, run: Run) -> dict[str, Any]:
-    """What makes an earlier run this one."""
+    """Return the settings that identify an earlier run as this one."""
     policy = str(run.fields.get("policy", TrainConfig.policy))
     rules = parse_policy(study.policies[policy], policy) if policy in study.policies else load_policy(policy)
     return {
@@ -135,7 +135,7 @@ def _identity(study: Study, run: Run) -> dict[str, Any]:
 
 
 def _find(study: Study, run: Run, out: Path) -> Done | None:
-    """The run, if an earlier call has finished it."""
+    """Return the run, if an earlier call has finished it."""
     folder = out / "runs" / run.folder
     try:
         kept = json.loads((folder / RECORD).read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ class Table:
     note: str
 
     def markdown(self) -> str:
-        """The table in Markdown, with its note."""
+        """Return the table in Markdown, with its note."""
         lines = [
             "| " + " | ".join(self.headings) + " |",
             "|---" + "|---:" * (len(self.headings) - 1) + "|",
@@ -36,7 +36,7 @@ class Table:
 
 
 def tables(results: Results) -> list[Table]:
-    """Those that the runs have figures for."""
+    """Make the tables for which the runs have figures."""
     made = [_speed(results, rate) for rate in results.speeds]
     if results.losses:
         made.insert(0, _loss(results))

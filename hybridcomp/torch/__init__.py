@@ -78,27 +78,27 @@ def __getattr__(name: str) -> Any:
 
 
 def stats() -> list[StatRow]:
-    """What all process groups and hooks of this process carried, by axis, operation, codec and reason."""
+    """Return the statistics of all process groups and hooks of this process, by axis, operation, codec and reason."""
     return registry.rows()
 
 
 def summary() -> str:
-    """The table of :func:`stats` that rank 0 prints at exit: what was compressed, what was not, and why."""
+    """Return the table of :func:`stats` that rank 0 prints at exit: what was compressed, what was not, and why."""
     return summarize(registry.rows())
 
 
 def reset_stats() -> None:
-    """Let :func:`stats` count from nothing again, on this rank."""
+    """Reset the counts of :func:`stats` to nothing, on this rank."""
     registry.reset()
 
 
 def state_dict() -> dict[str, torch.Tensor]:
-    """Copies of this rank's error-feedback memory and of what else compression remembers between steps."""
+    """Return copies of this rank's error-feedback memory and of all other state of compression between steps."""
     return registry.state()
 
 
 def load_state_dict(state: dict[str, torch.Tensor]) -> None:
-    """Take back what :func:`state_dict` gave, in a program that has made the same groups and hooks.
+    """Load the state that :func:`state_dict` returned, in a program that has made the same groups and hooks.
 
     Raises:
         ValueError: the state belongs to a group or hook that this process has not made.

@@ -1,4 +1,4 @@
-"""What compression remembers between steps, as arrays by key."""
+"""Convert the state of compression between steps to arrays by key, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP = "step"
 
 
 def pack(feedback: ErrorFeedback, factors: Mapping[str, npt.NDArray[Any]], step: int) -> Arrays:
-    """Residuals, PowerSGD's factors and the step, to be saved."""
+    """Return residuals, PowerSGD's factors and the step, to be saved."""
     saved = {f"residual/{key}": array for key, array in feedback.state_dict().items()}
     saved |= {f"factor/{name}": array.copy() for name, array in factors.items()}
     return saved | ({STEP: np.array(step)} if step else {})

@@ -1,4 +1,4 @@
-"""Do something with a module of torch's when a program imports it: some take a second, and few programs need them."""
+"""Patch a module of torch's when a program imports it: some take a second, and few programs need them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def when_imported(name: str, do: Callable[[Any], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module as everybody else would, once."""
+    """An importer's finder that finds one module as everybody else would, once."""
 
     def __init__(self, name: str, do: Callable[[Any], None]) -> None:
         self._name = name

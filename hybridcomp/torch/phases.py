@@ -1,4 +1,4 @@
-"""Whether a message belongs to the forward or to the backward pass.
+"""Tell whether a message belongs to the forward or to the backward pass.
 
 Collectives: what starts in a thread that runs autograd's backward pass is backward. Sends of a pipeline start outside
 of it, whatever they carry, and their direction says nothing where a rank has several stages. So the stages of
@@ -29,7 +29,7 @@ _sent: Any = WeakIdKeyDictionary()  # phases and places of tensors that are abou
 
 @contextmanager
 def in_phase(name: str) -> Iterator[None]:
-    """Say that what this thread sends inside belongs to a pass, for policies that tell them apart.
+    """Set the pass to which all that this thread sends inside belongs, for policies that tell passes apart.
 
     Args:
         name: ``"forward"`` or ``"backward"``.
@@ -48,7 +48,7 @@ def in_phase(name: str) -> Iterator[None]:
 
 
 def phase() -> str:
-    """What :func:`in_phase` says; else ``"backward"`` in a thread that runs autograd's backward pass.
+    """Return the phase of :func:`in_phase`; else ``"backward"`` in a thread that runs autograd's backward pass.
 
     Activation checkpointing runs forward passes within the backward pass, whose messages must be what they were: those
     are ``"forward"``. They are known by the hooks that it has for saved tensors meanwhile.
@@ -60,7 +60,7 @@ def phase() -> str:
 
 
 def in_backward() -> bool:
-    """Whether this thread runs autograd's backward pass, or a forward pass within it."""
+    """Tell whether this thread runs autograd's backward pass, or a forward pass within it."""
     return bool(_task() != -1)
 
 
@@ -70,7 +70,7 @@ def _recomputes() -> bool:
 
 
 def about_send(tensor: torch.Tensor, *, up: bool) -> tuple[str, Place]:
-    """The phase of a point-to-point message, and what was said of its place when it was made or else is said now.
+    """Return phase and place of a point-to-point message, as set when it was made or else as they are now.
 
     Args:
         tensor: as the program sends it.
@@ -90,7 +90,7 @@ def install() -> None:
 
 
 def _wrap_stages(module: Any) -> None:
-    """Note the phase of the tensors in the sends that stages make, and the place that is said meanwhile.
+    """Record the phase of the tensors in the sends that stages make, and the place that is set meanwhile.
 
     The class is torch's own business; where a version has none of that name, sends are told apart by rank.
     """

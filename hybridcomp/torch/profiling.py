@@ -1,4 +1,4 @@
-"""Ranges in torch's profiler: of each call of a process group, from its start to its end.
+"""Mark ranges in torch's profiler: of each call of a process group, from its start to its end.
 
 One has the name that torch's own backends give theirs, ``hybridcomp:all_reduce``, and the shapes of the tensors that go
 in. For every operation of the communicator that the call makes, usually one, there is another that says what the
@@ -50,9 +50,9 @@ class Range:
             self.end()
 
     def end(self) -> None:
-        """The call has ended.
+        """Record that the call has ended.
 
-        Another thread says so: torch takes a range that ends in the thread it began in for one that encloses all
+        Another thread does so: torch takes a range that ends in the thread it began in for one that encloses all
         that this thread did meanwhile.
         """
         _ender().submit(self._ended.set_result, None)

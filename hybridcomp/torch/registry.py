@@ -1,4 +1,4 @@
-"""Every communicator and hook of this process: their statistics and their error-feedback memory."""
+"""Register every communicator and hook of this process: their statistics and their error-feedback memory."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ from hybridcomp.torch.memory import STEP, Arrays
 
 
 class Member(Protocol):
-    """What has statistics and memory: a process group or a hook's state."""
+    """An object with statistics and memory: a process group or a hook's state."""
 
     @property
     def label(self) -> str:
-        """What names it in a saved state."""
+        """Return the prefix of its keys in a saved state."""
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
 
     def memory(self) -> Arrays:
-        """Arrays to save, by key."""
+        """Return the arrays to save, by key."""
 
     def load_memory(self, arrays: Arrays) -> None:
-        """Take back what :meth:`memory` gave."""
+        """Load the arrays that :meth:`memory` returned."""
 
     def advance(self) -> None:
-        """A training step has ended."""
+        """Count a training step that has ended."""
 
 
 class Registry:
-    """The members, in the order in which they came; the same on all ranks of a program. It keeps none alive."""
+    """A registry of members, in the order in which they came; the same on all ranks of a program.
+
+    It keeps none alive.
+    """
 
     def __init__(self) -> None:
         self._members: dict[str, weakref.ref[Member]] = {}
@@ -52,7 +55,7 @@ class Registry:
 
     @property
     def rank(self) -> int:
-        """This process's; setting it begins the trace that ``HYBRIDCOMP_TRACE`` asks for."""
+        """Return this process's rank; setting it begins the trace that ``HYBRIDCOMP_TRACE`` asks for."""
         return self._rank
 
     @rank.setter
@@ -74,7 +77,7 @@ class Registry:
             self._members[key] = weakref.ref(member)
 
     def remove(self, member: Member) -> None:
-        """Forget a member but keep its statistics."""
+        """Remove a member but keep its statistics."""
         with self._lock:
             for key, known in self._living().items():
                 if known is member:
@@ -87,7 +90,7 @@ class Registry:
             self._past = merge([self._past, rows])
 
     def rows(self) -> list[StatRow]:
-        """Statistics of all members since the last reset, past ones too, by axis, operation, codec and reason."""
+        """Return all members' statistics since the last reset, past ones too, by axis, operation, codec and reason."""
         with self._lock:
             return since(self._forgotten, self.total())
 
@@ -97,12 +100,12 @@ class Registry:
             self._forgotten = self.total()
 
     def total(self) -> list[StatRow]:
-        """The same since the process began, whatever was reset."""
+        """Return statistics of all members since the process began, whatever was reset."""
         with self._lock:
             return merge([self._past, *(m.rows() for m in self._living().values())])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copies of all members' memory."""
+        """Return copies of all members' memory."""
         return {
             f"{key}/{name}": torch.from_numpy(np.array(array))
             for key, member in self._living().items()
@@ -110,7 +113,7 @@ class Registry:
         }
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Give members their memory back; those that the state does not name start from nothing.
+        """Load members' memory; those that the state does not name start from nothing.
 
         Raises:
             ValueError: the state holds the memory of a member that this process does not have.
@@ -130,7 +133,7 @@ class Registry:
             members[key].load_memory(arrays)
 
     def advance(self) -> None:
-        """Tell all members that a training step has ended."""
+        """Notify all members that a training step has ended."""
         for member in self._living().values():
             member.advance()
 
@@ -139,7 +142,7 @@ class Registry:
             return {key: m for key, ref in list(self._members.items()) if (m := ref()) is not None}
 
     def print_summary(self) -> None:
-        """On rank 0, say what was and what was not compressed.
+        """Print on rank 0 what was and what was not compressed.
 
         ``HYBRIDCOMP_SUMMARY=1`` says it also if nothing was, ``HYBRIDCOMP_SUMMARY=0`` never. Where nothing was, and
         the policy would have compressed something else, it says that and why.

@@ -1,4 +1,4 @@
-"""States of hooks, FSDP2 models and process groups for another number of ranks."""
+"""Reshard states of hooks, FSDP2 models and process groups to another number of ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = Mapping[str, torch.Tensor]
 
 
 def reshard_state(states: Sequence[State], ranks: int) -> list[dict[str, torch.Tensor]]:
-    """What :func:`hybridcomp.torch.state_dict` gave on some ranks, for another number of them.
+    """Reshard the states that :func:`hybridcomp.torch.state_dict` returned on some ranks to another number of ranks.
 
     What error feedback has not sent yet is the sum over all ranks, and stays so: new rank r goes on with the sum of
     what old ranks r, r + ranks, ... had kept; see :mod:`.resharding` for each form. PowerSGD's
@@ -52,7 +52,7 @@ def _below(state: Mapping[str, np.ndarray], prefix: str) -> Arrays:
 
 
 def _shared(parts: Sequence[Arrays], owner: str) -> Arrays:
-    """What all new ranks get alike."""
+    """Return the state that all new ranks have alike."""
     shared: Arrays = {}
     for part in parts:
         for key, array in part.items():

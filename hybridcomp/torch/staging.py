@@ -1,4 +1,4 @@
-"""Tensors to the buffers that a communicator takes, and back.
+"""Convert tensors to the buffers that a communicator takes, and back.
 
 A communicator wants contiguous memory, of the CPU or of a CUDA device that the kernels run on. A tensor that is such
 memory is used as it is. Any other is copied: a strided view, a conjugate, a tensor on another kind of device or where
@@ -21,13 +21,13 @@ from hybridcomp.errors import CodecMismatchError, CudaUnavailableError
 
 
 def home(tensor: torch.Tensor) -> torch.device:
-    """Where a communicator takes a tensor's values: its own device, or the CPU."""
+    """Return the device on which a communicator takes a tensor's values: its own, or the CPU."""
     device = tensor.device
     return device if device.type == "cuda" and _runs_kernels(device.index) else torch.device("cpu")
 
 
 def usable(tensor: torch.Tensor) -> bool:
-    """Whether a communicator can use the tensor's own memory."""
+    """Tell whether a communicator can use the tensor's own memory."""
     return (
         tensor.is_contiguous()
         and not tensor.is_conj()
@@ -41,7 +41,7 @@ _KINDS: frozenset[Any] = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def plain(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
-    """A tensor's own memory as an array, of which a communicator needs no more; None where it is not so simple."""
+    """Return a tensor's own memory as an array, if a communicator needs no more to use it; else None."""
     if tensor.dtype not in _PLAIN or tensor.__class__ not in _KINDS or not tensor.is_cpu:
         return None
     try:
@@ -54,7 +54,7 @@ def plain(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
 
 
 def named(tensor: torch.Tensor) -> bool:
-    """Whether messages name the tensor's dtype."""
+    """Tell whether messages name the tensor's dtype."""
     try:
         as_dtype(tensor.dtype)
     except CodecMismatchError:
@@ -63,7 +63,7 @@ def named(tensor: torch.Tensor) -> bool:
 
 
 def source(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Contiguous tensor with the values of ``tensor``, at :func:`home`; its own memory where that is possible.
+    """Return a contiguous tensor with the values of ``tensor``, at :func:`home`; its own memory where possible.
 
     Args:
         tensor: any shape, strides, dtype and device; not sparse.
@@ -108,7 +108,7 @@ class Target:
         self.data = buffer if named(buffer) else buffer.view(-1).view(torch.uint8)
 
     def commit(self) -> None:
-        """Give the tensor its values, once the operation has ended."""
+        """Copy the values to the tensor, once the operation has ended."""
         if self.staged:
             self._tensor.copy_(self._buffer)
 

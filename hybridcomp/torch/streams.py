@@ -1,4 +1,4 @@
-"""The CUDA streams of whoever starts an operation.
+"""Record and use the CUDA streams of the thread that starts an operation.
 
 Results are copied to their tensors, and futures completed, in the thread that sees the operation end. That may be the
 background thread, which has streams of its own; the work belongs in the order of the caller's.
@@ -33,6 +33,6 @@ class CallerStreams:
         self._events = [(stream.device, stream.record_event()) for stream in self._streams]
 
     def join(self) -> None:
-        """Let the current streams of this thread wait for what was marked; the host does not."""
+        """Make the current streams of this thread wait for what was marked; the host does not wait."""
         for device, event in self._events:
             torch.cuda.current_stream(device).wait_event(event)

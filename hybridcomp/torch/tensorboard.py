@@ -1,4 +1,4 @@
-"""Statistics as TensorBoard scalars, or for anything that has ``add_scalar``."""
+"""Write statistics as TensorBoard scalars, or to any object that has ``add_scalar``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FORM = "#form"
 
 
 class ScalarWriter(Protocol):
-    """What ``torch.utils.tensorboard.SummaryWriter`` is to this."""
+    """The method of ``torch.utils.tensorboard.SummaryWriter`` that is used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any:
-        """Keep a value of a step."""
+        """Record a value of a step."""
 
 
 class StatsWriter:
-    """Writes what this rank sent, per axis, operation and codec.
+    """A writer of what this rank sent, per axis, operation and codec.
 
     Tags are ``hybridcomp/AXIS/OPERATION/CODEC/WHAT``; what is counted is per training step since the last time:
 
@@ -128,7 +128,7 @@ def _summary_writer(folder: str | os.PathLike[str]) -> Any:
 
 
 def _by_kind(rows: list[StatRow]) -> dict[str, StatRow]:
-    """Rows by axis, operation and codec, whatever their reason; without those that carry no bytes."""
+    """Return rows by axis, operation and codec, whatever their reason; without those that carry no bytes."""
     found: dict[str, StatRow] = {}
     for row in rows:
         if row.raw_bytes:
@@ -150,7 +150,7 @@ def _scalars(row: StatRow, steps: int) -> Iterator[tuple[str, float]]:
 
 
 def _norms(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, float]]:
-    """Tag and norm of each key of error feedback; its main array's key ends with its JSON."""
+    """Yield tag and norm of each key of error feedback; its main array's key ends with its JSON."""
     for full, array in state.items():
         member, found, key = full.partition(_RESIDUAL)
         if not found or not key.endswith("]"):

@@ -1,4 +1,4 @@
-"""Parameters that ``ZeroRedundancyOptimizer`` broadcasts are exact, whatever the policy says of broadcasts.
+"""Send the parameters that ``ZeroRedundancyOptimizer`` broadcasts exactly, whatever policy there is for broadcasts.
 
 The broadcast is all that a parameter's owner has of it: there is no copy of full precision beside it. A lossy one would
 round the optimizer's own parameters at every step, and updates smaller than the rounding would be lost for good.
@@ -21,7 +21,7 @@ _inside = threading.local()
 
 
 def said_of_broadcast() -> Choice | None:
-    """What this thread's broadcasts are sent by: exactly within that optimizer; None is for the policy to decide."""
+    """Return the choice that sends this thread's broadcasts: exact within that optimizer, else None, for the policy."""
     return _EXACT if getattr(_inside, "zero", False) else None
 
 

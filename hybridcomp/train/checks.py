@@ -1,4 +1,4 @@
-"""What a configuration must be, beyond its types."""
+"""Check the values of a configuration, beyond their types."""
 
 from __future__ import annotations
 

@@ -136,27 +136,30 @@ class TrainConfig:
 
     @property
     def ranks(self) -> int:
-        """Ranks that the mesh needs: dp * pp * tp."""
+        """Return the number of ranks that the mesh needs: dp * pp * tp."""
         return self.dp * self.pp * self.tp
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """What traffic is counted by: the mesh's axes, and those of experts' tokens and of an embedding that two
-        stages share, where there are such."""
+        """Return the axes by which traffic is counted.
+
+        They are the mesh's axes, and those of experts' tokens and of an embedding that two stages share, where
+        there are such.
+        """
         shared = (EMBEDDING,) if self.tie_embeddings and self.pp > 1 else ()
         return (*AXES, *(("ep",) if self.experts else ()), *shared)
 
     @property
     def stages(self) -> int:
-        """Parts that the layers are cut into."""
+        """Return the number of parts that the layers are cut into."""
         return self.dp if self.schedule in CYCLIC else self.pp * self.virtual_stages
 
     @property
     def replica_batch(self) -> int:
-        """Sequences of a step on one replica."""
+        """Return the number of sequences of a step on one replica."""
         return self.micro_batches * self.micro_batch_size
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step trains on."""
+        """Return the number of tokens that one optimizer step trains on."""
         return self.dp * self.replica_batch * self.seq_len

@@ -40,7 +40,7 @@ class Batches:
             )
 
     def train(self, step: int, replica: int) -> Batch:
-        """The batch of 0-based ``step`` for a replica: micro_batches * micro_batch_size random windows."""
+        """Return the batch of 0-based ``step`` for a replica: micro_batches * micro_batch_size random windows."""
         config = self._config
         generator = np.random.default_rng([config.seed, step])
         starts = generator.integers(
@@ -50,7 +50,7 @@ class Batches:
         return self._windows(self._corpus.train, mine)
 
     def evaluate(self, replica: int) -> list[Batch]:
-        """The evaluation's micro-batches for a replica: windows spread evenly over the held-out text."""
+        """Return the evaluation's micro-batches for a replica: windows spread evenly over the held-out text."""
         config = self._config
         per_replica = config.eval_batches * config.micro_batch_size
         last = self._corpus.held_out.size - config.seq_len - 1

@@ -1,4 +1,4 @@
-"""Text from a trained model: its checkpoint put together on one process, and sampled."""
+"""Generate text from a trained model: put its checkpoint together on one process, and sample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEY = re.compile(r"pp(\d+)\.tp(\d+)\.(?:dp(\d+)\.)?model\.(.+)")
 
 
 def load_model(checkpoint: Checkpoint) -> GPT:
-    """The whole model of a checkpoint, whatever axes it was trained over.
+    """Load the whole model of a checkpoint, whatever axes it was trained over.
 
     Raises:
         ConfigError: the checkpoint lacks a parameter, or cannot be read.
@@ -82,7 +82,7 @@ def sample(
 
 
 class Vocabulary:
-    """Text to tokens and back: bytes, or a Hugging Face tokenizer."""
+    """A vocabulary: text to tokens and back, by bytes or a Hugging Face tokenizer."""
 
     def __init__(self, tokenizer: str | None) -> None:
         """Load the tokenizer.
@@ -97,13 +97,13 @@ class Vocabulary:
             self._tokenizer = read_tokenizer(tokenizer)
 
     def tokens(self, text: str) -> list[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         if self._tokenizer is None:
             return list(text.encode())
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def texts(self, tokens: Iterator[int]) -> Iterator[str]:
-        """The text of tokens, as far as each next one completes characters."""
+        """Yield the text of tokens, as far as each next one completes characters."""
         if self._tokenizer is None:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
             for token in tokens:
@@ -120,7 +120,7 @@ class Vocabulary:
 
 
 def wants_tokenizer(config_data: str | None, tokenizer: str | None) -> bool:
-    """Whether a run's tokens mean nothing without a tokenizer that must be given."""
+    """Tell whether a run's tokens mean nothing without a tokenizer that must be given."""
     if tokenizer is not None or config_data is None:
         return False
     root = Path(config_data)

@@ -1,4 +1,4 @@
-"""Being asked to stop, by SIGUSR1: a batch system's warning before a time limit or a preemption."""
+"""Stop when asked by SIGUSR1: a batch system's warning before a time limit or a preemption."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _OTHERS_LEAVE_SECONDS = 2.0
 
 
 class StopRequest:
-    """Hears the signal, from when it is made to the end of the process. One a process, in its main thread.
+    """A request to stop: it listens to the signal, from when it is made to the end of the process.
+
+    One a process, in its main thread.
 
     Made before MPI and torch are loaded, which takes seconds: until then the signal ends the process.
     """
@@ -27,11 +29,11 @@ class StopRequest:
         signal.signal(SIGNAL, self._hear)
 
     def asked(self) -> bool:
-        """Whether the signal has come to this rank; others may have got it earlier, or not yet."""
+        """Tell whether the signal has come to this rank; others may have got it earlier, or not yet."""
         return self._heard
 
     def exit_code(self, rank: int) -> int:
-        """What this rank exits with, of a run that has stopped: :data:`INTERRUPTED` on rank 0, which ends last.
+        """Return this rank's exit code of a run that has stopped: :data:`INTERRUPTED` on rank 0, which ends last.
 
         A launcher ends the ranks that are left when one fails, and would report that instead: the others exit with 0.
         """
@@ -45,7 +47,7 @@ class StopRequest:
         self._heard = True
 
     def _end(self) -> None:
-        """Runs after what others have registered for the exit later, which may use MPI."""
+        """Finalize MPI after the exit functions that others have registered later, which may use MPI."""
         # Python takes its handlers back at its end, and the signal would kill; what is ignored stays so.
         signal.signal(SIGNAL, signal.SIG_IGN)
         if self._finalizes:

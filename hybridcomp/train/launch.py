@@ -1,4 +1,4 @@
-"""Ranks: whether this process is one, how to become several, and how they agree before they start."""
+"""Start ranks: tell whether this process is one, become several, and agree before they start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLURM_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")  # a batch script has ne
 
 
 def inside_mpi() -> bool:
-    """Whether an MPI launcher (mpiexec, srun) started this process; does not initialise MPI."""
+    """Tell whether an MPI launcher (mpiexec, srun) started this process; does not initialise MPI."""
     if any(name in os.environ for name in _STARTED_BY):
         return True
     return all(name in os.environ for name in _SLURM_STEP) and int(os.environ[_SLURM_STEP[1]]) > 1
@@ -58,7 +58,7 @@ def check_rank_count(ranks: int, comm: MPI.Comm) -> None:
 
 
 def gather_text(comm: MPI.Comm, text: str) -> list[str]:
-    """Give every rank the text of every rank; collective."""
+    """Gather the text of every rank on every rank; collective."""
     mine = np.frombuffer(text.encode(), np.uint8)
     sizes = np.empty(comm.size, np.int64)
     comm.Allgather(np.array([mine.size], np.int64), sizes)

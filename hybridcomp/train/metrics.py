@@ -53,7 +53,7 @@ def _until(path: Path, step: int) -> str:
 
 
 def local_traffic(axes: Sequence[str]) -> Tensor:
-    """This rank's bytes so far, int64 [2, axes]: sent on the wire, and what that would be uncompressed."""
+    """Return this rank's bytes so far, int64 [2, axes]: sent on the wire, and what that would be uncompressed."""
     counters = torch.zeros(2, len(axes), dtype=torch.int64)
     for row in hct.stats():
         if row.axis in axes:
@@ -64,7 +64,7 @@ def local_traffic(axes: Sequence[str]) -> Tensor:
 
 
 def per_axis(counters: Tensor, axes: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Counters [2, axes] as the fields that the metrics have."""
+    """Return counters [2, axes] as the fields that the metrics have."""
     wire, plain = counters.tolist()
     return {
         "wire_bytes": {axis: int(n) for axis, n in zip(axes, wire, strict=True)},
@@ -73,7 +73,7 @@ def per_axis(counters: Tensor, axes: Sequence[str]) -> dict[str, dict[str, int]]
 
 
 class Traffic:
-    """This rank's bytes in training: what others caused (rehearsal, evaluation, checkpoints) is left out.
+    """The bytes of this rank in training, without those of rehearsal, evaluation and checkpoints.
 
     Args:
         axes: that are counted.
@@ -88,12 +88,12 @@ class Traffic:
         self._aside = local_traffic(axes)
 
     def total(self) -> Tensor:
-        """Bytes up to now, int64 [2, axes]."""
+        """Return the bytes up to now, int64 [2, axes]."""
         return self.earlier + local_traffic(self._axes) - self._aside
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave out what is sent inside."""
+        """Exclude what is sent inside."""
         before = local_traffic(self._axes)
         yield
         self._aside += local_traffic(self._axes) - before

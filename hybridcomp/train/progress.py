@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live line on a terminal, plain lines elsewhere."""
+"""Show a run to a person: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REFRESH_SECONDS = 0.2
 
 
 def format_bytes(count: float) -> str:
-    """A byte count for people, in decimal units."""
+    """Format a byte count for people, in decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -26,7 +26,7 @@ def format_bytes(count: float) -> str:
 
 
 class Progress:
-    """Prints to standard output; a context manager.
+    """Progress of a run, printed to standard output; a context manager.
 
     Args:
         steps: of the whole run.

@@ -155,7 +155,7 @@ def parse(arguments: Sequence[str], *, prog: str = "hybridcomp train") -> TrainC
 
 
 def _flags(arguments: Sequence[str]) -> set[str]:
-    """The fields that the command line names, whether or not with their defaults."""
+    """Return the fields that the command line names, whether or not with their defaults."""
     return {a.partition("=")[0][2:].replace("-", "_") for a in arguments if a.startswith("--")}
 
 

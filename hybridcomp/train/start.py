@@ -1,4 +1,4 @@
-"""What happens before ranks exist: all that can be wrong with a run is looked for. Imports no torch."""
+"""Check, before ranks exist, all that can be wrong with a run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def _run_directory(config: TrainConfig, checkpoint: Checkpoint | None) -> str:
 
 
 def with_run_directory(job: Job, out: str) -> Job:
-    """The job with another run directory: the ranks' clocks may name different ones."""
+    """Return the job with another run directory: the ranks' clocks may name different ones."""
     return dataclasses.replace(job, config=dataclasses.replace(job.config, out=out))
 
 
 def agreed_text(job: Job) -> str:
-    """What all ranks must have alike, as text in a fixed order."""
+    """Return the settings that all ranks must have alike, as text in a fixed order."""
     values = dataclasses.asdict(job.config)
     del values["config"], values["out"]
     values["policy's rules"] = job.policy.digest

@@ -1,4 +1,7 @@
-"""What a policy's techniques need of a configuration: see docs/techniques.md. No torch: ranks do not exist yet."""
+"""Check what a policy's techniques need of a configuration: see docs/techniques.md.
+
+Imports no torch: ranks do not exist yet.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def check_techniques(policy: Policy, config: TrainConfig) -> None:
 
 
 def concerns(policy: Policy, config: TrainConfig) -> list[str]:
-    """What a run should be told of its policy: where gradients of activations are coarser than the activations.
+    """List warnings about a run's policy: where gradients of activations are coarser than the activations.
 
     They need the finer codec of the two (arXiv:2401.07788), unless error feedback makes up for it: which sends of a
     pipeline have, and sums over tp, whose messages have no names, have not.
@@ -58,6 +61,6 @@ def concerns(policy: Policy, config: TrainConfig) -> list[str]:
 
 
 def _bits(codec: Codec, shape: tuple[int, int]) -> float:
-    """What a codec makes of a value, in noise of that shape."""
+    """Return the bits per value that a codec makes of noise of that shape."""
     noise = np.random.default_rng(0).standard_normal(shape, np.float32)
     return float(8 * codec.encode(noise).size / noise.size)

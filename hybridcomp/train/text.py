@@ -1,4 +1,4 @@
-"""Tokens from text files, nanoGPT's .bin files, or the running interpreter's standard library."""
+"""Make tokens from text files, nanoGPT's .bin files, or the running interpreter's standard library."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Tells another text or tokenizer apart: lengths and a checksum, of pieces where it is very long."""
+        """Return lengths and a checksum (of some pieces of a very long text), which tell texts and tokenizers apart."""
         digest = 0
         for part in (self.train, self.held_out):
             for piece in _sampled(part):
@@ -52,7 +52,7 @@ class Corpus:
 
 
 def _sampled(tokens: Tokens) -> Iterator[Tokens]:
-    """All of an array, in pieces; of a very long one some that lie evenly, the first and the last among them."""
+    """Yield an array in pieces; of a very long one some that lie evenly, the first and the last among them."""
     count = -(-tokens.size // _PIECE)
     step = max(1, count // _PIECES_CHECKED)
     for number in sorted({*range(0, count, step), *range(max(0, count - 1), count)}):
@@ -152,7 +152,7 @@ def _read_texts(root: Path) -> list[bytes]:
 
 
 def _files_below(root: Path, without: Set[str] = frozenset()) -> list[Path]:
-    """All files that are not hidden, in an order that does not depend on the file system.
+    """Return all files that are not hidden, in an order that does not depend on the file system.
 
     Args:
         root: folder to look in.
@@ -166,7 +166,7 @@ def _files_below(root: Path, without: Set[str] = frozenset()) -> list[Path]:
 
 
 def _read_utf8(files: Iterable[Path]) -> list[bytes]:
-    """The files that are UTF-8 text; others, such as pictures, are passed over."""
+    """Read the files that are UTF-8 text; others, such as pictures, are passed over."""
     texts = []
     for path in files:
         try:
@@ -179,7 +179,7 @@ def _read_utf8(files: Iterable[Path]) -> list[bytes]:
 
 
 def read_tokenizer(path: str) -> Any:
-    """A Hugging Face tokenizer.
+    """Read a Hugging Face tokenizer.
 
     Raises:
         ConfigError: it does not exist, or is none.
@@ -207,7 +207,7 @@ def _tokenize(texts: list[bytes], path: str) -> tuple[Tokens, int]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Pieces of about a MiB that end with a line where there is one."""
+    """Yield pieces of about a MiB that end with a line where there is one."""
     start = 0
     while start < len(text):
         end = min(len(text), start + _PIECE)

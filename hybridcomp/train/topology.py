@@ -1,4 +1,4 @@
-"""Where a rank stands in the mesh of pipeline, data and tensor parallelism."""
+"""Place a rank in the mesh of pipeline, data and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ class Topology:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Size of each axis."""
+        """Return the size of each axis."""
         return {axis: self.mesh.size(i) for i, axis in enumerate(AXES)}
 
     @property
     def rank(self) -> int:
-        """Rank in the world."""
+        """Return the rank in the world."""
         return int(dist.get_rank())
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether tokens enter here."""
+        """Tell whether tokens enter here."""
         return self.pp == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether the loss is computed here."""
+        """Tell whether the loss is computed here."""
         return self.pp == self.sizes["pp"] - 1
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The process group of the ranks that differ from this one along ``axis`` only."""
+        """Return the process group of the ranks that differ from this one along ``axis`` only."""
         return self.mesh[axis].get_group()
 
     def rank_of(self, pp: int, dp: int, tp: int) -> int:
-        """World rank at a place of the mesh."""
+        """Return the world rank at a place of the mesh."""
         return (pp * self.sizes["dp"] + dp) * self.sizes["tp"] + tp
 
 

@@ -97,7 +97,7 @@ class Trainer:
         self._metrics: MetricsFile | None = None
 
     def run_visibly(self) -> bool:
-        """:meth:`run`, and write and show what happens: rank 0."""
+        """Run as :meth:`run` does, and write and show what happens: on rank 0."""
         values = {k: v for k, v in dataclasses.asdict(self._config).items() if k not in ("config", "resume")}
         resumed = self._job.checkpoint
         try:
@@ -142,7 +142,7 @@ class Trainer:
         return True
 
     def _due(self, every: int) -> bool:
-        """Whether something that happens after so many steps (0: never) follows the next one."""
+        """Tell whether something that happens after so many steps (0: never) follows the next one."""
         return every > 0 and (self._step + 1) % every == 0
 
     def _train_step(self, *, last: bool) -> list[Result]:
@@ -196,7 +196,7 @@ class Trainer:
             )
 
     def _trained(self) -> Trained:
-        """What there is to save or load now."""
+        """Return the state to save or load now."""
         updater = self._schedule.updater
         return Trained(
             updater.parameters, updater.optimizer, self._schedule.state(), updater.apart, updater.whole

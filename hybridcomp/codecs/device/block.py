@@ -27,7 +27,7 @@ _PEERS = 16  # messages that are added at once
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What encoder and decoder must agree on; a payload's prefix.
+    """The format on which encoder and decoder must agree; a payload's prefix.
 
     Attributes:
         bits: of an integer: 8, 4 or 2.
@@ -43,41 +43,43 @@ class Form:
 
     @property
     def module(self) -> str:
-        """Whose kernels know this width."""
+        """Return the name of the module whose kernels know this width."""
         return f"block{self.bits}"
 
     @property
     def prefix_bytes(self) -> int:
-        """Bytes before the scales."""
+        """Return the number of bytes before the scales."""
         return 16 if self.flags & HADAMARD else 8
 
     @property
     def fast(self) -> bool:
-        """Whether decoders take sixteen elements at a time."""
+        """Tell whether decoders take sixteen elements at a time."""
         return self.flags == 0 and self.block >= 32 and not self.block & (self.block - 1)
 
     def prefix(self) -> bytes:
-        """The payload's first bytes."""
+        """Return the payload's first bytes."""
         head = struct.pack("<II", self.block, self.flags & (AFFINE | HADAMARD))
         return head + struct.pack("<Q", self.seed) if self.flags & HADAMARD else head
 
     def scales(self, n: int, dtype: DType) -> int:
-        """Bytes of the scales and offsets of ``n`` elements."""
+        """Return the number of bytes of the scales and offsets of ``n`` elements."""
         each = dtype.accumulator.itemsize * (2 if self.flags & AFFINE else 1)
         return -(-n // self.block) * each
 
     def packed(self, n: int) -> int:
-        """Bytes of the integers of ``n`` elements."""
+        """Return the number of bytes of the integers of ``n`` elements."""
         full, rest = divmod(n, self.block)
         return full * (self.block * self.bits // 8) + -(-rest * self.bits // 8)
 
     def payload(self, n: int, dtype: DType) -> int:
-        """Bytes of the payload of ``n`` elements."""
+        """Return the number of bytes of the payload of ``n`` elements."""
         return self.prefix_bytes + self.scales(n, dtype) + self.packed(n)
 
     def encoder(self) -> tuple[str, int, int]:
-        """The kernel that encodes plain elements (its name less the dtype), and what a block of threads takes: its
-        elements and threads."""
+        """Return the kernel that encodes plain elements.
+
+        Its name less the dtype, and the elements and threads of a thread block.
+        """
         if self.flags & HADAMARD:
             return "encode_hadamard", _TILE, THREADS
         if self.fast and self.block == _LONGEST_LANES:
@@ -89,7 +91,7 @@ class Form:
         return "encode_any", 8 * THREADS, THREADS
 
     def feedback_encoder(self, dtype: DType) -> tuple[str, int, int]:
-        """The same of the kernels with error feedback."""
+        """Return the kernel that encodes with error feedback, as :meth:`encoder` does that for plain elements."""
         if self.fast and self.block <= _LONGEST_LANES and dtype is not DType.FLOAT64:
             quads = 8 if self.block == _LONGEST_LANES else 4
             return f"feedback_q{quads}", 4 * quads * FEW_THREADS, FEW_THREADS
@@ -99,7 +101,7 @@ class Form:
 
 
 def form_of(bits: int, header: Header, head: bytes) -> Form:
-    """The form of a message.
+    """Return the format of a message.
 
     Raises:
         WireError: the prefix, or the payload's length, is not what an encoder writes.
@@ -125,7 +127,7 @@ def form_of(bits: int, header: Header, head: bytes) -> Form:
 
 
 def form_of_codec(codec: Codec) -> Form:
-    """The form that a codec encodes to."""
+    """Return the format that a codec encodes to."""
     assert isinstance(codec, quantize._BlockCodec)
     flags = (0 if codec.symmetric else AFFINE) | (HADAMARD if codec.hadamard else 0)
     flags |= STOCHASTIC if codec.rounding == "stochastic" else 0
@@ -211,7 +213,7 @@ def encode_average(
     payload: DeviceArray,
     queue: Queue,
 ) -> int | None:
-    """As :func:`encode_feedback`, of ``loco``; None where there is no kernel for it.
+    """Encode as :func:`encode_feedback` does, for ``loco``; return None where there is no kernel for it.
 
     Args:
         form: a plain one.
@@ -259,7 +261,7 @@ def decode_sections(
 
 
 class _BlockDriver(Driver):
-    """Blocks of integers."""
+    """The driver of blocks of integers."""
 
     bits: ClassVar[int]
 
@@ -322,18 +324,18 @@ class _BlockDriver(Driver):
 
 
 class Int8Driver(_BlockDriver):
-    """``int8``."""
+    """The driver of ``int8``."""
 
     bits = 8
 
 
 class Int4Driver(_BlockDriver):
-    """``int4``."""
+    """The driver of ``int4``."""
 
     bits = 4
 
 
 class Int2Driver(_BlockDriver):
-    """``int2``."""
+    """The driver of ``int2``."""
 
     bits = 2

@@ -21,7 +21,7 @@ _INFINITY = 0x7FF0000000000000  # its bits
 
 
 class ZfpDriver(Driver):
-    """``zfp``: a thread for each block of four values."""
+    """The driver of ``zfp``: a thread for each block of four values."""
 
     words = (32, 64)  # bits of a block that have kernels of their own
     # A grid several times as large as what is resident: its last round is then short. Each block fills a table first.
@@ -87,7 +87,7 @@ class ZfpDriver(Driver):
 
 
 class BoundedDriver(Driver):
-    """``bounded``: a thread block for each chunk of blocks of 64 elements."""
+    """The driver of ``bounded``: a thread block for each chunk of blocks of 64 elements."""
 
     prefix = 16
     block = 64

@@ -14,7 +14,7 @@ from hybridcomp.wire import Header
 
 
 class _CastDriver(Driver):
-    """Elements stored as ``target``, or as they are."""
+    """The driver of elements stored as ``target``, or as they are."""
 
     target: ClassVar[DType | None] = None
 
@@ -52,16 +52,16 @@ class _CastDriver(Driver):
 
 
 class NoneDriver(_CastDriver):
-    """``none``: any dtype."""
+    """The driver of ``none``: any dtype."""
 
 
 class Float16Driver(_CastDriver):
-    """``fp16``."""
+    """The driver of ``fp16``."""
 
     target = DType.FLOAT16
 
 
 class BFloat16Driver(_CastDriver):
-    """``bf16``."""
+    """The driver of ``bf16``."""
 
     target = DType.BFLOAT16

@@ -1,4 +1,4 @@
-"""What a codec does on a device."""
+"""The interface of a codec's encoder and decoder on a device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ HOLDERS = frozenset({16, 17, 18})
 
 
 class Driver(abc.ABC):
-    """Launches the kernels of one codec. Stateless.
+    """The driver of one codec on a device: it launches the codec's kernels.
+
+    Stateless.
 
     Payloads begin at an address divisible by 16; arrays of elements at a multiple of their size. Nothing here waits for
     the device, except where a method says so.
@@ -56,7 +58,7 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     def modules(self) -> tuple[str, ...]:
-        """The modules of kernels that it launches."""
+        """Return the modules of kernels that it launches."""
 
     @abc.abstractmethod
     def encode(
@@ -84,7 +86,7 @@ class Driver(abc.ABC):
         payload: DeviceArray,
         queue: Queue,
     ) -> int | DeviceArray:
-        """:meth:`encode`, for codecs to which the caller's shape matters."""
+        """Encode as :meth:`encode` does, for codecs to which the caller's shape matters."""
         return self.encode(codec, src, dtype, payload, queue)
 
     @abc.abstractmethod
@@ -140,23 +142,25 @@ class Driver(abc.ABC):
             self.decode(header, head, payload, acc, dtype, True, queue)
 
     def head(self, codec: Codec) -> bytes | None:
-        """The beginning of every payload of ``codec``, as much of it as :meth:`decode` looks at; None if it must be
-        read from the device."""
+        """Return the beginning of every payload of ``codec``, as much of it as :meth:`decode` looks at.
+
+        None if it must be read from the device.
+        """
         return None
 
     def finds_faults(self) -> bool:
-        """Whether kernels of :meth:`decode` may set the queue's status: the host then looks at it."""
+        """Tell whether kernels of :meth:`decode` may set the queue's status: the host then looks at it."""
         return False
 
 
 def suffix(dtype: DType) -> str:
-    """What kernels' names call a dtype: ``f32``."""
+    """Return the name that kernels give a dtype: ``f32``."""
     return _SUFFIXES[dtype]
 
 
 @functools.cache
 def driver_of(wire_id: int) -> Driver:
-    """The driver of a codec.
+    """Return the driver of a codec.
 
     Raises:
         CudaUnavailableError: that codec has none.
@@ -169,7 +173,7 @@ def driver_of(wire_id: int) -> Driver:
 
 
 def has_driver(codec: Codec | type[Codec]) -> bool:
-    """Whether a codec runs on devices; one that does not is carried through host memory."""
+    """Tell whether a codec runs on devices; one that does not is carried through host memory."""
     try:
         driver_of(codec.wire_id)
     except CudaUnavailableError:
@@ -178,6 +182,6 @@ def has_driver(codec: Codec | type[Codec]) -> bool:
 
 
 def modules_of(codec: Codec | type[Codec]) -> tuple[str, ...]:
-    """The modules of kernels that a codec launches, and the codec of its values, if it has one."""
+    """Return the modules of kernels that a codec launches, and the codec of its values, if it has one."""
     inner = getattr(codec, "values", None)
     return (*driver_of(codec.wire_id).modules(), *(modules_of(inner) if isinstance(inner, Codec) else ()))

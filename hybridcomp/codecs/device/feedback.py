@@ -29,7 +29,7 @@ MODULES = (MODULE, _STATE.module)
 
 
 class PlainMemory(DeviceMemory):
-    """``ef``.
+    """The memory of ``ef`` on a device.
 
     Attributes:
         state: where the error is.
@@ -57,7 +57,7 @@ class PlainMemory(DeviceMemory):
         self._take_over(fresh, queue, span)
 
     def _fresh(self, n: int, queue: Queue) -> Slot | DeviceArray:
-        """Where to write what becomes of ``n`` elements."""
+        """Return the memory to which the next state of ``n`` elements is written."""
         return self._slots.spare(self.state.nbytes, queue) if n == self.n else self._array(n, queue)
 
     def _take_over(self, fresh: Slot | DeviceArray, queue: Queue, span: slice) -> None:
@@ -95,7 +95,7 @@ class PlainMemory(DeviceMemory):
 
 
 class EstimateMemory(DeviceMemory):
-    """``ef21``.
+    """The memory of ``ef21`` on a device.
 
     Attributes:
         sent: g.
@@ -180,7 +180,7 @@ class EstimateMemory(DeviceMemory):
         self.settle(queue, bad)
 
     def settle(self, queue: Queue, bad: DeviceArray | None = None) -> None:
-        """What was sent in this step has arrived everywhere, or, if ``bad`` is set, is used nowhere."""
+        """End a step whose messages have arrived everywhere, or, if ``bad`` is set, are used nowhere."""
         for span in list(self._waiting):
             self._settle(span, queue, bad)
         self._summed.clear()
@@ -211,7 +211,7 @@ class EstimateMemory(DeviceMemory):
 
 
 class AverageMemory(DeviceMemory):
-    """``loco``.
+    """The memory of ``loco`` on a device.
 
     Attributes:
         sections: the state: scales and integers of an ``int8`` message.
@@ -233,12 +233,12 @@ class AverageMemory(DeviceMemory):
         return step
 
     def _window(self, span: slice) -> slice:
-        """The elements of the blocks that a span touches."""
+        """Return the range of the blocks that a span touches."""
         first = span.start - span.start % _STATE.block
         return slice(first, min(self.n, -(-span.stop // _STATE.block) * _STATE.block))
 
     def _parts(self, window: slice) -> tuple[DeviceArray, DeviceArray]:
-        """Scales and integers of a window."""
+        """Return scales and integers of a window."""
         scales = _STATE.scales(self.n, self.kind)
         begin = _STATE.scales(window.start, self.kind)
         end = begin + _STATE.scales(window.stop - window.start, self.kind)
@@ -308,7 +308,7 @@ class AverageMemory(DeviceMemory):
 
 
 class MomentumMemory(DeviceMemory):
-    """``dgc``.
+    """The memory of ``dgc`` on a device.
 
     Attributes:
         velocity: u.
@@ -374,7 +374,7 @@ MEMORIES: dict[str, type[DeviceMemory]] = {
 
 
 def encode_with_feedback(feedback: ErrorFeedback, codec: Codec, x: Any, key: Key, out: Any) -> Any:
-    """:meth:`ErrorFeedback.encode` of a device array, on the stream that its library is using."""
+    """Encode a device array as :meth:`ErrorFeedback.encode` does, on the stream that its library is using."""
     src = arrays.flatten(x, device=True)
     queue = Queue(src.data.runtime, src.data.runtime.current_stream(x))
     memory = feedback.device_memory(key, src.size, src.dtype, queue)
@@ -386,7 +386,7 @@ def encode_with_feedback(feedback: ErrorFeedback, codec: Codec, x: Any, key: Key
 
 
 def accumulate(feedback: ErrorFeedback, decoded_sum: Any, key: Key, form: Form) -> Any:
-    """:meth:`ErrorFeedback.accumulate` of a device array under ``ef21``."""
+    """Add a device array as :meth:`ErrorFeedback.accumulate` does under ``ef21``."""
     flat = arrays.flatten(decoded_sum, device=True)
     queue = Queue(flat.data.runtime, flat.data.runtime.current_stream(decoded_sum))
     memory = feedback.device_memory(key, flat.size, flat.dtype, queue, form)

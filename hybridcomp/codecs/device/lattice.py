@@ -21,7 +21,7 @@ _EACH = 16  # elements of a thread at a time
 
 
 class LatticeDriver(linear.LinearDriver):
-    """``lattice``."""
+    """The driver of ``lattice``."""
 
     def modules(self) -> tuple[str, ...]:
         return ("linear", *(f"lattice{bits}" for bits in INTEGERS))
@@ -51,7 +51,7 @@ class LatticeDriver(linear.LinearDriver):
         _dequantize(queue, payload[PREFIX.size :], bits, header.dtype, scale, out, dtype, add=add)
 
     def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
-        """As on the CPU: the largest magnitude, and the integers."""
+        """Reduce as on the CPU, in two rounds: the largest magnitude, and the integers."""
         assert isinstance(codec, LatticeCodec)
         codec.check_ranks(terms.ranks)
         queue, kind, bits = staging.queue, x.dtype.accumulator, codec.bits

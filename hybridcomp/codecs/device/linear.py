@@ -30,7 +30,7 @@ _flying: dict[tuple[int, int], list[tuple[Event, Array]]] = {}
 
 
 class Staging:
-    """Pinned host memory between a queue and those who sum.
+    """Pinned host memory between a queue and the ranks' sums.
 
     What a copy reads or writes stays alive until the device is done with it, whatever becomes of the reduction.
     """
@@ -39,7 +39,7 @@ class Staging:
         self.queue = queue
 
     def host(self, n: int, dtype: npt.DTypeLike) -> Array:
-        """New pinned elements, with anything in them."""
+        """Return new pinned elements, with anything in them."""
         kind = np.dtype(dtype)
         raw = self.queue.runtime.pinned(max(1, n * kind.itemsize))
         array: Array = raw[: n * kind.itemsize].view(kind)
@@ -77,15 +77,15 @@ class Staging:
 
 
 class LinearDriver(Driver):
-    """Launches the kernels of a linear codec."""
+    """The driver of a linear codec: it launches the codec's kernels."""
 
     @abc.abstractmethod
     def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: Staging) -> Reduction:
-        """:meth:`.linear.LinearCodec.reduction` of device memory, aligned for its dtype."""
+        """Reduce device memory as :meth:`.linear.LinearCodec.reduction` does; it is aligned for its dtype."""
 
 
 def reduce(codec: Codec, x: Flat, terms: Terms, queue: Queue) -> Reduction:
-    """:meth:`.linear.LinearCodec.reduction` of device memory, in the order of ``queue``.
+    """Reduce device memory as :meth:`.linear.LinearCodec.reduction` does, in the order of ``queue``.
 
     Raises:
         CudaUnavailableError: the codec takes no device arrays.
@@ -102,7 +102,10 @@ def reduce(codec: Codec, x: Flat, terms: Terms, queue: Queue) -> Reduction:
 
 
 def peak(queue: Queue, src: DeviceArray, dtype: DType, most: DeviceArray | None = None) -> DeviceArray:
-    """One uint64: the largest magnitude as bits of the computing type; with ``most``, that raised to it."""
+    """Start to find the largest magnitude; return it as one uint64, the bits of the computing type.
+
+    With ``most``, raise that to it.
+    """
     word = queue.zeros(8).view(np.uint64) if most is None else most
     name = f"peak_{suffix(dtype)}"
     queue.launch("linear", name, queue.blocks(src.size, _THREADS * 16), _THREADS, src, src.size, word)
@@ -110,7 +113,7 @@ def peak(queue: Queue, src: DeviceArray, dtype: DType, most: DeviceArray | None 
 
 
 def infinity(dtype: DType) -> int:
-    """The bits of the computing type's infinity: peaks from there on are not finite."""
+    """Return the bits of the computing type's infinity: peaks from there on are not finite."""
     return 0x7FF0_0000_0000_0000 if dtype is DType.FLOAT64 else 0x7F80_0000
 
 
@@ -122,7 +125,7 @@ def fill(queue: Queue, out: DeviceArray, bits: int = 0) -> None:
 
 
 def widened(queue: Queue, x: Flat) -> DeviceArray:
-    """A copy of the values in their accumulator's type."""
+    """Return a copy of the values in their accumulator's type."""
     kind = x.dtype.accumulator
     out = queue.array(x.size, kind.storage)
     convert(queue, x.data, x.dtype, out, kind, x.size)
@@ -140,7 +143,9 @@ def multiply(queue: Queue, values: DeviceArray, dtype: DType, factor: int) -> No
 
 
 def corrected(queue: Queue, x: Flat, residual: DeviceArray) -> Flat:
-    """What a reduction is given with error feedback: a new array, ``x`` plus ``residual`` in the accumulator's type."""
+    """Return ``x`` plus ``residual`` in the accumulator's type, a new array: a reduction's input under error
+    feedback.
+    """
     kind = x.dtype.accumulator
     out = queue.array(x.size, kind.storage)
     queue.copy(out, residual)
@@ -149,7 +154,7 @@ def corrected(queue: Queue, x: Flat, residual: DeviceArray) -> Flat:
 
 
 def keep_lost(queue: Queue, given: Flat, own: DeviceArray, residual: DeviceArray) -> None:
-    """Set ``residual`` to what the result lacks of this rank's data, ``given - own``, if all of it is finite.
+    """Set ``residual`` to ``given - own``, the error of the result for this rank's data, if all of it is finite.
 
     Args:
         queue: of the reduction.

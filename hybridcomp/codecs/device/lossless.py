@@ -32,7 +32,7 @@ _Numbers = npt.NDArray[np.uint64]
 
 
 class LosslessDriver(Driver):
-    """``lossless``."""
+    """The driver of ``lossless``."""
 
     def modules(self) -> tuple[str, ...]:
         return ("planes", "convert")
@@ -97,7 +97,7 @@ class LosslessDriver(Driver):
         add: bool,
         queue: Queue,
     ) -> None:
-        """Waits for the device; raises WireError for what the CPU's decoder does."""
+        """Decode, waiting for the device; raise WireError where the CPU's decoder does."""
         kind = header.dtype
         width = kind.component_bytes
         count, words = lossless.plane_count(header.count, kind), header.count * kind.itemsize // width
@@ -167,7 +167,7 @@ def _contents(
     whole: npt.NDArray[np.uint32],
     numbers: npt.NDArray[np.int64],
 ) -> list[DeviceArray]:
-    """The planes that frames hold: nvCOMP's work where it may be, else the host's."""
+    """Decompress the planes that frames hold, by nvCOMP where it may be used, else on the host."""
     packed, slots = _gathered(queue, begins, sizes.astype(np.uint64))
     results: list[DeviceArray | None] = [None] * len(sizes)
     if nvcomp.decompresses(queue.runtime):
@@ -205,13 +205,13 @@ def _contents(
 
 
 def _slots(sizes: _Numbers) -> _Numbers:
-    """Where runs of such sizes begin, one after the other at aligned places."""
+    """Return the offsets of runs of such sizes, one after the other at aligned places."""
     rounded = -(-sizes.astype(np.int64) // _ALIGNMENT) * _ALIGNMENT
     return (np.cumsum(rounded) - rounded).astype(np.uint64)
 
 
 def _gathered(queue: Queue, begins: _Numbers, sizes: _Numbers) -> tuple[DeviceArray, _Numbers]:
-    """Copies of runs of bytes in one buffer, and where in it each begins."""
+    """Copy runs of bytes to one buffer; return it, and the address at which each begins."""
     slots = _slots(sizes)
     if not sizes.size:
         return queue.empty(0), slots

@@ -1,4 +1,4 @@
-"""What one key of error feedback remembers on a device: :mod:`hybridcomp.codecs.feedback.memory` there.
+"""Hold the error-feedback state of one key on a device, as :mod:`hybridcomp.codecs.feedback.memory` does on the host.
 
 The same messages and the same states, bit for bit. Whether a step was finite only the device knows: kernels set a word,
 and others leave the state as it was if it is set. Only codecs whose messages have any length are waited for.
@@ -55,11 +55,11 @@ class DeviceMemory(abc.ABC):
 
     @property
     def runtime(self) -> Any:
-        """The device."""
+        """Return the device's runtime."""
         return self._queue.runtime
 
     def follow(self, queue: Queue) -> None:
-        """Let what is put on ``queue`` from now on come after what this memory's last queue has."""
+        """Order all later work on ``queue`` after the work of this memory's last queue."""
         if queue.stream != self._queue.stream:
             queue.runtime.follow(queue.stream, queue.runtime.record(self._queue.stream))
 
@@ -96,24 +96,24 @@ class DeviceMemory(abc.ABC):
 
     @abc.abstractmethod
     def correct(self, data: Flat, queue: Queue, span: slice) -> DeviceArray:
-        """What to encode for ``data``: an array that goes back to :meth:`keep`."""
+        """Return the array to encode for ``data``; it goes back to :meth:`keep`."""
 
     @abc.abstractmethod
     def keep(
         self, corrected: DeviceArray, decoded: DeviceArray, queue: Queue, span: slice, weight: float = 1.0
     ) -> None:
-        """Keep what a message lost, unless it is not finite. Both arrays are not to be used any more."""
+        """Store the error of a message, unless it is not finite. Both arrays are not to be used any more."""
 
     def _encode_at_once(
         self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice
     ) -> Encoded | None:
-        """:meth:`encode` in one pass over memory, or None where there is no kernel for it."""
+        """Encode as :meth:`encode` does, in one pass over memory; return None where there is no kernel for it."""
         return None
 
     # -- the owner of a shard ------------------------------------------------------------------------
 
     def own(self, codec: Codec, data: Flat, queue: Queue, span: slice) -> DeviceArray:
-        """A new array for the sum of all ranks' parts of an owned span, with this rank's own part in it."""
+        """Return a new array for the sum of all ranks' parts of an owned span, with this rank's own part in it."""
         wide = self._array(data.size, queue)
         convert(queue, data.data, data.dtype, wide, self.kind, data.size)
         return wide
@@ -136,19 +136,19 @@ class DeviceMemory(abc.ABC):
 
     @abc.abstractmethod
     def arrays(self) -> dict[str, host.Array]:
-        """The state's arrays in host memory by name, as the host's memory of this form gives them. Waits."""
+        """Return the state's arrays in host memory by name, as the host's memory of this form; waits for the device."""
 
     @abc.abstractmethod
     def load(self, memory: Any, queue: Queue) -> None:
-        """Take over the state of the host's memory of this form, of the same size and kind. Waits."""
+        """Load the state of the host's memory of this form, of the same size and kind. Waits."""
 
     def drop(self) -> None:
-        """Give memory back: this is not used any more."""
+        """Release the memory, which is not used any more."""
         for slot in self._held():
             self._slots.give(slot, self._queue)
 
     def _held(self) -> list[Slot]:
-        """The slots that this has taken."""
+        """Return the slots that this has taken."""
         return []
 
     # -- what forms share ----------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class DeviceMemory(abc.ABC):
         return Flat(values, self.kind, values.shape, True, False)
 
     def _number(self, value: float) -> int:
-        """The bits of a number in :attr:`kind`."""
+        """Return the bits of a number in :attr:`kind`."""
         wide = self.kind is DType.FLOAT64
         bits: int = struct.unpack("<Q" if wide else "<I", struct.pack("<d" if wide else "<f", value))[0]
         return bits
@@ -185,7 +185,7 @@ class DeviceMemory(abc.ABC):
         bad: DeviceArray | None = None,
         subtract: bool = False,
     ) -> None:
-        """``out = data + state``, or with a minus; ``start`` is the first element of a slot's that counts."""
+        """Compute ``out = data + state``, or with a minus; ``start`` is the first element of a slot's that counts."""
         name = f"{'subtract' if subtract else 'add'}_{suffix(data.dtype)}"
         where = (None, state.word) if isinstance(state, Slot) else (state, None)
         self._run(queue, name, data.size, data.data, data.size, *where, start, out, bad)
@@ -216,14 +216,17 @@ class DeviceMemory(abc.ABC):
     def _sealed(
         self, codec: Codec, buffer: DeviceArray, n: int, payload: int, out: DeviceArray, queue: Queue
     ) -> Encoded:
-        """The message whose payload is in a buffer of :func:`aligned_room`."""
+        """Write the header of the message whose payload is in a buffer of :func:`aligned_room`; return the message."""
         encoded = seal(buffer, codec.wire_id, codec.params_hash, self.kind, n, payload, queue)
         if buffer.ptr != out.ptr:
             queue.copy(out, buffer)
         return encoded
 
     def _decoded(self, codec: Codec, encoded: Encoded, n: int, queue: Queue) -> DeviceArray:
-        """What the receiver of a message will have. Waits for the device if the host cannot know the payload."""
+        """Return the values that the receiver of a message decodes.
+
+        Waits for the device if the host cannot know the payload.
+        """
         driver = driver_of(codec.wire_id)
         head = driver.head(codec)
         if head is None:
@@ -242,11 +245,11 @@ _WAVES = 64
 
 
 def aligned_room(codec: Codec, n: int, kind: DType, out: DeviceArray, queue: Queue) -> DeviceArray:
-    """``out``, or memory at an aligned address, for a message of ``n`` elements."""
+    """Return ``out``, or memory at an aligned address, for a message of ``n`` elements."""
     need = codec.bound(n, kind)
     return out[:need] if out.ptr % ALIGNMENT == 0 else queue.empty(need)
 
 
 def read(array: DeviceArray, queue: Queue) -> npt.NDArray[Any]:
-    """A copy in host memory. Waits."""
+    """Return a copy in host memory; waits for the device."""
     return np.array(queue.read(array))

@@ -1,4 +1,4 @@
-"""Whole messages in device memory: header, CRC, and what goes between them and a codec's driver."""
+"""Encode, open and check whole messages in device memory: header, CRC, and the payload of a codec's driver."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Encoded:
     total: DeviceArray | None
 
     def nbytes(self, queue: Queue) -> int:
-        """The message's bytes. Waits for the device unless the host knew them."""
+        """Return the message's bytes; waits for the device unless the host knew them."""
         if self.size is None:
             assert self.total is not None
             self.size = int(queue.read(self.total)[0])
@@ -104,7 +104,7 @@ def seal(
 
 
 def encode_array(codec: Codec, src: Flat, x: Any, out: Any) -> Any:
-    """:meth:`Codec.encode` of a device array. Waits for the device only to learn a message's length."""
+    """Encode a device array as :meth:`Codec.encode` does; waits for the device only to learn a message's length."""
     runtime: Runtime = src.data.runtime
     queue = Queue(runtime, runtime.current_stream(x))
     out, room = output_for(codec.bound(src.size, src.dtype), x, out, queue)
@@ -112,7 +112,7 @@ def encode_array(codec: Codec, src: Flat, x: Any, out: Any) -> Any:
 
 
 def output_for(need: int, x: Any, out: Any, queue: Queue) -> tuple[Any, DeviceArray]:
-    """The buffer ``out``, or a new one of the library of ``x``, for a message of ``need`` bytes; and its memory."""
+    """Return ``out``, or a new buffer of the library of ``x``, for a message of ``need`` bytes; and its memory."""
     if out is None:
         out = queue.runtime.new_array(need, DType.UINT8, x)
     flat = arrays.flatten(out, writable=True, device=True)
@@ -148,7 +148,9 @@ def open_message(queue: Queue, msg: DeviceArray) -> DeviceArray:
 
 
 def read_opened(queue: Queue, msg: DeviceArray, opened: DeviceArray) -> tuple[Header, bytes]:
-    """The header of an opened message, and what :meth:`Driver.check` sees of its payload. Waits for the device.
+    """Return the header of an opened message, and the part of its payload that :meth:`Driver.check` reads.
+
+    Waits for the device.
 
     Raises:
         WireError: as :func:`hybridcomp.wire.open_message`.
@@ -157,7 +159,7 @@ def read_opened(queue: Queue, msg: DeviceArray, opened: DeviceArray) -> tuple[He
 
 
 def parse_opened(raw: ByteArray, size: int) -> tuple[Header, bytes]:
-    """What :func:`read_opened` makes of what :func:`open_message` wrote for a message in a buffer of ``size`` bytes."""
+    """Parse for :func:`read_opened` what :func:`open_message` wrote for a message in a buffer of ``size`` bytes."""
     status, crc = raw[:8].view(np.uint32)
     head = raw[8 : 8 + min(HEAD_BYTES, size)]
     header = wire.peek(head, size)
@@ -169,7 +171,7 @@ def parse_opened(raw: ByteArray, size: int) -> tuple[Header, bytes]:
 
 
 def head_of(header: Header, msg: ByteArray) -> bytes:
-    """What :meth:`Driver.check` sees of the payload of a message in host memory."""
+    """Return the part that :meth:`Driver.check` reads of the payload of a message in host memory."""
     payload = msg[HEADER_BYTES : HEADER_BYTES + header.payload]
     head = payload[:PAYLOAD_HEAD].tobytes()
     if header.codec not in HOLDERS:
@@ -215,7 +217,7 @@ def check_status(queue: Queue, what: str) -> None:
 
 
 def decode_array(msg: Any, out: Any, mine: Any = None) -> Any:
-    """:func:`hybridcomp.decode` of a message in device memory. Waits for the device, to read the header."""
+    """Decode a message in device memory as :func:`hybridcomp.decode` does; waits for the device to read the header."""
     queue, raw, header, head = _open(msg, mine)
     if out is None:
         driver_of(header.codec).check(header, head)  # before memory is allocated for its count
@@ -230,7 +232,7 @@ def decode_array(msg: Any, out: Any, mine: Any = None) -> Any:
 
 
 def add_array(msg: Any, acc: Any, mine: Any = None) -> None:
-    """:func:`hybridcomp.decode_add` of a message in device memory. Waits for the device, to read the header."""
+    """Add a message in device memory as :func:`hybridcomp.decode_add` does; waits for the device to read the header."""
     queue, raw, header, head = _open(msg, mine)
     dst = _target(acc, header, "acc")
     if not header.dtype.is_float or dst.dtype is not header.dtype.accumulator:
@@ -297,7 +299,7 @@ def divide(queue: Queue, values: DeviceArray, dtype: DType, ranks: int) -> None:
 
 
 def aligned(queue: Queue, data: DeviceArray, alignment: int) -> DeviceArray:
-    """``data``, or a copy of it at an address that kernels take."""
+    """Return ``data``, or a copy of it at an address that kernels take."""
     if data.ptr % alignment == 0:
         return data
     copy = queue.empty(data.nbytes).view(data.dtype)
@@ -310,7 +312,7 @@ def _grid(queue: Queue, nbytes: int) -> int:
 
 
 def _shared_work(queue: Queue) -> DeviceArray:
-    """What blocks of the CRC's kernels count in: zero between launches, one for each stream."""
+    """Return the counters of the CRC's kernels: zero between launches, one pair for each stream."""
     key = (id(queue.runtime), queue.stream)
     work = _work.get(key)
     if work is None:

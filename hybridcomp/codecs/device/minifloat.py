@@ -28,7 +28,7 @@ _WAVES = 16  # more blocks than fit at once: those that end early make room for 
 
 
 class _MinifloatDriver(Driver):
-    """What the three share."""
+    """The driver that the three formats share."""
 
     name: ClassVar[str]
     module: ClassVar[str]
@@ -102,7 +102,7 @@ class _MinifloatDriver(Driver):
         return _PREFIX.size + -(-n // block) * (1 if self.mx else 4) + codes
 
     def _prefix(self, head: bytes) -> tuple[int, int]:
-        """Block and format; WireError for what the CPU does not take."""
+        """Return block and format; raise WireError for values that the CPU does not take."""
         if len(head) < _PREFIX.size:
             raise WireError(f"malformed {self.name} payload: {len(head)} bytes")
         block, form = _PREFIX.unpack_from(head)
@@ -114,7 +114,7 @@ class _MinifloatDriver(Driver):
 
 
 class Float8Driver(_MinifloatDriver):
-    """``fp8``."""
+    """The driver of ``fp8``."""
 
     name = "fp8"
     module = "fp8"
@@ -123,7 +123,7 @@ class Float8Driver(_MinifloatDriver):
 
 
 class MXFP8Driver(_MinifloatDriver):
-    """``mxfp8``."""
+    """The driver of ``mxfp8``."""
 
     name = "mxfp8"
     module = "mx"
@@ -132,7 +132,7 @@ class MXFP8Driver(_MinifloatDriver):
 
 
 class MXFP4Driver(_MinifloatDriver):
-    """``mxfp4``."""
+    """The driver of ``mxfp4``."""
 
     name = "mxfp4"
     module = "mx"

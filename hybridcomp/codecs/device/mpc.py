@@ -24,7 +24,10 @@ _BITMAP = {2: 64, 4: 128, 8: 128}  # bytes; the least that a chunk has which is 
 
 
 class MPCDriver(Driver):
-    """``mpc``. Chunks are coded where they would be if none became smaller, and moved together afterwards."""
+    """The driver of ``mpc``.
+
+    Chunks are coded where they would be if none became smaller, and moved together afterwards.
+    """
 
     def modules(self) -> tuple[str, ...]:
         return ("mpc", "convert")
@@ -111,7 +114,7 @@ class MPCDriver(Driver):
 
 
 def _parts(nbytes: int, width: int) -> tuple[int, int, int]:
-    """Words, chunks, and the payload's bytes that are not chunks'."""
+    """Return the number of words, of chunks, and of the payload's bytes that are not chunks'."""
     words, tail = divmod(nbytes, width)
     chunks = -(-words // _CHUNK)
     return words, chunks, _PREFIX.size + 2 * chunks + tail
@@ -131,7 +134,7 @@ def _sums(
     length: DeviceArray | None,
     status: DeviceArray | None,
 ) -> DeviceArray:
-    """The bytes of chunks before each group of them; ``length`` or ``status`` as the kernel says."""
+    """Sum the bytes of chunks before each group of them; ``length`` or ``status`` as the kernel says."""
     groups = -(-words // (_CHUNK * _GROUP))
     sums, done = queue.array(max(groups, 1), np.uint64), queue.zeros(4)
     blocks = max(1, queue.blocks(groups, 1, 4))

@@ -33,7 +33,7 @@ _ROWS = 16  # that a thread of `reconstruct` has
 
 
 class PowerSGDDriver(linear.LinearDriver):
-    """``powersgd``."""
+    """The driver of ``powersgd``."""
 
     def modules(self) -> tuple[str, ...]:
         return ("lowrank", "linear", "convert")
@@ -90,7 +90,10 @@ class PowerSGDDriver(linear.LinearDriver):
         _reconstruct(queue, p, q, (rows, cols, rank), out, dtype, add=add)
 
     def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
-        """As on the CPU: P, and Q. ``warm`` is host memory, so that either side goes on from the other's."""
+        """Reduce as on the CPU, in two rounds: P, and Q.
+
+        ``warm`` is host memory, so that either side goes on from the other's.
+        """
         assert isinstance(codec, PowerSGDCodec)
         queue, kind = staging.queue, x.dtype.accumulator
         (rows, cols), rank = matrix_shape(x.shape), effective_rank(x.shape, codec.rank)
@@ -130,7 +133,7 @@ class PowerSGDDriver(linear.LinearDriver):
 
 
 def _matrix(queue: Queue, src: DeviceArray, dtype: DType, shape: tuple[int, int]) -> DeviceArray:
-    """All rows of the matrix in float32: ``src`` itself, or a copy whose last row is filled with zeros."""
+    """Return all rows of the matrix in float32: ``src`` itself, or a copy whose last row is filled with zeros."""
     elements = shape[0] * shape[1]
     if dtype is DType.FLOAT32 and src.size == elements:
         return src
@@ -141,7 +144,7 @@ def _matrix(queue: Queue, src: DeviceArray, dtype: DType, shape: tuple[int, int]
 
 
 def _initial_q(queue: Queue, cols: int, rank: int, seed: int) -> DeviceArray:
-    """:func:`.beginning.initial_q`, the same bits."""
+    """Return the random start of :func:`.powersgd_start.initial_q`, the same bits, in device memory."""
     q = queue.array(cols * rank, np.float32)
     deviation = int(np.float64(DEVIATION).view(np.uint64))
     blocks = queue.blocks(q.size, _THREADS)
@@ -150,7 +153,7 @@ def _initial_q(queue: Queue, cols: int, rank: int, seed: int) -> DeviceArray:
 
 
 def _canonical(queue: Queue, values: DeviceArray) -> None:
-    """One NaN for all."""
+    """Replace every NaN by one and the same."""
     blocks = queue.blocks(values.size, _THREADS)
     queue.launch("lowrank", "lowrank_canonical", blocks, _THREADS, values, values.size)
 

@@ -23,7 +23,7 @@ _NAN = {
 
 
 class RandomBlockDriver(linear.LinearDriver):
-    """``randomblock``."""
+    """The driver of ``randomblock``."""
 
     def modules(self) -> tuple[str, ...]:
         return ("linear", "convert")
@@ -81,7 +81,7 @@ class RandomBlockDriver(linear.LinearDriver):
         return True
 
     def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
-        """As on the CPU: the block, and a number that is NaN where an element outside of it is not finite."""
+        """Reduce as on the CPU, in one round: the block, and a number, NaN if an element outside is not finite."""
         assert isinstance(codec, RandomBlockCodec)
         queue, kind = staging.queue, x.dtype.accumulator
         there = codec.at_step(terms.step)
@@ -113,7 +113,7 @@ def _block(queue: Queue, data: DeviceArray, start: int, k: int) -> DeviceArray:
 
 
 def _spread(queue: Queue, block: DeviceArray, start: int, n: int) -> DeviceArray:
-    """The block in its place, zeros around it."""
+    """Return an array of ``n`` elements with the block in its place, zeros around it."""
     out = queue.zeros(n * block.dtype.itemsize).view(block.dtype)
     first, last = parts(start, block.size, n)
     split = first.stop - first.start
@@ -123,7 +123,7 @@ def _spread(queue: Queue, block: DeviceArray, start: int, n: int) -> DeviceArray
 
 
 def _outside(queue: Queue, data: DeviceArray, dtype: DType, start: int, k: int) -> DeviceArray:
-    """The largest magnitude outside of the block."""
+    """Find the largest magnitude outside of the block."""
     first, last = parts(start, k, data.size)
     most = linear.peak(queue, data[last.stop : first.start], dtype)
     return linear.peak(queue, data[first.stop :], dtype, most)

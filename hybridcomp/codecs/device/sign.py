@@ -22,7 +22,7 @@ _WAVES = 16  # more blocks than fit at once: those that end early make room for 
 
 
 class SignDriver(Driver):
-    """Half a warp encodes a block; a warp decodes chunks of 1024 elements."""
+    """The driver of ``sign``: half a warp encodes a block; a warp decodes chunks of 1024 elements."""
 
     def modules(self) -> tuple[str, ...]:
         return ("sign",)
@@ -73,12 +73,12 @@ class SignDriver(Driver):
 
 
 def payload_bytes(n: int, dtype: DType, block: int) -> int:
-    """Of ``n`` elements."""
+    """Return the number of bytes of a payload of ``n`` elements."""
     return _PREFIX.size + -(-n // block) * dtype.accumulator.itemsize + (n + 7) // 8
 
 
 def _block(head: bytes) -> int:
-    """The block of a payload's prefix; WireError if there is none that the CPU takes."""
+    """Return the block of a payload's prefix; raise WireError if there is none that the CPU takes."""
     if len(head) < _PREFIX.size:
         raise WireError(f"malformed sign payload: {len(head)} bytes")
     block, zero = _PREFIX.unpack_from(head)

@@ -37,7 +37,7 @@ _ANY = 2**64 - 1
 
 
 class SketchDriver(linear.LinearDriver):
-    """``sketch``."""
+    """The driver of ``sketch``."""
 
     def modules(self) -> tuple[str, ...]:
         return ("sketch", "convert")
@@ -78,7 +78,7 @@ class SketchDriver(linear.LinearDriver):
         return True
 
     def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
-        """As on the CPU: the bitmaps, and what is planned of their union."""
+        """Reduce as on the CPU, in two rounds: the bitmaps, and the parts that are planned from their union."""
         assert isinstance(codec, SketchCodec)
         kernels, queue, kind, n = native.kernels(), staging.queue, x.dtype.accumulator, x.size
         bitmap, _ = _mask(queue, x.data)
@@ -123,7 +123,7 @@ def _blocks(queue: Queue, n: int) -> int:
 
 
 def _mask(queue: Queue, src: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
-    """The bitmap of the elements whose bits are not all zero, and how many bits each tile has."""
+    """Return the bitmap of the elements whose bits are not all zero, and the number of bits of each tile."""
     words = queue.array(words_of(src.size), np.uint64)
     counts = queue.array(_tiles(src.size), np.uint64)
     name = f"sketch_mask_{src.dtype.itemsize}"
@@ -132,7 +132,7 @@ def _mask(queue: Queue, src: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
 
 
 def _count(queue: Queue, words: DeviceArray, n: int) -> DeviceArray:
-    """How many bits each tile has; sets the status where one is past the end."""
+    """Count the bits of each tile; set the status where one is past the end."""
     counts = queue.array(_tiles(n), np.uint64)
     blocks = _blocks(queue, n)
     queue.launch("sketch", "sketch_count", blocks, _THREADS, words, n, counts, queue.status)
@@ -140,8 +140,10 @@ def _count(queue: Queue, words: DeviceArray, n: int) -> DeviceArray:
 
 
 def _scan(queue: Queue, counts: DeviceArray, n: int, expected: int = _ANY) -> DeviceArray:
-    """Let each tile's count become where its values begin; return how many there are; sets the status where these
-    are not as many as expected."""
+    """Replace each tile's count by the index at which its values begin; return how many values there are.
+
+    Sets the status where these are not as many as expected.
+    """
     total = queue.array(1, np.uint64)
     args = (counts, _tiles(n), total, expected, queue.status)
     queue.launch("sketch", "sketch_scan", 1, _SCAN_THREADS, *args)
@@ -149,7 +151,7 @@ def _scan(queue: Queue, counts: DeviceArray, n: int, expected: int = _ANY) -> De
 
 
 def _gather(queue: Queue, staging: linear.Staging, words: Array, x: Flat) -> DeviceArray:
-    """The elements of a bitmap, packed, in the accumulator's type."""
+    """Pack the elements of a bitmap, in the accumulator's type."""
     n, kind = x.size, x.dtype.accumulator
     k = native.kernels().sketch_count(words, n)
     there = staging.send_copy(words)
@@ -176,7 +178,10 @@ def _scatter(
     *,
     add: bool = False,
 ) -> None:
-    """``k`` packed values of ``source`` to the places of a bitmap; sets the status where it has others than k bits."""
+    """Write ``k`` packed values of ``source`` to the places of a bitmap.
+
+    Sets the status where it has others than k bits.
+    """
     n = out.size
     counts = _count(queue, words, n)
     _scan(queue, counts, n, k)
@@ -189,8 +194,10 @@ def _scatter(
 
 
 def _travelling(parts: list[Part], table: Array, packed: Array) -> Array:
-    """A bitmap of the elements whose values cross to the host: those of ``table`` where a part has one, those of
-    ``packed``, or all."""
+    """Return a bitmap of the elements whose values cross to the host.
+
+    They are those of ``table`` where a part has one, those of ``packed``, or all.
+    """
     words = packed.copy()
     for part in parts:
         if part.table is not None:
@@ -204,7 +211,7 @@ def _travelling(parts: list[Part], table: Array, packed: Array) -> Array:
 
 
 def _fill(parts: list[Part], mine: Array, packed: Array, sums: Array, kind: DType) -> None:
-    """What ranks sum, of the values that travelled: in tables, or as they are."""
+    """Write the values that ranks sum, in tables or as they are, from those that crossed to the host."""
     kernels = native.kernels()
     at = taken = 0
     for part in parts:
@@ -224,7 +231,7 @@ def _fill(parts: list[Part], mine: Array, packed: Array, sums: Array, kind: DTyp
 
 
 def _read(parts: list[Part], union: Array, sums: Array, values: Array, kind: DType) -> int:
-    """The packed values of the result; returns how many are only estimates."""
+    """Read the packed values of the result; return how many are only estimates."""
     kernels = native.kernels()
     at = taken = remained = 0
     for part in parts:

@@ -49,7 +49,7 @@ def _divide(n: int, by: int) -> int:
 
 
 class _Selection:
-    """The candidates of a tensor, and what is known of those that are sent.
+    """The candidates of a tensor, and the state of the selection of those that are sent.
 
     Args:
         src: the tensor.
@@ -90,7 +90,10 @@ class _Selection:
         self.queue.launch(module, f"sparse_{kernel}_{self.bits}", blocks, _THREADS, *tiles, *args)
 
     def filter(self, kernel: str, *args: int | DeviceArray | None) -> None:
-        """Take the candidates, by a kernel that reads the whole tensor. Five blocks fit a multiprocessor at once."""
+        """Select the candidates, by a kernel that reads the whole tensor.
+
+        Five blocks fit a multiprocessor at once.
+        """
         blocks = max(1, self.queue.blocks(self.tiles, _TILES_PER_GRID_BLOCK, 5))
         self.launch("sparse_select", kernel, *args, blocks=blocks)
 
@@ -111,7 +114,7 @@ class _Selection:
 
 
 class _SparseDriver(Driver):
-    """What all share."""
+    """The driver that all sparse codecs share."""
 
     name: str
 
@@ -123,14 +126,16 @@ class _SparseDriver(Driver):
         """Start to select the elements that are sent."""
 
     def sent(self, codec: SparseCodec, selection: _Selection) -> int:
-        """How many elements are sent. Waits for the device."""
+        """Return the number of elements that are sent; waits for the device."""
         return int(selection.queue.read(selection.state[_COUNT : _COUNT + 1])[0])
 
     def encode(
         self, codec: Codec, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
     ) -> int | DeviceArray:
-        """As :meth:`Driver.encode`. Waits for the number of values, if it depends on the data and another codec
-        takes them."""
+        """Encode as :meth:`Driver.encode` does.
+
+        Waits for the number of values, if it depends on the data and another codec takes them.
+        """
         assert isinstance(codec, SparseCodec)
         selection = self.select(codec, src, dtype, queue)
         selection.count(payload)
@@ -217,7 +222,7 @@ class _SparseDriver(Driver):
 
 
 class TopKDriver(_SparseDriver):
-    """``topk``."""
+    """The driver of ``topk``."""
 
     name = TopKCodec.name
 
@@ -237,7 +242,7 @@ class TopKDriver(_SparseDriver):
 
 
 class ThresholdDriver(_SparseDriver):
-    """``threshold``."""
+    """The driver of ``threshold``."""
 
     name = ThresholdCodec.name
 
@@ -264,7 +269,7 @@ class ThresholdDriver(_SparseDriver):
 
 
 class SIDCoDriver(_SparseDriver):
-    """``sidco``."""
+    """The driver of ``sidco``."""
 
     name = SIDCoCodec.name
 
@@ -300,7 +305,7 @@ class SIDCoDriver(_SparseDriver):
 
 
 def _inner(header: Header, head: bytes, index_bytes: int) -> tuple[Header, bytes]:
-    """The header of the values' message and the first bytes of its payload; WireError if it is none."""
+    """Return the header of the values' message and the first bytes of its payload; raise WireError if it is none."""
     room = header.payload - _PREFIX.size - index_bytes
     begin = head[min(PAYLOAD_HEAD, header.payload) :][:room]
     inner = wire.peek(np.frombuffer(begin, np.uint8), room)
@@ -308,8 +313,11 @@ def _inner(header: Header, head: bytes, index_bytes: int) -> tuple[Header, bytes
 
 
 def _guess(n: int, k: int) -> tuple[int, int, int]:
-    """How many groups of neighbours to look at for the k-th largest of n; 0: all elements. How many elements of
-    that sample shall reach the lower limit, and the upper one: between them the k-th nearly always lies."""
+    """Return how many groups of neighbours to look at for the k-th largest of n; 0: all elements.
+
+    The other numbers are how many elements of that sample shall reach the lower limit, and the upper one: between
+    them the k-th nearly always lies.
+    """
     if n <= _SAMPLE:
         return 0, k, k
     share = k / n
@@ -320,7 +328,7 @@ def _guess(n: int, k: int) -> tuple[int, int, int]:
 
 
 def _sample_groups(n: int, k: int, stages: int) -> int:
-    """``sample_groups`` of :file:`hybridcomp/sparse.hpp`."""
+    """Return the number ``sample_groups`` of :file:`hybridcomp/sparse.hpp`."""
     selected, least, share = (512, 16384, 8) if stages else (32, 2048, 32)
     if n <= 2 * least:
         return 0

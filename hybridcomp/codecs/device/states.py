@@ -21,7 +21,7 @@ _MODULE = "feedback"
 
 
 class Slot:
-    """Where the address of a state is.
+    """The address of a state, which the device holds.
 
     Attributes:
         word: one uint64 of the device.
@@ -42,7 +42,7 @@ class Slot:
         queue.launch(_MODULE, "feedback_clear", blocks, _THREADS, self.word, 4 * words)
 
     def read(self, dtype: npt.DTypeLike, queue: Queue) -> npt.NDArray[Any]:
-        """The state in host memory. Waits for the device."""
+        """Return the state in host memory; waits for the device."""
         where = DeviceArray(queue.runtime, int(queue.read(self.word)[0]), self.nbytes, np.uint8, self)
         return queue.read(where).view(dtype)
 
@@ -61,7 +61,7 @@ class Slots:
         self._spare: dict[tuple[int, int, int], Slot] = {}
 
     def take(self, nbytes: int, queue: Queue) -> Slot:
-        """A state of zeros."""
+        """Return a state of zeros."""
         free = self._free[_device(queue.runtime), nbytes]
         if not free:
             return self._new(nbytes, queue)
@@ -70,11 +70,11 @@ class Slots:
         return slot
 
     def give(self, slot: Slot, queue: Queue) -> None:
-        """Take back a state that nobody uses any more."""
+        """Return to the free slots a state that nobody uses any more."""
         self._free[_device(queue.runtime), slot.nbytes].append(slot)
 
     def spare(self, nbytes: int, queue: Queue) -> Slot:
-        """The array to write to in the order of this queue, and to exchange a state with."""
+        """Return the slot to write to in the order of this queue, and to exchange a state with."""
         key = (_device(queue.runtime), queue.stream, nbytes)
         if key not in self._spare:
             self._spare[key] = self._new(nbytes, queue)

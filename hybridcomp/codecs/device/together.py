@@ -1,4 +1,4 @@
-"""Sums of several messages in one pass over their accumulator (:file:`kernels/cuda/common/chunks.cuh`)."""
+"""Add several messages in one pass over their accumulator (:file:`kernels/cuda/common/chunks.cuh`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAVES = 16  # more blocks than fit at once: those that end early make room for 
 
 
 def alike(headers: Sequence[Header], heads: Sequence[bytes], dtype: DType) -> bool:
-    """Whether messages have one layout, and add to ``dtype``: their prefixes of block and format are the same."""
+    """Tell whether messages have one layout, and add to ``dtype``: their prefixes of block and format are the same."""
     return (
         len({head[:_PREFIX_BYTES] for head in heads}) == 1
         and len({header.count for header in headers}) == 1

@@ -1,1 +1,1 @@
-"""Error feedback: what a message lost is kept, and goes with a later one."""
+"""Error feedback: add the error of a lossy message to a later one."""

@@ -1,4 +1,4 @@
-"""Error feedback: what a lossy codec dropped is made up for by what it encodes next.
+"""Error feedback: correct what a lossy codec encodes by the error of its earlier messages.
 
 The forms are in :mod:`.memories` and :mod:`.estimates`; here they are kept by key, saved and loaded.
 """
@@ -67,7 +67,7 @@ class ErrorFeedback:
     def memory(
         self, key: Key, n: int, dtype: arrays.DTypeLike = DType.FLOAT32, form: str | Form | None = None
     ) -> Memory:
-        """The memory under ``key``, for collectives, which correct and encode spans of an array.
+        """Return the memory under ``key``, for collectives, which correct and encode spans of an array.
 
         Args:
             key: a tuple of str and int.
@@ -96,7 +96,9 @@ class ErrorFeedback:
         queue: Queue,
         form: str | Form | None = None,
     ) -> DeviceMemory:
-        """:meth:`memory` with the state on a device; what is elsewhere moves there, for which this waits.
+        """Return the memory under ``key`` with its state on a device.
+
+        A state elsewhere moves there, for which this waits.
 
         Args:
             key: a tuple of str and int.
@@ -135,7 +137,7 @@ class ErrorFeedback:
         return found
 
     def _on_host(self, key: Key, found: Memory | DeviceMemory, wanted: Form) -> Memory:
-        """A memory as one of the host's, with the parameters of ``wanted``."""
+        """Return a memory as one of the host's, with the parameters of ``wanted``."""
         _same_form(json.dumps(list(key)), found.form, wanted)
         if isinstance(found, Memory) and found.form == wanted:
             return found
@@ -146,7 +148,7 @@ class ErrorFeedback:
         return memory
 
     def residual(self, key: Key, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> npt.NDArray[Any]:
-        """The residual under ``key``, to be changed in place: of ``ef`` only.
+        """Return the residual under ``key``, to be changed in place: of ``ef`` only.
 
         Args:
             key: a tuple of str and int.
@@ -201,7 +203,7 @@ class ErrorFeedback:
         return arrays.like(buffer[:nbytes], src)
 
     def accumulate(self, key: Key, decoded_sum: Any) -> Any:
-        """The receiver's side: what the sum of all senders' messages of a step means.
+        """Return the values that the sum of all senders' messages of a step stands for; called by the receiver.
 
         Under ``ef21`` messages are differences: this adds their sum to the running sum of the senders' estimates
         and returns that. Under every other form a message means what it decodes to, and ``decoded_sum`` itself
@@ -230,7 +232,7 @@ class ErrorFeedback:
         return arrays.like(memory.add(flat.data), flat).reshape(flat.shape)
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of all states, as arrays by keys in JSON: ``{'["dp", "layer.0.weight"]': array}``.
+        """Return copies of all states, as arrays by keys in JSON: ``{'["dp", "layer.0.weight"]': array}``.
 
         What else a key has follows its JSON after a ``#``: further arrays, ``#steps`` where steps were counted, and
         ``#form``, the form's spec in bytes, where it is not ``ef``.
@@ -262,7 +264,7 @@ class ErrorFeedback:
         self._memories, self._slots = loaded, None
 
     def clear(self) -> None:
-        """Forget all states."""
+        """Drop all states."""
         self._memories.clear()
         self._scratch.clear()
         self._slots = None
@@ -282,7 +284,7 @@ class ErrorFeedback:
 
 
 def pack_key(text: str, form: Form, steps: int, parts: Arrays) -> Arrays:
-    """A key's part of a state."""
+    """Pack the state of one key into arrays."""
     packed = {f"{text}#{name}" if name else text: array for name, array in parts.items()}
     if steps:
         packed[f"{text}#{_STEPS}"] = np.array(steps, np.int64)
@@ -292,7 +294,7 @@ def pack_key(text: str, form: Form, steps: int, parts: Arrays) -> Arrays:
 
 
 def unpack_keys(state: Mapping[str, Any]) -> dict[str, tuple[Form, int, Arrays]]:
-    """A state's keys in JSON, each with its form, steps and arrays.
+    """Unpack a state: return its keys in JSON, each with its form, steps and arrays.
 
     Raises:
         ValueError: a malformed key, form or number of steps.
@@ -329,7 +331,7 @@ def _same_form(text: str, saved: Form, wanted: Form) -> None:
 
 
 def keys_of(states: Iterable[Mapping[str, Any]]) -> list[str]:
-    """All keys of some states, in the order in which they come."""
+    """Return all keys of some states, in the order in which they come."""
     return list(dict.fromkeys(text for state in states for text in state))
 
 

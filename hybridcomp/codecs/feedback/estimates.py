@@ -22,7 +22,7 @@ from hybridcomp.codecs.feedback.memory import Array, Memory
 
 
 class EstimateMemory(Memory):
-    """``ef21``.
+    """The memory of ``ef21``.
 
     A sender's new estimate waits until it is known that all could use its message: until the result of that span
     is there and finite, or the next step begins. If the step of any rank overflowed, all ranks drop it.
@@ -37,18 +37,20 @@ class EstimateMemory(Memory):
 
     @property
     def sent(self) -> Array:
-        """g."""
+        """Return g, the estimate of this rank's array."""
         return self._main()
 
     @property
     def total(self) -> Array | None:
-        """The sum of all ranks' g (:meth:`add`), or of the other ranks' in the spans that this rank owns; None until
-        it is needed."""
+        """Return the sum of all ranks' g (:meth:`add`), or of the other ranks' in the spans that this rank owns.
+
+        None until it is needed.
+        """
         return self._state("total")
 
     @property
     def known(self) -> Array | None:
-        """The estimate of a reduction's result, the same on all ranks; None until it is needed."""
+        """Return the estimate of a reduction's result, the same on all ranks; None until it is needed."""
         return self._state("known")
 
     def begin(self) -> int:
@@ -76,7 +78,7 @@ class EstimateMemory(Memory):
         return estimate
 
     def settle(self, good: bool = True) -> None:
-        """What was sent in this step has arrived everywhere, or, if not ``good``, is used nowhere."""
+        """End a step whose messages have arrived everywhere, or, if not ``good``, are used nowhere."""
         self.native.settle(good)
 
     def arrays(self) -> dict[str, Array]:

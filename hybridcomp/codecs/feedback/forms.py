@@ -33,7 +33,7 @@ class Form:
 
     @property
     def spec(self) -> str:
-        """The spec string that makes it; parameters at their defaults are left out."""
+        """Return the spec string that makes it; parameters at their defaults are left out."""
         defaults = _DEFAULTS[self.name]
         given = [f"{k}={v}" for k, v in self.options.items() if v != defaults[k]]
         return ":".join([self.name, *given])

@@ -38,7 +38,7 @@ STATE_CODEC = Int8Codec(block=128)  # of loco's state
 
 
 class PlainMemory(Memory):
-    """``ef``."""
+    """The memory of ``ef``."""
 
     name = "ef"
 
@@ -47,12 +47,15 @@ class PlainMemory(Memory):
 
     @property
     def error(self) -> Array:
-        """What has not been sent yet; may be changed in place."""
+        """Return the error that has not been sent yet; may be changed in place."""
         return self._main()
 
 
 class AverageMemory(Memory):
-    """``loco``. The 8 bits lose at most half a scale of their block, 1/254 of its largest error, at each step."""
+    """The memory of ``loco``.
+
+    The 8 bits lose at most half a scale of their block, 1/254 of its largest error, at each step.
+    """
 
     name = "loco"
 
@@ -62,12 +65,12 @@ class AverageMemory(Memory):
 
     @property
     def message(self) -> ByteArray:
-        """The state, an ``int8`` message but for its header."""
+        """Return the state, an ``int8`` message but for its header."""
         return self._main()
 
     @property
     def error(self) -> Array:
-        """A copy of the state in :attr:`kind`."""
+        """Return a copy of the state in :attr:`kind`."""
         message, values = self._sealed(), np.empty(self.n, self.kind.storage)
         STATE_CODEC.decode_flat(message, wire.peek(message), values, self.kind)
         return values
@@ -99,8 +102,10 @@ class AverageMemory(Memory):
 
 
 class MomentumMemory(Memory):
-    """``dgc``. In a reduction a rank treats its own shard as it treats the others': what it adds to the sum is C(v),
-    so that all ranks weigh alike. What the sum's own message loses goes to the v of the owner.
+    """The memory of ``dgc``.
+
+    In a reduction a rank treats its own shard as it treats the others': what it adds to the sum is C(v), so
+    that all ranks weigh alike. What the sum's own message loses goes to the v of the owner.
     """
 
     name = "dgc"
@@ -111,12 +116,12 @@ class MomentumMemory(Memory):
 
     @property
     def sum(self) -> Array:
-        """v, what has not been sent yet."""
+        """Return v, the sum that has not been sent yet."""
         return self._main()
 
     @property
     def velocity(self) -> Array:
-        """u."""
+        """Return u, the velocity."""
         velocity = self._state("velocity")
         assert velocity is not None
         return velocity

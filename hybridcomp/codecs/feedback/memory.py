@@ -1,4 +1,4 @@
-"""What one key of error feedback remembers, and what every form does with it.
+"""Hold the error-feedback state of one key, with the operations that every form has on it.
 
 A memory belongs to one array that is sent again and again, whole or in spans (the chunks of a collective). Data are
 corrected, encoded, and decoded as the receiver will decode them; the memory keeps what that lost. A span whose
@@ -30,20 +30,20 @@ Array = npt.NDArray[Any]
 
 
 class Scratch:
-    """Memory that is used again by the memories that share it, and by their arrays."""
+    """Temporary memory that is reused by the memories that share it, and by their arrays."""
 
     @functools.cached_property
     def rooms(self) -> Any:
-        """The kernels' ``Rooms``."""
+        """Return the kernels' ``Rooms``, which hold free memory."""
         return native.kernels().Rooms()
 
     def take(self, n: int, kind: DType) -> Array:
-        """An array of ``n`` float32 or float64 with anything in it; its memory comes back when nothing refers to it."""
+        """Return an array of ``n`` float32 or float64 with anything in it, whose memory is reused when it is freed."""
         array: Array = native.kernels().take(self.rooms, n, kind is DType.FLOAT64)
         return array
 
     def clear(self) -> None:
-        """Let all memory go that is not in use."""
+        """Release all memory that is not in use."""
         self.__dict__.pop("rooms", None)
 
 
@@ -78,11 +78,11 @@ class Memory(abc.ABC):
 
     @abc.abstractmethod
     def _made(self, n: int, wide: bool, rooms: Any) -> Any:
-        """The kernels' memory of this form."""
+        """Make the kernels' memory of this form."""
 
     @property
     def steps(self) -> int:
-        """How often :meth:`begin` was called."""
+        """Return how often :meth:`begin` was called."""
         count: int = self.native.steps
         return count
 
@@ -126,13 +126,13 @@ class Memory(abc.ABC):
         return nbytes
 
     def correct(self, data: Flat, span: slice) -> Array:
-        """What to encode for ``data``: an array that goes back to :meth:`keep`."""
+        """Return the array to encode for ``data``; it goes back to :meth:`keep`."""
         corrected = self._take(data.size)
         self.native.correct(data.data, data.dtype, _start(span, data.size), corrected)
         return corrected
 
     def keep(self, corrected: Array, decoded: Array, span: slice, weight: float = 1.0) -> None:
-        """Keep what a message lost, unless it is not finite.
+        """Store the error of a message, unless it is not finite.
 
         Args:
             corrected: from :meth:`correct`.
@@ -145,7 +145,7 @@ class Memory(abc.ABC):
     # -- the owner of a shard ------------------------------------------------------------------------
 
     def own(self, codec: Codec, data: Flat, span: slice) -> Array:
-        """A new array for the sum of all ranks' parts of an owned span, with this rank's own part in it.
+        """Return a new array for the sum of all ranks' parts of an owned span, with this rank's own part in it.
 
         ``data`` must stay as it is until :meth:`encode_sum`.
         """
@@ -154,7 +154,7 @@ class Memory(abc.ABC):
         return total
 
     def summed(self, codec: Codec, data: Flat, messages: Sequence[ByteArray], span: slice) -> Array:
-        """:meth:`own` with the other ranks' parts added: opened messages of :meth:`encode`, in their order."""
+        """Return :meth:`own` with the other ranks' parts added: opened messages of :meth:`encode`, in their order."""
         if self.adds_own and data.dtype is self.kind:
             total = self._take(data.size)
             codec.sum_into(data, messages, 1, total)
@@ -201,13 +201,13 @@ class Memory(abc.ABC):
     # -- the state -----------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, Array]:
-        """Copies of the state's arrays by name; the main one is ``""``."""
+        """Return copies of the state's arrays by name; the main one is ``""``."""
         found = {name: self._state(name) for name in ("", *self.extras)}
         return {name: array.copy() for name, array in found.items() if array is not None}
 
     @classmethod
     def restore(cls, form: Form, arrays: dict[str, Array], scratch: Scratch) -> Memory:
-        """The memory that gave ``arrays``.
+        """Make the memory whose arrays these are.
 
         Raises:
             ValueError: they are not of this form.
@@ -219,7 +219,7 @@ class Memory(abc.ABC):
         return memory
 
     def _state(self, name: str) -> Array | None:
-        """An array of the state, to be changed in place: the same object for as long as it is the same memory."""
+        """Return an array of the state, to be changed in place: the same object as long as it is the same memory."""
         found: Array | None = self.native.state(name)
         seen = self._seen.get(name)
         if found is None or (seen is not None and seen.ctypes.data == found.ctypes.data):
@@ -241,7 +241,7 @@ class Memory(abc.ABC):
         return Flat(values, self.kind, shape, True, False)
 
     def _encoder(self, codec: Codec, shape: tuple[int, ...]) -> Any:
-        """The codec's encoder, or None; CodecMismatchError if it cannot carry an array of such a shape."""
+        """Return the codec's encoder, or None; raise CodecMismatchError if it cannot carry an array of such a shape."""
         reason = codec.refuses(self._flat(_NOTHING, shape))
         if reason is not None:
             raise CodecMismatchError(f"codec {codec.spec!r} cannot carry this array: {reason}")
@@ -257,7 +257,7 @@ _NOTHING: Array = np.empty(0, np.float32)
 
 
 def _start(span: slice, n: int) -> int:
-    """Where a span begins; ValueError unless it is of ``n`` elements."""
+    """Return the index at which a span begins; raise ValueError unless it is of ``n`` elements."""
     start: int = span.start
     if span.stop - start != n:
         raise ValueError(f"elements {start} .. {span.stop} are not {n}")
@@ -265,7 +265,7 @@ def _start(span: slice, n: int) -> int:
 
 
 def _main_array(arrays: dict[str, Array], others: tuple[str, ...]) -> tuple[Array, DType]:
-    """The main array and its dtype; ValueError unless all are float32, or all float64, and of one size."""
+    """Return the main array and its dtype; raise ValueError unless all are float32, or all float64, and of one size."""
     if "" not in arrays or not set(arrays) <= {"", *others}:
         raise ValueError(f"it has the arrays {sorted(arrays)}, not {sorted(['', *others])}")
     main = arrays[""]

@@ -1,4 +1,4 @@
-"""States of error feedback for another number of ranks.
+"""Reshard the states of error feedback to another number of ranks.
 
 What the sum over all ranks still misses is the sum of their residuals, so that is what must be kept: new rank r gets
 the sum of old ranks r, r + ranks, r + 2 ranks, ... Where there are more ranks than before, the new ones begin with
@@ -37,7 +37,7 @@ _MOST_RANKS = 1 << 20
 
 
 def reshard(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
-    """States for ``ranks`` ranks from those of all ranks of another number.
+    """Make the states of ``ranks`` ranks from those of all ranks of another number.
 
     Args:
         states: :meth:`ErrorFeedback.state_dict` of every old rank, in their order. A rank may lack keys: it has
@@ -67,7 +67,7 @@ def reshard(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, A
 def _gathered(
     text: str, found: Sequence[tuple[Form, int, Arrays] | None], scratch: Scratch
 ) -> tuple[Form, int, list[Memory | None]]:
-    """A key's form, its steps, and each rank's memory of it, checked to be of one kind."""
+    """Return a key's form, its steps, and each rank's memory of it, checked to be of one kind."""
     memories: list[Memory | None] = []
     steps = 0
     for part in found:
@@ -99,7 +99,7 @@ def _first(memories: Sequence[Memory | None]) -> Memory:
 
 
 def _merged(mine: Sequence[Memory | None], everyone: Sequence[Memory | None]) -> Arrays:
-    """The arrays of a new rank, from the memories that become its own and those of all old ranks."""
+    """Return the arrays of a new rank, from the memories that become its own and those of all old ranks."""
     first = _first(everyone)
     parts = [memory.arrays() for memory in mine if memory is not None]
     if isinstance(first, AverageMemory):
@@ -115,7 +115,7 @@ def _merged(mine: Sequence[Memory | None], everyone: Sequence[Memory | None]) ->
 
 
 def _shared(everyone: Sequence[Arrays]) -> Arrays:
-    """What is the same on all ranks of ``ef21``, or the owners' parts joined."""
+    """Return the arrays of ``ef21`` that are the same on all ranks, or the owners' parts joined."""
     totals = [part["total"] for part in everyone if "total" in part]
     known = [part["known"] for part in everyone if "known" in part]
     shared: Arrays = {}
@@ -144,7 +144,7 @@ def _summed_states(parts: Sequence[Arrays], like: AverageMemory) -> Array:
 
 
 def release(state: Mapping[str, Any], key: Key, span: slice) -> tuple[Arrays, Array] | None:
-    """Take out of a state what it keeps for a span that its rank, owning it now, sends to nobody any more.
+    """Remove from a state its part for a span that its rank, owning it now, sends to nobody any more.
 
     A reduce-scatter adds an owner's part as it is, so what resharding gave an owner for its own span has to be added
     to its sum by hand. ``dgc`` sends an owner's part too, and keeps it.

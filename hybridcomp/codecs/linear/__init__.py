@@ -1,1 +1,1 @@
-"""Codecs whose messages are summed as they are, in rounds."""
+"""Linear codecs, whose messages are summed without being decoded, in rounds."""

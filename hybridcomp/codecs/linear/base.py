@@ -65,7 +65,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What a reduction comes to on one rank.
+    """The result of a reduction on one rank.
 
     Attributes:
         total: the sum of all ranks' arrays (or their mean), about: 1-D, float32 (float64 for float64).
@@ -89,7 +89,7 @@ Reduction = Generator[Round, None, Reduced]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a reduction is asked for; the attributes are the arguments of :meth:`LinearCodec.reduction`."""
+    """The options of a reduction; the attributes are the arguments of :meth:`LinearCodec.reduction`."""
 
     ranks: int
     rank: int = 0
@@ -156,11 +156,11 @@ class LinearCodec(Codec):
 
     @abc.abstractmethod
     def reduce(self, x: Flat, terms: Terms) -> Reduction:
-        """What :meth:`reduction` returns, of host memory."""
+        """Make the generator that :meth:`reduction` returns, of host memory."""
 
 
 def derived_seed(seed: int, *counters: int) -> int:
-    """A seed from 0 to 2^63 - 1 for each combination of a seed and counters (splitmix64 over them)."""
+    """Return a seed from 0 to 2^63 - 1 for each combination of a seed and counters (splitmix64 over them)."""
     state = seed
     for counter in counters:
         state = _mixed((state + 0x9E3779B97F4A7C15 * (counter + 1)) & _WORD)
@@ -177,7 +177,7 @@ _WORD = 2**64 - 1
 
 
 def widened(x: Flat) -> Array:
-    """A copy of the values in their accumulator's type, float32 or float64."""
+    """Return a copy of the values in their accumulator's type, float32 or float64."""
     out = np.empty(x.size, x.dtype.accumulator.storage)
     native.kernels().convert(x.data, x.dtype, out, x.dtype.accumulator, False)
     return out
@@ -192,7 +192,7 @@ def reduce_all(
     warm: Sequence[dict[str, Array]] | None = None,
     name: str | None = None,
 ) -> list[Reduced]:
-    """Play a reduction on all ranks, in this process: for tests and examples.
+    """Run a reduction of all ranks in this process: for tests and examples.
 
     Args:
         codec: a linear codec or its spec.

@@ -66,22 +66,22 @@ class LatticeCodec(KernelCodec, LinearCodec):
 
     @property
     def bits(self) -> int:
-        """Bits of an integer."""
+        """Return the bits of an integer."""
         return self._bits
 
     @property
     def rounding(self) -> str:
-        """``nearest`` or ``stochastic``."""
+        """Return the rounding: ``nearest`` or ``stochastic``."""
         return self._rounding
 
     @property
     def seed(self) -> int:
-        """Seed of stochastic rounding."""
+        """Return the seed of stochastic rounding."""
         return self._seed
 
     @property
     def ranks(self) -> int:
-        """Contributions that a message has room for."""
+        """Return the number of contributions whose sum a message can hold."""
         return self._ranks
 
     @property
@@ -94,7 +94,7 @@ class LatticeCodec(KernelCodec, LinearCodec):
         return LatticeCodec(self._bits, self._rounding, checks.stepped(self._seed, step), self._ranks)
 
     def limit(self, ranks: int | None = None) -> int:
-        """The largest integer of one contribution of ``ranks`` (:attr:`ranks` if None)."""
+        """Return the largest integer of one contribution of ``ranks`` (:attr:`ranks` if None)."""
         return int((2 ** (self._bits - 1) - 1) // (self._ranks if ranks is None else ranks))
 
     def check_ranks(self, ranks: int) -> None:
@@ -118,7 +118,7 @@ class LatticeCodec(KernelCodec, LinearCodec):
         )
 
     def scale_for(self, peak: float, dtype: arrays.DTypeLike = DType.FLOAT32) -> float:
-        """The scale of a tensor of ``dtype`` whose largest magnitude is ``peak``, for :meth:`encode_with_scale`."""
+        """Return the scale for :meth:`encode_with_scale`, of a tensor of ``dtype`` with largest magnitude ``peak``."""
         kind = arrays.as_dtype(dtype)
         bits = native.kernels().lattice_peak(np.array([peak], kind.accumulator.storage), kind.accumulator)
         return float(native.kernels().lattice_scale(bits, kind, self._bits, self._ranks)[0])
@@ -217,7 +217,7 @@ class LatticeCodec(KernelCodec, LinearCodec):
     # -- the reduction -------------------------------------------------------------------------------
 
     def reduce(self, x: Flat, terms: Terms) -> Reduction:
-        """Two rounds: the largest magnitude (as bits, with NaN above infinity), and the integers."""
+        """Reduce in two rounds: the largest magnitude (as bits, with NaN above infinity), and the integers."""
         self.check_ranks(terms.ranks)
         kernels = native.kernels()
         kind = x.dtype.accumulator

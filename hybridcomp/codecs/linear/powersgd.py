@@ -43,7 +43,7 @@ _PANEL = 1 << 18  # elements widened at a time: 1 MiB
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of the matrix that an array of ``shape`` is taken for.
+    """Return rows and columns of the matrix that an array of ``shape`` is taken for.
 
     Two and more dimensions: the first by all the rest. Fewer: near-square, the last row filled with zeros.
     """
@@ -57,18 +57,18 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def effective_rank(shape: tuple[int, ...], rank: int) -> int:
-    """``rank``, or less where a matrix of that shape cannot have so many independent columns."""
+    """Return ``rank``, or less where a matrix of that shape cannot have so many independent columns."""
     return min(rank, *matrix_shape(shape))
 
 
 def worthwhile(shape: tuple[int, ...], rank: int) -> bool:
-    """Whether P and Q have less than half the elements of an array of ``shape``."""
+    """Tell whether P and Q have less than half the elements of an array of ``shape``."""
     rows, cols = matrix_shape(shape)
     return 2 * (rows + cols) * effective_rank(shape, rank) < math.prod(shape)
 
 
 def start(matrix: Matrix, q: Matrix) -> Matrix:
-    """P = M Q.
+    """Compute P = M Q.
 
     Args:
         matrix: float32 of (rows, cols), C-contiguous.
@@ -96,7 +96,7 @@ def orthogonalize(p: Matrix) -> None:
 
 
 def finish(matrix: Matrix, p: Matrix) -> Matrix:
-    """Q = M^T P.
+    """Compute Q = M^T P.
 
     Args:
         matrix: float32 of (rows, cols), C-contiguous.
@@ -134,7 +134,7 @@ class _Panel(NamedTuple):
 
 
 def _panels(src: Flat, shape: tuple[int, int]) -> Iterator[_Panel]:
-    """A matrix of ``shape`` in whole rows: at once where it is aligned float32, else widened a panel at a time."""
+    """Yield a matrix of ``shape`` in whole rows: at once if it is aligned float32, else widened a panel at a time."""
     rows, cols = shape
     if src.dtype is DType.FLOAT32 and src.data.flags.aligned:
         yield _Panel(0, rows, src.data)
@@ -187,7 +187,7 @@ def _expect(array: Matrix, name: str) -> None:
 
 @register
 class PowerSGDCodec(LinearCodec):
-    """A matrix by its ``rank`` strongest directions, about.
+    """PowerSGD: approximates a matrix by its ``rank`` strongest directions.
 
     Made for gradients with error feedback; float32 inside, whatever the dtype: float64 loses precision, and
     magnitudes near the end of float32's range overflow to NaN. A NaN or an infinity makes all of the array
@@ -214,12 +214,12 @@ class PowerSGDCodec(LinearCodec):
 
     @property
     def rank(self) -> int:
-        """Columns of P and Q."""
+        """Return the number of columns of P and Q."""
         return self._rank
 
     @property
     def seed(self) -> int:
-        """Seed of the random start."""
+        """Return the seed of the random start."""
         return self._seed
 
     @property
@@ -236,7 +236,7 @@ class PowerSGDCodec(LinearCodec):
         return super().can_carry(src.dtype, src.shape)
 
     def beginning_with(self, q: Matrix | None) -> PowerSGDCodec:
-        """The same codec, whose messages of arrays with as many columns begin with ``q``, not with random numbers.
+        """Return this codec for messages that begin with ``q``, not with random numbers, if the columns are as many.
 
         The factor of the message before (:func:`factor_of`) makes a better start where arrays change slowly.
         """
@@ -245,7 +245,7 @@ class PowerSGDCodec(LinearCodec):
         return codec
 
     def message_bytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of the message of an array of ``shape``."""
+        """Return the bytes of the message of an array of ``shape``."""
         rows, cols = matrix_shape(shape)
         return HEADER_BYTES + PREFIX.size + 4 * (rows + cols) * effective_rank(shape, self._rank)
 
@@ -273,7 +273,9 @@ class PowerSGDCodec(LinearCodec):
         )
 
     def reduce(self, x: Flat, terms: Terms) -> Reduction:
-        """Two rounds: P, and Q. ``warm`` keeps the mean Q by name; the step is not used.
+        """Reduce in two rounds: P, and Q.
+
+        ``warm`` keeps the mean Q by name; the step is not used.
 
         The approximation is of the mean, and that is what is taken for each rank's own.
         """
@@ -341,7 +343,7 @@ def _expand(p: Matrix, q: Matrix, out: np.ndarray[Any, Any], dtype: DType, *, ad
 
 
 def factor_of(message: ByteArray) -> Matrix:
-    """A copy of a message's Q; the message is one that has just been encoded, or was checked."""
+    """Return a copy of a message's Q; the message is one that has just been encoded, or was checked."""
     return _open(message, wire.peek(message))[1].copy()
 
 

@@ -14,7 +14,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def initial_q(cols: int, rank: int, seed: int) -> Matrix:
-    """A random start: float32 of (cols, rank), mean 0, variance 1, the same on every machine.
+    """Draw a random start: float32 of (cols, rank), mean 0, variance 1, the same on every machine.
 
     Each element is the sum of four uniform 16-bit numbers, which is near enough to Gaussian and exact; they
     come from the splitmix64 hash of its index (Steele, Lea, Flood: "Fast splittable pseudorandom number
@@ -29,7 +29,7 @@ def initial_q(cols: int, rank: int, seed: int) -> Matrix:
 
 
 def initial_state(seed: int) -> int:
-    """What the hashes of :func:`initial_q`'s elements are offset by."""
+    """Return the offset of the hashes of :func:`initial_q`'s elements."""
     with np.errstate(over="ignore"):
         return int(_splitmix64(np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64) * _STEP + _STEP)[0])
 

@@ -65,17 +65,17 @@ class RandomBlockCodec(LinearCodec):
 
     @property
     def ratio_kept(self) -> float:
-        """Share of the elements that is sent."""
+        """Return the share of the elements that is sent."""
         return self._ratio
 
     @property
     def seed(self) -> int:
-        """Seed of the block's place."""
+        """Return the seed of the block's place."""
         return self._seed
 
     @property
     def values(self) -> Codec:
-        """Codec of the sent values."""
+        """Return the codec of the sent values."""
         return self._values
 
     @property
@@ -86,11 +86,11 @@ class RandomBlockCodec(LinearCodec):
         return RandomBlockCodec(self._ratio, checks.stepped(self._seed, step), self._values)
 
     def k(self, n: int) -> int:
-        """How many of ``n`` elements are sent."""
+        """Return how many of ``n`` elements are sent."""
         return _share(self._ratio, n)
 
     def start(self, n: int) -> int:
-        """The first of them."""
+        """Return the index of the first of the elements that are sent."""
         return (derived_seed(self._seed, n) * n) >> 63
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
@@ -107,7 +107,7 @@ class RandomBlockCodec(LinearCodec):
         )
 
     def reduce(self, x: Flat, terms: Terms) -> Reduction:
-        """One round: the block, and a number that is NaN where an element outside of it is not finite."""
+        """Reduce in one round: the block, and a number that is NaN where an element outside of it is not finite."""
         there = self.at_step(terms.step)
         start, k = there.start(x.size), there.k(x.size)
         kind = x.dtype.accumulator
@@ -164,7 +164,7 @@ class RandomBlockCodec(LinearCodec):
 
 
 def _share(ratio: float, n: int) -> int:
-    """ceil(ratio * n), in whole numbers of the ratio as written: in floating point, 0.07 * 100 is over 7."""
+    """Compute ceil(ratio * n), in whole numbers of the ratio as written: in floating point, 0.07 * 100 is over 7."""
     numerator, denominator = _whole_numbers(ratio)
     return -(-n * numerator // denominator)
 
@@ -179,7 +179,7 @@ def _carries_values(cls: type[Codec]) -> bool:
 
 
 def parts(start: int, k: int, n: int) -> tuple[slice, slice]:
-    """The block as the part before the end of the elements, and the part at their start."""
+    """Return the block as the part before the end of the elements, and the part at their start."""
     return slice(start, min(start + k, n)), slice(0, max(0, start + k - n))
 
 
@@ -189,7 +189,7 @@ def _block(data: Array, start: int, k: int) -> Array:
 
 
 def _spread(block: Array, start: int, n: int) -> Array:
-    """The block in its place, zeros around it."""
+    """Return an array of ``n`` elements with the block in its place, zeros around it."""
     out = np.zeros(n, block.dtype)
     first, last = parts(start, block.size, n)
     out[first], out[last] = np.split(block, [first.stop - first.start])
@@ -197,7 +197,7 @@ def _spread(block: Array, start: int, n: int) -> Array:
 
 
 def _overflows(src: Flat, start: int, k: int) -> bool:
-    """Whether an element outside of the block is not finite."""
+    """Tell whether an element outside of the block is not finite."""
     first, last = parts(start, k, src.size)
     infinity = 0x7FF0_0000_0000_0000 if src.dtype is DType.FLOAT64 else 0x7F80_0000
     peak = native.kernels().lattice_peak

@@ -70,13 +70,13 @@ class Table:
 
     @property
     def counters(self) -> int:
-        """How many there are."""
+        """Return the number of counters."""
         return 3 * self.third * self.lanes
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """How a stretch of the elements travels: by a table, packed, or else as it is.
+    """A range of the elements, sent by a table, packed, or else as it is.
 
     Attributes:
         elements: which.
@@ -92,7 +92,7 @@ class Part:
 
     @property
     def words(self) -> slice:
-        """Their words of the bitmap."""
+        """Return the range of the bitmap's words that stand for the elements."""
         return slice(self.elements.start // 64, words_of(self.elements.stop))
 
 
@@ -127,22 +127,22 @@ class SketchCodec(LinearCodec):
 
     @property
     def load(self) -> float:
-        """Elements per counter that a table begins with."""
+        """Return the number of elements per counter that a table begins with."""
         return self._load
 
     @property
     def form(self) -> str:
-        """``sketch`` or ``packed``."""
+        """Return the form: ``sketch`` or ``packed``."""
         return self._form
 
     @property
     def lanes(self) -> int:
-        """Elements of a block."""
+        """Return the number of elements of a block."""
         return self._lanes
 
     @property
     def seed(self) -> int:
-        """Seed of the hashes."""
+        """Return the seed of the hashes."""
         return self._seed
 
     @property
@@ -205,7 +205,7 @@ class SketchCodec(LinearCodec):
     # -- the reduction -------------------------------------------------------------------------------
 
     def reduce(self, x: Flat, terms: Terms) -> Reduction:
-        """Two rounds: the bitmaps, and what :meth:`plan` makes of their union."""
+        """Reduce in two rounds: the bitmaps, and what :meth:`plan` makes of their union."""
         kernels = native.kernels()
         kind = x.dtype.accumulator
         words = np.empty(words_of(x.size), np.uint64)
@@ -241,7 +241,7 @@ class SketchCodec(LinearCodec):
         return Reduced(total, widened(x) if terms.own else None, 1 - remained / union if union else 1.0)
 
     def plan(self, words: Array, n: int) -> list[Part]:
-        """How the parts of a tensor travel in round 2.
+        """Plan how the parts of a tensor are sent in round 2.
 
         Args:
             words: bitmap of the union's ``n`` elements, uint64.
@@ -304,12 +304,12 @@ def peel(words: Array, table: Table, counters: Array, out: Array) -> int:
 
 
 def words_of(n: int) -> int:
-    """Words of a bitmap of ``n`` elements."""
+    """Return the number of words of a bitmap of ``n`` elements."""
     return -(-n // 64)
 
 
 def _typed(values: ByteArray, source: DType, dtype: DType) -> Array | ByteArray:
-    """Packed values in another dtype."""
+    """Return packed values in another dtype."""
     if source is dtype:
         return values
     out = np.empty(values.size // source.itemsize, dtype.storage)

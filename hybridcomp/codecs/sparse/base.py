@@ -1,4 +1,4 @@
-"""What the sparse codecs share: they send some elements, the rest decode to zero.
+"""Build the sparse codecs: they send some elements, the rest decode to zero.
 
 Payload: uint64 k, uint64 bytes of the index section, the index section, then the k values, ascending by
 index, as a message of their own (the ``values`` codec's). The index section is a uint32 count per block of
@@ -36,7 +36,7 @@ _INDEX_BLOCK = 65536
 
 
 class SparseCodec(Codec):
-    """Base of the sparse codecs. A subclass says which elements are sent and how many they may be."""
+    """Base class of the sparse codecs. A subclass says which elements are sent and how many they may be."""
 
     fixed_size = False
 
@@ -48,16 +48,16 @@ class SparseCodec(Codec):
 
     @property
     def values(self) -> Codec:
-        """Codec of the sent values."""
+        """Return the codec of the sent values."""
         return self._values
 
     @abc.abstractmethod
     def most(self, n: int) -> int:
-        """The most elements of ``n`` that are sent."""
+        """Return the most elements of ``n`` that are sent."""
 
     @abc.abstractmethod
     def make_encoder(self, plain: int) -> Any:
-        """The kernels' ``Encoder`` of values as they are, or None; ``plain`` is the parameter hash of ``none``."""
+        """Make the kernels' ``Encoder`` of values as they are, or None; ``plain`` is the parameter hash of ``none``."""
 
     @functools.cached_property
     def encoder(self) -> Any:
@@ -67,7 +67,7 @@ class SparseCodec(Codec):
 
     @abc.abstractmethod
     def select(self, src: Flat) -> Any:
-        """The elements to send, as the kernels' ``Selected``."""
+        """Select the elements to send, as the kernels' ``Selected``."""
 
     def at_step(self, step: int) -> Codec:
         values = self._values.at_step(step)
@@ -179,12 +179,12 @@ class RatioCodec(SparseCodec):
 
     @property
     def ratio_kept(self) -> float:
-        """Share of the elements that is sent."""
+        """Return the share of the elements that is sent."""
         return self._ratio
 
     @abc.abstractmethod
     def ratio_encoder(self, numerator: int, denominator: int, plain: int) -> Any:
-        """:meth:`make_encoder` of a ratio in whole numbers."""
+        """Make the encoder of :meth:`make_encoder` for a ratio in whole numbers."""
 
     def make_encoder(self, plain: int) -> Any:
         numerator, denominator = self._share
@@ -193,7 +193,7 @@ class RatioCodec(SparseCodec):
         return self.ratio_encoder(numerator, denominator, plain)
 
     def k(self, n: int) -> int:
-        """The share of ``n`` elements, rounded up."""
+        """Return the share of ``n`` elements, rounded up."""
         numerator, denominator = self._share
         return -(-n * numerator // denominator)
 

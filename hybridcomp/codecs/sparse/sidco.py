@@ -56,7 +56,7 @@ class SIDCoCodec(RatioCodec):
 
     @property
     def stages(self) -> int:
-        """Fits that are made; 0: as many as it takes."""
+        """Return the number of fits that are made; 0: as many as it takes."""
         return self._stages
 
     @property

@@ -48,12 +48,12 @@ class ThresholdCodec(SparseCodec):
 
     @property
     def abs(self) -> float | None:
-        """The least magnitude that is sent, or None."""
+        """Return the least magnitude that is sent, or None."""
         return self._abs
 
     @property
     def rel(self) -> float | None:
-        """The least magnitude that is sent over the root mean square, or None."""
+        """Return the least magnitude that is sent over the root mean square, or None."""
         return self._rel
 
     @property
@@ -72,5 +72,5 @@ class ThresholdCodec(SparseCodec):
 
     @property
     def _limit(self) -> tuple[float | None, bool]:
-        """The limit, and whether it is relative."""
+        """Return the limit, and whether it is relative."""
         return (self._abs, False) if self._rel is None else (self._rel, True)

@@ -1,4 +1,4 @@
-"""What all ranks must have in common, checked when a communicator is made."""
+"""Check, when a communicator is made, what all its ranks must have in common."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CARD = np.dtype(
 
 
 class Agreement(NamedTuple):
-    """What the ranks of a communicator have agreed on.
+    """The facts on which the ranks of a communicator have agreed.
 
     Attributes:
         awareness: whether every rank's MPI takes device pointers: both ends of a message treat it alike.
@@ -44,7 +44,7 @@ class Agreement(NamedTuple):
 
 
 class Preparation(NamedTuple):
-    """What a rank brings to a new communicator.
+    """The settings that a rank brings to a new communicator.
 
     Attributes:
         policy: of this rank.
@@ -62,7 +62,7 @@ class Preparation(NamedTuple):
 
 
 def card_of(own: Preparation | BaseException) -> Any:
-    """What this rank tells the others: what it brings, or why it cannot."""
+    """Pack what this rank tells the others: its settings, or why it has none."""
     card = np.zeros(1, _CARD)
     card["key"] = int.from_bytes(secrets.token_bytes(8), "little")
     if isinstance(own, BaseException):
@@ -124,7 +124,7 @@ def _digest(card: Any) -> str:
 
 
 def same_text(comm: MPI.Comm, text: str) -> str:
-    """Give every rank of ``comm`` rank 0's text. Collective."""
+    """Broadcast rank 0's text to every rank of ``comm``. Collective."""
     data = np.frombuffer(text.encode(), np.uint8).copy()
     size = np.array([data.size], np.int64)
     comm.Bcast(size)

@@ -39,7 +39,7 @@ _OPS = (
 
 
 def in_detail() -> bool:
-    """Whether this process is asked to compare operations.
+    """Tell whether this process is asked to compare operations.
 
     Raises:
         ConfigError: the variable has a value that is no level.
@@ -51,7 +51,7 @@ def in_detail() -> bool:
 
 
 def described(call: Call) -> str:
-    """What must be alike of an operation on all ranks, in words."""
+    """Describe in words what must be alike of an operation on all ranks."""
     words = [call.op, f"codec {call.codec}"]
     words += [f"{name} {_word(value)}" for name, value in call.about.items() if value is not None]
     return ", ".join(words)
@@ -66,7 +66,7 @@ def _word(value: Any) -> str:
 
 
 class Comparison:
-    """The operations of one communicator, compared on another."""
+    """The comparison of one communicator's operations, on a communicator of its own."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         """Compare on ``comm``, which nobody else uses."""
@@ -74,7 +74,7 @@ class Comparison:
         self._turns = PostQueue()
 
     def before(self, steps: Steps, number: int, what: str, words: str) -> Steps:
-        """An operation's ``steps``, begun in program order as ever, once all ranks are about to do the same.
+        """Run an operation's ``steps``, begun in program order as ever, once all ranks are about to do the same.
 
         Args:
             steps: of the operation.
@@ -101,7 +101,7 @@ class Comparison:
 
 
 def compare(cards: np.ndarray[Any, Any], what: str) -> None:
-    """Raise MismatchError unless all ranks' cards are alike."""
+    """Raise MismatchError unless all ranks' records are alike."""
     sides = [card.tobytes() for card in cards]
     if len(set(sides)) == 1:
         return

@@ -1,4 +1,4 @@
-"""Making a communicator: every step within the timeout, and what goes wrong on one rank is told to all."""
+"""Make communicators: every step within the timeout; an error on one rank is reported to all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LEVELS = {
 
 
 class Parts(NamedTuple):
-    """What a communicator is made of.
+    """The components of a communicator.
 
     Attributes:
         own: what this rank brought.
@@ -125,7 +125,7 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
 
 
 class _Assembly:
-    """MPI's part, in steps that wait for the other ranks inside MPI: in a thread, which can be left behind."""
+    """The steps of making a communicator that wait for other ranks in MPI: in a thread, which can be left behind."""
 
     def __init__(self, comm: MPI.Comm, what: str, own: Preparation, agreed: Agreement) -> None:
         self._comm, self._what, self._own, self._agreed = comm, what, own, agreed
@@ -178,7 +178,7 @@ class _Assembly:
             raise RemoteError(f"{self._what}: rank {failure.rank} failed: {failure.text}")
 
     def _absent(self) -> str:
-        """Who is silent, in words; those that wait as well answer."""
+        """Name the ranks that are silent, in words; those that wait as well answer."""
         notices = self._notices
         if notices is None:
             return ""
@@ -193,7 +193,7 @@ class _Assembly:
 def bounded(
     work: Callable[[], T], what: Callable[[], str], timeout: float, look: Callable[[], None] | None = None
 ) -> T:
-    """Do what waits for other ranks inside MPI, for a limited time.
+    """Run a function that waits for other ranks inside MPI, for a limited time.
 
     Args:
         work: to do, in a thread that is left behind where it does not come back.

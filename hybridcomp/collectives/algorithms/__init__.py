@@ -1,1 +1,1 @@
-"""The algorithms as generators, which arrays in a device's memory take; and which one an operation uses."""
+"""The algorithms as generators, for arrays in a device's memory, and the choice between algorithms."""

@@ -103,7 +103,7 @@ class Run:
         self.results: dict[int, list[Incoming]] = {}
 
     def scatter(self, k: int) -> None:
-        """Step 1 for chunk ``k`` of every shard, and the receives of steps 2 and 4."""
+        """Do step 1 for chunk ``k`` of every shard, and post the receives of steps 2 and 4."""
         carrier, shards, mailbox = self.carrier, self.shards, self.mailbox
         owners = [q for q in self.others if shards.size(q, k)]
         own = shards.size(self.rank, k)
@@ -119,12 +119,12 @@ class Run:
             mailbox.send(message, [q], self.tags[0])
 
     def part(self, span: slice) -> Sealed:
-        """This rank's part of a span that another one owns."""
+        """Encode this rank's part of a span that another rank owns; return the message."""
         (message,) = self.carrier.encode_parts(self.send, [span], self.memory)
         return message
 
     def reduce(self, k: int, parts: Sequence[Incoming], receivers: list[int]) -> None:
-        """Steps 2 and 3 for chunk ``k`` of this rank's shard: ``parts``, in rank order, are here."""
+        """Do steps 2 and 3 for chunk ``k`` of this rank's shard; ``parts``, in rank order, have arrived."""
         carrier = self.carrier
         span = self.shards.span(self.rank, k)
         if span.start == span.stop:
@@ -155,7 +155,7 @@ class Run:
         carrier.decode_own(result, self.recv[span], self.sum_dtype)
 
     def gather(self, k: int) -> None:
-        """Step 4 for chunk ``k`` of the other ranks' shards."""
+        """Do step 4 for chunk ``k`` of the other ranks' shards."""
         messages = self.results.pop(k)
         spans = [self.shards.span(message.peer, k) for message in messages]
         if self.memory is None:
@@ -165,7 +165,7 @@ class Run:
             self.take(message, span)
 
     def take(self, message: Incoming, span: slice) -> None:
-        """Step 4 for a span of another rank's shard."""
+        """Do step 4 for a span of another rank's shard."""
         if self.memory is None:
             self.carrier.decode(message, self.recv[span], self.sum_dtype)
         else:

@@ -94,7 +94,7 @@ def scatter_bcast(carrier: Carrier, buf: Flat, root: int, tags: Sequence[int]) -
 
 
 def _downward(carrier: Carrier, buf: Flat, source: int | None, down: list[int], tags: Sequence[int]) -> Steps:
-    """Take ``buf`` from rank ``source``, or encode it if that is None, and give it to ranks ``down``."""
+    """Receive ``buf`` from rank ``source``, or encode it if that is None, and send it to ranks ``down``."""
     t = carrier.transport
     (tag,) = tags
     mailbox = carrier.mailbox()
@@ -119,7 +119,7 @@ def _downward(carrier: Carrier, buf: Flat, source: int | None, down: list[int], 
 
 
 def binomial_tree(rank: int, size: int) -> tuple[int | None, list[int]]:
-    """Parent and children, largest subtree first, in the binomial tree rooted at 0."""
+    """Return parent and children, largest subtree first, in the binomial tree rooted at 0."""
     low = rank & -rank if rank else 1 << (size - 1).bit_length()
     children = []
     bit = low >> 1

@@ -89,7 +89,7 @@ def gatherv(
 def scatterv(
     carrier: Carrier, send: Flat | None, recv: Flat, outgoing: Extents, root: int, tags: Sequence[int]
 ) -> Steps:
-    """Give each rank its part of the root's ``send``.
+    """Send each rank its part of the root's ``send``.
 
     Args:
         carrier: codec, transport and statistics.
@@ -124,7 +124,7 @@ def scatterv(
 
 
 def _spans(carrier: Carrier, start: int, n: int) -> list[slice]:
-    """The chunks of a part of ``n`` elements that begins at ``start``."""
+    """Return the chunks of a part of ``n`` elements that begins at ``start``."""
     shards = Shards.fixed(n, 1, n, carrier.dtype.itemsize, carrier.chunk_bytes)
     spans = (shards.span(0, k) for k in range(shards.count))
     return [slice(start + s.start, start + s.stop) for s in spans]

@@ -160,7 +160,7 @@ def doubling_allgather(carrier: Carrier, send: Flat, recv: Flat, tags: Sequence[
 
 
 def _chunks(start: int, stop: int, carrier: Carrier, dtype: DType) -> Iterator[slice]:
-    """The chunks of a range of elements."""
+    """Yield the chunks of a range of elements."""
     n = stop - start
     shards = Shards.fixed(n, 1, n, dtype.itemsize, carrier.chunk_bytes)
     for k in range(shards.count):
@@ -169,7 +169,7 @@ def _chunks(start: int, stop: int, carrier: Carrier, dtype: DType) -> Iterator[s
 
 
 class _Halves:
-    """Step 1 on this rank: the sum of the elements ``edges[place]`` to ``edges[place + 1]``."""
+    """Step 1 of halving on this rank: the sum of the elements ``edges[place]`` to ``edges[place + 1]``."""
 
     def __init__(
         self, carrier: Carrier, mailbox: Mailbox, send: Flat, places: Places, edges: list[int], tag: int
@@ -182,7 +182,7 @@ class _Halves:
         self._coming: list[Incoming] = []
 
     def total(self, span: slice) -> Any:
-        """This rank's sum of a span; who changes it uses it up."""
+        """Return this rank's partial sum of a span; the caller may overwrite it."""
         if self._acc is None:
             return self._carrier.own(self._send.data[span], None, span)
         return self._acc[span.start - self._start : span.stop - self._start]
@@ -244,7 +244,7 @@ class _Halves:
 
 
 class _Spread:
-    """Step 2: every place's encoded chunks, to all.
+    """Step 2 of doubling: send every place's encoded chunks to all.
 
     With places counted from a rank's own on, chunks of place j come from place h, the highest power of two not above
     j, and go on to places -h' for each power of two h' above j and not above the number of places less j + 1.

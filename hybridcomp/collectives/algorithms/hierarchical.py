@@ -34,7 +34,7 @@ _BEHIND = 2  # chunks summed by their owners before the first result is decoded
 
 
 def refuses(topology: Topology, codec: Codec) -> str | None:
-    """Why a hierarchy is of no use."""
+    """Say why a hierarchical algorithm is of no use on these hosts; return None if it is of use."""
     if topology.count == 1:
         return "all ranks are on one host"
     return "each rank has a host of its own" if topology.largest == 1 else None
@@ -104,7 +104,7 @@ def pipelined(count: int, *stages: Stage, arrival: Callable[[list[Incoming]], Pe
 
 
 class Crossing:
-    """Steps 1 and 2 on one rank, chunk by chunk: what a reduction over hosts begins with."""
+    """Steps 1 and 2 of a reduction over hosts, on one rank, chunk by chunk."""
 
     def __init__(
         self,
@@ -129,11 +129,11 @@ class Crossing:
         self.own_parts: dict[int, list[Incoming]] = {}
 
     def led(self, k: int) -> list[int]:
-        """The owners that this rank leads, whose shards have a chunk ``k``."""
+        """Return the owners that this rank leads, whose shards have a chunk ``k``."""
         return [q for q in self.roles.led if self.shards.size(q, k)]
 
     def hand_over(self, k: int) -> None:
-        """Step 1 for chunk ``k`` of every shard, and the receives for it and for step 2."""
+        """Do step 1 for chunk ``k`` of every shard, and post the receives for it and for step 2."""
         mailbox, shards, roles = self.mailbox, self.shards, self.roles
         self.parts[k] = [
             mailbox.receive(self.plain.inbox_bytes(shards.size(q, k)), p, self.tags[0])
@@ -150,7 +150,10 @@ class Crossing:
                 mailbox.send(message, [p], self.tags[0])
 
     def cross(self, k: int) -> None:
-        """The sums of step 1, and step 2's messages; what belongs to this rank's own shard is summed with those."""
+        """Sum the parts of step 1 and send step 2's messages.
+
+        The parts of this rank's own shard are kept, to be summed with those messages.
+        """
         arrived = iter(self.parts.pop(k))
         for q in self.led(k):
             span = self.shards.span(q, k)
@@ -168,7 +171,7 @@ class Crossing:
             self.mailbox.send(message, [q], self.tags[1])
 
     def own_sum(self, own: Any, parts: list[Incoming], span: slice) -> Any:
-        """This host's sum of a span of this rank's shard, as its memory has it."""
+        """Return this host's sum of a span of this rank's shard, corrected by error feedback where there is any."""
         local = self.plain.summed(own, parts, self.plain.dtype)
         acc = self.wide.own(local, self.memory, span)
         self.plain.spent(local)
@@ -197,7 +200,7 @@ class _AllReduce(Crossing):
         self.passed: dict[int, list[tuple[int, Incoming]]] = {}
 
     def hand_over(self, k: int) -> None:
-        """Also the receives for steps 3 and 4."""
+        """Send parts to their leaders, as the base class does, and post the receives of steps 3 and 4."""
         super().hand_over(k)
         roles = self.roles
         self.results[k], self.passed[k] = [], []
@@ -212,7 +215,7 @@ class _AllReduce(Crossing):
                 self.passed[k].append((q, self.mailbox.receive(nbytes, leader, self.tags[3])))
 
     def reduce(self, k: int) -> None:
-        """The rest of step 2, and step 3."""
+        """Do the rest of step 2, and step 3, for chunk ``k`` of this rank's shard."""
         if not self.shards.size(self.rank, k):
             return
         parts, messages = self.own_parts.pop(k), self.crossed.pop(k)
@@ -231,7 +234,7 @@ class _AllReduce(Crossing):
         self.carrier.decode_own_result(result, out, self.memory, span)
 
     def pass_on(self, k: int) -> None:
-        """Step 4 for the results that come from their owners."""
+        """Do step 4 for the results that come from their owners."""
         results = self.results.pop(k)
         for q, message in results:
             if self.roles.leader(q) == self.rank and self.roles.local:
@@ -240,7 +243,7 @@ class _AllReduce(Crossing):
         self._decode(k, results)
 
     def take(self, k: int) -> None:
-        """Step 4 for the results that leaders pass on."""
+        """Do step 4 for the results that leaders pass on."""
         self._decode(k, self.passed.pop(k))
 
     def _decode(self, k: int, results: list[tuple[int, Incoming]]) -> None:

@@ -90,7 +90,7 @@ class _Run:
         return self.shards.size(0, k)
 
     def encode(self) -> None:
-        """Step 1."""
+        """Do step 1: encode this rank's data."""
         for k in range(self.shards.count):
             span = self.shards.span(0, k)
             if self.memory is None:
@@ -132,7 +132,7 @@ class _Run:
                     mailbox.send(self.messages[k], [q], self.tags[1])
 
     def reduce(self, k: int) -> None:
-        """Steps 3 and 4 for a region of this rank's."""
+        """Do steps 3 and 4 for a region that this rank owns: sum it, encode and send the sum, decode it here."""
         carrier, memory = self.carrier, self.memory
         span = self.shards.span(0, k)
         out = self.recv[span]
@@ -148,11 +148,11 @@ class _Run:
             carrier.decode_own_result(result, out, memory, span)
 
     def results(self, i: int) -> list[Incoming]:
-        """Those of the others' ``i``-th regions."""
+        """Return the messages of the results of the other ranks' ``i``-th regions."""
         return [self.arriving[k] for k in self._ith(i)]
 
     def gather(self, i: int) -> None:
-        """The end of step 4 for the others' ``i``-th regions."""
+        """Decode the results of the other ranks' ``i``-th regions, which ends step 4."""
         for k in self._ith(i):
             span = self.shards.span(0, k)
             message = self.arriving.pop(k)

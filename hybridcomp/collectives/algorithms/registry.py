@@ -1,4 +1,4 @@
-"""The algorithms of each operation, and what each can do.
+"""The table of the algorithms of each operation, with their capabilities.
 
 Another one is a generator in a file of its own and an entry here. All of one operation have the same signature:
 
@@ -41,7 +41,7 @@ from hybridcomp.schedules.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One way to do an operation.
+    """An algorithm of an operation.
 
     Attributes:
         name: as callers and the cost model say it.

@@ -136,7 +136,7 @@ def ring_allgather(carrier: Carrier, send: Flat, recv: Flat, tags: Sequence[int]
 
 
 class _Rounds:
-    """The parts of the others' shards, encoded in rounds; and those of this rank's shard, received in them.
+    """The pairwise exchange of parts: the others' are encoded and sent in rounds, this rank's shard is received.
 
     Args:
         carrier, mailbox: of the operation.
@@ -163,7 +163,10 @@ class _Rounds:
         self._coming: dict[tuple[int, int], Incoming] = {}
 
     def parts(self, k: int) -> Generator[Pending, None, list[Incoming]]:
-        """The other ranks' parts of chunk ``k`` of this rank's shard, in rank order. Called for each k in turn."""
+        """Wait for the other ranks' parts of chunk ``k`` of this rank's shard; return them in rank order.
+
+        Called for each k in turn.
+        """
         arrived = []
         for i in range(1, self._size):
             self._start(k * (self._size - 1) + i - 1 + _AHEAD)
@@ -207,7 +210,7 @@ class _Relay:
         dtype: DType,
         take: Callable[[Incoming, slice], None],
     ) -> None:
-        """As of :class:`_Rounds`; ``take`` decodes a message into a span."""
+        """Prepare to relay; arguments are those of :class:`_Rounds`, and ``take`` decodes a message into a span."""
         self._carrier, self._mailbox, self._shards = carrier, mailbox, shards
         self._tag, self._dtype, self._take = tag, dtype, take
         self._rank, self._size = carrier.transport.rank, carrier.transport.size
@@ -217,7 +220,7 @@ class _Relay:
         self._expect(1)
 
     def turn(self, k: int) -> Steps:
-        """PostTicket ``k``, after what this rank itself sends in it."""
+        """Do round ``k``, after what this rank itself sends in it: wait for its messages, pass them on, decode them."""
         self._expect(k + 1)
         for hops, span, message in self._coming.pop(k, ()):
             yield self._mailbox.arrival([message])

@@ -1,4 +1,4 @@
-"""Which algorithm an operation uses, and in what chunks: alike on all ranks."""
+"""Choose the algorithm and the chunk size of each operation, alike on all ranks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _LEAST_CHUNK = 64
 
 
 class Way(NamedTuple):
-    """How to do an operation: by which algorithm, in chunks of how many uncompressed bytes."""
+    """The choice of an algorithm, and of the uncompressed bytes in each of its chunks."""
 
     algorithm: Algorithm
     chunk_bytes: int
 
     @property
     def run(self) -> Callable[..., Steps]:
-        """The generator of an algorithm that was not chosen for the compiled engine."""
+        """Return the Python generator of an algorithm that was not chosen for the compiled engine."""
         assert self.algorithm.run is not None
         return self.algorithm.run
 
 
 class Chooser:
-    """Chooses for one communicator.
+    """The choice of algorithms for one communicator.
 
     Args:
         topology: of its ranks.
@@ -63,7 +63,7 @@ class Chooser:
         engine: bool = False,
         plain: bool = False,
     ) -> Way:
-        """The way to do an operation.
+        """Choose the algorithm and the chunk size of an operation.
 
         Args:
             op: one of :data:`~hybridcomp.collectives.algorithms.registry.ALGORITHMS`.
@@ -130,7 +130,7 @@ class Chooser:
 
 
 def own_settings() -> str:
-    """What this process's environment and profile say, for :func:`chooser`, in one text; or what is wrong in them."""
+    """Return this process's environment and profile as one text for :func:`chooser`, or the error found in them."""
     try:
         asked = [os.environ.get(name, "") for name in (VARIABLE, CHUNK_VARIABLE)]
         return "\n".join([*asked, load_profile().to_toml()])
@@ -156,7 +156,7 @@ def chooser(topology: Topology, settings: str) -> Chooser:
 
 
 def parse_chunk(text: str) -> int | None:
-    """What ``HYBRIDCOMP_CHUNK_BYTES`` says: bytes, or nothing to choose.
+    """Parse the value of ``HYBRIDCOMP_CHUNK_BYTES``: a number of bytes; None, to choose, if it is empty.
 
     Raises:
         ConfigError: it is no number of at least 64.
@@ -167,7 +167,7 @@ def parse_chunk(text: str) -> int | None:
 
 
 def parse_forced(text: str) -> dict[str, str]:
-    """What ``HYBRIDCOMP_ALGORITHM`` says, such as ``all_reduce=ring,broadcast=tree``.
+    """Parse the value of ``HYBRIDCOMP_ALGORITHM``, such as ``all_reduce=ring,broadcast=tree``.
 
     Raises:
         ConfigError: no such operation or algorithm.

@@ -108,11 +108,11 @@ class Carrier(Coder):
         return acc
 
     def spent(self, acc: Array) -> None:
-        """Nobody needs an accumulator of :meth:`summed` any more."""
+        """Release an accumulator of :meth:`summed` that is needed no longer."""
         self.transport.give(acc.view(np.uint8))
 
     def own(self, data: Array, memory: Memory | None, span: slice) -> Array:
-        """A new accumulator for a span that this rank owns, with its own part in it."""
+        """Return a new accumulator for a span that this rank owns, with its own part in it."""
         if memory is None:
             return widen(data, self.dtype)
         with self.call.encoding():
@@ -128,7 +128,7 @@ class Carrier(Coder):
                 mail.used(message)
 
     def total(self, messages: Sequence[Incoming], own: Sealed, out: Array, source: DType) -> Array:
-        """The sum of all ranks' messages of ``source`` elements, in rank order.
+        """Return the sum of all ranks' messages of ``source`` elements, in rank order.
 
         Args:
             messages: the other ranks'.

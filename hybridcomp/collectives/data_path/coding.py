@@ -1,4 +1,4 @@
-"""Arrays to messages and back, for one operation: what :class:`~.execution.data_path.Carrier` sums with."""
+"""Encode arrays to messages and decode them, for one operation; :class:`~.execution.data_path.Carrier` adds sums."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Coder:
 
     @property
     def queue(self) -> Queue | None:
-        """Where a device's work is put; None in host memory."""
+        """Return the queue that a device's work is put on; None in host memory."""
         return None
 
     def mailbox(self) -> Mailbox:
-        """For the messages of the operation; made in its first step."""
+        """Make the mailbox for the messages of the operation; called in its first step."""
         self._mail = Mailbox(self.transport, self.call)
         return self._mail
 
@@ -68,7 +68,7 @@ class Coder:
         return self._mail
 
     def alike(self, *, codec: Codec | None = None, dtype: DType | None = None) -> Self:
-        """A carrier of the same operation and mailbox, which has been made, for another codec or dtype."""
+        """Return a data path of the same operation and mailbox, which has been made, for another codec or dtype."""
         other = copy.copy(self)
         other.codec = codec or self.codec
         other.dtype = dtype or self.dtype
@@ -76,7 +76,7 @@ class Coder:
         return other
 
     def remember(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> Any:
-        """The memory under a key, its step begun; the codec becomes that of the step."""
+        """Begin a step of the memory under a key and return it; use the codec of that step."""
         memory = feedback.memory(key, n, self.dtype, form)
         self.codec = self.codec.at_step(memory.begin())
         return memory
@@ -130,14 +130,14 @@ class Coder:
         return Sealed(buffer, nbytes)
 
     def release(self, message: Sealed) -> None:
-        """Give a message back that no mailbox has sent."""
+        """Release a message that no mailbox has sent."""
         self.transport.give(message.buffer)
 
     def _flat(self, data: Array) -> Flat:
         return Flat(data, self.dtype, data.shape, True, False)
 
     def own_message(self, message: Sealed, n: int, dtype: DType) -> Sealed:
-        """A message of this rank's own, of ``n`` elements of ``dtype``, to be summed by :meth:`total`; not yet sent."""
+        """Return a message of this rank's own, ``n`` elements of ``dtype``, not yet sent, for :meth:`total` to sum."""
         return message
 
     def encode_many(self, arrays: Sequence[Array]) -> list[Sealed]:
@@ -156,7 +156,7 @@ class Coder:
     # -- from a message ------------------------------------------------------------------------------
 
     def inbox_bytes(self, n: int, dtype: DType | None = None) -> int:
-        """Size of a buffer for a message of ``n`` elements.
+        """Return the size of a buffer for a message of ``n`` elements.
 
         Room enough for what another codec would make of them, so that a peer's wrong codec is read and named
         rather than truncated; pages that are never written cost nothing.
@@ -242,7 +242,7 @@ class Coder:
         self._mailbox.used(message)
 
     def decode_own_result(self, message: Sealed, out: Array, memory: Memory, span: slice) -> None:
-        """The same of this rank's own sum."""
+        """Decode the message of this rank's own sum to ``out``, as :meth:`decode_result` does of another rank's."""
         self._decode_result(message.wire(), out, self.transport.rank, memory, span)
 
     def _decode_result(self, msg: ByteArray, out: Array, peer: int, memory: Memory, span: slice) -> None:
@@ -259,7 +259,7 @@ class Coder:
                 out[:] = narrow(values, self.dtype)
 
     def checked(self, message: Incoming, n: int, dtype: DType | None = None) -> Sealed:
-        """A message of ``n`` elements of ``dtype``, checked, to be sent on; its buffer stays the mailbox's."""
+        """Check a message of ``n`` elements of ``dtype`` and return it to be sent on; the mailbox keeps its buffer."""
         message.kept = True
         raw, _ = self.open(self._mailbox.read(message), n, message.peer, dtype)
         return Sealed(raw, raw.size)

@@ -1,4 +1,4 @@
-"""Send and receive.
+"""Frame messages that callers send and receive.
 
 Where a policy compresses sends on an axis, the receiver need not know which of them: an encoded message has an odd
 number of bytes, one more than it needs if need be. That of the caller's own bytes, which travel as they are wherever
@@ -104,19 +104,19 @@ def room(codecs: Iterable[Codec], count: int, dtype: DType) -> int:
 
 
 def encoded(nbytes: int) -> bool:
-    """Whether a message of floating-point numbers, of as many bytes, was made by a codec."""
+    """Tell whether a message of floating-point numbers, of as many bytes, was made by a codec."""
     return nbytes % 2 == 1
 
 
 class Arrival:
-    """A message of unknown length that is on its way: something that will be done."""
+    """The event that a message of unknown length has arrived."""
 
     def __init__(self, comm: MPI.Comm, source: int, tag: int, status: MPI.Status) -> None:
         self._ask = (comm, source, tag, status)
         self.message: MPI.Message | None = None
 
     def done(self) -> bool:
-        """Whether MPI has the beginning of it."""
+        """Tell whether MPI has the beginning of the message."""
         comm, source, tag, status = self._ask
         if self.message is None:
             self.message = comm.Improbe(source, tag, status)

@@ -1,4 +1,4 @@
-"""What a send keeps for the next one of its link: what its message lost, and PowerSGD's factor.
+"""Keep the state of a link from one send to the next: the error of its last message, and PowerSGD's factor.
 
 A link is what a program names so (:class:`~hybridcomp.policy.places.Place`): sends of one array after another to one
 receiver, which takes every message by itself and knows of no memory. For the gradients that a pipeline sends backward
@@ -21,7 +21,7 @@ from hybridcomp.collectives.execution.widths import narrow
 
 
 class Link:
-    """The memory of one link.
+    """The state of one link.
 
     Args:
         key: of its error feedback; the last part is the link's name.
@@ -70,7 +70,7 @@ class Link:
 
 
 def _narrowly(memory: Memory, codec: Codec, data: Flat, out: ByteArray) -> int:
-    """:meth:`Memory.encode`, to a message of the data's own dtype: a receiver expects no other."""
+    """Encode as :meth:`Memory.encode` does, to a message of the data's own dtype: a receiver expects no other."""
     whole = slice(0, data.size)
     corrected = memory.correct(data, whole)
     nbytes = codec.encode_flat(data._replace(data=narrow(corrected, data.dtype)), out)
@@ -81,7 +81,7 @@ def _narrowly(memory: Memory, codec: Codec, data: Flat, out: ByteArray) -> int:
 
 
 def as_rows(data: Flat) -> Flat:
-    """An array in the shape in which it is sent: of more than two dimensions, all but the last are rows.
+    """Return an array in the shape in which it is sent: of more than two dimensions, all but the last are rows.
 
     So it is with activations, [batch, time, width]: a codec that looks for structure finds it in that matrix.
     """

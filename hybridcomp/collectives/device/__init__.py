@@ -1,1 +1,1 @@
-"""Operations on arrays in a device's memory: streams, staging, and what MPI can do with their addresses."""
+"""Operations on arrays in a device's memory: streams, staging, and the MPI calls that take their addresses."""

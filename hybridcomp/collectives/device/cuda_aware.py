@@ -1,4 +1,4 @@
-"""Whether MPI takes pointers to a GPU's memory.
+"""Find out whether MPI takes pointers to a GPU's memory.
 
 There is no standard question. What is asked, in this order; the first answer counts:
 
@@ -31,7 +31,7 @@ _OFF = ("0", "false", "no", "off", "disabled")
 
 
 class Awareness(NamedTuple):
-    """What MPI takes.
+    """The kinds of calls to which MPI takes device pointers.
 
     Attributes:
         messages: device pointers in sends and receives.
@@ -45,7 +45,7 @@ class Awareness(NamedTuple):
 
 
 class Library(NamedTuple):
-    """An MPI library, as far as it is asked.
+    """The facts about an MPI library that tell whether it is CUDA-aware.
 
     Attributes:
         version: what ``MPI_Get_library_version`` says.
@@ -61,7 +61,7 @@ class Library(NamedTuple):
 
 
 def decide(environ: Mapping[str, str], library: Library) -> Awareness:
-    """Whether ``library`` takes device pointers.
+    """Tell whether ``library`` takes device pointers.
 
     Raises:
         ConfigError: ``HYBRIDCOMP_CUDA_AWARE`` is neither 0 nor 1.
@@ -89,12 +89,12 @@ def decide(environ: Mapping[str, str], library: Library) -> Awareness:
 
 @functools.cache
 def awareness() -> Awareness:
-    """Whether this process's MPI library takes device pointers."""
+    """Tell whether this process's MPI library takes device pointers."""
     return decide(os.environ, _library())
 
 
 def _switched_off(environ: Mapping[str, str], library: Library) -> str | None:
-    """What says that CUDA is off in this library, or None."""
+    """Name the setting that switches CUDA off in this library; return None if there is none."""
     version = library.version.upper()
     needed = None
     if "CRAY MPICH" in version:
@@ -137,7 +137,7 @@ def _query(handle: ctypes.CDLL) -> bool | None:
 
 
 def _control_variable(handle: ctypes.CDLL, name: str) -> int | None:
-    """An integer or boolean control variable of MPI's tools interface; None if there is none of that name."""
+    """Return an integer or boolean control variable of MPI's tools interface; None if there is none of that name."""
     if not hasattr(handle, "MPI_T_cvar_get_index"):
         return None
     index, count, provided = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()

@@ -1,6 +1,6 @@
 """The data path of an operation on a device's memory; see :class:`~hybridcomp.collectives.data_path.carrier.Carrier`.
 
-Everything is put on the operation's lane and becomes true in its order. The host reads a message's header and the
+All work is put on the operation's stream pair and is done in its order. The host reads a message's header and the
 first bytes of its payload; the CRC and the rest are checked on the device, which the operation's end reports.
 """
 
@@ -35,7 +35,10 @@ class DeviceCarrier(DeviceReader):
     """Codec, transport and statistics of one operation on a device's memory."""
 
     def remember(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> DeviceMemory:
-        """The memory under a key, its step begun; the codec becomes that of the step. In the first step."""
+        """Begin a step of the memory under a key and return it; use the codec of that step.
+
+        Called in the first step.
+        """
         prepare_in_turn(FEEDBACK_MODULES, self._runtime)
         memory = feedback.device_memory(key, n, self.dtype, self.queue, form)
         memory.follow(self.queue)
@@ -96,7 +99,7 @@ class DeviceCarrier(DeviceReader):
         return self.encode(narrow, dtype)
 
     def own_message(self, message: Any, n: int, dtype: DType) -> Any:
-        """A message of this rank's own, to be summed once its length and head are known: when it is sent."""
+        """Return a message of this rank's own, which is summed once it is sent: then its length and head are known."""
         own = Own(message.buffer)
         message.then.append(partial(self._learn, own, message, n, dtype))
         return own
@@ -105,7 +108,7 @@ class DeviceCarrier(DeviceReader):
         own.header, own.head = self._beginning(message, n, dtype)
 
     def release(self, message: Any) -> None:
-        """Give a message back that no mailbox has sent; it has been."""
+        """Release a message that no mailbox has sent."""
         message.release()
 
     def encode_many(self, arrays: Sequence[Any]) -> list[Any]:
@@ -151,7 +154,7 @@ class DeviceCarrier(DeviceReader):
         return acc
 
     def own(self, data: Any, memory: Any, span: slice) -> Any:
-        """A new accumulator with this rank's own part in it."""
+        """Return a new accumulator with this rank's own part in it."""
         if memory is not None:
             acc: DeviceArray = memory.own(self.codec, self._flat(data), self.queue, span)
             return acc
@@ -210,7 +213,7 @@ class DeviceCarrier(DeviceReader):
     # -- from a message ------------------------------------------------------------------------------
 
     def inbox_bytes(self, n: int, dtype: DType | None = None) -> int:
-        """Size of a buffer for a message of ``n`` elements; pinned memory is dear, so no more than that."""
+        """Return the size of a buffer for a message of ``n`` elements: no more, since pinned memory is expensive."""
         return self.codec.bound(n, dtype or self.dtype)
 
     def decode(self, message: Any, out: Any, source: DType | None = None) -> None:
@@ -227,7 +230,7 @@ class DeviceCarrier(DeviceReader):
         return acc
 
     def spent(self, acc: Any) -> None:
-        """The queue frees an accumulator after what is using it."""
+        """Do nothing: the queue frees an accumulator after the work that uses it."""
 
     def decode_many(self, messages: Sequence[Any], outs: Sequence[Any], source: DType | None = None) -> None:
         """Start to write the values of messages, each to its array."""
@@ -252,7 +255,7 @@ class DeviceCarrier(DeviceReader):
         self._take_result(values, out, memory, span)
 
     def decode_own_result(self, message: Any, out: Any, memory: Any, span: slice) -> None:
-        """The same of this rank's own sum."""
+        """Start to decode the message of this rank's own sum to ``out``, as :meth:`decode_result` does of others."""
         kind = self.dtype.accumulator
         if not memory.tracks:
             self.decode_own(message, out, kind)
@@ -286,7 +289,7 @@ class DeviceCarrier(DeviceReader):
         return header, message.head(header) if self._head is None else self._head
 
     def checked(self, message: Any, n: int, dtype: DType | None = None) -> Any:
-        """A message of ``n`` elements of ``dtype``, to be sent on. Who decodes it checks its CRC."""
+        """Return a message of ``n`` elements of ``dtype`` to be sent on; the rank that decodes it checks its CRC."""
         with self._naming(message):
             return Passing(message, HEADER_BYTES + self._see(message, n, dtype or self.dtype)[0].payload)
 

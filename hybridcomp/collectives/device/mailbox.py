@@ -43,7 +43,7 @@ _AT_ONCE = 1 << 16  # bytes: a message of unknown length is copied with its leng
 
 
 class Outgoing:
-    """A message that the device is writing.
+    """An outgoing message that the device is writing.
 
     Attributes:
         buffer: where.
@@ -78,7 +78,7 @@ class Outgoing:
             self._event = lane.download([word])
 
     def done(self) -> bool:
-        """Whether :meth:`wire` can be sent."""
+        """Tell whether :meth:`wire` can be sent."""
         if self._ready:
             return True
         if not self._event.done():
@@ -95,11 +95,11 @@ class Outgoing:
 
     @property
     def events(self) -> Sequence[Ready]:
-        """What :meth:`wire` has to wait for."""
+        """Return the events that :meth:`wire` has to wait for."""
         return (self,)
 
     def wire(self) -> Any:
-        """The bytes, as MPI takes them."""
+        """Return the bytes in the form that MPI takes."""
         assert self._host is not None
         assert self.nbytes is not None
         size = self.nbytes | self.odd
@@ -108,14 +108,14 @@ class Outgoing:
         return self._host[:size]
 
     def head(self, header: Header) -> bytes:
-        """What drivers see of the payload."""
+        """Return the beginning of the payload, which drivers read."""
         assert self._host is not None
         if self._opened is not None:
             return parse_opened(self._host, self.buffer.size)[1]
         return head_of(header, self._host)
 
     def release(self) -> None:
-        """Give the buffers back; MPI has sent it."""
+        """Release the buffers of a message that MPI has sent."""
         assert self._host is not None
         self._lane.depot.pinned.give(self._host)
         self._host = None
@@ -132,7 +132,7 @@ class Outgoing:
 
 @dataclass(slots=True)
 class Arriving(Incoming):
-    """A message on its way here.
+    """An incoming message.
 
     Attributes:
         whole: the pool's buffer that ``buffer`` is the beginning of: pinned, or the device's.
@@ -146,13 +146,13 @@ class Arriving(Incoming):
     users: int = 1
 
     def wire(self) -> Any:
-        """The buffer, as MPI takes it."""
+        """Return the buffer in the form that MPI takes."""
         if isinstance(self.buffer, DeviceArray):
             return MPI.buffer.fromaddress(self.buffer.ptr, self.buffer.size)
         return self.buffer
 
     def see(self) -> tuple[Header, bytes]:
-        """The header, and what drivers see of the payload; the message is here.
+        """Return the header and the beginning of the payload, which drivers read, of a message that has arrived.
 
         Raises:
             WireError: as :func:`hybridcomp.wire.peek`; or, in the device's memory, it is damaged.
@@ -165,18 +165,18 @@ class Arriving(Incoming):
 
 @dataclass(slots=True)
 class Passing:
-    """A message that arrived and is sent on."""
+    """A received message that is sent on."""
 
     source: Arriving
     nbytes: int
     then: list[Callable[[], None]] = field(default_factory=list)
 
     def done(self) -> bool:
-        """It is ready."""
+        """Return True: the message is ready."""
         return True
 
     def wire(self) -> Any:
-        """The bytes, as MPI takes them."""
+        """Return the bytes in the form that MPI takes."""
         buffer = self.source.buffer
         if isinstance(buffer, DeviceArray):
             return MPI.buffer.fromaddress(buffer.ptr, self.nbytes)
@@ -185,24 +185,24 @@ class Passing:
 
 @dataclass(slots=True)
 class Own:
-    """A message of this rank's own that will be summed: where it is, and, once it is sent, what it says."""
+    """A message of this rank's own that will be summed: its buffer, and, once it is sent, its header and head."""
 
     buffer: DeviceArray
     header: Header | None = None
     head: bytes = b""
 
     def done(self) -> bool:
-        """Whether it can be."""
+        """Tell whether the message can be summed: its header is known."""
         return self.header is not None
 
     @property
     def events(self) -> Sequence[Ready]:
-        """What the sum has to wait for."""
+        """Return the events that the sum has to wait for."""
         return (self,)
 
 
 class _Opening:
-    """Messages that came to the device's memory: their CRCs, and their beginnings on the way to the host."""
+    """The event that received messages' CRCs are checked on the device, and their beginnings copied to the host."""
 
     def __init__(self, lane: StreamPair, messages: list[Arriving]) -> None:
         self._lane, self._messages = lane, messages
@@ -221,7 +221,7 @@ class _Opening:
 
 
 class _Fetching:
-    """Messages of ranks of this host, which may have sent notes: their bytes, brought to pinned memory."""
+    """The event that messages of ranks of this host, which may have sent descriptors, are in pinned memory."""
 
     def __init__(self, near: SharedMemoryPeers, messages: list[Arriving]) -> None:
         self._near, self._messages = near, messages
@@ -238,7 +238,7 @@ class _Fetching:
 
 
 class DeviceMailbox(Mailbox):
-    """The messages of one operation; it owns the operation's lane until :meth:`finish`."""
+    """The messages of one operation; it owns the operation's stream pair until :meth:`finish`."""
 
     def __init__(self, transport: Transport, call: Call, lane: StreamPair, *, direct: bool) -> None:
         super().__init__(transport, call)
@@ -265,7 +265,7 @@ class DeviceMailbox(Mailbox):
     # -- receives ------------------------------------------------------------------------------------
 
     def inbox(self, nbytes: int) -> Arriving:
-        """Room for a message of at most ``nbytes``."""
+        """Return a buffer for a message of at most ``nbytes``."""
         depot = self.lane.depot
         whole: Any = depot.memory.take(nbytes) if self.direct else depot.pinned.take(nbytes)
         if not self.direct:
@@ -280,7 +280,7 @@ class DeviceMailbox(Mailbox):
         return message
 
     def arrival(self, messages: Sequence[Any]) -> Pending:
-        """What to wait for until all of ``messages`` are here and their headers can be read."""
+        """Return what to wait for until all of ``messages`` are here and their headers can be read."""
         events: list[Ready] = []
         if messages and self.direct:
             events.append(_Opening(self.lane, list(messages)))
@@ -291,7 +291,7 @@ class DeviceMailbox(Mailbox):
         )
 
     def used(self, message: Any) -> None:
-        """The lane's work up to now is the last that reads ``message``."""
+        """Mark a message as read for the last time by the stream's work up to now."""
         self._read.append(message)
 
     # -- progress ------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class DeviceMailbox(Mailbox):
 
 
 class _Empty:
-    """Nothing waits to be sent any more."""
+    """An event that is done when no message waits to be sent any more."""
 
     def __init__(self, waiting: deque[Any]) -> None:
         self._waiting = waiting

@@ -1,4 +1,4 @@
-"""How an operation on a device's memory reads messages; see :mod:`~hybridcomp.collectives.device.data_path`.
+"""Read the messages of an operation on a device's memory; see :mod:`~hybridcomp.collectives.device.data_path`.
 
 The host sees a message's header and the first bytes of its payload, compares and names what is wrong; the device checks
 the CRC and the rest, which the operation's end reports.
@@ -29,7 +29,7 @@ Opened = tuple[Header, bytes, DeviceArray]
 
 
 class DeviceReader(Carrier):
-    """The lane and the mailbox of an operation on a device's memory, and its messages, opened."""
+    """The stream pair and the mailbox of an operation on a device's memory, and its messages, opened."""
 
     def __init__(
         self,
@@ -42,7 +42,9 @@ class DeviceReader(Carrier):
         direct: bool | None = None,
         others: Sequence[Codec] = (),
     ) -> None:
-        """Carry ``buffers``, the caller's. Compiles the kernels, or loads them, where that has not been done.
+        """Make a data path of ``buffers``, the caller's.
+
+        Compiles the kernels, or loads them, where that has not been done.
 
         Args:
             transport, codec, dtype, call: as of a carrier.
@@ -63,30 +65,30 @@ class DeviceReader(Carrier):
         prepare_in_turn((*MODULES, *modules_of(codec)), self._runtime)
 
     def alike(self, *, codec: Codec | None = None, dtype: DType | None = None) -> Self:
-        """A carrier of the same operation, mailbox and lane for another codec or dtype."""
+        """Return a data path of the same operation, mailbox and stream pair for another codec or dtype."""
         if codec is not None:
             self._prepare(codec)
         return super().alike(codec=codec, dtype=dtype)
 
     @property
     def _head(self) -> bytes | None:
-        """The beginning of every payload of the codec, if they are alike."""
+        """Return the beginning of every payload of the codec, if they are alike; else None."""
         return driver_of(self.codec.wire_id).head(self.codec)
 
     @property
     def lane(self) -> StreamPair:
-        """The operation's: taken in its first step, after what the caller's streams have then."""
+        """Return the operation's stream pair: taken in its first step, after what the caller's streams have then."""
         if self._lane is None:
             self._lane = stream_pool(self._runtime).lane(self._buffers)
         return self._lane
 
     @property
     def queue(self) -> Queue:
-        """The lane's."""
+        """Return the queue of the operation's stream pair."""
         return self.lane.queue
 
     def mailbox(self) -> DeviceMailbox:
-        """For the messages of the operation."""
+        """Make the mailbox for the messages of the operation."""
         self._mail = DeviceMailbox(self.transport, self.call, self.lane, direct=self._direct)
         return self._mail
 
@@ -104,7 +106,7 @@ class DeviceReader(Carrier):
         return header, head, self._raw(message, header)
 
     def _raw(self, message: Arriving, header: Header) -> DeviceArray:
-        """A message in the device's memory, where its CRC is checked."""
+        """Return a message in the device's memory, where its CRC is checked."""
         size = HEADER_BYTES + header.payload
         if isinstance(message.buffer, DeviceArray):
             return message.buffer[:size]
@@ -131,7 +133,7 @@ class DeviceReader(Carrier):
 
     @contextmanager
     def _naming(self, message: Arriving) -> Iterator[None]:
-        """Say in a WireError where it happened."""
+        """Add to a WireError where it happened."""
         try:
             yield
         except WireError as error:
@@ -145,7 +147,10 @@ class DeviceReader(Carrier):
         wire.open_message(self._host_bytes(message))
 
     def _host_bytes(self, message: Arriving) -> ByteArray:
-        """A message in host memory. Where MPI received in the device's this waits: only for what nobody expected."""
+        """Return a message in host memory.
+
+        Where MPI received in the device's memory this waits: only for unexpected messages.
+        """
         raw = message.buffer
         bytes_: ByteArray = self.lane.queue.read(raw) if isinstance(raw, DeviceArray) else raw
         return bytes_

@@ -1,9 +1,9 @@
 """A device's streams and staging memory for operations in flight.
 
-Each operation has a lane of its own, so that one which waits for gradients that are still being computed holds up no
-other. What the device is still using is used again only after an event says that it is done.
+Each operation has a stream pair of its own, so that one which waits for gradients that are still being computed holds
+up no other. What the device is still using is used again only after an event says that it is done.
 
-All of a depot is for one thread at a time: steps of operations run so, and a hook has a depot of its own.
+A pool is used by one thread at a time: steps of operations run so, and a hook has a pool of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Buffer = TypeVar("Buffer", ByteArray, DeviceArray)
 
 
 class Pool(Generic[Buffer]):
-    """Buffers of a few sizes, used again: to allocate pinned memory takes milliseconds."""
+    """A pool of buffers of a few sizes, reused: to allocate pinned memory takes milliseconds."""
 
     def __init__(self, make: Callable[[int], Buffer]) -> None:
         self._make: Callable[[int], Buffer] = make
@@ -27,7 +27,7 @@ class Pool(Generic[Buffer]):
         self._kept = 0
 
     def take(self, nbytes: int) -> Buffer:
-        """A buffer of at least ``nbytes`` that nobody uses; to be cut by who takes it, and given back whole."""
+        """Return a buffer of at least ``nbytes`` that nobody uses; the caller may slice it, and gives it back whole."""
         step = 1 << max(12, (nbytes - 1).bit_length() - 3)
         size = -(-max(nbytes, 1) // step) * step
         free = self._free.get(size)
@@ -37,14 +37,14 @@ class Pool(Generic[Buffer]):
         return free.pop()
 
     def give(self, buffer: Buffer) -> None:
-        """Take back a buffer that neither the device nor MPI uses any more."""
+        """Return a buffer to the pool that neither the device nor MPI uses any more."""
         if self._kept + buffer.size <= _KEPT:
             self._kept += buffer.size
             self._free.setdefault(buffer.size, []).append(buffer)
 
 
 class StreamPool:
-    """The lanes and buffers of one device.
+    """The pool of stream pairs and buffers of one device.
 
     Attributes:
         runtime: the device.
@@ -61,17 +61,17 @@ class StreamPool:
         self._lanes: list[StreamPair] = []
 
     def lane(self, buffers: Iterable[DeviceArray]) -> StreamPair:
-        """A lane whose work begins after what the callers' streams have now. In the thread of the caller."""
+        """Return a stream pair whose work begins after what the callers' streams have now; in the caller's thread."""
         return self.lane_after(callers_events(buffers))
 
     def lane_after(self, events: Iterable[Event]) -> StreamPair:
-        """A lane whose work begins after these events."""
+        """Return a stream pair whose work begins after these events."""
         lane = self._lanes.pop() if self._lanes else StreamPair(self)
         lane.begin(events)
         return lane
 
     def give(self, lane: StreamPair) -> None:
-        """Take back a lane whose operation has ended well."""
+        """Return a stream pair to the pool whose operation has ended well."""
         self._lanes.append(lane)
 
 
@@ -79,7 +79,7 @@ class StreamPair:
     """Two streams: one for kernels and for copies to the device, one for copies from it, which run beside them.
 
     Attributes:
-        depot: where it came from.
+        depot: the pool that it belongs to.
         queue: of the first stream, with a status of the operation's own.
     """
 
@@ -91,13 +91,13 @@ class StreamPair:
         self.queue = Queue(depot.runtime, self._main)
 
     def begin(self, events: Iterable[Event]) -> None:
-        """Let all that is put here from now on come after ``events``."""
+        """Order all later work of this pair after ``events``."""
         self.queue = Queue(self._runtime, self._main)
         for event in events:
             self._runtime.follow(self._main, event)
 
     def record(self) -> Event:
-        """An event after all kernels and copies to the device up to now."""
+        """Return an event after all kernels and copies to the device up to now."""
         return self._runtime.record(self._main)
 
     def upload(self, to: DeviceArray, source: ByteArray) -> None:
@@ -106,7 +106,7 @@ class StreamPair:
             self._runtime.copy(to.ptr, source.ctypes.data, source.size, self._main)
 
     def download(self, copies: Sequence[tuple[ByteArray, DeviceArray]]) -> Event:
-        """Start to copy, after the work that the lane has now, from the device to as many pinned bytes.
+        """Start to copy, after the work that the streams have now, from the device to as many pinned bytes.
 
         Args:
             copies: target and source of each; both must live until the event that is returned is done.
@@ -123,7 +123,7 @@ class StreamPair:
 
 
 def callers_events(buffers: Iterable[DeviceArray]) -> list[Event]:
-    """Events after what the streams that the buffers' owners are using have now."""
+    """Return events after what the streams that the buffers' owners are using have now."""
     streams = {(b.runtime, b.runtime.current_stream(b.owner)) for b in buffers}
     return [runtime.record(stream) for runtime, stream in streams]
 
@@ -132,7 +132,7 @@ _depots: dict[int, StreamPool] = {}
 
 
 def stream_pool(runtime: Runtime) -> StreamPool:
-    """The process's depot of a device."""
+    """Return the process's pool of streams and buffers of a device."""
     found = _depots.get(id(runtime))
     if found is None:
         found = _depots[id(runtime)] = StreamPool(runtime)

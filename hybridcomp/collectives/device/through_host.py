@@ -1,4 +1,4 @@
-"""Operations on a device's memory that run on a copy in pinned memory of the host, whole.
+"""Run operations on a device's memory on a copy in pinned memory of the host, whole.
 
 For what MPI does itself and cannot do on a device's pointers, and for codecs that have no kernels there: correct, and
 as fast as the copies let it be. (What a codec's kernels encode crosses encoded: :mod:`~.device.data_path`.)

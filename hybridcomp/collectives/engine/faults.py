@@ -1,4 +1,4 @@
-"""Errors of operations that the engine ran: what its codes mean, in words."""
+"""Make exceptions of the engine's error codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridcomp.errors import MismatchError, WireError
 
 
 class Fault(IntEnum):
-    """Why an execution failed; ``Fault`` of kernels/engine/execution.hpp."""
+    """The reasons why an execution failed; ``Fault`` of kernels/engine/execution.hpp."""
 
     MESSAGE = 1
     LENGTH = 2
@@ -26,7 +26,7 @@ class Fault(IntEnum):
 
 
 def error_of(failure: tuple[Any, ...], coder: Coder) -> Exception:
-    """The error of a failed run.
+    """Return the exception for a failed run.
 
     Args:
         failure: of ``EngineRun.failure``.

@@ -39,7 +39,7 @@ def may_use_devices(environ: Mapping[str, str] = os.environ) -> bool:
 
 @functools.cache
 def _own_arena() -> Arena | None:
-    """This process's arena for the engine's messages; None where the system has none."""
+    """Make this process's arena for the engine's messages; return None where the system has none."""
     try:
         arena = make_arena()
     except (OSError, AttributeError, ValueError):

@@ -111,7 +111,10 @@ def linear_allreduce(
 
 
 def _advance(rounds: Reduction, call: Call) -> Round | Reduced:
-    """The next round, or the result; what comes before a round counts as encoding, what comes last as decoding."""
+    """Return the next round, or the result.
+
+    The time before a round counts as encoding, the time before the result as decoding.
+    """
     began = time.perf_counter()
     try:
         following: Round | Reduced = next(rounds)

@@ -1,4 +1,4 @@
-"""Run sends and receives of single messages in the compiled engine, framed as :mod:`~.transport.framing` says.
+"""Run sends and receives of single messages in the compiled engine, framed as in :mod:`~.transport.framing`.
 
 MPI matches such messages with the caller's own, in the order in which they are posted: each is posted before its start
 returns, and who waits in line to be posted (:mod:`~.execution.post_queue`) is not overtaken, since the caller
@@ -34,7 +34,7 @@ _MOST_BYTES = (1 << 31) - 1  # that MPI's counts reach
 
 
 class MessagePrograms:
-    """The compiled sends and receives of one communicator, by what they carry: peer and tag come with each start.
+    """The compiled sends and receives of one communicator, by their data; each start gives peer and tag.
 
     Args:
         group: of :func:`~hybridcomp.collectives.engine.groups.join_for_messages`.

@@ -1,4 +1,4 @@
-"""Run schedules on host memory: compile them once, start them on arrays, and wait for what they come to."""
+"""Run schedules on host memory: compile them once, start them on arrays, and wait for their results."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ Extents = tuple[tuple[int, int], ...]
 
 
 class Ended:
-    """The end of a run, as steps wait for it."""
+    """The event that a run has ended."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Tell whether the run has ended."""
         return bool(self._run.done())
 
 
 class OperationKey(NamedTuple):
-    """An operation as the engine is asked for it on one rank: a key of caches.
+    """The key under which the program of an operation on one rank is cached.
 
     Attributes:
         kind: of :data:`~hybridcomp.schedules.registry.ALGORITHMS`.
@@ -89,7 +89,7 @@ class OperationKey(NamedTuple):
     def of(
         cls, kind: str, choice: Choice, dtype: DType, counts: tuple[int, ...], op: Any = MPI.SUM, **more: Any
     ) -> OperationKey:
-        """Ask for an operation with a policy's choice and the caller's reduction."""
+        """Make the key of an operation with a policy's choice and the caller's reduction."""
         reduction = "avg" if op == AVG else "sum" if op == MPI.SUM else ""
         return cls(kind, choice.codec, choice.compresses, dtype, counts, reduction, **more)
 

@@ -123,7 +123,7 @@ class PythonSteps:
         return True
 
     def _compute(self, step: Step, out: ByteArray, scratch: ByteArray, *messages: ByteArray) -> int:
-        """Compute a step in memory that the engine lends.
+        """Compute a step in memory of the engine, valid for the call.
 
         Args:
             step: of the schedule.

@@ -1,1 +1,1 @@
-"""How operations run: requests, waiting, the background thread, and operations as generators."""
+"""Run operations: requests, waiting, the background thread, and operations as generators."""

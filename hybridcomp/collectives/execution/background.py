@@ -38,7 +38,7 @@ class Background:
         self._stopping = False
 
     def wake(self) -> None:
-        """Have it look now."""
+        """Wake the thread, so that it polls now."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="hybridcomp-progress", daemon=True)
             self._thread.start()
@@ -46,7 +46,7 @@ class Background:
         self._wake.set()
 
     def stop(self, seconds: float) -> None:
-        """End it, within so many seconds."""
+        """Stop the thread, within so many seconds."""
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
@@ -79,7 +79,7 @@ class Background:
 
 
 class Attended:
-    """A block whose thread waits next."""
+    """A block of code whose thread waits next."""
 
     __slots__ = ("_engine",)
 

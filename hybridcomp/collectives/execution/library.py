@@ -1,4 +1,4 @@
-"""Where the functions of the MPI are that mpi4py uses, for compiled code."""
+"""Find the addresses, for compiled code, of the functions of the MPI that mpi4py uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 @functools.cache
 def address(function: str) -> int:
-    """The address of one of MPI's functions."""
+    """Return the address of one of MPI's functions."""
     found = getattr(ctypes.CDLL(MPI.__file__), function)
     at = ctypes.cast(found, ctypes.c_void_p).value
     assert at is not None

@@ -73,7 +73,7 @@ def reduce_native(
 
 
 def reduces_directly(dtype: DType, divide_by: int) -> bool:
-    """Whether :func:`reduce_native` leaves the buffers to MPI alone."""
+    """Tell whether :func:`reduce_native` leaves the buffers to MPI alone."""
     return dtype not in _HALF and divide_by == 1
 
 

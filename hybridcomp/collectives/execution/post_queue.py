@@ -1,4 +1,4 @@
-"""MPI calls in the order in which their operations were started.
+"""Post MPI calls in the order in which their operations were started.
 
 MPI matches the collectives of a communicator, and messages of one tag, in the order in which they are posted. An
 operation that waits for a device before it posts would be overtaken by one that need not: so both take a turn.
@@ -19,14 +19,14 @@ Posted = Generator[Pending, None, MPI.Request]
 
 
 class PostQueue:
-    """The operations of one MPI communicator that have not posted yet. For steps, which run one at a time.
+    """The queue of the operations of one MPI communicator that have not posted yet; for steps, which run one at a time.
 
-    Who waits in line waits for a device, never for another rank, so the line moves. One that fails in line posts
+    An operation in the queue waits for a device, never for another rank, so the queue moves. One that fails in it posts
     nothing: a message is merely not sent, and the next has its turn. A collective is missing on the other ranks, where
     the next one of this rank would meet it: so all that come after it fail, too.
 
     Attributes:
-        line: who waits, the first one first.
+        line: the waiting tickets, the first one first.
         common: all ranks post the same.
     """
 
@@ -36,18 +36,18 @@ class PostQueue:
 
     @property
     def empty(self) -> bool:
-        """Whether nobody is in line."""
+        """Tell whether no operation is in the queue."""
         return not self.line
 
     def take(self) -> PostTicket:
-        """A turn after all that have been taken; in an operation's first step."""
+        """Append a ticket after all that have been taken; called in an operation's first step."""
         turn = PostTicket(self)
         self.line.append(turn)
         return turn
 
 
 class PostTicket:
-    """A place in a line."""
+    """A ticket in a queue of operations to post."""
 
     __slots__ = ("_turns", "_why")
 
@@ -56,7 +56,7 @@ class PostTicket:
         self._why: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether it is the first.
+        """Tell whether the ticket is the first in the queue.
 
         Raises:
             MismatchError: the first has failed, and will never post.
@@ -78,7 +78,7 @@ class PostTicket:
 
     @contextmanager
     def posting(self) -> Iterator[None]:
-        """The block in which it posts, whose end lets the next one have its turn; it must be the first."""
+        """Enclose the block in which the first ticket posts; at its end the next one becomes the first."""
         try:
             yield
         finally:
@@ -86,7 +86,7 @@ class PostTicket:
 
     @contextmanager
     def held(self) -> Iterator[PostTicket]:
-        """The block at whose end it must have posted, or have failed."""
+        """Enclose the block at whose end the ticket must have posted, or have failed."""
         try:
             yield self
         except BaseException as error:
@@ -94,7 +94,7 @@ class PostTicket:
             raise
 
     def forsake(self, error: BaseException) -> None:
-        """Its operation has failed; no harm is done if it has posted."""
+        """Withdraw the ticket of an operation that has failed; do nothing if it has posted."""
         line = self._turns.line
         if self not in line:
             return

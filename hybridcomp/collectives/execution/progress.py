@@ -52,7 +52,7 @@ _EXIT_SECONDS = 5.0  # that a process which exits gives its operations in flight
 
 
 class Engine:
-    """All operations in flight in this process. There is one: :func:`engine`.
+    """The progress engine of this process (:func:`engine`), with all its operations in flight.
 
     Attributes:
         attending: the thread that waits for what it starts now; None if none does.
@@ -116,7 +116,7 @@ class Engine:
             self._background.wake()
 
     def _take_in(self) -> list[Request]:
-        """Run the first steps of what has been begun; return what has ended by that."""
+        """Run the first steps of operations that have been begun; return those that have ended by that."""
         ended: list[Request] = []
         while self.begun:
             request = self.begun.popleft()
@@ -142,26 +142,26 @@ class Engine:
             raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")
 
     def attended(self) -> AbstractContextManager[None]:
-        """What this thread starts inside, it waits for next: the background thread can sleep on.
+        """Enclose a block whose thread waits next for what it starts inside: the background thread can sleep on.
 
-        That one looks a tenth of a second later even so, if nobody waits.
+        The background thread looks a tenth of a second later even so, if nobody waits.
         """
         return Attended(self)
 
     def listen(self, notices: Notices) -> None:
-        """Look at a communicator's notices from now on."""
+        """Poll a communicator's notices from now on."""
         with self._lock:
             self._listening.append(notices)
         self._background.wake()
 
     def silence(self, notices: Notices) -> MPI.Comm:
-        """Look at them no more; return their communicator."""
+        """Poll a communicator's notices no more; return their MPI communicator."""
         with self._lock:
             self._listening.remove(notices)
             return notices.close()
 
     def in_flight(self, notices: Notices) -> bool:
-        """Whether operations of a communicator are."""
+        """Tell whether operations of a communicator are in flight."""
         with self._lock:
             return any(request._notices is notices for request in [*self._active, *self.begun])
 
@@ -198,7 +198,7 @@ class Engine:
             raise thrown
 
     def _advance(self) -> Sequence[Request]:
-        """Step what can step, until something has ended; return that."""
+        """Run the steps that can run, until something has ended; return what has."""
         if self.begun and (ended := self._take_in()):
             return ended
         active = self._active
@@ -234,7 +234,7 @@ class Engine:
         return ()
 
     def _late(self, request: Request) -> None:
-        """End an operation whose time is over, once the other ranks have said how far they are."""
+        """End an operation whose time is over, once the other ranks have answered how far they are."""
         notices = request._notices
         if notices is not None and not request._asking:
             request._asking = True
@@ -245,7 +245,7 @@ class Engine:
         self._abandoned.append(request)
 
     def _hear(self) -> list[Request]:
-        """Look at the notices of communicators that wait, sometimes at all; return what they have ended."""
+        """Poll the notices of communicators with waiting operations, sometimes of all; return what they have ended."""
         ended: list[Request] = []
         heard: Iterable[Notices] = {r._notices: None for r in self._active if r._notices is not None}
         if self._listened - self._listened_to_all > _LISTEN_IDLE:
@@ -258,7 +258,7 @@ class Engine:
         return ended
 
     def _apply(self, notices: Notices) -> list[Request]:
-        """Do what notices call for; return what that has ended."""
+        """Apply notices; return the operations that they have ended."""
         ended = heed(notices, [r for r in self._active if r._notices is notices])
         for request in ended:
             self._active.remove(request)
@@ -349,29 +349,29 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight."""
+        """Tell whether nothing is in flight."""
         return not (self._active or self.begun)
 
     @property
     def waited_for(self) -> bool:
-        """Whether somebody waits, and makes progress."""
+        """Tell whether some thread waits, and makes progress."""
         return self._foreground > 0
 
     @property
     def listens(self) -> bool:
-        """Whether there are communicators whose notices are looked at."""
+        """Tell whether there are communicators whose notices are looked at."""
         return bool(self._listening)
 
     def quiet(self) -> float:
-        """Seconds that nothing has moved."""
+        """Return the seconds for which nothing has moved."""
         return time.monotonic() - self._moved
 
     def pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
-        """Seconds between two looks: at least so many, and a share of the time that nothing has moved."""
+        """Return the seconds between two looks: at least so many, and a share of the time that nothing has moved."""
         return min(max(least, self.quiet() * share), _SLEEP_MAX)
 
     def listen_idle(self) -> None:
-        """Look at all notices while nothing is in flight."""
+        """Poll all notices while nothing is in flight."""
         with self._lock:
             if not MPI.Is_finalized():
                 # An operation that starts meanwhile finds the news; one that has begun to wait is looked at next.
@@ -379,7 +379,7 @@ class Engine:
                     notices.look()
 
     def stop(self) -> None:
-        """At exit: end what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
+        """End at exit what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
         if os.getpid() != self._pid:
             return  # of a fork that ends: these are its parent's operations
         self._background.stop(_EXIT_SECONDS)
@@ -403,7 +403,7 @@ _engine_lock = threading.Lock()
 
 
 def engine() -> Engine:
-    """The process's engine."""
+    """Return the process's engine."""
     global _engine  # noqa: PLW0603  (one per process by nature)
     with _engine_lock:
         if _engine is None:

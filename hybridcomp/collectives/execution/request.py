@@ -1,4 +1,4 @@
-"""An operation in flight: what its steps wait for, and what its caller holds."""
+"""An operation in flight: the events that its steps wait for, and the request that its caller holds."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 class Ready(Protocol):
-    """Something that will be done: an event of a device, or what is made of several."""
+    """A condition that becomes true: an event of a device, or one made of several."""
 
     def done(self) -> bool:
-        """Whether it is; does not wait. May make progress."""
+        """Tell whether it is true, without waiting; may make progress."""
 
 
 @runtime_checkable
 class Forsaken(Protocol):
-    """Something to wait for that must know if an operation ends before it is done."""
+    """A condition to wait for that must know if an operation ends before it is true."""
 
     def forsake(self, error: BaseException) -> None:
-        """The operation has ended with ``error``."""
+        """Take notice that the operation has ended with ``error``."""
 
 
 class Pending(NamedTuple):
-    """What a step waits for.
+    """The conditions that a step of an operation waits for.
 
     Attributes:
         requests: of MPI.
@@ -66,7 +66,7 @@ Steps = Generator[Pending, None, None]
 
 
 def sender(peer: int) -> str:
-    """A rank in words; negative where it is any."""
+    """Return a rank in words; "a rank" if the number is negative, which is any."""
     return f"rank {peer}" if peer >= 0 else "a rank"
 
 
@@ -122,7 +122,7 @@ class Request:
 
     @property
     def what(self) -> str:
-        """Operation, axis, rank and sequence number, for error messages."""
+        """Return operation, axis, rank and sequence number, for error messages."""
         what = self._what
         return what if isinstance(what, str) else _NAMED.format(*what)
 
@@ -180,7 +180,10 @@ class Request:
     # -- the engine's side ---------------------------------------------------------------------------
 
     def _step(self) -> bool:
-        """Run the next step, if what it waits for is there; return whether it ran. With the engine's lock held."""
+        """Run the next step, if its conditions are met; return whether it ran.
+
+        With the engine's lock held.
+        """
         pending = self._pending
         moved = False
         try:
@@ -238,7 +241,7 @@ class Request:
         return MismatchError(f"{self.what}: {sender(peer)} sent more than this rank has room for ({error})")
 
     def _abandon(self, error: BaseException) -> None:
-        """End with ``error`` while messages of it may be on their way."""
+        """End with ``error`` while messages of the operation may be on their way."""
         given = [] if self._pending.sends else zip(self._pending.peers, self._pending.requests, strict=True)
         for peer, request in given:
             if peer != -1 and request != MPI.REQUEST_NULL:  # MPI cannot cancel collectives: Open MPI hangs

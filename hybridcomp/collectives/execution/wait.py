@@ -1,4 +1,4 @@
-"""Waiting for MPI in compiled code, where a look costs a core less time than in Python.
+"""Wait for MPI in compiled code, where a poll costs a core less time than in Python.
 
 Where ranks share cores, what they spend on looking is taken from those that compute.
 """
@@ -64,7 +64,9 @@ class WatchedLock:
         share: float,
         longest: float,
     ) -> bool:
-        """Look at what operations wait for until some of it is there. Whoever calls this holds the lock.
+        """Poll the conditions that operations wait for until some of them are met.
+
+        Whoever calls this holds the lock.
 
         Args:
             active: the operations.

@@ -1,4 +1,4 @@
-"""Between a dtype and that of its accumulator: float32; float64 for float64."""
+"""Convert between a dtype and that of its accumulator: float32; float64 for float64."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Array = npt.NDArray[Any]
 
 
 def widen(data: Array, dtype: DType) -> Array:
-    """A copy of a slice in its accumulator's type (float32; float64 for float64)."""
+    """Return a copy of a slice in its accumulator's type (float32; float64 for float64)."""
     return _converted(data, dtype, dtype.accumulator)
 
 
 def narrow(acc: Array, dtype: DType) -> Array:
-    """An accumulator's values rounded to nearest even in ``dtype``'s storage; NaN stays NaN."""
+    """Return an accumulator's values rounded to nearest even in ``dtype``'s storage; NaN stays NaN."""
     return acc if dtype.accumulator is dtype else _converted(acc, dtype.accumulator, dtype)
 
 

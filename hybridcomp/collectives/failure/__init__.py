@@ -1,1 +1,1 @@
-"""What keeps an operation's failure on one rank, or in one thread, from becoming everybody's silence."""
+"""Detect failures: let no error on one rank, or in one thread, leave the others waiting in silence."""

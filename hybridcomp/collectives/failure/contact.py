@@ -1,4 +1,4 @@
-"""The first message to a rank.
+"""Send the first message to a rank, which may take MPI for ever.
 
 ``MPI_Isend`` need not return where there is no connection yet: over TCP, MPICH 5 tries without end to connect to a rank
 that is gone. A thread therefore starts the first message to each rank, and those that follow until it has come back;
@@ -17,7 +17,7 @@ _PATIENCE = 0.05  # seconds in which MPI nearly always has started a message; un
 
 
 class Posting:
-    """What a thread has MPI start.
+    """An MPI call that a thread makes to start a request.
 
     Attributes:
         done: MPI has come back.
@@ -32,7 +32,7 @@ class Posting:
         self._post = post
 
     def run(self) -> None:
-        """Have MPI start it."""
+        """Make MPI start the request."""
         try:
             self.request = self._post()
         except BaseException as error:
@@ -46,30 +46,30 @@ class FirstRequest(MPI.Request):
     posting: Posting
 
     def __new__(cls, posting: Posting) -> FirstRequest:
-        """Of what a thread is to start."""
+        """Make a request for what a thread is to start."""
         self = super().__new__(cls)
         self.posting = posting
         return self
 
     @property
     def started(self) -> MPI.Request | None:
-        """MPI's own request, once there is one. Raises what MPI has refused it with."""
+        """Return MPI's own request, once there is one; raise the error with which MPI has refused it."""
         if self.posting.done.is_set() and self.posting.error is not None:
             raise self.posting.error
         return self.posting.request
 
     def Test(self, status: MPI.Status | None = None) -> bool:
-        """Whether the message has been sent."""
+        """Tell whether the message has been sent."""
         started = self.started
         return started is not None and started.Test(status)
 
     def Get_status(self, status: MPI.Status | None = None) -> bool:
-        """As :meth:`Test`, and changes nothing."""
+        """Tell whether the message has been sent, and change nothing."""
         started = self.started
         return started is not None and started.Get_status(status)
 
     def Cancel(self) -> None:
-        """Ask MPI to forget it, if MPI knows of it."""
+        """Cancel the request, if MPI knows of it."""
         if self.posting.request is not None:
             self.posting.request.Cancel()
 
@@ -84,7 +84,7 @@ class FirstRequest(MPI.Request):
 
 
 class Contact:
-    """The way to a rank to which this process may have no connection yet."""
+    """The state of the connection to a rank: this process may have none yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class Contact:
         self.met = False
 
     def post(self, post: Callable[[], MPI.Request]) -> MPI.Request:
-        """Have MPI start a message, after those to the same rank that it has not started yet."""
+        """Make MPI start a message, after those to the same rank that it has not started yet."""
         with self._lock:
             met, stuck = self.met, self._thread is not None
             if not met:
@@ -129,7 +129,7 @@ _contacts: dict[int, Contact] = {}
 
 
 class Contacts:
-    """The ranks of a communicator, as this process knows them.
+    """The connections to the ranks of a communicator.
 
     Attributes:
         met: those that have had a message from here.
@@ -137,7 +137,7 @@ class Contacts:
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
-        """Know which processes they are: a connection serves all communicators."""
+        """Find out which processes the ranks are: a connection serves all communicators."""
         self.met: set[int] = {comm.Get_rank()}
         self.late = False
         mine, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
@@ -147,7 +147,7 @@ class Contacts:
         self._own: dict[int, Contact] = {}  # of processes that COMM_WORLD does not have
 
     def post(self, peer: int, post: Callable[[], MPI.Request]) -> MPI.Request:
-        """Have MPI start a message to a rank that is not among :attr:`met`."""
+        """Make MPI start a message to a rank that is not among :attr:`met`."""
         at = self._world[peer]
         contact = self._own.setdefault(peer, Contact()) if at < 0 else _contacts.setdefault(at, Contact())
         request = contact.post(post)

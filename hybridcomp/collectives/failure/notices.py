@@ -1,4 +1,4 @@
-"""What the ranks of a communicator tell each other beside its operations: that one has failed, and how far they are.
+"""Exchange notices between the ranks of a communicator beside its operations: which have failed, how far each rank is.
 
 Notices travel on a communicator of their own, 256 bytes each. Nothing is posted for them: the engine probes, about
 every millisecond that an operation waits, and ten times a second while none is in flight. So they cost nothing while
@@ -41,7 +41,7 @@ class _Kind(IntEnum):
 
 
 class _Detail(IntEnum):
-    """How an operation has failed."""
+    """The ways in which an operation has failed."""
 
     ERROR = 0
     LATE = 1
@@ -49,7 +49,7 @@ class _Detail(IntEnum):
 
 
 class State(IntEnum):
-    """What an operation is on a rank."""
+    """The states of an operation on a rank."""
 
     NOT_STARTED = 0
     IN_FLIGHT = 1
@@ -57,7 +57,7 @@ class State(IntEnum):
 
 
 class Failure(NamedTuple):
-    """An operation's end on another rank.
+    """The failure of an operation on another rank.
 
     Attributes:
         rank: where.
@@ -73,7 +73,7 @@ class Failure(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """How far a rank is.
+    """The progress of a rank, as it answers.
 
     Attributes:
         state: of the operation that was asked for.
@@ -85,7 +85,9 @@ class Reply(NamedTuple):
 
 
 class Notices:
-    """One communicator's notices. For the engine, which holds its lock in every call.
+    """The notices of one communicator.
+
+    For the engine, which holds its lock in every call.
 
     Attributes:
         rank, size: of the communicator.
@@ -99,7 +101,10 @@ class Notices:
     """
 
     def __init__(self, comm: MPI.Comm, key: int) -> None:
-        """Use ``comm``, which nobody else does. ``key``, the same on all ranks, tells it from freed ones."""
+        """Exchange notices on ``comm``, which nobody else uses.
+
+        ``key``, the same on all ranks, tells it from freed ones.
+        """
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.latest = 0
         self.troubled = False
@@ -118,12 +123,12 @@ class Notices:
         self._outbox = Outbox(comm)
 
     def begin(self, number: int) -> None:
-        """An operation starts here."""
+        """Record that an operation starts here."""
         self.latest = max(self.latest, number)
         self._open.add(number)
 
     def end(self, number: int, *, well: bool) -> None:
-        """It has ended here."""
+        """Record that an operation has ended here."""
         self._open.discard(number)
         self._ended[number] = well
         if len(self._ended) > _REMEMBERED:
@@ -132,7 +137,7 @@ class Notices:
         self._replies.pop(number, None)
 
     def tell(self, number: int, error: BaseException, *, cause: int | None = None) -> None:
-        """Tell every other rank that an operation has failed here.
+        """Notify every other rank that an operation has failed here.
 
         Args:
             number: of the operation.
@@ -148,7 +153,7 @@ class Notices:
             self._send(_Kind.FAILED, _Detail.LATE if late else _Detail.ERROR, number, self._others(), text)
 
     def known(self, number: int) -> None:
-        """An operation's failure has been reported here: nothing more that is said of it is news."""
+        """Record that an operation's failure has been reported here: no later notice of it is news."""
         self._ended[number] = False
         if self.belated is not None and self.belated[0] == number:
             self.belated = None
@@ -159,11 +164,13 @@ class Notices:
         self._send(_Kind.ASK, 0, number, self._others())
 
     def replies(self, number: int) -> dict[int, Reply]:
-        """The answers so far, by rank."""
+        """Return the answers so far, by rank."""
         return self._replies.get(number, {})
 
     def look(self) -> bool:
-        """Take in what has come and answer it; return whether anything had. Does not wait.
+        """Receive the notices that have come and answer them; return whether there were any.
+
+        Does not wait.
 
         Whoever looks need not act on it: :attr:`news` stays until the engine does.
         """
@@ -178,7 +185,7 @@ class Notices:
         return came
 
     def close(self) -> MPI.Comm:
-        """Look for the last time; return the communicator, on which nothing is told any more."""
+        """Receive notices for the last time; return the communicator, on which none is sent any more."""
         for _ in range(_LAST_LOOKS):
             self.look()
         self.troubled = not self._outbox.leave() or self.troubled
@@ -214,7 +221,7 @@ class Notices:
         return True
 
     def _take(self, rank: int, raw: bytes) -> None:
-        """Act on a notice; on bytes that are none, do nothing."""
+        """Apply a notice; ignore bytes that are none."""
         if len(raw) != _BYTES:
             return
         magic, kind, detail, length, key, number, latest = _FORM.unpack_from(raw)
@@ -244,7 +251,7 @@ class Notices:
 
 
 def absentees(replies: dict[int, Reply], rank: int, size: int) -> str:
-    """Which ranks have not arrived, in words.
+    """Name the ranks that have not arrived, in words.
 
     Args:
         replies: what the other ranks answered.

@@ -1,4 +1,4 @@
-"""Sends that nobody waits for, not even for their start."""
+"""Start sends that nobody waits for, not even for their start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_STUCK = 4  # starts that have not returned, and sends that are tried never
 
 
 class Outbox:
-    """Short messages to other ranks, some of which may be gone.
+    """An outbox of short messages to other ranks, some of which may be gone.
 
     ``MPI_Isend`` need not return. Over TCP, MPICH 5 tries without end to connect to a rank that is gone, and looks for
     no error while it does. Messages that go to ranks in trouble are therefore started by a thread, which is left behind
@@ -45,7 +45,7 @@ class Outbox:
                 self._stuck.append(thread)
 
     def look(self) -> None:
-        """Let go of what has been sent. Does not wait."""
+        """Release the messages that have been sent. Does not wait."""
         for _ in range(len(self._started)):
             sent = self._started.popleft()
             with suppress(MPI.Exception):
@@ -53,7 +53,7 @@ class Outbox:
                     self._started.append(sent)
 
     def leave(self) -> bool:
-        """Keep what is not sent yet where MPI may read it; return whether the communicator may be freed."""
+        """Keep messages that are not sent yet where MPI may read them; return whether the communicator may be freed."""
         _unsent.extend(self._started)
         return not any(thread.is_alive() for thread in self._stuck)
 

@@ -1,4 +1,4 @@
-"""Releasing communicators: only after all ranks have said that nothing is left on them.
+"""Release communicators: only after all ranks have confirmed that nothing is left on them.
 
 MPI gives the context of a communicator that is freed to the next one, and messages that nobody has taken with it. A
 rank on which an operation has failed knows that there may be such messages; its notices may reach the others late. So
@@ -23,7 +23,7 @@ _waiting: list[_Agreement] = []
 
 
 class _Agreement:
-    """Find out from all ranks whether the communicators of one :func:`release` may be freed."""
+    """The agreement of all ranks whether the communicators of one :func:`release` may be freed."""
 
     def __init__(self, comms: Sequence[MPI.Comm], spoilt: bool) -> None:
         self.comms = comms
@@ -31,7 +31,7 @@ class _Agreement:
         self._request = comms[0].Iallreduce(MPI.IN_PLACE, self._spoilt, MPI.MAX)
 
     def settle(self) -> bool:
-        """Free them if all ranks agree; return whether all ranks have spoken."""
+        """Free the communicators if all ranks agree; return whether all ranks have answered."""
         if not self._request.Test():
             return False
         if not self._spoilt[0]:
@@ -58,6 +58,6 @@ def release(comms: Sequence[MPI.Comm], *, spoilt: bool) -> None:
 
 
 def collect() -> None:
-    """Free what all ranks have agreed on since. Does not wait."""
+    """Free the communicators on which all ranks have agreed since; does not wait."""
     with _lock:
         _waiting[:] = [agreement for agreement in _waiting if not agreement.settle()]

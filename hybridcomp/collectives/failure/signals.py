@@ -1,8 +1,8 @@
-"""Signals that arrive while the engine works are answered once it can be left.
+"""Defer the signals that arrive while the engine works until it can be left.
 
 Python runs a signal's handler in the main thread, between any two of its instructions, and what the handler raises goes
 through whatever that thread is doing. A generator that something is raised in cannot be resumed, and a lock may stay
-locked: so in the main thread the engine works inside a :class:`Deferral`, which only notes that a signal has come.
+locked: so in the main thread the engine works inside a :class:`Deferral`, which only records that a signal has come.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _main = threading.main_thread().ident  # a forked process does not use MPI
 
 
 class Deferral:
-    """A block that no signal's handler interrupts; may be entered again inside itself. Other threads just go through.
+    """A block that no signal's handler interrupts; may be entered again inside itself.
+
+    Other threads just go through.
 
     Handlers are called as the outermost block ends, or by :meth:`answer`. What they raise is raised there.
 

@@ -1,4 +1,4 @@
-"""What the ranks' notices mean for the operations in flight. For the engine, which holds its lock in every call."""
+"""Act on the ranks' notices for the operations in flight; the engine holds its lock in every call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def close(request: Request) -> None:
-    """Let the other ranks know how an operation has ended, if they need to; it may fail yet because of what they say.
+    """Notify the other ranks how an operation has ended, if they need to know; it may fail yet by their answers.
 
     A rank that has failed in an operation says so before it starts the next. What it says is here before any message
     of that next one, so whoever ends one well looks.
@@ -39,7 +39,7 @@ def close(request: Request) -> None:
 
 
 def heed(notices: Notices, active: Sequence[Request]) -> list[Request]:
-    """Act on what has come.
+    """Apply the notices that have come.
 
     Args:
         notices: of a communicator.

@@ -1,4 +1,4 @@
-"""Errors that nobody is there to catch."""
+"""Report errors that no caller can catch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import weakref
 
 
 def report(error: BaseException, where: str) -> None:
-    """Hand an error to ``sys.unraisablehook``, as Python does with what is raised where nobody can catch it.
+    """Pass an error to ``sys.unraisablehook``, as Python does with what is raised where nobody can catch it.
 
     Args:
         error: that was raised.

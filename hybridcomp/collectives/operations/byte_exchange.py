@@ -1,4 +1,4 @@
-"""Bytes from every rank to every rank, for algorithms that run outside of this package.
+"""Exchange bytes from every rank to every rank, for algorithms that run outside of this package.
 
 Exchanges are matched by numbers that the caller gives, not by the order in which they start: ranks may start them in
 different orders, each as soon as its own data are ready.
@@ -18,7 +18,9 @@ _TAGS = 30_000  # below MPI's guaranteed 32767; so many exchanges may be in flig
 
 
 class ByteExchange(Session):
-    """A communicator of the same ranks as ``comm``, for exchanges alone. Making one is collective.
+    """A communicator of the same ranks as ``comm``, for exchanges of bytes alone.
+
+    Making one is collective.
 
     Args:
         comm: an MPI intracommunicator.
@@ -68,7 +70,7 @@ class ByteExchange(Session):
         )
 
     def after(self, events: Sequence[Ready]) -> Request:
-        """An operation of this rank alone that ends when a device has come to ``events``."""
+        """Start an operation of this rank alone that ends when a device has come to ``events``."""
 
         def steps() -> Steps:
             yield Pending([], [], events=events)

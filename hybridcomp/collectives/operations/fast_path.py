@@ -43,7 +43,7 @@ _all: weakref.WeakSet[Quick] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """Leave everything to the engine, which says that MPI is the parent's."""
+    """Leave everything to the engine, whose error says that MPI is the parent's."""
     for comm in _all:
         comm._line = comm._message_line = _CLOSED
 
@@ -57,7 +57,7 @@ _Left = tuple[Any, Any, int | None, MPI.Status | None]
 
 
 class Quick(Core):
-    """A communicator whose operations on plain arrays start quickly."""
+    """A communicator whose operations on plain arrays start on a native fast path."""
 
     def __init__(
         self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
@@ -71,7 +71,7 @@ class Quick(Core):
         _all.add(self)
 
     def _reconsider(self) -> None:
-        """Take note of what policy and axis are."""
+        """Drop the cached operations, and read again what policy and axis allow."""
         self._learnt.forget()
         # As if one were always in line, the usual way is taken by operations that are compared in detail, and by all
         # of a policy that asks where in a model they belong: what is learnt of an array here does not know.
@@ -86,12 +86,12 @@ class Quick(Core):
         super().Free()
 
     def stats(self) -> list[StatRow]:
-        """Totals per operation and codec since the communicator was made, on this rank."""
+        """Return totals per operation and codec since the communicator was made, on this rank."""
         self._learnt.settle()
         return super().stats()
 
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
-        """Do a collective on two buffers; False if it must take the usual way."""
+        """Do a collective on two buffers; return False if it must take the usual path."""
         notices, codec = self._notices, key[CODEC]
         if self._line or (codec is not None and codec.__class__ is not str):
             return False
@@ -272,7 +272,7 @@ class Quick(Core):
         return True
 
     def _check_plain(self, array: Any, status: MPI.Status) -> None:
-        """Refuse what is compressed: of a larger array, whose message happens to fit."""
+        """Refuse compressed data: of a larger array, whose message happens to fit."""
         if array.dtype.kind == "f" and encoded(status.Get_count(MPI.BYTE)):
             raise self._too_large(status.Get_source(), "it is compressed")
 
@@ -286,7 +286,7 @@ class Quick(Core):
         return MismatchError(f"{what}: {sender(peer)} sent more than this rank has room for ({why})")
 
     def _await(self, left: list[_Left]) -> None:
-        """Have the engine wait for what is left of blocking operations.
+        """Wait in the engine for blocking operations that have not ended.
 
         Raises:
             MPI.Exception, MismatchError: one of them is MPI's error, and no flight.

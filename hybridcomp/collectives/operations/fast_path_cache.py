@@ -1,4 +1,4 @@
-"""What compiled code has learnt of a communicator's operations on plain arrays."""
+"""Cache what compiled code needs to repeat a communicator's operations on plain arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CODEC = 4  # where the codec is, which is a key only if it is a string
 
 
 class Shape(NamedTuple):
-    """Where one of MPI's functions has its arguments; -1 if it has none.
+    """The positions of the arguments of one of MPI's functions; -1 for one that it does not take.
 
     Attributes:
         function: its name.
@@ -64,7 +64,7 @@ _Counted = tuple[StatRow, int, int, Any]
 
 
 class Learnt:
-    """The operations of one communicator, each with the kinds of arrays that it knows.
+    """The cached operations of one communicator, each with the kinds of arrays that it knows.
 
     Args:
         rank: of the communicator.
@@ -101,7 +101,7 @@ class Learnt:
         return operation
 
     def learn(self, operation: Any, key: Key, ask: Ask, send: Any, recv: Any, op: Any) -> None:
-        """Tell a key's operation of arrays such as these; one that is kept has no other's id."""
+        """Cache a key's operation of arrays such as these; an object that is kept has no other's id."""
         if operation.kinds() >= _MOST_KINDS:
             self._settle(operation)
             operation.forget()

@@ -26,7 +26,7 @@ from hybridcomp.device import DeviceArray
 
 
 class Moves(Sends):
-    """A communicator's movement of parts, all non-blocking.
+    """The gather, scatter, all-gather and all-to-all operations of a communicator, all non-blocking.
 
     ``extents`` are, per rank, the first element and the number of elements of its part; those that know only their own
     part give None, and the policy is then asked about a large message, alike on all ranks.
@@ -330,7 +330,7 @@ class Moves(Sends):
         )
 
     def _own_count(self, n: int) -> tuple[int, ...]:
-        """Counts as a rank knows them that knows its own alone."""
+        """Return the counts of all ranks where a rank knows its own alone: 0 for the others."""
         return tuple(n if q == self.rank else 0 for q in range(self.size))
 
     def _moved(
@@ -370,7 +370,7 @@ class Moves(Sends):
 
 
 def raw_parts(flat: Flat, extents: Extents) -> list[Any]:
-    """An mpi4py specification of the bytes of parts."""
+    """Return an mpi4py specification of the bytes of parts."""
     data, datatype = raw(flat)
     parts = byte_extents(extents, flat.dtype.itemsize)
     return [data, [n for _, n in parts], [start for start, _ in parts], datatype]

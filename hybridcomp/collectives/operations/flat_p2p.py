@@ -95,7 +95,7 @@ class Sends(Session):
     def recv(
         self, out: Flat, source: int, tag: int, codec: CodecLike, status: MPI.Status | None = None
     ) -> Request:
-        """Start a receive; the request's ``status``, which may be given, says from whom and how much."""
+        """Start a receive; the request's ``status``, which may be given, tells source and count."""
         if source != MPI.ANY_SOURCE:
             self._check_rank(source, "source")
         status = MPI.Status() if status is None else status
@@ -170,7 +170,7 @@ class Sends(Session):
         return choice
 
     def _link(self, choice: Choice) -> Link | None:
-        """The memory of the link that the program names around a send which the policy compresses."""
+        """Return the memory of the link that the program names around a send which the policy compresses."""
         name = place().link
         if name is None or (choice.feedback is None and choice.codec.name != "powersgd"):
             return None
@@ -178,11 +178,11 @@ class Sends(Session):
         return Link((self.axis, name), choice.feedback, self.feedback, self.warm)
 
     def _codecs(self, codec: CodecLike) -> tuple[Any, ...]:
-        """What may carry a message here."""
+        """Return the codecs that may carry a message here."""
         if isinstance(codec, Choice):
             return (codec.codec,)
         return self.policy.codecs(self.axis, "send") if codec is None else (get_codec(codec),)
 
     def _may_be_encoded(self, dtype: DType, codec: CodecLike) -> bool:
-        """Whether sends of a dtype may be compressed here: the same answer at both ends, whatever the size."""
+        """Tell whether sends of a dtype may be compressed here: the same answer at both ends, whatever the size."""
         return dtype.is_float and any(c.name != "none" for c in self._codecs(codec))

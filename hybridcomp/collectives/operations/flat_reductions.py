@@ -1,4 +1,4 @@
-"""Operations on flat buffers: ask the policy, pick the algorithm, start it.
+"""Start operations on flat buffers: ask the policy, pick the algorithm, start it.
 
 :class:`~hybridcomp.collectives.communicator.Communicator` puts mpi4py's face on this.
 """
@@ -32,7 +32,7 @@ _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on tra
 
 
 class Core(Moves):
-    """A communicator's reductions of :class:`~hybridcomp.arrays.Flat` buffers, and all that it can, all non-blocking.
+    """A communicator's operations on :class:`~hybridcomp.arrays.Flat` buffers, all non-blocking; here its reductions.
 
     Buffers of one call are all in host memory or all on one device; ranks may differ in that.
 
@@ -80,7 +80,7 @@ class Core(Moves):
     def _remembering(
         self, op: str, choice: Choice, name: str | None, n: int
     ) -> Callable[[Carrier], Any] | None:
-        """Return what gives a carrier a message's memory and its step's codec; None if there is no feedback."""
+        """Return the function that sets a data path's memory and its step's codec; None if there is no feedback."""
         form = choice.feedback
         if form is None or name is None:
             return None

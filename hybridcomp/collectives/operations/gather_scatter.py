@@ -69,7 +69,7 @@ class Movement(Quick):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> engine.Request:
-        """As :meth:`Iallgather`, an operation that is none of MPI's requests."""
+        """Start :meth:`Iallgather` as an operation that is none of MPI's requests."""
         key = ("all_gather", 0, name, phase, codec, algorithm)
         request = self._begun(key, self._moves, (sendbuf, recvbuf))
         if request is not None:
@@ -117,7 +117,7 @@ class Movement(Quick):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """As :meth:`Iallgatherv`, an operation that is none of MPI's requests."""
+        """Start :meth:`Iallgatherv` as an operation that is none of MPI's requests."""
         try:
             recv, extents = parse_vector(recvbuf, self.size, writable=True)
             mine = part(recv, *extents[self.rank])
@@ -211,7 +211,7 @@ class Movement(Quick):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """As :meth:`Ialltoallv`, an operation that is none of MPI's requests."""
+        """Start :meth:`Ialltoallv` as an operation that is none of MPI's requests."""
         try:
             recv, incoming = parse_vector(recvbuf, self.size, writable=True)
             if is_in_place(sendbuf):
@@ -270,7 +270,7 @@ class Movement(Quick):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> engine.Request:
-        """As :meth:`Ibcast`, an operation that is none of MPI's requests."""
+        """Start :meth:`Ibcast` as an operation that is none of MPI's requests."""
         key = ("broadcast", root, name, phase, codec, algorithm)
         request = self._begun(key, self._moves, (buf, buf))
         if request is not None:
@@ -292,7 +292,7 @@ class Movement(Quick):
         return Request(self.start_barrier())
 
     def start_barrier(self) -> engine.Request:
-        """As :meth:`Ibarrier`, an operation that is none of MPI's requests."""
+        """Start :meth:`Ibarrier` as an operation that is none of MPI's requests."""
         request = self._begun(_BARRIER, self._barriers)
         return self.barrier() if request is None else request
 
@@ -302,7 +302,7 @@ class Movement(Quick):
         return self._plain_call("barrier", 0, 0), [self.mpi.handle]
 
     def _moves(self, key: Key, send: Any, recv: Any, _op: Any) -> Kind | None:
-        """The kind of a move of plain arrays; None if it is not for MPI alone."""
+        """Return the kind of a gather, broadcast or all-to-all of plain arrays; None if MPI cannot do it alone."""
         what, root, name, phase, codec, _ = key
         p = self.size
         try:
@@ -334,7 +334,7 @@ class Movement(Quick):
         return self._call(what, choice, raw, sent), [*part_of, *part_of, comm]
 
     def _moves_compressed(self, key: Key, choice: Choice, flat: Flat) -> Kind | None:
-        """The same of compressed messages; None if the engine does not do it."""
+        """Return the kind of an operation whose messages are compressed; None if the engine does not do it."""
         what, root, _, _, _, algorithm = key
         p, n = self.size, flat.size
         if what == "all_gather":
@@ -353,5 +353,5 @@ class Movement(Quick):
         return None if program is None else (call, program)
 
     def _sent_on(self, root: int) -> int:
-        """How many ranks get a broadcast from this one, by MPI's usual algorithm."""
+        """Return how many ranks get a broadcast from this one, by MPI's usual algorithm."""
         return len(binomial_tree((self.rank - root) % self.size, self.size)[1])

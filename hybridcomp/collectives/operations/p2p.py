@@ -20,7 +20,10 @@ _MOST_BYTES = 1 << 32  # of a message whose length nobody said
 
 
 class Messages(Probes):
-    """Send and receive. Where a policy compresses sends on an axis, both ends must be communicators of ours."""
+    """mpi4py's sends and receives of a communicator.
+
+    Where a policy compresses sends on an axis, both ends must be communicators of ours.
+    """
 
     # -- sends ---------------------------------------------------------------------------------------
 
@@ -55,7 +58,7 @@ class Messages(Probes):
         return Request(self.start_send(buf, dest, tag, name, phase, codec, "Isend"))
 
     def Ssend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
-        """As :meth:`Send`, and wait until the receive has begun."""
+        """Send as :meth:`Send` does, and wait until the receive has begun."""
         self.Issend(buf, dest, tag, **ours).wait()
 
     def Issend(
@@ -72,7 +75,7 @@ class Messages(Probes):
         return Request(self.start_send(buf, dest, tag, name, phase, codec, "Issend"))
 
     def Rsend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
-        """As :meth:`Send`, where the receive has been started."""
+        """Send as :meth:`Send` does, where the receive has been started."""
         self.Irsend(buf, dest, tag, **ours).wait()
 
     def Irsend(
@@ -89,7 +92,7 @@ class Messages(Probes):
         return Request(self.start_send(buf, dest, tag, name, phase, codec, "Irsend"))
 
     def Bsend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
-        """As :meth:`Send`, by way of the buffer attached to MPI; what is compressed is in one of our own."""
+        """Send as :meth:`Send` does, through the buffer attached to MPI; compressed data is in a buffer of our own."""
         self.Ibsend(buf, dest, tag, **ours)
 
     def Ibsend(
@@ -115,7 +118,7 @@ class Messages(Probes):
         codec: CodecLike = None,
         mode: str = "Isend",
     ) -> engine.Request:
-        """As :meth:`Isend`, an operation that is none of MPI's requests."""
+        """Start :meth:`Isend` as an operation that is none of MPI's requests."""
         if mode == "Isend" and dest in self._met:
             key = ("send", 0, name, phase, codec)
             request = self._begun(key, self._single, (buf, dest, tag), None, dest)
@@ -164,7 +167,7 @@ class Messages(Probes):
     def start_recv(
         self, buf: Buffer, source: int, tag: int, codec: CodecLike = None, status: MPI.Status | None = None
     ) -> engine.Request:
-        """As :meth:`Irecv`, an operation that is none of MPI's requests."""
+        """Start :meth:`Irecv` as an operation that is none of MPI's requests."""
         status = MPI.Status() if status is None else status
         if self._may_receive(source):
             # Whatever the size: who waits for it may not be told what came.

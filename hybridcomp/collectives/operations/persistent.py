@@ -1,4 +1,4 @@
-"""Operations that are started again and again on arrays of their own: nothing is parsed or chosen at a start."""
+"""Persistent operations: started again and again on arrays of their own, nothing is parsed or chosen at a start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Plan:
-    """An operation and its buffers. A context manager, which frees it.
+    """A persistent operation and its buffers.
+
+    A context manager, which frees it.
 
     Attributes:
         send: the array to fill before a start; its contents stay.
@@ -173,7 +175,7 @@ class Plans(Quick):
     def _persistent(
         self, op: str, choice: Choice, request: MPI.Prequest, send: Array, recv: Array, nbytes: int, sent: int
     ) -> Plan:
-        """A plan of MPI's own."""
+        """Return a plan of one of MPI's persistent requests."""
 
         def post() -> MPI.Prequest:
             request.Start()
@@ -191,7 +193,7 @@ def _plan(send: Array, recv: Array, begin: Callable[[], engine.Request]) -> Plan
 
 
 def _arrays(dtype: DTypeLike, send: Shape, recv: Shape) -> tuple[Array, Array, Flat, Flat]:
-    """Two new arrays of zeros, and their flat views; bfloat16 is stored as its bits, in uint16."""
+    """Return two new arrays of zeros, and their flat views; bfloat16 is stored as its bits, in uint16."""
     kind: DType = as_dtype(dtype)
     arrays = [np.zeros(shape, kind.storage) for shape in (send, recv)]
     flats = [Flat(a.reshape(-1), kind, a.shape, True, False) for a in arrays]

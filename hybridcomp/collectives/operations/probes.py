@@ -1,4 +1,4 @@
-"""mpi4py's probes: a look for messages that MPI has and nobody received."""
+"""mpi4py's probes for messages that MPI has and nobody received."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOK_SECONDS = 50e-6  # between looks for a message, once it is late
 
 
 class Probes(Quick):
-    """Probe, Mprobe and their kin, by MPI's own: what they say is of the bytes on the wire."""
+    """Probe, Mprobe and their kin, by MPI's own: their counts are of the bytes on the wire."""
 
     def Probe(
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
@@ -29,7 +29,7 @@ class Probes(Quick):
     def Iprobe(
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> bool:
-        """Whether a message is here."""
+        """Tell whether a message is here."""
         engine().check_process("probe")
         return self._p2p.Iprobe(source, tag, status)
 
@@ -43,7 +43,7 @@ class Probes(Quick):
     def Improbe(
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> MPI.Message | None:
-        """Take a message if one is here."""
+        """Match a message and return it, if one is here."""
         engine().check_process("probe")
         return self._p2p.Improbe(source, tag, status)
 

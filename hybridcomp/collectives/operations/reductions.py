@@ -74,7 +74,7 @@ class Reductions(Quick):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> bool:
-        """:meth:`Allreduce` if that is one native call on plain arrays; False, with nothing done, if it is not."""
+        """Do :meth:`Allreduce` if that is one native call on plain arrays; else do nothing and return False."""
         key = ("all_reduce", id(op), name, phase, codec, algorithm)
         return self._done(key, self._sums, sendbuf, recvbuf, op)
 
@@ -102,7 +102,7 @@ class Reductions(Quick):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> engine.Request:
-        """As :meth:`Iallreduce`, an operation that is none of MPI's requests."""
+        """Start :meth:`Iallreduce` as an operation that is none of MPI's requests."""
         key = ("all_reduce", id(op), name, phase, codec, algorithm)
         request = self._begun(key, self._sums, (sendbuf, recvbuf), op)
         if request is not None:
@@ -160,7 +160,7 @@ class Reductions(Quick):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> engine.Request:
-        """As :meth:`Ireduce_scatter_block`, an operation that is none of MPI's requests."""
+        """Start :meth:`Ireduce_scatter_block` as an operation that is none of MPI's requests."""
         key = ("reduce_scatter", id(op), name, phase, codec, algorithm)
         request = self._begun(key, self._sums, (sendbuf, recvbuf), op)
         if request is not None:
@@ -219,7 +219,7 @@ class Reductions(Quick):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """As :meth:`Ireduce_scatter`, an operation that is none of MPI's requests."""
+        """Start :meth:`Ireduce_scatter` as an operation that is none of MPI's requests."""
         in_place = is_in_place(sendbuf)
         try:
             if in_place and recvcounts is None:
@@ -238,7 +238,7 @@ class Reductions(Quick):
         return self.reduce_scatter(send, recv, counts, op, name, phase, codec)
 
     def _counts(self, recv: Flat) -> list[int]:
-        """Elements of every rank's receive buffer."""
+        """Gather the number of elements of every rank's receive buffer."""
         counts = np.empty(self.size, np.int64)
         mine, every = parse(np.array([recv.size])), parse(counts, writable=True)
         self.allgather(mine, every, None, None, "none").wait()
@@ -287,7 +287,7 @@ class Reductions(Quick):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> engine.Request:
-        """As :meth:`Ireduce`, an operation that is none of MPI's requests."""
+        """Start :meth:`Ireduce` as an operation that is none of MPI's requests."""
         try:
             recv = parse(recvbuf, writable=True) if root == self.rank else None
             in_place = recv is not None and is_in_place(sendbuf)
@@ -319,7 +319,7 @@ class Reductions(Quick):
     # -- quickly -------------------------------------------------------------------------------------
 
     def _sums(self, key: Key, send: Any, recv: Any, op: Any) -> Kind | None:
-        """The kind of a reduction on plain arrays; None if neither MPI nor the engine does it alone."""
+        """Return the kind of a reduction on plain arrays; None if neither MPI nor the engine does it alone."""
         what, _, name, phase, codec, algorithm = key
         whole, p = what == "all_reduce", self.size
         data = recv if whole else send  # what the policy is asked about
@@ -347,7 +347,7 @@ class Reductions(Quick):
 
 
 def _mpi(op: Op) -> MPI.Op:
-    """An operation for MPI alone.
+    """Return a reduction operator that MPI itself knows.
 
     Raises:
         ForeignBufferError: MPI has no average.

@@ -29,7 +29,7 @@ class Rooted(Quick):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> None:
-        """Gather equal parts at ``root``, which may send in place; ``recvbuf`` says something there alone."""
+        """Gather equal parts at ``root``, which may send in place; ``recvbuf`` is used there alone."""
         self.start_gather(sendbuf, recvbuf, root, name, phase, codec).wait()
 
     def Igather(
@@ -54,7 +54,7 @@ class Rooted(Quick):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """As :meth:`Igather`, an operation that is none of MPI's requests."""
+        """Start :meth:`Igather` as an operation that is none of MPI's requests."""
         try:
             recv = parse(recvbuf, writable=True, blocks=self.size) if self.rank == root else None
             if recv is not None and is_in_place(sendbuf):
@@ -131,7 +131,7 @@ class Rooted(Quick):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> None:
-        """Scatter equal parts from ``root``, which may receive in place; ``sendbuf`` says something there alone."""
+        """Scatter equal parts from ``root``, which may receive in place; ``sendbuf`` is used there alone."""
         self.start_scatter(sendbuf, recvbuf, root, name, phase, codec).wait()
 
     def Iscatter(
@@ -156,7 +156,7 @@ class Rooted(Quick):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """As :meth:`Iscatter`, an operation that is none of MPI's requests."""
+        """Start :meth:`Iscatter` as an operation that is none of MPI's requests."""
         try:
             send = parse(sendbuf, blocks=self.size) if self.rank == root else None
             if send is not None and is_in_place(recvbuf):

@@ -1,1 +1,1 @@
-"""How bytes get from rank to rank: MPI, and memory that a host's ranks share."""
+"""Move bytes from rank to rank: through MPI, or through memory that a host's ranks share."""

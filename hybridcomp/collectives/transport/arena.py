@@ -1,4 +1,4 @@
-"""Memory that the processes of a host share: messages are encoded into it, and read where they are.
+"""Manage memory that the processes of a host share: messages are encoded into it, and read in place.
 
 An arena is one file in memory, without a name, far larger than what will be used of it: pages exist once they have been
 written. Other processes of the same user open it as ``/proc/PID/fd/FD``, so that nothing is left behind when a process
@@ -32,7 +32,7 @@ _TOKEN_BYTES = 8
 
 
 class Card(NamedTuple):
-    """Where another process finds an arena."""
+    """The descriptor by which another process finds an arena."""
 
     pid: int
     fd: int
@@ -58,7 +58,7 @@ class Arena:
         self.start = address(self.memory)
 
     def block(self, offset: int, nbytes: int) -> ByteArray:
-        """The block at an offset.
+        """Return the block at an offset.
 
         Raises:
             WireError: no block can be there.
@@ -68,18 +68,18 @@ class Arena:
         return self.memory[offset : offset + nbytes]
 
     def lease(self, offset: int) -> int:
-        """The address of the lease of the block at an offset."""
+        """Return the address of the lease of the block at an offset."""
         return self.start + offset - LINE
 
     def drop(self, offset: int, nbytes: int) -> None:
-        """Give the system the whole pages of a block that nobody reads; they read as zeros from now on."""
+        """Return the whole pages of a block that nobody reads to the system; they read as zeros from now on."""
         start, end = -(-offset // _PAGE) * _PAGE, (offset + nbytes) // _PAGE * _PAGE
         if start < end:
             self._mapped.madvise(mmap.MADV_REMOVE, start, end - start)
 
 
 class ArenaPool:
-    """The process's own arena, and the free blocks in it; its memory once that is used up.
+    """The pool of the process's own arena and its free blocks; of heap memory once the arena is used up.
 
     A buffer that was given back while others read it waits for them.
     """
@@ -102,23 +102,23 @@ class ArenaPool:
 
     @property
     def used(self) -> int:
-        """Bytes of the arena that have ever been taken: does not grow while free blocks serve."""
+        """Return the bytes of the arena that have ever been taken: they do not grow while free blocks serve."""
         return self._used
 
     @property
     def crowded(self) -> bool:
-        """Whether others are so late to read that who lends more should wait for them first."""
+        """Tell whether readers are so late that the owner should wait for them before it publishes more."""
         if self._late > _LENT:
             self._collect()
         return self._late > _LENT
 
     def unread(self, buffer: ByteArray) -> bool:
-        """Whether others still read a buffer of this pool."""
+        """Tell whether other processes still read a buffer of this pool."""
         offset = address(buffer) - self.arena.start
         return offset in self._sizes and bool(native.kernels().lease_held(self.arena.lease(offset)))
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of ``nbytes`` that nobody uses."""
+        """Return a buffer of ``nbytes`` that nobody uses."""
         size = size_class(nbytes)
         free = self._free.get(size)
         if not free and self._lent:
@@ -138,7 +138,7 @@ class ArenaPool:
         return self.arena.memory[offset : offset + nbytes]
 
     def give(self, buffer: ByteArray) -> None:
-        """Take back a buffer that no request of this process uses any more."""
+        """Return a buffer to the pool that no request of this process uses any more."""
         offset = address(buffer) - self.arena.start
         if offset in self._sizes:
             self._take_back(offset)
@@ -203,5 +203,5 @@ def open_arena(card: Card) -> Arena:
 
 
 def address(data: ByteArray) -> int:
-    """Where an array begins."""
+    """Return the address at which an array begins."""
     return int(native.kernels().address(data))

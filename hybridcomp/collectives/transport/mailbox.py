@@ -1,4 +1,4 @@
-"""Bytes between ranks: tagged sends and receives on a communicator of our own, and the buffers they use."""
+"""Send and receive bytes between ranks: tagged, on a communicator of our own, with pooled buffers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Transport:
         direct: bool = False,
         group: Any = None,
     ) -> None:
-        """Send and receive on ``comm``; to ranks that are ``near`` by notes. The engine's ``group`` counts tags."""
+        """Send and receive on ``comm``, to ``near`` ranks by descriptors. The engine's ``group`` counts tags."""
         self.topology = topology
         self.comm = comm
         self.near = near
@@ -67,7 +67,7 @@ class Transport:
         self._failed: list[object] = []
 
     def tag(self) -> int:
-        """The next sequence tag.
+        """Return the next sequence tag.
 
         Raises:
             RuntimeError: this process was forked; a thread of its parent's may have held the lock that this takes.
@@ -96,12 +96,12 @@ class Transport:
 
     @property
     def others(self) -> list[int]:
-        """The other ranks, beginning after this one, so that not all of them send to rank 0 first."""
+        """Return the other ranks, beginning after this one, so that not all of them send to rank 0 first."""
         return [(self.rank + i) % self.size for i in range(1, self.size)]
 
     @property
     def failed(self) -> bool:
-        """Whether an operation has, or may yet."""
+        """Tell whether an operation has failed, or may yet."""
         return bool(self._failed) or self.contacts.late
 
     @contextmanager
@@ -114,7 +114,7 @@ class Transport:
             raise
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of ``nbytes`` from the pool."""
+        """Return a buffer of ``nbytes`` from the pool."""
         return self._pool.take(nbytes)
 
     def give(self, buffer: ByteArray) -> None:
@@ -123,7 +123,7 @@ class Transport:
 
 
 class Tags:
-    """Counts tags where the engine does not, in the same way."""
+    """A counter of tags where the engine does not count them, in the same way."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -144,24 +144,24 @@ class Sealed(NamedTuple):
     nbytes: int
 
     def wire(self) -> ByteArray:
-        """Its bytes, as MPI takes them."""
+        """Return the message's bytes in the form that MPI takes."""
         return self.buffer[: self.nbytes]
 
     @property
     def events(self) -> Sequence[Ready]:
-        """What :meth:`wire` has to wait for."""
+        """Return the events that :meth:`wire` has to wait for: none."""
         return ()
 
 
 @dataclass(slots=True)
 class Incoming:
-    """A message on its way here.
+    """An incoming message.
 
     Attributes:
         peer: who sends it.
         buffer: room for it.
         request: null once it is here.
-        shared: the message, if what came is a note of it.
+        shared: the message, if a descriptor of it came.
         kept: it is sent on from where it is.
         used: it was read for the last time.
     """
@@ -174,7 +174,7 @@ class Incoming:
     used: bool = field(default=False, kw_only=True)
 
     def wire(self) -> ByteArray:
-        """The buffer, as MPI takes it."""
+        """Return the buffer in the form that MPI takes."""
         return self.buffer
 
 
@@ -219,7 +219,7 @@ class Mailbox:
         return _Sent([post(data, peer, tag) for peer in peers], peers, buffer, None)
 
     def _settled(self, sent: _Sent) -> bool:
-        """Give a buffer back if its message has been sent and read; say whether it has."""
+        """Return a buffer to the pool if its message has been sent and read; tell whether it has."""
         for request in sent.requests:
             if not request.Test():
                 return False
@@ -231,7 +231,7 @@ class Mailbox:
         return True
 
     def inbox(self, nbytes: int) -> Incoming:
-        """Room for a message of at most ``nbytes``, which somebody else receives into it."""
+        """Return a buffer for a message of at most ``nbytes``, which another party receives into it."""
         buffer = self._transport.take(nbytes)
         # Or a message too short for a header would leave an earlier one to be read.
         buffer[: wire.HEADER_BYTES] = 0
@@ -247,15 +247,15 @@ class Mailbox:
         return message
 
     def arrival(self, messages: list[Incoming]) -> Pending:
-        """What to wait for until all of ``messages`` are here and can be opened."""
+        """Return what to wait for until all of ``messages`` are here and can be opened."""
         return Pending([m.request for m in messages], [m.peer for m in messages])
 
     def read(self, message: Incoming) -> ByteArray:
-        """The bytes of a message that is here, until it is :meth:`used`.
+        """Return the bytes of a message that is here, until it is :meth:`used`.
 
         Raises:
-            WireError: a note of nothing.
-            MismatchError: a note of a message that this rank has no room for.
+            WireError: the descriptor names no message.
+            MismatchError: the descriptor is of a message that this rank has no room for.
         """
         near = self._transport.near
         if near is None or message.peer not in near.ranks:
@@ -272,7 +272,7 @@ class Mailbox:
         return message.shared
 
     def used(self, message: Incoming) -> None:
-        """A message will not be read again, but for being sent on."""
+        """Release a message that will not be read again, but for being sent on."""
         if not message.kept:
             self._put_back(message)
 
@@ -292,7 +292,7 @@ class Mailbox:
                 self._put_back(message)
         self._inbox.clear()
         if near is not None and near.pool.crowded:
-            # MPI makes the sender of a large message wait for its receiver; notes are gone at once.
+            # MPI makes the sender of a large message wait for its receiver; descriptors are sent at once.
             unread = _Unread(
                 near.pool, [s.buffer for s in sends if s.note is not None and s.buffer is not None]
             )
@@ -305,7 +305,7 @@ class Mailbox:
 
 
 class _Sent(NamedTuple):
-    """A message on its way, the buffer to give back when it is there, and the note that some ranks get."""
+    """A message being sent, the buffer to give back when it has arrived, and the descriptor that some ranks get."""
 
     requests: list[MPI.Request]
     peers: list[int]
@@ -314,7 +314,7 @@ class _Sent(NamedTuple):
 
 
 class _Unread:
-    """Others still read some of the buffers."""
+    """The event that no other process reads the buffers any more."""
 
     def __init__(self, pool: ArenaPool, buffers: list[ByteArray]) -> None:
         self._pool, self._buffers = pool, buffers

@@ -1,4 +1,4 @@
-"""Buffers for messages, used again: fresh pages cost as much as a network does."""
+"""Pool buffers for messages: fresh pages cost as much as a network does."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _KEPT = 64  # free buffers of a size
 
 
 class Pool(Protocol):
-    """Where a transport's buffers come from."""
+    """The source of a transport's buffers."""
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of ``nbytes``, at least one, that nobody uses."""
+        """Return a buffer of ``nbytes``, at least one, that nobody uses."""
 
     def give(self, buffer: ByteArray) -> None:
-        """Take back a buffer that no request uses any more."""
+        """Return a buffer to the pool that no request uses any more."""
 
 
 class HeapPool:
-    """Buffers of this process's own memory."""
+    """A pool of buffers of this process's own memory."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[ByteArray]] = {}
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of ``nbytes`` that nobody uses."""
+        """Return a buffer of ``nbytes`` that nobody uses."""
         free = self._free.get(size_class(nbytes))
         buffer = free.pop() if free else np.empty(size_class(nbytes), np.uint8)
         return buffer[:nbytes]
 
     def give(self, buffer: ByteArray) -> None:
-        """Take back a buffer that no request uses any more."""
+        """Return a buffer to the pool that no request uses any more."""
         base = buffer if buffer.base is None else buffer.base
         assert isinstance(base, np.ndarray)
         free = self._free.setdefault(base.size, [])
@@ -44,5 +44,5 @@ class HeapPool:
 
 
 def size_class(nbytes: int) -> int:
-    """The size of the buffers that serve ``nbytes``: a power of two."""
+    """Return the size of the buffers that serve ``nbytes``: a power of two."""
     return _LEAST if nbytes <= _LEAST else 1 << int(nbytes - 1).bit_length()

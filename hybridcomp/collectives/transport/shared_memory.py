@@ -1,8 +1,9 @@
-"""Ranks of one host hand each other messages by saying where they are.
+"""Share messages between the ranks of one host by sending descriptors of them.
 
-What MPI carries between them is a *note* of 32 bytes: whose arena, where in it, how long. The reader decodes from
-there. Notes and messages may be mixed: a note's first bytes are not those of a message. That a block is where a note
-says, and has been lent, is believed: who can write to an arena of this user could as well change this process.
+MPI carries between them a *descriptor* of 32 bytes: whose arena, where in it, how long. The reader decodes from
+there. Descriptors and messages may be mixed: a descriptor's first bytes are not those of a message. That a block is
+where a descriptor says, and is held for its readers, is believed: who can write to an arena of this user could as well
+change this process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class SharedMemoryPeers:
     """
 
     def __init__(self, pool: ArenaPool, arenas: dict[int, Arena]) -> None:
-        """Know the arenas of ranks."""
+        """Map ranks to their arenas."""
         self.pool = pool
         self.ranks = frozenset(arenas)
         everyone: list[Arena] = [pool.arena, *arenas.values()]
@@ -44,7 +45,8 @@ class SharedMemoryPeers:
         self._spans = [(a.start, a.start + a.card.nbytes, a) for a in everyone]
 
     def lend(self, message: ByteArray, readers: int) -> ByteArray | None:
-        """A note of a message for ``readers`` ranks, each of which will :meth:`release` it; None if they cannot see it.
+        """Return a descriptor of a message for ``readers`` ranks, which each :meth:`release` it; None if it
+        is not shared.
 
         Args:
             message: a buffer of the pool from its beginning on, or what :meth:`read` gave and is not yet released.
@@ -61,10 +63,10 @@ class SharedMemoryPeers:
         return None
 
     def read(self, buffer: ByteArray) -> ByteArray | None:
-        """The message that a note in ``buffer`` is of; None if there is no note.
+        """Return the message that the descriptor in ``buffer`` names; None if there is no descriptor.
 
         Raises:
-            WireError: it is of no message that can be.
+            WireError: it names no message that can be.
         """
         magic, _, token, offset, nbytes = _NOTE.unpack_from(buffer.data, 0)
         if magic != _MAGIC:
@@ -75,7 +77,7 @@ class SharedMemoryPeers:
         return arena.block(offset, nbytes)
 
     def release(self, messages: Iterable[ByteArray]) -> None:
-        """This rank no longer reads messages that :meth:`read` gave."""
+        """Release messages that :meth:`read` returned, and that this rank reads no longer."""
         for message in messages:
             at = address(message)
             for start, end, arena in self._spans:
@@ -86,7 +88,7 @@ class SharedMemoryPeers:
 
 @functools.cache
 def own_pool() -> ArenaPool | None:
-    """This process's arena; None where the system has none."""
+    """Make this process's arena; return None where the system has none."""
     try:
         return ArenaPool()
     except (OSError, AttributeError, ValueError):
@@ -95,13 +97,13 @@ def own_pool() -> ArenaPool | None:
 
 @functools.cache
 def heap() -> HeapPool:
-    """Buffers for where nobody is near."""
+    """Make the pool of buffers for transports without shared memory."""
     return HeapPool()
 
 
 @functools.cache
 def _arena_at(card: Card) -> Arena | None:
-    """Another process's arena, mapped once."""
+    """Map another process's arena, once; return None where that fails."""
     try:
         return open_arena(card)
     except (OSError, ValueError):
@@ -125,7 +127,7 @@ def meet(comm: MPI.Comm, node: MPI.Comm) -> SharedMemoryPeers | None:
 
 
 def shares_memory() -> bool:
-    """Whether ranks of a host may share memory: the environment does not forbid it."""
+    """Tell whether ranks of a host may share memory: the environment does not forbid it."""
     return os.environ.get(_SWITCH) != "0"
 
 

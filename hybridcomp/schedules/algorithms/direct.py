@@ -1,4 +1,4 @@
-"""Collectives in which every message goes from who made it to who needs it, by no other rank.
+"""Collectives in which every message goes directly from its sender to its receiver.
 
 The reductions exchange encoded parts once:
 
@@ -78,7 +78,7 @@ def reduce_scatter(operation: Operation, topology: Topology, rank: int) -> Sched
 
 
 class _Exchange:
-    """Step 1 on one rank, chunk by chunk."""
+    """Step 1 of a direct reduction on one rank, chunk by chunk."""
 
     def __init__(self, r: Recorder, parts: Parts) -> None:
         self._r, self._parts = r, parts
@@ -101,7 +101,7 @@ class _Exchange:
                 self._r.send(self._outgoing[q][k], q, _PARTS)
 
     def messages(self, k: int) -> list[int]:
-        """The slots of the others' parts of chunk ``k``, in rank order."""
+        """Return the slots of the others' parts of chunk ``k``, in rank order."""
         return [self._incoming[q][k] for q in sorted(self._r.others)]
 
 
@@ -231,7 +231,7 @@ def gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 def scatter(operation: Operation, topology: Topology, rank: int) -> Schedule:
-    """Put each rank's part of the root's ``SEND`` into its ``RECV``; the root copies its own; parts of any size."""
+    """Send each rank's part of the root's ``SEND`` to its ``RECV``; the root copies its own; parts of any size."""
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
     root, n = operation.root, operation.counts[rank]

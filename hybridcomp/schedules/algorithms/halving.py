@@ -105,7 +105,7 @@ def _take(r: Recorder, cuts: list[slice], first: int, source: int) -> None:
 
 
 class Places:
-    """Which ranks take part in halving, each in a place: one of every pair that folds, and all others.
+    """The ranks that take part in halving, each in a place: one of every pair that folds, and all others.
 
     Attributes:
         count: of places, a power of two.
@@ -118,20 +118,20 @@ class Places:
         self.leaders = [2 * v if v < self._pairs else v + self._pairs for v in range(self.count)]
 
     def folded(self, rank: int) -> bool:
-        """Whether a rank gives its data to the one before it."""
+        """Tell whether a rank gives its data to the one before it."""
         return rank < 2 * self._pairs and rank % 2 == 1
 
     def paired(self, rank: int) -> bool:
-        """Whether a rank takes the data of the one after it."""
+        """Tell whether a rank takes the data of the one after it."""
         return rank < 2 * self._pairs and rank % 2 == 0
 
     def place(self, rank: int) -> int:
-        """A rank's place, or its partner's."""
+        """Return a rank's place, or its partner's."""
         return rank // 2 if rank < 2 * self._pairs else rank - self._pairs
 
 
 class _Halves:
-    """Step 1 on this rank: the sum of the elements ``edges[place]`` to ``edges[place + 1]``."""
+    """Step 1 of halving on this rank: the sum of the elements ``edges[place]`` to ``edges[place + 1]``."""
 
     def __init__(self, r: Recorder, places: Places, edges: Sequence[int]) -> None:
         self._r, self._places, self._edges = r, places, edges
@@ -140,7 +140,7 @@ class _Halves:
         self._summed = False  # there are partial sums; before that, there are this rank's own data
 
     def total(self, start: int, stop: int) -> Span:
-        """This rank's sum of a range of elements."""
+        """Return this rank's sum of a range of elements."""
         return self._sums(start, stop) if self._summed else Span(Buffer.SEND, start, stop - start)
 
     def add(self, slots: list[int], cut: slice) -> None:
@@ -190,7 +190,7 @@ class _Halves:
         wide: bool,
         add: Callable[[list[int], slice], None],
     ) -> None:
-        """Give one range to a peer, and add what comes of another, in messages that are ``wide`` or not."""
+        """Send one range to a peer, and add what it sends of another, in messages that are ``wide`` or not."""
         r = self._r
         given, kept = chunks(r.operation, *give), chunks(r.operation, *keep)
         slots = Slots(r, _AHEAD, max((cut.stop - cut.start for cut in kept), default=0), wide=wide)

@@ -108,7 +108,7 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 class Roles:
-    """Tell who leads whose part, as one rank sees it.
+    """The roles of ranks: who leads whose part, as one rank sees it.
 
     Attributes:
         local: the other ranks of this host, in order.
@@ -137,7 +137,7 @@ class Roles:
 
 
 class _Crossing:
-    """Steps 1 and 2 on one rank, chunk by chunk: what a reduction over hosts begins with."""
+    """Steps 1 and 2 of a reduction over hosts, on one rank, chunk by chunk."""
 
     def __init__(self, r: Recorder, parts: Parts) -> None:
         self._r, self._parts = r, parts
@@ -181,7 +181,7 @@ class _Crossing:
             r.send(slot, q, _CROSSED)
 
     def addends(self, k: int) -> tuple[Span, list[int]]:
-        """What the sum of this rank's chunk ``k`` consists of: a span, and messages that are added to it."""
+        """Return the addends of the sum of this rank's chunk ``k``: a span, and messages that are added to it."""
         rank, crossed = self._r.rank, [self._arriving[p][k] for p in self.roles.peers]
         if self._r.operation.feedback and self.roles.local:
             return self._host_sum(rank, k), crossed
@@ -205,7 +205,7 @@ class _Crossing:
 
 
 class _Spread:
-    """Encoded chunks of all ranks on their way to all: steps 3 and 4 on one rank."""
+    """Steps 3 and 4 on one rank: send encoded chunks of all ranks to all."""
 
     def __init__(
         self, r: Recorder, parts: Parts, roles: Roles, channels: tuple[int, int], *, wide: bool

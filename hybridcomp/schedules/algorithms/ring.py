@@ -81,7 +81,7 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 class _Rounds:
-    """The parts of the others' shards, encoded in rounds; and those of this rank's shard, received in them."""
+    """The pairwise exchange of parts: the others' are encoded and sent in rounds, this rank's shard is received."""
 
     def __init__(self, r: Recorder, parts: Parts) -> None:
         self._r, self._parts = r, parts
@@ -102,7 +102,7 @@ class _Rounds:
                 r.send(slot, to, _PARTS)
 
     def messages(self, k: int) -> list[int]:
-        """The slots of the others' parts of chunk ``k`` of this rank's shard, in rank order."""
+        """Return the slots of the others' parts of chunk ``k`` of this rank's shard, in rank order."""
         return [self._incoming[q][k] for q in sorted(self._r.others)]
 
 
@@ -145,7 +145,7 @@ class _Relay:
             r.decode(slot, out, memory=r.operation.memory(out.start))
 
     def _coming(self, k: int) -> list[tuple[int, int]]:
-        """Chunk and owner of each message of turn ``k``."""
+        """Return chunk and owner of each message of round ``k``."""
         r = self._r
         coming = [(k - hops, (r.rank - hops) % r.ranks) for hops in range(1, min(r.ranks, k + 1))]
         return [(chunk, owner) for chunk, owner in coming if self._parts.size(owner, chunk)]

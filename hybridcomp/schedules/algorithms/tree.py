@@ -74,7 +74,7 @@ def reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 def _family(root: int, rank: int, ranks: int) -> tuple[int | None, list[int]]:
-    """Parent and children, largest subtree first, in the binomial tree that has its root at a rank."""
+    """Return parent and children, largest subtree first, in the binomial tree that has its root at a rank."""
     place = (rank - root) % ranks
     low = place & -place if place else 1 << (ranks - 1).bit_length()
     bits = [1 << i for i in reversed(range(low.bit_length() - 1))]

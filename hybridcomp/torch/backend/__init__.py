@@ -1,1 +1,1 @@
-"""The process group: what torch.distributed calls, over a communicator."""
+"""The process group: torch.distributed's interface to a communicator."""

@@ -1,4 +1,4 @@
-"""What torch asks of an operation, in any of the forms that it passes: an options object, or its parts."""
+"""Read the options of an operation in any of the forms that torch passes: an options object, or its parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed import AllreduceOptions, ReduceOp
 
 
 class Asked(NamedTuple):
-    """An operation's options.
+    """The options of an operation.
 
     Attributes:
         op: the reduce operation; None is a sum.

@@ -13,7 +13,7 @@ from hybridcomp.torch.backend.rendezvous import addresses
 
 
 def export_environment() -> None:
-    """Set ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and what else torchrun sets.
+    """Set ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and the other variables that torchrun sets.
 
     MPI's launchers set none of them, and libraries made for torchrun (accelerate, for one) start from them. Call it
     once, on all ranks, after ``init_process_group("hybridcomp")``. ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` count the

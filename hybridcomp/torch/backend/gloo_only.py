@@ -1,4 +1,4 @@
-"""torch functions that take only groups of its own backends, opened to ours.
+"""Let torch functions that take only groups of its own backends take ours.
 
 ``torch.distributed.monitored_barrier`` refuses any backend that is not called gloo, ``_set_pg_timeout`` ignores it.
 """
@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 
 
 def install() -> None:
-    """Let both work on groups of ours, once; on others they do as ever."""
+    """Patch both functions, once, so that they take groups of ours; on others they do as ever."""
     _replace("monitored_barrier", _monitored_barrier)
     _replace("_set_pg_timeout", _set_pg_timeout)
 
@@ -58,6 +58,6 @@ def _set_pg_timeout(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own(group: Any) -> Any:
-    """The group, or the default one, if it is of ours."""
+    """Return the group, or the default one, if it is a group of this backend; else None."""
     group = dist.group.WORLD if group is None else group
     return group if hasattr(group, "comm") and hasattr(group, "monitored_barrier") else None

@@ -1,4 +1,4 @@
-"""What a process group is to torch, apart from its operations: its name, how it is split, how it ends."""
+"""The interface of a process group to torch, apart from its operations: its name, how it is split, how it ends."""
 
 # torch's stubs declare these as methods of C++; here they are Python's.
 # mypy: disable-error-code="override, assignment"
@@ -86,38 +86,38 @@ class Group(ProcessGroup):
     # -- identity ------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        """The name that ``init_process_group`` knows."""
+        """Return the name that ``init_process_group`` knows."""
         return "hybridcomp"
 
     @property
     def group_name(self) -> str:
-        """torch's name of the group."""
+        """Return torch's name of the group."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """torch's description, which names the mesh axis."""
+        """Return torch's description, which names the mesh axis."""
         return self._desc
 
     @property
     def axis(self) -> str:
-        """The mesh axis, which selects the policy's section."""
+        """Return the mesh axis, which selects the policy's section."""
         return self.comm.axis
 
     @property
     def label(self) -> str:
-        """What names the group in a saved state."""
+        """Return the prefix of the group's keys in a saved state."""
         return f"group:{self.comm.axis}"
 
     def get_group_store(self) -> Store:
-        """The members' own part of torch's store."""
+        """Return the members' own part of torch's store."""
         return self._birth.store
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
 
     def _set_group_desc(self, desc: str) -> None:
-        """The description comes after the group is made, and the same on all its ranks."""
+        """Set the description, which comes after the group is made, and the same on all its ranks."""
         self._desc = desc
         if self.options.axis is None:
             self.comm.axis = axis_of(desc)
@@ -132,7 +132,7 @@ class Group(ProcessGroup):
         return [torch.device("cpu"), *cuda]
 
     def _get_backend(self, device: torch.device) -> Group:
-        """It is its own backend, on any device."""
+        """Return the group itself: it is its own backend, on any device."""
         return self
 
     def _has_hooks(self) -> bool:
@@ -149,7 +149,7 @@ class Group(ProcessGroup):
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """It counts from the start, on all ranks alike."""
+        """Do nothing: operations are numbered from the start, on all ranks alike."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
@@ -157,11 +157,11 @@ class Group(ProcessGroup):
     # -- groups of its ranks -------------------------------------------------------------------------
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """The program binds its groups to a device; ranks are connected already."""
+        """Record the device to which the program binds its groups; ranks are connected already."""
         self.bound_device_id = device
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Another group is made of others of its ranks: MPI needs nothing of this one."""
+        """Do nothing where another group is made of other ranks: MPI needs nothing of this one."""
 
     def split_group(
         self,
@@ -263,7 +263,7 @@ class Group(ProcessGroup):
         return work
 
     def _note(self, more: int) -> None:
-        """Note what the communicator starts as long as a call is profiled: without, starts are quicker."""
+        """Record the operations that the communicator starts while a call is profiled: without, starts are quicker."""
         with self._lock:
             self._profiled += more
             self.comm.on_start = note if self._profiled else None
@@ -287,19 +287,19 @@ class Group(ProcessGroup):
     # -- memory and statistics (registry.Member) -----------------------------------------------------
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
         return self.comm.stats()
 
     def memory(self) -> dict[str, npt.NDArray[Any]]:
-        """What to save: residuals, PowerSGD's factors and the step."""
+        """Return the arrays to save: residuals, PowerSGD's factors and the step."""
         return pack(self.comm.feedback, self.comm.warm, self.comm.step)
 
     def load_memory(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Take back what :meth:`memory` gave."""
+        """Load the arrays that :meth:`memory` returned."""
         self.comm.step = unpack(arrays, self.comm.feedback, self.comm.warm)
 
     def advance(self) -> None:
-        """A training step has ended."""
+        """Count a training step that has ended."""
         self.comm.step += 1
 
     # -- end -----------------------------------------------------------------------------------------
@@ -327,6 +327,6 @@ class Group(ProcessGroup):
             self.comm.Free()
 
     def abort(self) -> None:
-        """As :meth:`shutdown`; an operation in flight keeps its buffers."""
+        """Shut down as :meth:`shutdown` does; an operation in flight keeps its buffers."""
         with suppress(Exception):
             self.shutdown()

@@ -78,7 +78,7 @@ def _check_world(world: Any, birth: Birth) -> None:
 
 
 def _wait_for_members(birth: Birth, name: str, timeout: timedelta) -> None:
-    """Meet in torch's store: unlike MPI's calls that make a group, this wait has an end."""
+    """Wait for all members in torch's store: unlike MPI's calls that make a group, this wait has an end."""
     store, size = birth.store, len(birth.ranks)
     store.set(f"hybridcomp/{birth.rank}", "1")
     keys = [f"hybridcomp/{rank}" for rank in range(size)]

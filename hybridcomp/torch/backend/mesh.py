@@ -18,7 +18,7 @@ _METHOD = "_init_one_process_group"
 
 
 def install() -> None:
-    """Let the default group take the axis of the first mesh dimension that shares it, once.
+    """Patch torch, once, so that the default group takes the axis of the first mesh dimension that shares it.
 
     The method is torch's own business; where a version has none of that name, the default group's axis stays
     ``default``, and ``Options(axis="dp")`` names it.

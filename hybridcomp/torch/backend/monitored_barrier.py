@@ -1,4 +1,4 @@
-"""A barrier that names who does not come."""
+"""Run a barrier that names the ranks that do not come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's collectives as operations of a communicator: each function starts one and returns its work.
+"""Start torch's collectives on a communicator: each function starts one and returns its work.
 
 ``Starter`` stages tensors (:mod:`.staging`), starts the communicator's operation, and says how its results
 return to the tensors. Nothing here waits.
@@ -28,7 +28,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Starter:
-    """Starts operations on one communicator."""
+    """The collectives of torch on one communicator."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
@@ -90,7 +90,7 @@ class Starter:
         return joined(works)
 
     def _committed(self, how: Reduction, target: Target) -> Callable[[], None] | None:
-        """What remains to do with the sum."""
+        """Return the function that divides the sum and writes it back, where that remains to be done; else None."""
         if not how.truncates:
             return _committed(target)
 
@@ -141,7 +141,7 @@ class Starter:
         return CommWork([request], list(outputs), lambda: _scatter_out(flat, outputs))
 
     def scatter(self, output: torch.Tensor, parts: Tensors, root: int) -> CommWork:
-        """Give entry r of the root's list to rank r."""
+        """Send entry r of the root's list to rank r."""
         target = Target(output)
         send = source(_packed(parts)) if self.comm.rank == root else None
         request = self.comm.start_scatter(send, target.data, root)
@@ -167,7 +167,7 @@ class Starter:
         return CommWork([request], list(outputs), lambda: _scatter_out(flat, outputs))
 
     def _counts(self, tensor: torch.Tensor, splits: list[int], what: str) -> list[int]:
-        """Elements of each rank's part."""
+        """Return the number of elements of each rank's part."""
         rows = tensor.shape[0] if tensor.dim() else 1
         if not splits:
             if rows % self.comm.size:
@@ -218,13 +218,13 @@ def start_each(
 
 
 def _given(data: torch.Tensor) -> Any:
-    """A buffer for a communicator: an array, where it is one, is parsed by compiled code."""
+    """Return a buffer for a communicator: an array, where it is one, is parsed by compiled code."""
     array = plain(data)
     return data if array is None else array
 
 
 def _committed(target: Target) -> Callable[[], None] | None:
-    """What remains to do with a result."""
+    """Return the function that writes a staged result back; None if the result is in place."""
     return target.commit if target.staged else None
 
 
@@ -238,7 +238,7 @@ def _scaled(data: torch.Tensor, factor: float | torch.Tensor | None) -> torch.Te
 
 
 def _packed(parts: Tensors) -> torch.Tensor:
-    """The tensors' elements one after another; no copy where they already lie so."""
+    """Return the tensors' elements one after another; no copy where they already lie so."""
     first = parts[0].detach()
     if len(parts) == 1 and usable(first):
         return first.view(-1)

@@ -1,4 +1,4 @@
-"""What a process group is made with: its policy, its axis, its timeout."""
+"""Hold the settings of a process group: its policy, its axis, its timeout."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Options:
 
     @property
     def _timeout(self) -> timedelta | None:
-        """What ``DeviceMesh`` reads from the options of an axis."""
+        """Return the timeout, which ``DeviceMesh`` reads from the options of an axis."""
         return self.timeout
 
 
 class Birth(NamedTuple):
-    """What a process group is made from.
+    """The arguments that a process group is made from.
 
     Attributes:
         ranks: the members, of ``MPI.COMM_WORLD``, in the group's order.
@@ -75,7 +75,7 @@ def set_policy(policy: PolicyLike) -> Policy:
 
 
 def default_policy() -> Policy:
-    """The policy of :func:`set_policy`, of ``HYBRIDCOMP_POLICY``, or ``hybrid``.
+    """Return the policy of :func:`set_policy`, of ``HYBRIDCOMP_POLICY``, or ``hybrid``.
 
     Raises:
         PolicyError: ``HYBRIDCOMP_POLICY`` names none.
@@ -86,7 +86,7 @@ def default_policy() -> Policy:
 
 
 def read_policy(policy: PolicyLike) -> Policy:
-    """As :func:`hybridcomp.load_policy`, but a bare codec leaves operations from or to one rank exact.
+    """Load a policy as :func:`hybridcomp.load_policy`, but let a bare codec leave operations from or to one rank exact.
 
     PyTorch broadcasts a module's parameters before the first step: through ``topk`` they would be gone.
 
@@ -97,7 +97,7 @@ def read_policy(policy: PolicyLike) -> Policy:
 
 
 def axis_of(description: str | None) -> str:
-    """The mesh axis that a group's description names: ``mesh_dp`` is ``dp``; a default group is ``default``."""
+    """Return the mesh axis that a group's description names: ``mesh_dp`` is ``dp``; a default group is ``default``."""
     if not description or description in ("default_pg", "undefined", "mesh_default"):
         return "default"
     return description.removeprefix("mesh_")

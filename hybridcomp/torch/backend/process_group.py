@@ -122,7 +122,7 @@ class HybridProcessGroup(Group):
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
     ) -> CommWork:
-        """Give entry r of one rank's list to rank r."""
+        """Send entry r of one rank's list to rank r."""
         to, ask = _list(outputs), asked(opts, timeout, root)
         lists = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs or []]
         start = self._start.scatter

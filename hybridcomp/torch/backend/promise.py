@@ -1,4 +1,4 @@
-"""Futures that carry errors into torch's C++."""
+"""Complete futures so that they carry errors into torch's C++."""
 
 from __future__ import annotations
 

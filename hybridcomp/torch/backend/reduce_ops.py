@@ -1,4 +1,4 @@
-"""torch's reduce operations as MPI's."""
+"""Translate torch's reduce operations to MPI's."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _DIVIDED = _INTEGERS - {torch.uint16, torch.uint32, torch.uint64}
 
 
 class Reduction(NamedTuple):
-    """How to reduce tensors of one dtype.
+    """The way to reduce tensors of one dtype.
 
     Attributes:
         op: for the communicator.
@@ -67,7 +67,7 @@ class Reduction(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether the communicator's operation on the tensors' own memory is all."""
+        """Tell whether the communicator's operation on the tensors' own memory is all."""
         return self.factor is None and self.dtype is None and not self.truncates
 
 
@@ -111,7 +111,7 @@ def _reduction(kind: Any, dtype: torch.dtype, wide: torch.dtype | None) -> Reduc
 
 
 def op_kind(op: Any) -> Any:
-    """The member of ``ReduceOp.RedOpType`` behind an option, an operation or None (SUM)."""
+    """Return the member of ``ReduceOp.RedOpType`` behind an option, an operation or None (SUM)."""
     if op is None:
         return ReduceOp.SUM
     if op.__class__ is not ReduceOp:

@@ -1,4 +1,4 @@
-"""Register the backend: what ``init_process_group("hybridcomp")`` and ``new_group`` call."""
+"""Register the backend, which ``init_process_group("hybridcomp")`` and ``new_group`` then make."""
 
 from __future__ import annotations
 

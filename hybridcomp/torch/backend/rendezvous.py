@@ -36,7 +36,7 @@ Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 
 def install() -> None:
-    """Put the handler in front of torch's own for ``env://``, once."""
+    """Install the handler in front of torch's own for ``env://``, once."""
     handlers: dict[str, Handler] = importlib.import_module(
         "torch.distributed.rendezvous"
     )._rendezvous_handlers
@@ -106,7 +106,7 @@ def _connect(world: Any, timeout: timedelta) -> TCPStore:
 
 
 def _try(host: str, port: int, token: str, size: int) -> TCPStore | None:
-    """The store at an address, if it is rank 0's."""
+    """Return the store at an address if it is rank 0's; else None."""
     try:
         socket.create_connection((host, port), _PROBE_SECONDS).close()
         patience = timedelta(seconds=5 * _PROBE_SECONDS)
@@ -129,7 +129,7 @@ def _broadcast(world: Any, card: bytearray, timeout: timedelta) -> None:
 
 
 def addresses() -> list[str]:
-    """This host's IPv4 addresses, the loopback last; ``MASTER_ADDR`` first where it is set."""
+    """Return this host's IPv4 addresses, the loopback last; ``MASTER_ADDR`` first where it is set."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

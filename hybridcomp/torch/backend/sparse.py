@@ -62,7 +62,7 @@ def all_reduce_sparse(comm: Communicator, tensor: torch.Tensor, op: Any) -> Comm
 
 
 def _entries(comm: Communicator, mine: torch.Tensor) -> list[int]:
-    """How many entries each rank has, if their tensors are of one shape."""
+    """Gather how many entries each rank has, and check that their tensors are of one shape."""
     if mine.dim() > _MOST_DIMS:
         raise ValueError(f"a sparse all_reduce takes tensors of at most {_MOST_DIMS} dims, not {mine.dim()}")
     about = [mine._nnz(), mine.sparse_dim(), *mine.shape]

@@ -1,4 +1,4 @@
-"""``Work``: what torch waits on."""
+"""Implement torch's ``Work`` for operations in flight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CommWork(Work):
-    """One or several operations in flight, and what remains to do when they have ended.
+    """A work of one or several operations in flight, with the function to call when they have ended.
 
     Completion runs once, in the thread that sees the last operation end: the one that waits, or the background
     thread. It copies staged results to their tensors, then fills the future; on CUDA in the order of the streams that
@@ -49,7 +49,7 @@ class CommWork(Work):
         outputs: list[torch.Tensor],
         commit: Callable[[], None] | None = None,
     ) -> None:
-        """Take over started operations.
+        """Make a work of started operations.
 
         Args:
             requests: what to wait for; may be empty.
@@ -97,11 +97,11 @@ class CommWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """The same as :meth:`wait`."""
+        """Wait as :meth:`wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the operation has ended, well or not. Makes progress."""
+        """Tell whether the operation has ended, well or not; makes progress."""
         for request in self.requests:
             if not request.done:
                 with suppress(Exception):  # then it has ended; `wait` and `exception` tell how
@@ -112,21 +112,21 @@ class CommWork(Work):
         return True
 
     def is_success(self) -> bool:
-        """Whether the operation has ended well."""
+        """Tell whether the operation has ended well."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """The error that the operation ended with."""
+        """Return the error with which the operation ended; None if it ended well or has not ended."""
         if all(request.done for request in self.requests):
             self._complete()
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the result."""
+        """Return the tensors that hold the result."""
         return self._outputs
 
     def source_rank(self) -> int:
-        """The sender's rank in the group, of a finished receive from any source."""
+        """Return the sender's rank in the group, of a finished receive from any source."""
         status = self.requests[0].status if self.requests else None
         return -1 if status is None else status.Get_source()
 
@@ -134,7 +134,7 @@ class CommWork(Work):
         return self.source_rank()
 
     def get_future(self) -> Future[Any]:
-        """A future with the result tensors; the background thread completes it."""
+        """Return a future with the result tensors; the background thread completes it."""
         with self._lock:
             if self._promise is None:
                 cuda = sorted({t.device for t in self._outputs if t.device.type == "cuda"}, key=str)
@@ -146,7 +146,7 @@ class CommWork(Work):
         return future
 
     def mark(self, mark: Range) -> None:
-        """Have a profiler's range end when the operation does."""
+        """End a profiler's range when the operation ends."""
         with self._lock:
             self._mark = mark
             completed = self._completed
@@ -158,7 +158,7 @@ class CommWork(Work):
     # -- the engine's side ---------------------------------------------------------------------------
 
     def _see_end(self) -> None:
-        """Have the thread that sees the last operation end complete this."""
+        """Arrange that the thread that sees the last operation end completes this."""
         with self._lock:
             if self._completed or self._left is not None:
                 return
@@ -207,12 +207,12 @@ class CommWork(Work):
 
 
 def _of(caller: CallerStreams | None) -> AbstractContextManager[None]:
-    """The streams of whoever has started an operation, as the current ones."""
+    """Make the streams of the caller that has started an operation the current ones within a block."""
     return nullcontext() if caller is None else caller.current()
 
 
 def joined(works: Sequence[CommWork]) -> CommWork:
-    """One work that ends when all of ``works`` have."""
+    """Return one work that ends when all of ``works`` have."""
     requests = [request for work in works for request in work.requests]
     outputs = [tensor for work in works for tensor in work._outputs]
 

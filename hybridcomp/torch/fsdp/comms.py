@@ -1,4 +1,4 @@
-"""What FSDP2 calls in place of its own all-gather and reduce-scatter."""
+"""Replace FSDP2's own all-gather and reduce-scatter by compressed ones."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Tensor = torch.Tensor
 
 
 class _Allocates:
-    """Memory from torch's allocator, as FSDP2's own."""
+    """An allocator that uses torch's, as FSDP2's own does."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An uninitialised tensor."""
+        """Return an uninitialised tensor."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class CompressedAllGather(_Allocates, AllGather):
-    """Gathers a module's parameters."""
+    """The compressed all-gather of a module's parameters."""
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
@@ -39,7 +39,7 @@ class CompressedAllGather(_Allocates, AllGather):
 
 
 class CompressedReduceScatter(_Allocates, ReduceScatter):
-    """Reduces a module's gradients.
+    """The compressed reduce-scatter of a module's gradients.
 
     Attributes:
         parameters: of the next buffer: those that have gradients; None if nobody said.
@@ -52,13 +52,13 @@ class CompressedReduceScatter(_Allocates, ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        """Do it: FSDP2 uses the output at once."""
+        """Reduce at once: FSDP2 uses the output on return."""
         parameters, self.parameters = self.parameters, None
         self._unit.reduce_scatter(output_tensor, input_tensor, group, op, parameters)
 
 
 def install() -> None:
-    """Let FSDP2 tell a :class:`CompressedReduceScatter` which parameters are in its buffer, once.
+    """Patch FSDP2, once, to tell a :class:`CompressedReduceScatter` which parameters are in its buffer.
 
     Those without a gradient in a step (an expert that no token chose) are not, and a buffer's size alone does not say
     which. The function is torch's own business; where a version has none of that name, a module's gradients are

@@ -1,4 +1,4 @@
-"""Encode and decode tensors of the CPU or of a CUDA device, with error feedback, for who moves bytes himself."""
+"""Encode and decode tensors of the CPU or of a CUDA device, with error feedback, without sending them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 class Encoder:
-    """Encodes spans of one array in one step of its error feedback.
+    """An encoder of spans of one array in one step of its error feedback.
 
     Attributes:
         codec: of this step.
@@ -67,7 +67,7 @@ class Encoder:
             self._memory.encode(self.codec, flat, room, self._queue, span)
 
     def own(self, values: Tensor, span: slice) -> Tensor:
-        """An accumulator with the span's own values in it, as this rank's part of a sum."""
+        """Return an accumulator with the span's own values in it, as this rank's part of a sum."""
         wide = torch.float64 if values.dtype is torch.float64 else torch.float32
         total = values.to(wide, copy=True)
         if (

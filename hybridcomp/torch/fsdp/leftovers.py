@@ -1,4 +1,4 @@
-"""What error feedback keeps for spans that changed their owner: see :func:`.resharding.release`."""
+"""Keep the error-feedback state of spans that changed their owner: see :func:`.resharding.release`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Leftovers:
         self._before: dict[str, Arrays] = {}  # the state that they are part of
 
     def take(self, state: Arrays, axis: str, segments: Iterable[Segment], rank: int) -> Arrays:
-        """Take them out of a state of error feedback; return what remains."""
+        """Remove the leftovers from a state of error feedback; return the rest."""
         rest = dict(state)
         for segment in segments:
             key: Key = (axis, segment.key)
@@ -53,12 +53,12 @@ class Leftovers:
                 output[segment.start : segment.start + values.numel()] += values
 
     def put_back(self, state: Arrays) -> Arrays:
-        """The state of error feedback with those that are not added yet, to be saved."""
+        """Return the state of error feedback, to be saved, with the spans that are not added yet."""
         for arrays in self._before.values():
             state |= {name: array.copy() for name, array in arrays.items()}
         return state
 
     def clear(self) -> None:
-        """Forget them."""
+        """Drop the leftovers."""
         self._missing.clear()
         self._before.clear()

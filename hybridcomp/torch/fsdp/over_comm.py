@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 
 
 class CommTransport:
-    """Over a duplicate of a group's communicator."""
+    """A transport over a duplicate of a group's communicator."""
 
     def __init__(self, comm: Communicator, axis: str, policy: Any, feedback: ErrorFeedback) -> None:
         """Make the duplicate. Collective.
@@ -132,12 +132,12 @@ class CommTransport:
         CommWork(requests, [output], commit).wait()
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
         return self.comm.stats()
 
 
 def _unpack(packed: Tensor, rows: Tensor, cut: Cut) -> None:
-    """Put the exact segments, one after another in each row of ``packed``, in their places."""
+    """Copy the exact segments, one after another in each row of ``packed``, to their places."""
     pieces = torch.split(packed, [s.size for s, _ in cut.exact], dim=1)
     for (segment, _), piece in zip(cut.exact, pieces, strict=True):
         rows[:, segment.start : segment.stop] = piece

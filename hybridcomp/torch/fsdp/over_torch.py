@@ -33,7 +33,9 @@ _ALIGN = 64  # bytes
 
 
 class TorchTransport:
-    """Over a process group of torch's. Operations start in the program's order, the same on all ranks.
+    """A transport over a process group of torch's.
+
+    Operations start in the program's order, the same on all ranks.
 
     CUDA tensors are encoded where they are; where the kernels do not run, in host memory.
     """
@@ -155,14 +157,14 @@ class TorchTransport:
         return [q for q in range(self.size) if q != self.rank]
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
         return self._table.rows()
 
 
 def _places(
     cut: Cut, dtype: torch.dtype, counts: list[int], kinds: list[torch.dtype] | None = None
 ) -> tuple[tuple[list[slice], list[slice]], int]:
-    """Where a part's messages lie in bytes: encoded ones, exact ones, and their size together."""
+    """Return the byte ranges of a part's messages (encoded ones, exact ones), and their size together."""
     at = 0
 
     def place(nbytes: int) -> slice:
@@ -180,7 +182,7 @@ def _places(
 
 
 class _Calls:
-    """Statistics of one operation, by segment."""
+    """The statistics of one operation, by segment."""
 
     def __init__(self, transport: TorchTransport, op: str, cut: Cut, itemsize: int) -> None:
         self._began = time.perf_counter()
@@ -201,7 +203,7 @@ class _Calls:
         return call
 
     def of(self, segment: Segment) -> Call:
-        """The row of a segment."""
+        """Return the call that counts a segment."""
         return self._calls[segment.start]
 
     def sent(self, cut: Cut, places: tuple[list[slice], list[slice]], others: int) -> None:

@@ -1,4 +1,4 @@
-"""A work of another backend's, and what remains to do when it has ended."""
+"""Wrap a work of another backend, with a function to call when it has ended."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.distributed.distributed_c10d import Work
 
 
 class PendingWork(Work):
-    """Ends when ``work`` has and ``commit`` has run, in the thread and on the CUDA stream of the one that waits."""
+    """A work that ends when ``work`` has and ``commit`` has run, in the waiting thread and on its CUDA stream."""
 
     def __init__(self, work: Any, tensors: list[torch.Tensor], commit: Callable[[], None]) -> None:
-        """Take over a started operation.
+        """Make a work of a started operation.
 
         Args:
             work: of torch's; None if it has ended.
@@ -44,13 +44,13 @@ class PendingWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """The same as :meth:`wait`."""
+        """Wait as :meth:`wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether :meth:`wait` would not wait for the backend."""
+        """Tell whether :meth:`wait` would not wait for the backend."""
         return self._commit is None or self._work is None or bool(self._work.is_completed())
 
     def result(self) -> list[torch.Tensor]:
-        """The result's tensor."""
+        """Return the result's tensor."""
         return self._tensors[:1]

@@ -1,4 +1,4 @@
-"""What differences refer to: the parameters as all ranks decoded them last.
+"""Keep the reference of differences: the parameters as all ranks decoded them last.
 
 As in SDP4Bit (arXiv:2410.15526): a rank sends how its part differs from what all ranks have of it. What a message lost
 is part of the next difference, so errors do not repeat, and differences are small, so errors are too.
@@ -76,12 +76,12 @@ class Reference:
     # -- saving --------------------------------------------------------------------------------------
 
     def part(self, rank: int, ranks: int) -> npt.NDArray[np.uint8] | None:
-        """A copy of the bytes of this rank's part; None if there is nothing yet."""
+        """Return a copy of the bytes of this rank's part; None if there is nothing yet."""
         if self._values is None:
             return None if self._saved is None else self._saved.copy()
         part = self._values.view(ranks, -1)[rank].cpu().contiguous()
         return part.view(torch.uint8).numpy().copy()
 
     def load(self, part: npt.NDArray[np.uint8] | None) -> None:
-        """Begin with what :meth:`part` gave on all ranks, or with nothing."""
+        """Begin with the parts that :meth:`part` returned on all ranks, or with nothing."""
         self._values, self._saved = None, part

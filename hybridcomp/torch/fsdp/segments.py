@@ -1,4 +1,4 @@
-"""FSDP2's flat buffers as parameters' segments, and what a policy says about each.
+"""Partition FSDP2's flat buffers into parameters' segments, each with the policy's choice.
 
 A buffer has a part for each rank, and each part has a segment for each parameter of the module, padded to the same size
 on all ranks. Codecs work on segments: blocks do not straddle parameters, and names count.
@@ -38,22 +38,22 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The element after its last in a rank's part."""
+        """Return the index of the element after its last in a rank's part."""
         return self.start + self.size
 
     def count(self, rank: int) -> int:
-        """Its elements in a rank's part, without padding."""
+        """Return its number of elements in a rank's part, without padding."""
         return max(0, min(self.size, self.total - rank * self.size))
 
     def span(self, rank: int) -> slice:
-        """Where a rank's elements lie in the whole parameter."""
+        """Return the range of a rank's elements in the whole parameter."""
         start = min(rank * self.size, self.total)
         return slice(start, start + self.count(rank))
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A rank's part of a buffer by how its segments travel.
+    """The cut of a rank's part of a buffer into encoded and exact segments.
 
     Attributes:
         size: elements of the part.
@@ -67,12 +67,12 @@ class Cut:
 
     @property
     def reason(self) -> str:
-        """Why the exact segments are exact."""
+        """Say why the exact segments are exact."""
         return "; ".join(dict.fromkeys(choice.reason for _, choice in self.exact))
 
 
 def segments_of(parameters: Sequence[Any], names: dict[int, str], ranks: int) -> list[Segment]:
-    """The segments of a rank's part.
+    """Return the segments of a rank's part.
 
     Args:
         parameters: FSDP2's ``FSDPParam`` objects, in the buffer's order.
@@ -126,5 +126,5 @@ def cut(
 
 
 def whole(size: int, reason: str) -> Cut:
-    """A part that travels as it is."""
+    """Return the cut of a part that is sent uncompressed, in one segment."""
     return Cut(size, [(Segment("", "", 0, size, size), Choice(NONE, None, reason))])

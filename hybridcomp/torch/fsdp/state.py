@@ -1,4 +1,4 @@
-"""What :func:`compress_fsdp` makes: transports, error feedback, references and statistics of one model."""
+"""Make the compression of one model's FSDP2: transports, error feedback, references and statistics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 class FSDPCompression:
-    """Compression of one model's parameters and gradients on their way between the ranks that share them.
+    """The compression of one model's parameters and gradients between the ranks that share them.
 
     The model keeps it alive. Error feedback is kept by parameter, references of differences by module.
 
@@ -94,7 +94,7 @@ class FSDPCompression:
         return units
 
     def transport(self, group: Any) -> Transport:
-        """What moves messages of a process group; made when it is asked for first, which is collective."""
+        """Return the transport of a process group; it is made on the first call, which is collective."""
         found = self._transports.get(id(group))
         if found is None:
             found = open_transport(group, self.axis, self.policy, self.feedback)
@@ -105,11 +105,14 @@ class FSDPCompression:
     # -- memory and statistics (registry.Member) -----------------------------------------------------
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
         return merge([t.rows() for t in self._transports.values()])
 
     def memory(self) -> Arrays:
-        """What to save: residuals, this rank's part of references, steps and numbers of ranks. Between steps."""
+        """Return the arrays to save: residuals, this rank's part of references, steps and numbers of ranks.
+
+        Call it between steps.
+        """
         residuals = self.leftovers.put_back(self.feedback.state_dict())
         saved: Arrays = {f"{RESIDUAL}/{key}": array for key, array in residuals.items()}
         for name, unit in self._units.items():
@@ -122,7 +125,10 @@ class FSDPCompression:
         return saved
 
     def load_memory(self, arrays: Arrays) -> None:
-        """Take back what :meth:`memory` gave. What belongs to another number of ranks begins anew, with a warning."""
+        """Load the arrays that :meth:`memory` returned.
+
+        What belongs to another number of ranks begins anew, with a warning.
+        """
         parts: dict[str, Arrays] = {RESIDUAL: {}, REFERENCE: {}, RANKS: {}, STEP: {}}
         for key, array in arrays.items():
             kind, _, name = key.partition("/")
@@ -150,7 +156,7 @@ class FSDPCompression:
         self.feedback.load_state_dict(residuals)
 
     def advance(self) -> None:
-        """Nothing to do: steps are counted by reductions."""
+        """Do nothing: steps are counted by reductions."""
 
 
 def compress_fsdp(
@@ -189,7 +195,9 @@ def compress_fsdp(
 
 
 def open_transport(group: Any, axis: str, policy: Policy, feedback: ErrorFeedback) -> Transport:
-    """What moves messages of a process group, beside the group's own. Collective.
+    """Make a transport for messages of a process group, beside the group's own.
+
+    Collective.
 
     Raises:
         MismatchError: the ranks' policies differ.
@@ -203,7 +211,7 @@ def open_transport(group: Any, axis: str, policy: Policy, feedback: ErrorFeedbac
 
 
 def _parameter_groups(module: torch.nn.Module) -> list[Any]:
-    """FSDP2's parameter groups of a module; earlier versions of torch have at most one."""
+    """Return FSDP2's parameter groups of a module; earlier versions of torch have at most one."""
     if not isinstance(module, FSDPModule):
         return []
     state: Any = module._get_fsdp_state()

@@ -44,7 +44,7 @@ class Unit:
 
     @property
     def segments(self) -> list[Segment]:
-        """Of all parameters."""
+        """Return the segments of all parameters."""
         return segments_of(self._parameters, self._names, self.group.size())
 
     def all_gather(self, output: Tensor, own: Tensor, group: Any) -> Any:
@@ -78,7 +78,7 @@ class Unit:
         self.step += 1
 
     def _cut(self, op: str, parameters: list[Any], part: Tensor) -> Cut:
-        """How a rank's part of a buffer is cut."""
+        """Return the cut of a rank's part of a buffer, made on first use."""
         when = phase() if op == "all_gather" else "backward"
         key = (op, when, part.dtype, part.numel(), min(self.step, self._owner.warmup), *map(id, parameters))
         known = self._cuts.get(key)

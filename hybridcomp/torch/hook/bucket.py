@@ -1,4 +1,4 @@
-"""A bucket of gradients on its way: its batches as things to sum, and what it counts for when they have ended."""
+"""Run a bucket of gradients: its batches as tasks to sum, and its statistics when they have ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hybridcomp.torch.hook.things import NONE, Encoded, Thing
 
 
 class Bucket:
-    """Averages a bucket's values over all ranks, in place."""
+    """A bucket whose values are averaged over all ranks, in place."""
 
     def __init__(
         self, values: Flat, batches: list[Batch], step: int, kept: Kept, ready: Event | None = None
@@ -44,7 +44,7 @@ class Bucket:
         self._left = len(batches)
 
     def runs(self) -> Iterator[Summing]:
-        """The batches; to be started in this order, in the worker's thread."""
+        """Yield the batches' tasks; to be started in this order, in the worker's thread."""
         for batch in self._batches:
             run = self._run(batch, self._maker(), self._kept.numbers())
             yield run if self._lane is None else self._on(self._lane, run)
@@ -58,7 +58,7 @@ class Bucket:
         return DeviceMaker(self._values, self._step, self._kept, self._memories, self._lane, self._ready)
 
     def _on(self, lane: StreamPair, run: Summing) -> Summing:
-        """A batch whose buffers nobody may use before the device has ended, however the batch does."""
+        """Run a batch whose buffers nobody may use before the device has ended, however the batch does."""
         try:
             yield from run
         except BaseException:

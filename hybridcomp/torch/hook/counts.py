@@ -13,14 +13,14 @@ from hybridcomp.torch.hook.things import Thing
 
 
 class Carried(NamedTuple):
-    """Chunks of parameters, and the things that carried them together."""
+    """The chunks of parameters that tasks carried together, with their statistics."""
 
     chunks: list[Chunk]
     things: Sequence[Thing]
 
 
 class Counts:
-    """Totals by kind; safe to use from several threads."""
+    """The totals by kind; safe to use from several threads."""
 
     def __init__(self, axis: str) -> None:
         self.axis = axis
@@ -28,7 +28,7 @@ class Counts:
         self._lock = threading.Lock()
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
         with self._lock:
             return [row for _, row in sorted(self._rows.items())]
 
@@ -45,7 +45,7 @@ class Counts:
             carried: what travelled.
             dtype: of the gradients.
             ranks: how many.
-            total: seconds from its start to its end. What was spent on no thing is the wire's; it is shared by bytes
+            total: seconds from its start to its end. What was spent on no task is the wire's; it is shared by bytes
                 sent.
         """
         sent = sum(thing.sent for part in carried for thing in part.things) or 1

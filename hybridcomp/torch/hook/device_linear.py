@@ -1,4 +1,4 @@
-"""A gradient in a device's memory, averaged by a linear codec: see :mod:`~hybridcomp.torch.hook.linear`.
+"""Average a gradient in a device's memory by a linear codec: see :mod:`~hybridcomp.torch.hook.linear`.
 
 The codec's kernels leave the rounds in pinned host memory, where they are summed as everything of the host.
 """
@@ -18,7 +18,7 @@ from hybridcomp.torch.hook.plan import Piece
 
 
 class DeviceLinear(Rounds):
-    """One parameter's gradient on its way."""
+    """The reduction of one parameter's gradient in a device's memory."""
 
     def __init__(
         self,

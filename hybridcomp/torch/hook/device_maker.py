@@ -1,4 +1,4 @@
-"""Makes the things of a batch, of a bucket in a device's memory: see :mod:`.maker`."""
+"""Make the reduction tasks of a batch, of a bucket in a device's memory: see :mod:`.maker`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DeviceMaker:
             kept: of the hook.
             memories: of the bucket, as of :class:`~.maker.HostMaker`.
             lane: of the bucket.
-            ready: the values are computed; the lane follows it.
+            ready: the event that the values are computed; the streams follow it.
         """
         self._values: DeviceArray = values.data
         self._dtype = values.dtype
@@ -100,7 +100,7 @@ class DeviceMaker:
         )
 
     def rest(self, pieces: Sequence[Piece]) -> Rest:
-        """They are put side by side in host memory: one copy each, where a device would do one for each shard."""
+        """Copy small pieces side by side to host memory: one copy each, where a device would do one for each shard."""
         here = self.shore.bring([self._values[p.start : p.stop] for p in pieces])
         rest = Rest(here, self._kept.link.rank, self._kept.link.size)
         self.shore.then(rest.gather)
@@ -113,7 +113,7 @@ class DeviceMaker:
 
 
 def _launches_ahead(piece: Piece) -> bool:
-    """Whether to encode launches kernels, and waits for nothing."""
+    """Tell whether encoding a piece launches kernels and waits for nothing."""
     codec = piece.choice.codec
     knows = piece.choice.feedback is None or driver_of(codec.wire_id).head(codec) is not None
     return codec.fixed_size and knows

@@ -1,4 +1,4 @@
-"""An array of a device's memory that is averaged by a codec: only messages cross to the host.
+"""Average an array in a device's memory by a codec: only messages cross to the host.
 
 The bytes and the bits of :class:`~hybridcomp.torch.hook.things.Encoded`, so ranks on hosts and on devices may share
 an average. The host checks CRCs and headers of what comes; what only a payload's end tells, the device's status does.
@@ -23,7 +23,7 @@ from hybridcomp.wire import HEADER_BYTES
 
 
 class DeviceEncoded(Ahead):
-    """An array averaged by a codec, with error feedback if it has a memory."""
+    """The task of averaging an array by a codec, with error feedback if it has a memory."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class DeviceEncoded(Ahead):
 
 @contextmanager
 def _naming(rank: int) -> Iterator[None]:
-    """Say in a WireError whose message it is about."""
+    """Add to a WireError whose message it is about."""
     try:
         yield
     except WireError as error:

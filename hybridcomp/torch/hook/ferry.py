@@ -1,6 +1,6 @@
-"""What crosses between a device and the host for the things of a batch: few copies, and one wait for each phase.
+"""Stage a batch's messages between a device and the host: few copies, and one wait for each phase.
 
-Things launch all that they encode or decode, and nothing waits. Then the batch does, once to learn how long messages
+Tasks launch all that they encode or decode, and nothing waits. Then the batch does, once to learn how long messages
 are whose lengths only the device knows, and once until their bytes are in pinned memory; over a link whose exchanges
 may start in any order, other batches go on meanwhile.
 """
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 
 class Port:
-    """A device as a hook uses it; for one thread.
+    """The streams and buffers of a device for a hook; for one thread.
 
     Attributes:
         depot: its streams: each bucket has one of its own, so that none waits for another's gradients.
@@ -42,10 +42,10 @@ class Port:
 
 
 class Ferry(Shore):
-    """The crossings of one batch.
+    """The staging of one batch between a device and the host.
 
     Attributes:
-        queue: where its things work; the status is the batch's own.
+        queue: where its tasks work; the status is the batch's own.
         busy: something was put there that :meth:`settle` has to wait for.
         first: what to wait for before anything is encoded.
     """
@@ -108,9 +108,9 @@ class Ferry(Shore):
     # -- from the device -----------------------------------------------------------------------------
 
     def place(self, nbytes: int) -> DeviceArray:
-        """Room for a message, a multiple of :data:`~.summing.ALIGN` bytes after the last one.
+        """Return memory for a message, a multiple of :data:`~.summing.ALIGN` bytes after the last one.
 
-        As they are asked for, messages lie one after another, as they do on the wire.
+        Messages lie one after another, in the order of these calls, as they do on the wire.
         """
         assert self._block is not None
         part = self._block[self._placed : self._placed + nbytes]
@@ -118,17 +118,17 @@ class Ferry(Shore):
         return part
 
     def written(self, message: Encoded) -> Encoded:
-        """A message that the device is writing, of which the host may still learn the length."""
+        """Record a message that the device is writing, whose length the host may still have to learn; return it."""
         if message.size is None:
             self._unknown.append(message)
         return message
 
     def wait_for(self, event: Event) -> None:
-        """Let messages be packed after this only."""
+        """Pack messages only after an event."""
         self._events.append(event)
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call before messages are packed, once all that has to be waited for is there."""
+        """Call a function before messages are packed, once all that has to be waited for is there."""
         self._then.append(call)
 
     def _known(self) -> Summing:
@@ -150,7 +150,7 @@ class Ferry(Shore):
             call()
 
     def fetch(self, message: Encoded, out: ByteArray) -> int:
-        """Let :meth:`settle` bring a message to the beginning of ``out``; return its bytes."""
+        """Schedule a copy of a message to the beginning of ``out`` by :meth:`settle`; return its bytes."""
         assert message.size is not None
         source = message.buffer[: message.size]
         if self._fetched:
@@ -195,7 +195,7 @@ class Ferry(Shore):
             event.wait()
 
     def drain(self) -> None:
-        """After a failure: let what was started end, whose buffers others will use."""
+        """Drain the stream after a failure: let all started work end, whose buffers others will use."""
         with suppress(Exception):  # a device that fails at this has said so before
             self._lane.drain()
         self._fetched.clear()
@@ -219,7 +219,7 @@ class Ferry(Shore):
             self._there[address] = there[address - first : address - first + message.size]
 
     def there(self, message: ByteArray) -> DeviceArray:
-        """Where an uploaded message is."""
+        """Return the device memory of an uploaded message."""
         return self._there[_address(message)]
 
     # -- arrays, as they are -------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class Ferry(Shore):
 
 
 def _ahead(things: Sequence[Thing]) -> list[Any]:
-    """Those that are on the device; they come first."""
+    """Return the tasks whose work a device does; they come first."""
     return [thing for thing in things if isinstance(thing, Ahead)]
 
 

@@ -1,4 +1,4 @@
-"""What a hook keeps between steps."""
+"""Hold the state that a hook has from one step to the next."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRANSFERS = 64  # that a batch may have: more than any codec's rounds need
 
 
 class Kept:
-    """What a hook keeps between steps, and where its messages go; for one thread.
+    """The state that a hook has from one step to the next, and the link to the other ranks; for one thread.
 
     Attributes:
         axis: the policy's section, part of the memory's keys.
@@ -47,7 +47,7 @@ class Kept:
         self._ports: dict[int, Port] = {}
 
     def port(self, runtime: Runtime) -> Port:
-        """A device's streams, and buffers for messages of what is there."""
+        """Return a device's streams and its buffers for messages in device memory."""
         from hybridcomp.torch.hook.ferry import Port  # noqa: PLC0415  (only who has device arrays pays for it)
 
         found = self._ports.get(id(runtime))
@@ -56,6 +56,6 @@ class Kept:
         return found
 
     def numbers(self) -> Iterator[int]:
-        """Numbers of the transfers of the next batch; the same on all ranks, which have the same batches."""
+        """Return the numbers of the next batch's transfers; the same on all ranks, which have the same batches."""
         first = next(self._batches) * _TRANSFERS
         return iter(range(first, first + _TRANSFERS))

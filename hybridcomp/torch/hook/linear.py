@@ -1,4 +1,4 @@
-"""Averages of parameters by linear codecs, round by round; the rounds of a batch's parameters travel together.
+"""Average parameters by linear codecs, round by round; the rounds of a batch's parameters are sent together.
 
 A codec says which array is to be reduced first (:mod:`hybridcomp.codecs.linear.base`): for ``powersgd`` P, which is
 orthonormalised once it is summed, and then Q. Error feedback keeps what the result lacks of this rank's data.
@@ -26,10 +26,10 @@ Array = npt.NDArray[Any]
 
 
 class Rounds(abc.ABC):
-    """A reduction by a linear codec, as things that are summed one after another.
+    """A reduction by a linear codec, as tasks that are summed one after another.
 
     Attributes:
-        things: what was exchanged for it.
+        things: the tasks that were exchanged for it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Rounds(abc.ABC):
         self._result: Reduced | None = None
 
     def next(self) -> list[Thing]:
-        """What is to be summed next; nothing when the result is here."""
+        """Return the arrays to sum next; an empty list when the result is here."""
         if self._result is not None:
             return []
         began = time.perf_counter()
@@ -82,7 +82,7 @@ class Rounds(abc.ABC):
 
 
 class Linear(Rounds):
-    """One parameter's gradient on its way, in host memory."""
+    """The reduction of one parameter's gradient in host memory."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Linear(Rounds):
         super().__init__(reduction, rank, size)
 
     def _end(self, result: Reduced) -> None:
-        """The residual is kept unless the step is not finite."""
+        """Write the result, and update the residual unless the step is not finite."""
         if self._residual is not None and result.own is not None:
             with np.errstate(invalid="ignore"):
                 lost = self._given - result.own

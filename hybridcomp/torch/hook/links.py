@@ -1,4 +1,4 @@
-"""How a hook's bytes get to the other ranks: over a communicator, or over gloo, NCCL or any other process group."""
+"""Move a hook's bytes to the other ranks: over a communicator, or over gloo, NCCL or any other process group."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 
 
 class Transfer(Protocol):
-    """Bytes on their way."""
+    """A transfer of bytes in flight."""
 
     def wait(self) -> list[ByteArray]:
-        """Return what each rank sent, in views of the receive buffer; this rank's own entry says nothing."""
+        """Return what each rank sent, in views of the receive buffer; this rank's own entry is undefined."""
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Call when :meth:`wait` would return at once. Only of links that are not :attr:`Link.ordered`."""
+        """Call a function when :meth:`wait` would return at once.
+
+        Only of links that are not :attr:`Link.ordered`.
+        """
 
 
 class Link(Protocol):
-    """Exchanges on a group that nobody else uses.
+    """A link for exchanges on a group that nobody else uses.
 
     ``number`` is the same on all ranks and of no other exchange. ``exact``: what a rank may send at most is what it
     sends. Buffers stay as they are until the transfer has ended.
@@ -77,8 +80,10 @@ class Link(Protocol):
         """
 
     def after(self, events: Sequence[Event]) -> Transfer:
-        """What has ended when a device has come to ``events``; brings nothing. Only of links that are not
-        :attr:`ordered`."""
+        """Return a transfer of no data that ends when a device has come to ``events``.
+
+        Only of links that are not :attr:`ordered`.
+        """
 
     def attend(self, until: Callable[[], bool]) -> None:
         """Make exchanges progress in this thread until a condition holds."""
@@ -91,7 +96,7 @@ def open_link(group: Any) -> Link:
 
 
 class CommLink:
-    """Over a duplicate of a process group's communicator, which ends with the group."""
+    """A link over a duplicate of a process group's communicator, which ends with the group."""
 
     ordered = False
 
@@ -139,7 +144,7 @@ class CommLink:
 
 
 class _Arrival:
-    """A transfer by an exchange of floor 4."""
+    """A transfer by an exchange of a communicator."""
 
     def __init__(self, request: Request, places: list[ByteArray], received: list[int]) -> None:
         self._request, self._places, self._received = request, places, received
@@ -153,7 +158,7 @@ class _Arrival:
 
 
 class TorchLink:
-    """Over a new group of the same ranks and backend. Bytes are staged for a backend that has no CPU tensors.
+    """A link over a new group of the same ranks and backend; bytes are staged for a backend that has no CPU tensors.
 
     Where sizes vary, ranks first tell each other theirs.
     """

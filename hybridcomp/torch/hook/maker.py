@@ -1,4 +1,4 @@
-"""Makes the things of a batch, of a bucket in host memory; :mod:`.device_maker` does of one in a device's."""
+"""Make the reduction tasks of a batch, of a bucket in host memory; :mod:`.device_maker` does so for a device's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STREAM_BYTES = 1 << 23  # of a bucket: it is not in the caches when it is read
 
 
 class Maker(Protocol):
-    """Makes the things of one batch.
+    """A factory of the reduction tasks of one batch.
 
     Attributes:
         buffers: for their messages.
@@ -33,22 +33,22 @@ class Maker(Protocol):
 
     @property
     def shore(self) -> Shore:
-        """For them."""
+        """Return the staging of the tasks that this factory makes."""
 
     def begin(self, batch: Batch) -> None:
-        """Before anything is made."""
+        """Prepare for a batch, before any of its tasks is made."""
 
     def encoded(self, chunk: Chunk) -> Thing:
-        """Of what is encoded."""
+        """Make the task that reduces a chunk by a codec that encodes elements."""
 
     def linear(self, piece: Piece) -> Rounds:
-        """Of what a linear codec reduces."""
+        """Make the rounds that reduce a piece by a linear codec."""
 
     def rest(self, pieces: Sequence[Piece]) -> Rest:
-        """Of what is small."""
+        """Make the task that reduces the small uncompressed pieces."""
 
     def end(self) -> Summing:
-        """When all is written, and the rest back: the bucket can be read."""
+        """End a batch: wait until all results are written to the bucket, which can then be read."""
 
 
 class HostMaker:

@@ -1,4 +1,4 @@
-"""What a hook does with the parameters of a bucket: a policy's answers, grouped by how and when they travel."""
+"""Plan how the parameters of a bucket are reduced: a policy's choices, grouped by how and when they are sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hybridcomp.policy import Choice, Message, Policy
 _BATCH_BYTES = 8 << 20
 _LINEAR_BATCH_BYTES = 16 << 20  # of what goes to and fro several times
 _SMALL = 1 << 15  # elements of an uncompressed parameter that is not worth a message of its own
-_CHUNK = 1 << 20  # elements of a parameter that are one thing: its shards and messages fit the caches
+_CHUNK = 1 << 20  # elements of a parameter that are one task: its shards and messages fit the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Elements of a piece that are one thing: ``start`` to ``stop`` of the piece's own."""
+    """A chunk of a piece that is one task: ``start`` to ``stop`` of the piece's own elements."""
 
     piece: Piece
     start: int
@@ -52,7 +52,7 @@ class Chunk:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return self.stop - self.start
 
 
@@ -61,10 +61,10 @@ Part = TypeVar("Part", Piece, Chunk)
 
 @dataclass(slots=True)
 class Batch:
-    """What travels together.
+    """The pieces of a bucket that are sent together.
 
     Attributes:
-        rest: small uncompressed pieces, as one thing.
+        rest: small uncompressed pieces, as one task.
         linear: by codecs that sum in the compressed domain.
         encoded: by codecs that encode elements, which may be ``none``.
     """
@@ -74,7 +74,7 @@ class Batch:
     encoded: list[Chunk] = field(default_factory=list)
 
     def codecs(self) -> set[Codec]:
-        """What its pieces travel by."""
+        """Return the codecs by which its pieces are sent."""
         pieces = [*self.rest, *self.linear, *(chunk.piece for chunk in self.encoded)]
         return {piece.choice.codec for piece in pieces}
 
@@ -132,7 +132,7 @@ def _chunks(pieces: Iterable[Piece]) -> Iterator[Chunk]:
 
 
 def _groups(parts: Iterable[Part], most: int) -> Iterator[list[Part]]:
-    """Neighbours, of about ``most`` elements together."""
+    """Yield groups of neighbours, of about ``most`` elements together."""
     group: list[Part] = []
     for part in parts:
         group.append(part)

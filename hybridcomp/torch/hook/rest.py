@@ -1,4 +1,4 @@
-"""The small parameters of a bucket that are not compressed: they travel as one thing."""
+"""Sum the small parameters of a bucket that are not compressed, as one task."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ Array = npt.NDArray[Any]
 
 
 class Rest:
-    """Arrays side by side, so that each rank owns its shard of every one: who adds what up does not depend on which
-    arrays these are, nor does the result.
+    """The small arrays of a bucket, side by side, as one task.
+
+    Each rank owns its shard of every one: who adds what up does not depend on which arrays these are, nor does
+    the result.
 
     Attributes:
         values: of all arrays, shard by shard, once they are gathered.
@@ -37,7 +39,7 @@ class Rest:
         np.concatenate(self._parts, out=self.values)
 
     def write_back(self) -> None:
-        """Give the arrays their values."""
+        """Write the values back to the arrays."""
         ends = accumulate((part.size for part in self._parts), initial=0)
         for part, (start, end) in zip(self._parts, pairwise(ends), strict=True):
             part[...] = self.values[start:end]

@@ -1,4 +1,4 @@
-"""When the transfers of several batches run: while one is on the wire, another is encoded or decoded.
+"""Schedule the transfers of several batches: while one is on the wire, another is encoded or decoded.
 
 Over a link whose exchanges may start in any order, each batch goes on as soon as its bytes are here. Over one that
 wants the same order on all ranks, the order is fixed: a new batch starts, then each older one goes on by one transfer;
@@ -19,7 +19,7 @@ Done = Callable[[Exception | None], None]
 
 @dataclass(slots=True)
 class _Flight:
-    """A batch on its way: what it does, what it waits for, whom to tell."""
+    """A batch in flight: its generator, the transfer that it waits for, the future to complete."""
 
     run: Summing
     transfer: Transfer
@@ -27,7 +27,7 @@ class _Flight:
 
 
 class Schedule:
-    """Runs batches over a link; every method is called by the worker's thread."""
+    """A schedule of batches over a link; every method is called by the worker's thread."""
 
     def __init__(self, link: Link, tasks: Tasks) -> None:
         self._link = link
@@ -55,7 +55,7 @@ class Schedule:
             self._when_there(flight)
 
     def flush(self) -> None:
-        """No further batch will start for a while."""
+        """End all batches of an ordered link; called where no further batch will start for a while."""
         while self._link.ordered and self._flying:
             for each in list(self._flying):
                 self._advance(each)
@@ -68,7 +68,7 @@ class Schedule:
             self._when_there(flight)
 
     def _advance(self, flight: _Flight) -> bool:
-        """Take what a transfer brought, and start the next one, if there is one; say whether."""
+        """Pass a transfer's result on, and start the next one, if there is one; tell whether there is."""
         try:
             try:
                 arrived = flight.transfer.wait()

@@ -1,4 +1,4 @@
-"""``register_comm_hook(HookState(...), comm_hook)``: what DDP calls for each bucket, and what stays between steps.
+"""Define ``register_comm_hook(HookState(...), comm_hook)``: the hook that DDP calls for each bucket, and its state.
 
 A bucket is cut into batches, which one thread encodes, sends and decodes while the backward pass goes on, on a group
 that nobody else uses; a bucket on a CUDA device is encoded and decoded there, where the kernels run. On one rank there
@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 
 
 class HookState:
-    """What :func:`comm_hook` keeps between steps: one for each DDP module.
+    """The state that :func:`comm_hook` has from one step to the next: one for each DDP module.
 
     Error-feedback memory and PowerSGD's factors are kept by parameter name, so buckets may be rebuilt, and a run
     may resume, without a false start.
@@ -136,23 +136,23 @@ class HookState:
     # -- memory and statistics (registry.Member) -----------------------------------------------------
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
         return self._counts.rows()
 
     def memory(self) -> dict[str, Array]:
-        """What to save: residuals, PowerSGD's factors and the step. Call it between steps."""
+        """Return the arrays to save: residuals, PowerSGD's factors and the step. Call it between steps."""
         return pack(self.feedback, self._factors, self.step)
 
     def load_memory(self, arrays: dict[str, Array]) -> None:
-        """Take back what :meth:`memory` gave."""
+        """Load the arrays that :meth:`memory` returned."""
         self.step = unpack(arrays, self.feedback, self._factors)
 
     def advance(self) -> None:
-        """Nothing to do: this counts steps by the last bucket of each."""
+        """Do nothing: this counts steps by the last bucket of each."""
 
 
 class _Average:
-    """One bucket, from the hook's call until its future is complete."""
+    """The average of one bucket, from the hook's call until its future is complete."""
 
     def __init__(
         self, buffer: torch.Tensor, plan: list[Batch], step: int, kept: Kept, schedule: Schedule
@@ -211,7 +211,7 @@ class _Average:
 
 
 def _on_device(buffer: torch.Tensor, plan: list[Batch]) -> Flat | None:
-    """A bucket that is encoded on its device; None where kernels do not run, or not all codecs have any."""
+    """Return a bucket that is encoded on its device; None where kernels do not run, or not all codecs have any."""
     drivers = buffer.is_cuda and all(has_driver(codec) for batch in plan for codec in batch.codecs())
     if not drivers or not staging.usable(buffer):
         return None

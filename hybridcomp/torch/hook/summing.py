@@ -1,4 +1,4 @@
-"""Sum things over a link, round by round, as a generator of transfers: whoever runs it chooses when to wait.
+"""Sum tasks over a link, round by round, as a generator of transfers: its caller chooses when to wait.
 
 All messages that a rank has for another one travel together, one after another; each begins at a multiple of 64
 bytes, and says itself how long it is. A rank on which something fails sends zeros, or nothing, which every other rank
@@ -32,7 +32,9 @@ def _pages(nbytes: int) -> ByteArray:
 
 
 class Buffers:
-    """Buffers that are used again: fresh pages cost more than encoding. For one thread.
+    """A pool of buffers that are reused: fresh pages cost more than encoding.
+
+    For one thread.
 
     Args:
         make: allocates so many bytes.
@@ -43,13 +45,13 @@ class Buffers:
         self._free: dict[int, list[ByteArray]] = {}
 
     def take(self, nbytes: int) -> ByteArray:
-        """A buffer of at least ``nbytes``, with anything in it."""
+        """Return a buffer of at least ``nbytes``, with anything in it."""
         size = -(-nbytes // _GRAIN) * _GRAIN
         free = self._free.get(size)
         return free.pop() if free else self._make(size)
 
     def give(self, *buffers: ByteArray) -> None:
-        """Take back buffers that nobody uses any more."""
+        """Return buffers to the pool that nobody uses any more."""
         for buffer in buffers:
             free = self._free.setdefault(buffer.size, [])
             if len(free) < _SPARE:
@@ -57,24 +59,26 @@ class Buffers:
 
 
 class Shore:
-    """What is done for a batch's things before and after their messages are packed, and may have to be waited for:
-    nothing for those in host memory."""
+    """The work before and after a batch's messages are packed, which may have to be waited for: none in host memory."""
 
     def start_encode(self, things: Sequence[Thing], ranks: Sequence[int], nbytes: int) -> Summing:
-        """Before the messages to other ranks are packed, of ``nbytes`` at most."""
+        """Start to encode, before the messages to other ranks are packed, of ``nbytes`` at most."""
         yield from ()
 
     def start_reduce(
         self, things: Sequence[Thing], messages: Sequence[list[ByteArray]], ranks: Sequence[int], nbytes: int
     ) -> Summing:
-        """Before those of the sums are packed. ``messages`` came, of all things from each of ``ranks``."""
+        """Start to reduce, before the messages of the sums are packed.
+
+        ``messages`` came, of all tasks from each of ``ranks``.
+        """
         yield from ()
 
     def start_decode(self, things: Sequence[Thing], messages: Sequence[list[ByteArray]]) -> None:
-        """Before the results' messages are decoded."""
+        """Start to decode, before the results' messages are decoded."""
 
     def settle(self) -> Summing:
-        """After that: what was packed can be sent, what was decoded be read.
+        """Wait for the started work: then packed messages can be sent, and decoded values read.
 
         Raises:
             WireError: a message was damaged.
@@ -82,7 +86,7 @@ class Shore:
         yield from ()
 
     def drain(self) -> None:
-        """After a failure: buffers can be written."""
+        """Wait, after a failure, until buffers can be written."""
 
 
 _SHORE = Shore()
@@ -96,15 +100,15 @@ def summed(
     parts_of: list[trace.Part] | None = None,
     shore: Shore = _SHORE,
 ) -> Summing:
-    """Sum all of ``things`` in place, in two transfers.
+    """Sum all tasks of ``things`` in place, in two transfers.
 
     Args:
-        things: the same on all ranks, in memory of hosts or devices; those of a device come first.
+        things: the tasks, the same on all ranks, in memory of hosts or devices; those of a device come first.
         link: to the other ranks.
         buffers: for messages.
         numbers: of the transfers; the same on all ranks.
         parts_of: gets what was done when, for a trace.
-        shore: for things that are in a device's memory.
+        shore: the staging of tasks in a device's memory.
 
     Raises:
         WireError, MismatchError: what another rank sent is damaged, or not what this one expects.
@@ -185,7 +189,7 @@ def _encode(shard: int, thing: Thing, out: ByteArray) -> int:
 def _pack(
     things: Sequence[Thing], out: ByteArray, write: Callable[[Thing, ByteArray], int], receivers: int = 1
 ) -> int:
-    """Write a message of each thing; return the bytes of all."""
+    """Write a message of each task; return the bytes of all."""
     at = 0
     for thing in things:
         began = time.perf_counter()
@@ -199,7 +203,7 @@ def _pack(
 
 
 def _unpack(things: Sequence[Thing], data: ByteArray, rank: int, shard: int) -> list[ByteArray]:
-    """The messages of a shard of each thing, from ``rank``; they have not been checked but for their lengths."""
+    """Return the messages of a shard of each task, from ``rank``; of each, only the length has been checked."""
     found: list[ByteArray] = []
     at = 0
     for thing in things:
@@ -221,5 +225,5 @@ def _unpack(things: Sequence[Thing], data: ByteArray, rank: int, shard: int) -> 
 
 
 def aligned(nbytes: int) -> int:
-    """The bytes that a message takes."""
+    """Return the bytes that a message takes with its padding."""
     return -(-nbytes // ALIGN) * ALIGN

@@ -1,10 +1,10 @@
-"""What a hook sums over the ranks: arrays in as many shards as there are ranks, each owned by the rank of its number.
+"""Sum arrays over the ranks of a hook, in as many shards as there are ranks, each owned by the rank of its number.
 
 1. Each rank encodes its values of the other ranks' shards, and sends each to its owner.
 2. The owner adds them to its own, and encodes the sum once.
 3. Every rank, the owner too, decodes the same message of the sum: all ranks end with the same bits.
 
-Shards are cut from a thing's own first element, so its bits do not depend on what else travels with it: DDP may
+Shards are cut from an array's own first element, so its bits do not depend on what else is sent with it: DDP may
 rebuild its buckets, or a run resume with other ones.
 """
 
@@ -28,7 +28,7 @@ _BLOCK = 256  # elements: shards of large arrays begin at whole blocks of codecs
 
 
 class Thing(Protocol):
-    """Something to sum.
+    """An array to sum over the ranks.
 
     Attributes:
         exact: its messages are exactly as long as :meth:`room` says.
@@ -41,7 +41,7 @@ class Thing(Protocol):
     sent: int
 
     def room(self, shard: int) -> int:
-        """The most bytes that a message of a shard has."""
+        """Return the most bytes that a message of a shard has."""
 
     def encode(self, shard: int, out: ByteArray) -> int:
         """Write this rank's values of another rank's shard; return the message's bytes."""
@@ -50,7 +50,7 @@ class Thing(Protocol):
         """Sum this rank's shard from the other ranks' messages, take it, and write the sum's message."""
 
     def decode(self, messages: Sequence[ByteArray], ranks: Sequence[int]) -> None:
-        """Take the other ranks' shards of the result from their owners' messages."""
+        """Decode the other ranks' shards of the result from their owners' messages."""
 
 
 class Ahead(abc.ABC):
@@ -58,15 +58,15 @@ class Ahead(abc.ABC):
 
     @abc.abstractmethod
     def start_encode(self, shard: int) -> None:
-        """Start what :meth:`Thing.encode` of a shard hands out."""
+        """Start the work whose result :meth:`Thing.encode` of a shard returns."""
 
     @abc.abstractmethod
     def start_reduce(self, messages: Sequence[ByteArray], ranks: Sequence[int]) -> None:
-        """Start what :meth:`Thing.reduce` hands out."""
+        """Start the work whose result :meth:`Thing.reduce` returns."""
 
 
 class Shards:
-    """How an array is cut.
+    """The partition of an array into shards.
 
     Attributes:
         rank: this one.
@@ -74,29 +74,29 @@ class Shards:
     """
 
     def __init__(self, bounds: Sequence[int], rank: int) -> None:
-        """Shard r is from ``bounds[r]`` to ``bounds[r + 1]``."""
+        """Make shards: shard r is from ``bounds[r]`` to ``bounds[r + 1]``."""
         self.rank, self.size = rank, len(bounds) - 1
         self._bounds = bounds
 
     @classmethod
     def equal(cls, n: int, rank: int, size: int) -> Shards:
-        """``n`` elements in shards of one size, about."""
+        """Divide ``n`` elements into shards of about one size."""
         length = -(-n // size)
         if n >= size * size * _BLOCK:
             length = -(-length // _BLOCK) * _BLOCK
         return cls([min(i * length, n) for i in range(size + 1)], rank)
 
     def span(self, shard: int) -> slice:
-        """The elements of a shard."""
+        """Return the range of a shard's elements."""
         return slice(self._bounds[shard], self._bounds[shard + 1])
 
     def count(self, shard: int) -> int:
-        """How many they are."""
+        """Return the number of a shard's elements."""
         return self._bounds[shard + 1] - self._bounds[shard]
 
 
 class Encoded:
-    """An array averaged or summed by a codec, with error feedback if it has a memory."""
+    """The task of averaging or summing an array by a codec, with error feedback if it has a memory."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Encoded:
 
 
 class Folded:
-    """An array of integers, reduced as they are."""
+    """The task of reducing an array of integers, as they are."""
 
     exact = True
 

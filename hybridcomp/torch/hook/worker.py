@@ -1,4 +1,4 @@
-"""A thread that runs tasks in turn."""
+"""Run tasks in turn in a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _running: dict[threading.Thread, Tasks] = {}
 
 
 class Tasks:
-    """A queue, and what the thread does while it is empty.
+    """A queue, and the function that the thread calls while it is empty.
 
     Attributes:
         idle: is called with a condition that ends it: there is a task. Anything that returns early will do.
@@ -29,14 +29,14 @@ class Tasks:
         self._queue.put(task)
 
     def get(self) -> Task | None:
-        """The next task; waits for it."""
+        """Return the next task; waits for it."""
         if self.idle is not None and self._queue.empty():
             self.idle(lambda: not self._queue.empty())
         return self._queue.get()
 
 
 class Worker:
-    """Runs tasks first in, first out, in a thread of its own; the thread does not keep this object alive."""
+    """A worker that runs tasks first in, first out, in its own thread, which does not keep this object alive."""
 
     def __init__(self, name: str) -> None:
         self.tasks = Tasks()
@@ -54,7 +54,7 @@ class Worker:
         self.tasks.put(task)
 
     def close(self) -> None:
-        """Let the thread end after the tasks that are queued."""
+        """End the thread after the tasks that are queued."""
         self.tasks.put(None)
 
 
@@ -66,7 +66,7 @@ def _serve(tasks: Tasks) -> None:
 
 
 def _end_all() -> None:
-    """At exit: a thread that were still in torch's C++ when the interpreter ends would abort the process."""
+    """End the threads at exit: one still in torch's C++ when the interpreter ends would abort the process."""
     running = list(_running.items())
     for _, tasks in running:
         tasks.put(None)

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: written, read, and gone on from."""
+"""Write and read checkpoints of a run, and resume from them."""

@@ -27,7 +27,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Trained:
-    """What training changes.
+    """The state that training changes.
 
     Attributes:
         parameters: by name.
@@ -87,7 +87,7 @@ def load_checkpoint(
     *,
     same_policy: bool,
 ) -> Tensor:
-    """Put the checkpoint's state in place; collective.
+    """Load the checkpoint's state in place; collective.
 
     Args:
         checkpoint: what to load.
@@ -123,7 +123,7 @@ def _rank_prefix(topology: Topology) -> str:
 
 
 def _model_state(trained: Trained, topology: Topology) -> dict[str, Tensor]:
-    """The tensors themselves, by key; makes the optimizer's moments if there are none yet."""
+    """Return the tensors themselves, by key; makes the optimizer's moments if there are none yet."""
     place = f"pp{topology.pp}.tp{topology.tp}."
     state = {f"{place}schedule.{name}": tensor for name, tensor in trained.extra.items()}
     state |= {f"{place}model.{name}": parameter.detach() for name, parameter in trained.whole.items()}

@@ -1,4 +1,7 @@
-"""Which checkpoint a run goes on from, and whether it fits. Imports no torch: ranks do not exist yet."""
+"""Find the checkpoint from which a run resumes, and check that it fits.
+
+Imports no torch: ranks do not exist yet.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +53,19 @@ class Checkpoint:
 
 
 def run_identity(config: TrainConfig, vocab_size: int, data: str) -> dict[str, Any]:
-    """What a checkpoint and the run that resumes it share: topology, schedule, model, batches, text."""
+    """Return the settings that a checkpoint and a run resuming it share: topology, schedule, model, batches, text."""
     names = _SAME_TOPOLOGY + _SAME_MODEL + _SAME_BATCHES
     return {name: getattr(config, name) for name in names} | {"vocab_size": vocab_size, "data": data}
 
 
 def newest(folder: Path) -> Path | None:
-    """The checkpoint of a run directory with the highest step, or None."""
+    """Return the checkpoint of a run directory with the highest step, or None."""
     found = sorted(folder.glob(f"checkpoints/step-*/{RECORD}"))
     return found[-1].parent if found else None
 
 
 def find_checkpoint(config: TrainConfig) -> Checkpoint | None:
-    """The checkpoint that ``--resume`` names, or None where there is nothing to resume.
+    """Return the checkpoint that ``--resume`` names, or None where there is nothing to resume.
 
     Raises:
         ConfigError: it does not exist or cannot be read.
@@ -81,7 +84,7 @@ def find_checkpoint(config: TrainConfig) -> Checkpoint | None:
 
 
 def checkpoint_in(folder: Path) -> Checkpoint | None:
-    """The checkpoint that ``folder`` is, or the newest one of the run that it is; None if it is neither.
+    """Return the checkpoint that ``folder`` is, or the newest one of the run that it is; None if it is neither.
 
     Raises:
         ConfigError: the checkpoint is damaged.
@@ -114,7 +117,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _one_before(path: Path) -> str:
-    """What to do about a damaged checkpoint, where there is an older one."""
+    """Say what to do about a damaged checkpoint, where there is an older one; else return an empty string."""
     older = [p.parent for p in path.parent.glob(f"step-*/{RECORD}") if p.parent.name < path.name]
     return f"; the one before it: --resume {max(older)}" if older else ""
 

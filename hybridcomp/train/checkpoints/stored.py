@@ -1,4 +1,4 @@
-"""Tensors in checkpoint folders, by ``torch.distributed.checkpoint``; its errors in one line."""
+"""Read and write tensors in checkpoint folders, by ``torch.distributed.checkpoint``; its errors in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hybridcomp.errors import ConfigError
 
 
 def described(path: Path) -> dict[str, Tensor]:
-    """A checkpoint's tensors by key, on no memory.
+    """Return a checkpoint's tensors by key, as meta tensors without memory.
 
     Raises:
         ConfigError: the folder holds no checkpoint that can be read.
@@ -72,7 +72,7 @@ def write(state: dict[str, Tensor], path: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """The first failure of all ranks, without their tracebacks."""
+    """Return the first failure of all ranks, without their tracebacks."""
     if not isinstance(error, CheckpointException):
         return str(error)
     rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])

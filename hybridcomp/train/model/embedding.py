@@ -27,12 +27,14 @@ COPIES = ("embed.tokens.weight", "head.weight")
 
 
 def is_shared(config: TrainConfig) -> bool:
-    """Whether two stages hold a copy each."""
+    """Tell whether two stages hold a copy each."""
     return config.tie_embeddings and config.pp > 1
 
 
 class SharedEmbedding:
-    """This rank's copy of the embedding, if it has one. Collective over all ranks, as its method.
+    """This rank's copy of the embedding, if it has one.
+
+    Collective over all ranks, as its method.
 
     Args:
         parameters: of the rank's stages, by name.
@@ -62,7 +64,7 @@ class SharedEmbedding:
 
 
 def _sums(topology: Topology, *, fused: bool) -> list[list[list[int]]]:
-    """For each sum of a step, one after another, the ranks of each of its groups."""
+    """Return, for each sum of a step, one after another, the ranks of each of its groups."""
     sizes, rank_of = topology.sizes, topology.rank_of
     ends, replicas, parts = (0, sizes["pp"] - 1), range(sizes["dp"]), range(sizes["tp"])
     if fused:

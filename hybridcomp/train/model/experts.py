@@ -55,17 +55,17 @@ class _WithLoss(torch.autograd.Function):
 
 
 def all_to_all(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Give each rank of the group its part of the rows of ``x``; parts are equal."""
+    """Exchange rows of ``x`` so that each rank of the group gets its part; parts are equal."""
     return _AllToAll.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def with_loss(x: Tensor, loss: Tensor) -> Tensor:
-    """``x``; in backward the gradient of ``loss``, a scalar, is added to that of the batch."""
+    """Return ``x``; in backward add the gradient of ``loss``, a scalar, to that of the batch."""
     return _WithLoss.apply(x, loss)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Experts(nn.Module):
-    """MLPs side by side, each as a block's own."""
+    """The MLPs of experts, side by side, each as a block's own."""
 
     def __init__(self, d_model: int, experts: int) -> None:
         super().__init__()
@@ -120,11 +120,11 @@ class Mixture(nn.Module):
         return result
 
     def _capacity(self, tokens: int) -> int:
-        """Tokens that an expert takes of so many."""
+        """Return how many of so many tokens an expert takes."""
         return min(tokens, math.ceil(self.capacity_factor * tokens / self.count)) if self.training else tokens
 
     def _pass(self, room: Tensor) -> Tensor:
-        """``room`` [experts, capacity, d_model] through the experts, wherever they are."""
+        """Pass ``room`` [experts, capacity, d_model] through the experts, on whichever ranks they are."""
         if self.group is None:
             return self.experts(room)  # type: ignore[no-any-return]
         ranks, (_, capacity, width) = dist.get_world_size(self.group), room.shape
@@ -136,7 +136,9 @@ class Mixture(nn.Module):
 
 
 def make_group(topology: Topology, seconds: float) -> dist.ProcessGroup | None:
-    """The replicas as a group of the axis ``ep``; None where there is one. Collective over all ranks.
+    """Make a group of the replicas for the axis ``ep``; None where there is one replica.
+
+    Collective over all ranks.
 
     Args:
         topology: the mesh.

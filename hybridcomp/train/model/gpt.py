@@ -36,7 +36,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ModelShape:
-        """The sizes that are among a run's values; those that have defaults may be missing."""
+        """Take the sizes that are among a run's values; those that have defaults may be missing."""
         return cls(**{f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values})
 
 
@@ -93,7 +93,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens and positions to vectors."""
+    """The embedding of tokens and positions to vectors."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class GPT(nn.Module):
         return x if self.final_norm is None else self.logits(x)
 
     def hidden(self, x: Tensor) -> Tensor:
-        """The same without norm and head: activations, whatever the stage."""
+        """Compute activations, whatever the stage: the forward pass without norm and head."""
         if self.embed is not None:
             x = self.embed(x)
         for block in self.blocks.values():
@@ -152,14 +152,14 @@ class GPT(nn.Module):
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Norm and head of activations [batch, time, d_model], in a stage that has them."""
+        """Apply norm and head to activations [batch, time, d_model], in a stage that has them."""
         assert self.final_norm is not None
         assert self.head is not None
         return self.head(self.final_norm(hidden))  # type: ignore[no-any-return]
 
 
 class OwnLoss(nn.Module):
-    """A stage that has a head although others follow.
+    """A stage with a head of its own although others follow.
 
     Args:
         stage: with norm and head.
@@ -210,5 +210,5 @@ def keep_stage(model: GPT, index: int, count: int, *, own_head: bool = False) ->
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats; ``logits`` [batch, time, vocab_size], ``targets`` int64 [batch, time]."""
+    """Compute mean cross-entropy in nats; ``logits`` [batch, time, vocab_size], ``targets`` int64 [batch, time]."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -14,7 +14,7 @@ from hybridcomp.train.model.gpt import GPT
 
 
 def compute_in_bf16(model: GPT) -> None:
-    """Have the stage run under autocast; before hooks that send what it computes."""
+    """Make the stage run under autocast; before hooks that send what it computes."""
     stream, logits = model.hidden, model.logits
 
     def rounded(x: Tensor) -> Tensor:

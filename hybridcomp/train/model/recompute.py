@@ -15,7 +15,7 @@ from hybridcomp.train.model.gpt import GPT
 
 
 def recompute_blocks(model: GPT) -> None:
-    """Have every block of ``model`` computed again in backward; under ``no_grad`` nothing changes."""
+    """Make every block of ``model`` compute forward again in backward; under ``no_grad`` nothing changes."""
     for block in model.blocks.values():
         # Of the method, and not of the module: names of parameters, and hooks around the block, stay as they are.
         again = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)

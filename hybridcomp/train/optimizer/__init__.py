@@ -1,1 +1,1 @@
-"""From gradients to the next weights: AdamW, clipping over all axes, ZeRO-1."""
+"""Compute the next weights from gradients: AdamW, clipping over all axes, ZeRO-1."""

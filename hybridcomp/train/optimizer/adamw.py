@@ -16,7 +16,7 @@ from hybridcomp.train.topology import Topology
 def make_optimizer(
     parameters: Mapping[str, nn.Parameter], config: TrainConfig, whole: Mapping[str, Tensor] | None = None
 ) -> torch.optim.AdamW:
-    """AdamW that decays matrices, but neither embeddings, a head that is one, nor norms.
+    """Make an AdamW that decays matrices, but neither embeddings, a head that is one, nor norms.
 
     Args:
         parameters: by name.
@@ -39,7 +39,7 @@ def make_optimizer(
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Rate for 0-based ``step``: linear warm-up to ``lr``, then a cosine down to ``min_lr``."""
+    """Return the rate for 0-based ``step``: linear warm-up to ``lr``, then a cosine down to ``min_lr``."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
@@ -48,7 +48,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every parameter group the rate."""
+    """Set the rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
@@ -63,7 +63,7 @@ def square_sum(parameters: Sequence[nn.Parameter]) -> float:
 
 
 def global_norm(topology: Topology, sums: Tensor) -> float:
-    """Norm of the whole model's gradient.
+    """Compute the norm of the whole model's gradient.
 
     Args:
         topology: the mesh.

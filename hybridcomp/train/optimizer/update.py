@@ -1,4 +1,4 @@
-"""From gradients to the next weights: what a step's ranks tell each other, clipping, AdamW."""
+"""Compute the next weights from gradients: exchange a step's sums between ranks, clip, apply AdamW."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hybridcomp.train.topology import Topology
 
 @dataclass(frozen=True)
 class Result:
-    """A step whose update is done; the same on all ranks.
+    """The result of a step whose update is done; the same on all ranks.
 
     Attributes:
         step: from 0.
@@ -46,7 +46,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """What the ranks say of a step's gradients, on its way to all of them."""
+    """A report of the ranks about a step's gradients, on its way to all of them."""
 
     step: int
     exchange: Exchange
@@ -109,8 +109,10 @@ class Updater:
             sum_gradients(self._partial, self._topology.group("tp"))
 
     def square_sums(self) -> tuple[float, float, float]:
-        """Sums of squares of this rank's gradients: of split parameters, of shared ones, and of those of this
-        replica alone that count here."""
+        """Return sums of squares of this rank's gradients.
+
+        They are of split parameters, of shared ones, and of those of this replica alone that count here.
+        """
         return square_sum(self._split), square_sum(self._shared), square_sum(self._apart)
 
     def report(self, step: int, loss: float, sums: tuple[float, float, float]) -> Report:
@@ -156,7 +158,7 @@ class Updater:
             parameter.grad = None
 
     def own_norm(self) -> float:
-        """Norm of the gradient of this rank's stages alone; collective over tp, equal on its ranks."""
+        """Compute the norm of the gradient of this rank's stages alone; collective over tp, equal on its ranks."""
         split, shared, _ = self.square_sums()
         if self._topology.sizes["tp"] > 1:
             split = sum(gather_exactly(split, self._topology.group("tp")))
@@ -171,12 +173,12 @@ class Updater:
 
 
 def mean_loss(topology: Topology, losses: Tensor) -> float:
-    """Mean over the replicas of the losses [ranks] that their last stages hold."""
+    """Return the mean over the replicas of the losses [ranks] that their last stages hold."""
     return float(losses[_holders(topology)].mean())
 
 
 def _holders(topology: Topology) -> list[int]:
-    """The ranks that hold the replicas' losses."""
+    """Return the ranks that hold the replicas' losses."""
     sizes = topology.sizes
     return [topology.rank_of(sizes["pp"] - 1, dp, 0) for dp in range(sizes["dp"])]
 

@@ -80,7 +80,7 @@ class Shards:
         weakref.finalize(self, _keep, self._transport).atexit = False
 
     def _fill(self, limit: float) -> Iterator[list[Segment]]:
-        """The parameters' pieces in buckets, whose gradients have ``limit`` bytes at most, or one parameter."""
+        """Yield the parameters' pieces in buckets, whose gradients have ``limit`` bytes at most, or one parameter."""
         bucket: list[Segment] = []
         start, held = 0, 0
         for name, parameter in self.parameters.items():
@@ -94,7 +94,10 @@ class Shards:
         yield bucket
 
     def reduce(self) -> None:
-        """Give the leaves their pieces of the gradients' mean; drop the gradients. Collective."""
+        """Reduce the gradients' mean to the leaves, each replica its pieces; drop the gradients.
+
+        Collective.
+        """
         for number, bucket in enumerate(self._buckets):
             found = self._cut("reduce_scatter", number)
             given = self._empty(self._ranks * found.size)
@@ -113,7 +116,7 @@ class Shards:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Give all replicas the leaves' values. Collective."""
+        """Gather the leaves' values on all replicas. Collective."""
         for number, bucket in enumerate(self._buckets):
             found = self._cut("all_gather", number)
             mine = torch.zeros_like(self._empty(found.size))
@@ -128,14 +131,14 @@ class Shards:
                 parameter.copy_(flat.view_as(parameter))
 
     def _pieces(self, bucket: list[Segment], mine: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Leaves of a bucket, and their places in this replica's part of it."""
+        """Yield leaves of a bucket, and their places in this replica's part of it."""
         for segment in bucket:
             if segment.name in self.leaves:
                 stop = segment.start + segment.count(self._rank)
                 yield self.leaves[segment.name], mine[segment.start : stop]
 
     def _cut(self, op: str, number: int) -> Cut:
-        """What the policy says of a bucket in this step."""
+        """Return the cut of a bucket by the policy in this step."""
         key = (op, number, min(self._step, self._policy.last_warmup_step))
         if key not in self._cuts:
             phase = "backward" if op == "reduce_scatter" else "forward"
@@ -150,19 +153,19 @@ class Shards:
     # -- memory and statistics (hybridcomp.torch.registry.Member) --------------------------------------
 
     def rows(self) -> list[StatRow]:
-        """Statistics up to now."""
+        """Return the statistics up to now."""
         return self._transport.rows()
 
     def memory(self) -> Arrays:
-        """What error feedback keeps, and the step."""
+        """Return the arrays of error feedback, and the step."""
         return pack(self._feedback, {}, self._step)
 
     def load_memory(self, arrays: Arrays) -> None:
-        """Take back what :meth:`memory` gave."""
+        """Load the arrays that :meth:`memory` returned."""
         self._step = unpack(arrays, self._feedback, {})
 
     def advance(self) -> None:
-        """A training step has ended."""
+        """Count a training step that has ended."""
         self._step += 1
 
 
@@ -203,7 +206,7 @@ class ShardedUpdater(Updater):
         self._shards.reduce()
 
     def update(self, step: int, loss: float) -> Result:
-        """The whole update of a step; collective."""
+        """Do the whole update of a step; collective."""
         result = super().update(step, loss)
         if math.isfinite(result.norm):
             self._shards.gather()

@@ -1,1 +1,1 @@
-"""How the model is spread over ranks: tensor, sequence and data parallelism."""
+"""Spread the model over ranks: tensor, sequence and data parallelism."""

@@ -1,4 +1,4 @@
-"""What all ranks tell each other: a few numbers each, in one exact message."""
+"""Exchange a few numbers of each rank with all ranks, in one exact message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Exchange:
         self._work = dist.all_gather(parts, self._mine.view(torch.int64), async_op=True)
 
     def wait(self) -> Tensor:
-        """Every rank's numbers, then its counters: fp64 [ranks, values + counters]."""
+        """Wait for all ranks' numbers and counters, and return them: fp64 [ranks, values + counters]."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -34,7 +34,7 @@ class Exchange:
 
 
 def gather_exactly(value: float, group: dist.ProcessGroup) -> list[float]:
-    """The number of every rank of a group, in the order of ranks. Collective."""
+    """Gather the number of every rank of a group, in the order of ranks. Collective."""
     mine = torch.tensor([value], dtype=torch.float64)
     everyone = torch.empty(dist.get_world_size(group), 1, dtype=torch.float64)
     dist.all_gather(list(everyone.view(torch.int64)), mine.view(torch.int64), group=group)

@@ -1,4 +1,4 @@
-"""The residual stream between stages: what one sends to the next, and gets the gradient of."""
+"""Define the residual stream between stages: what one sends to the next, and gets the gradient of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridcomp.train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Stream:
-    """The activations of one micro-batch that a rank hands on.
+    """The activations of one micro-batch that a rank sends to the next stage.
 
     Attributes:
         shape: [micro_batch_size, time, d_model]; of sequence parallelism, this rank's part of the time.
@@ -23,12 +23,12 @@ class Stream:
     dtype: torch.dtype
 
     def empty(self) -> Tensor:
-        """Room for them."""
+        """Return an uninitialised tensor of the stream's shape and dtype."""
         return torch.empty(self.shape, dtype=self.dtype)
 
 
 def stream_of(config: TrainConfig) -> Stream:
-    """What the stages of a run send each other."""
+    """Return shape and dtype of the tensors that the stages of a run send each other."""
     time = config.seq_len // config.tp if config.sequence_parallel else config.seq_len
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.get_default_dtype()
     return Stream((config.micro_batch_size, time, config.d_model), dtype)

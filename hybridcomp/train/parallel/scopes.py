@@ -1,4 +1,4 @@
-"""Where in the model a message of the trainer belongs, said to policies that ask for it: see docs/techniques.md."""
+"""Tell policies that ask for it where in the model a message of the trainer belongs: see docs/techniques.md."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def activations_of(stage: Stage, *, train: bool = True) -> AbstractContextManager[None]:
-    """Around a send of what a stage's last layer gives; in training it is a link."""
+    """Name the place of a send of the output of a stage's last layer; in training it is a link."""
     link = f"activations of stage {stage.index}" if train else None
     return hct.in_place(stage=stage.index, layer=max(map(int, stage.plain.blocks)), link=link)
 
 
 def gradients_of(stage: Stage, *, cools: bool | None = None) -> AbstractContextManager[None]:
-    """Around a send of the gradient of what a stage was given, which is of the last layer before it.
+    """Name the place of a send of the gradient of a stage's input, which is of the last layer before it.
 
     Args:
         stage: not the first.
-        cools: whether its last forward pass of the step is done; None where the schedule knows no such thing.
+        cools: whether its last forward pass of the step is done; None where the schedule has no cool-down.
     """
     part = None if cools is None else "cool-down" if cools else "steady"
     layer = min(map(int, stage.plain.blocks)) - 1
@@ -33,7 +33,7 @@ def gradients_of(stage: Stage, *, cools: bool | None = None) -> AbstractContextM
 
 
 def say_layers(model: GPT) -> None:
-    """Have a model say what its blocks send, in forward and in backward, to be of their layers."""
+    """Set the layer of each block as the place of its messages, in forward and in backward."""
     for number, block in model.blocks.items():
         saying = _Saying(int(number))
         block.register_forward_pre_hook(saying.begin)
@@ -43,7 +43,7 @@ def say_layers(model: GPT) -> None:
 
 
 class _Saying:
-    """Says a layer between two hooks; a forward pass may lie within the backward pass that needs it."""
+    """The setting of a layer as messages' place between two hooks; a forward pass may lie within a backward pass."""
 
     def __init__(self, layer: int) -> None:
         self._layer = layer

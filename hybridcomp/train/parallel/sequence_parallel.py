@@ -28,14 +28,14 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 def _gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[batch, time / n, ...] of each of the n ranks to [batch, time, ...]."""
+    """Gather [batch, time / n, ...] of each of the n ranks to [batch, time, ...]."""
     parts = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
     _all_gather(parts, part.contiguous(), group=group)
     return parts.view(group.size(), *part.shape).transpose(0, 1).flatten(1, 2)
 
 
 def _sum_to_parts(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[batch, time, ...] of each of the n ranks to this one's part of their sum, [batch, time / n, ...]."""
+    """Sum [batch, time, ...] over the n ranks; return this one's part of the sum, [batch, time / n, ...]."""
     parts = whole.chunk(group.size(), 1)
     mine = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
     _reduce_scatter(mine, torch.cat(parts), group=group)
@@ -50,7 +50,7 @@ _Move = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
 class _ThereAndBack(torch.autograd.Function):
-    """One way of moving parts and sequences in forward, another with the gradient in backward."""
+    """An autograd function that moves parts and sequences one way in forward, the gradient another way in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: _Move, back: _Move) -> Tensor:
@@ -67,17 +67,17 @@ def _move(x: Tensor, group: dist.ProcessGroup, there: _Move, back: _Move) -> Ten
 
 
 def gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The whole sequences of the ranks' parts; in backward the ranks' gradients are summed, each gets its part."""
+    """Gather the ranks' parts to whole sequences; in backward sum the ranks' gradients, of which each gets its part."""
     return _move(part, group, _gather, _sum_to_parts)
 
 
 def sum_to_parts(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's part of the sum of what the ranks have of whole sequences; in backward parts are gathered."""
+    """Return this rank's part of the sum of the ranks' whole sequences; in backward gather the parts."""
     return _move(whole, group, _sum_to_parts, _gather)
 
 
 def split_sequence(model: GPT, group: dist.ProcessGroup) -> frozenset[str]:
-    """Have the stage's residual stream be this rank's part of the sequences, from the embeddings to the last norm.
+    """Make the stage's residual stream this rank's part of the sequences, from the embeddings to the last norm.
 
     Returns:
         The names of the parameters whose gradients the ranks of the group have to sum.

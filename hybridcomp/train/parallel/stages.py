@@ -68,18 +68,18 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether tokens enter here."""
+        """Tell whether tokens enter here."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether the model's loss is computed here."""
+        """Tell whether the model's loss is computed here."""
         return self.index == self.count - 1
 
 
 @dataclass(frozen=True)
 class RankModel:
-    """What a rank trains.
+    """The stages that a rank trains.
 
     Attributes:
         stages: in order.
@@ -99,7 +99,7 @@ class RankModel:
 
     @property
     def copies(self) -> frozenset[str]:
-        """Names of the parameters that are copies of one in an earlier stage."""
+        """Return the names of the parameters that are copies of one in an earlier stage."""
         return frozenset(COPIES[1:] if self.embedding is not None else ()).intersection(self.parameters)
 
 
@@ -140,9 +140,10 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
 def _replicate(
     model: GPT, index: int, apart: frozenset[str], config: TrainConfig, policy: Policy, topology: Topology
 ) -> tuple[nn.Module, GradientHook | None]:
-    """What training calls of a stage: in DDP where there are replicas, unless something else sums gradients.
+    """Return the module that training calls for a stage, and its gradient hook.
 
-    Parameters in ``apart`` are no replicas.
+    It is in DDP where there are replicas, unless something else sums gradients. Parameters in ``apart`` are no
+    replicas.
     """
     module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
     if config.dp == 1 or config.schedule in CYCLIC or config.shard != "none":
@@ -169,7 +170,7 @@ def _replicate(
 
 
 def _as_function(hook: GradientHook) -> Any:
-    """DDP insists on a function with these annotations."""
+    """Wrap a hook in a function with the annotations that DDP insists on."""
 
     def comm_hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         return hook(state, bucket)
@@ -179,7 +180,7 @@ def _as_function(hook: GradientHook) -> Any:
 
 
 def rehearse(model: RankModel, config: TrainConfig) -> None:
-    """Run one forward and backward of each stage on made-up input and forget the gradients; collective.
+    """Run one forward and backward of each stage on made-up input and drop the gradients; collective.
 
     DDP lays its buckets out anew in the order in which the first backward produced the gradients.
     Compression and the order of floating-point sums depend on that layout, so without a rehearsal the first

@@ -51,12 +51,12 @@ class _SumOutput(torch.autograd.Function):
 
 
 def sum_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """``x``; in backward the parts of its gradient that the ranks computed are summed over the group."""
+    """Return ``x``; in backward sum the parts of its gradient that the ranks computed over the group."""
     return _SumGradient.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def sum_output(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """``x`` summed over the group, in place; its gradient is the same on all ranks and passes as it is."""
+    """Sum ``x`` over the group, in place; its gradient is the same on all ranks and passes as it is."""
     return _SumOutput.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -97,7 +97,7 @@ class RowParallel(ParallelStyle):
 
 
 def _keep_part(module: nn.Module, dim: int, mesh: DeviceMesh) -> None:
-    """Every rank has built the whole weight, so that nothing needs to be sent."""
+    """Keep this rank's part of a weight, which every rank has built whole, so that nothing needs to be sent."""
     weight = module.get_parameter("weight")
     part = weight.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()]
     module.register_parameter("weight", nn.Parameter(part.clone()))
@@ -137,7 +137,7 @@ def split_over_tp(model: GPT, mesh: DeviceMesh, *, sequence: bool) -> frozenset[
 
 
 def joined(name: str, parts: Sequence[Tensor]) -> Tensor:
-    """The whole parameter ``name`` of what the ranks of a tp axis hold of it, in their order."""
+    """Join the parts of parameter ``name`` that the ranks of a tp axis hold, in their order."""
     style = next((style for path, style in _BLOCK_PLAN.items() if name.endswith(f".{path}.weight")), None)
     if style is None:
         return parts[0]

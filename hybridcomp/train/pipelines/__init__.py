@@ -18,7 +18,7 @@ __all__ = ["Run", "Schedule", "make_schedule"]
 
 
 def make_schedule(run: Run) -> Schedule:
-    """The schedule that the configuration asks for."""
+    """Make the schedule that the configuration asks for."""
     if run.config.schedule in CYCLIC:
         return HandedOn(run) if run.config.shard == "stages" else Cyclic(run)
     if run.config.pp == 1:

@@ -1,4 +1,4 @@
-"""What a schedule is: the order of a step's forward and backward passes, and when the weights change."""
+"""Define a schedule: the order of a step's forward and backward passes, and when the weights change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """What a schedule is made of.
+    """The components from which a schedule is made.
 
     Attributes:
         model: this rank's stages.
@@ -56,7 +56,7 @@ class Run:
         traffic: Callable[[], Tensor] | None = None,
         asked: Callable[[], bool] = lambda: False,
     ) -> Run:
-        """What the schedule of a job is made of, its model built and rehearsed; collective.
+        """Make the components of a job's schedule, its model built and rehearsed; collective.
 
         Args:
             job: what to train; its process group is up.
@@ -77,7 +77,7 @@ class Run:
     def updater(
         self, parameters: Mapping[str, nn.Parameter] | None = None, *, apart: frozenset[str] = frozenset()
     ) -> Updater:
-        """AdamW on the model's own parameters, or on those that are given; ``apart`` are this replica's alone."""
+        """Make an AdamW on the model's own parameters, or on those given; ``apart`` are this replica's alone."""
         mine = self.model.parameters if parameters is None else parameters
         model = self.model
         about = self.config, self.topology, self.traffic, self.asked
@@ -94,7 +94,9 @@ class Run:
 
 
 class Schedule(abc.ABC):
-    """Runs training steps. Collective: every rank calls the same methods in the same order.
+    """A schedule that runs training steps.
+
+    Collective: every rank calls the same methods in the same order.
 
     Args:
         run: what there is to train.
@@ -127,7 +129,9 @@ class Schedule(abc.ABC):
         """
 
     def evaluate(self, micro_batches: Sequence[Tensor]) -> float:
-        """Run the newest weights forward. Follows a step with ``last``, or precedes all.
+        """Evaluate the newest weights, by forward passes alone.
+
+        Follows a step with ``last``, or precedes all.
 
         Args:
             micro_batches: each int64 [micro_batch_size, seq_len + 1].
@@ -141,10 +145,13 @@ class Schedule(abc.ABC):
             )
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint needs beyond weights and moments; loaded in place."""
+        """Return the tensors that a checkpoint needs beyond weights and moments; loaded in place."""
         return {}
 
     @abc.abstractmethod
     def peaks(self) -> dict[str, int]:
-        """What this rank held at most: ``weight_versions``, and ``stashes``, forward passes whose backward
-        was to come, each of one stage and micro-batch."""
+        """Return the most that this rank held at once.
+
+        These are ``weight_versions``, and ``stashes``, forward passes whose backward was to come, each of one stage
+        and micro-batch.
+        """

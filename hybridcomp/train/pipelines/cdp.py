@@ -1,4 +1,4 @@
-"""Cyclic data parallelism: each replica two time-steps behind the one before, gradients handed on point to point.
+"""Cyclic data parallelism: each replica two time-steps behind the one before, gradients sent on point to point.
 
 After Fournier and Oyallon 2024 (arXiv 2403.08837); :mod:`.cyclic` has its time-steps. With N replicas (workers), the
 model cut into N stages, and one micro-batch on each worker, the update of stage j is
@@ -116,7 +116,7 @@ class Cyclic(Schedule):
             ring.pass_partial(which.stage)
 
     def _expect_totals(self, step: int) -> None:
-        """Let the totals of a step come whose loss is known; not on the last worker."""
+        """Post the receives of the totals of a step whose loss is known; not on the last worker."""
         if self._open is None and not self._ring.is_last:
             self._open = step, self._micro.loss
             self._expected = list(range(len(self.versions), 0, -1))
@@ -152,7 +152,7 @@ class Cyclic(Schedule):
             self._squares, self._open = 0.0, None
 
     def _drain(self) -> None:
-        """Take the totals of the step that has just ended."""
+        """Receive the totals of the step that has just ended."""
         self._take_in(len(self._expected))
         self._ring.flush()
 
@@ -163,7 +163,7 @@ class Cyclic(Schedule):
         return super().evaluate(micro_batches)
 
     def state(self) -> dict[str, Tensor]:
-        """The older versions of the stages of which this worker keeps one."""
+        """Return the older versions of the stages of which this worker keeps one."""
         return {
             f"stage{number}.{name}": flat
             for number, versions in enumerate(self.versions, 1)

@@ -1,4 +1,4 @@
-"""Cyclic data parallelism in time-steps: who does what when, and what that keeps alive.
+"""Cyclic data parallelism in time-steps: which worker does which pass when, and the activations that are alive.
 
 After Fournier and Oyallon 2024, "Cyclic Data Parallelism for Efficient Parallelism of Deep Neural Networks" (arXiv
 2403.08837). N workers train N stages on N micro-batches. A step takes each worker 2N time-steps, a stage in each:
@@ -16,20 +16,20 @@ LAG = 2
 
 
 class Pass(NamedTuple):
-    """What a worker does in a time-step."""
+    """A pass that a worker does in a time-step."""
 
     direction: Literal["forward", "backward"]
     stage: int
 
 
 def passes(stages: int) -> list[Pass]:
-    """A worker's step: 2 * stages passes, in order."""
+    """Return the passes of a worker's step, 2 * stages of them, in order."""
     there: list[Pass] = [Pass("forward", stage) for stage in range(1, stages + 1)]
     return [*there, *(Pass("backward", stage) for stage in range(stages, 0, -1))]
 
 
 def is_fresh(worker: int, stage: int, stages: int) -> bool:
-    """Whether the update of the step before is done when ``worker`` comes to ``stage``: the rule of CDP-v2.
+    """Tell whether the update of the step before is done when ``worker`` comes to ``stage``: the rule of CDP-v2.
 
     Worker i reaches forward stage j at T + 2(i - 1) + (j - 1), where T begins the step; worker N of the step
     before ends backward of stage j at T + 2N - 1 - j. So i + j > N.
@@ -38,7 +38,7 @@ def is_fresh(worker: int, stage: int, stages: int) -> bool:
 
 
 def totals_due(worker: int, stages: int, *, at_once: bool) -> list[list[int]]:
-    """Which stages' totals of a step a worker takes, and passes on, before each pass of that step and the next.
+    """Return which stages' totals of a step a worker takes and passes on, before each pass of that step and the next.
 
     By the times of :func:`is_fresh`, the total of stage j is made 4N - 1 - j time-steps after worker 1 begins the
     step, and worker i is 2(i - 1) time-steps behind worker 1.
@@ -58,7 +58,7 @@ def totals_due(worker: int, stages: int, *, at_once: bool) -> list[list[int]]:
 
 
 def sent(workers: int, *, at_once: bool) -> list[int]:
-    """Messages that all workers together send, in each time-step of a step: partial sums, and totals.
+    """Count the messages that all workers together send, in each time-step of a step: partial sums, and totals.
 
     Args:
         workers: N, as many as stages.
@@ -79,7 +79,7 @@ def sent(workers: int, *, at_once: bool) -> list[int]:
 
 
 def owner(stage: int, stages: int) -> int:
-    """The worker that updates a stage where workers share them: the first one that sees its fresh weights in CDP-v2.
+    """Return the worker that updates a stage that workers share: the first that sees its fresh weights in CDP-v2.
 
     Its own inverse: worker i has stage ``owner(i, stages)``.
     """
@@ -87,7 +87,7 @@ def owner(stage: int, stages: int) -> int:
 
 
 def weights_from(worker: int, stage: int, stages: int, *, by_stage: bool) -> int:
-    """Who hands a worker the weights of a stage, where workers share them; itself if they are its own.
+    """Return who hands a worker the weights of a stage, where workers share them; itself if they are its own.
 
     A version's way begins with the stage's owner and goes up through the workers.
 
@@ -100,7 +100,7 @@ def weights_from(worker: int, stage: int, stages: int, *, by_stage: bool) -> int
 
 
 class Duties(NamedTuple):
-    """Before which of a worker's passes it does what for the stage that it owns; passes count from 0 in its step.
+    """The duties of a stage's owner: the passes before which it does them; passes count from 0 in its step.
 
     Attributes:
         back: hands the weights of this step out for backward passes, then takes the total of the step before.
@@ -113,7 +113,7 @@ class Duties(NamedTuple):
 
 
 def duties(stage: int, stages: int) -> Duties:
-    """Of the stage's owner: each a time-step before worker 1 needs it.
+    """Return the duties of the stage's owner: each a time-step before worker 1 needs it.
 
     Worker 1 comes to forward of stage j at T + j - 1 and to backward at T + 2N - j, T being when it begins its step;
     the owner, N - j + 1, begins at T + 2(N - j). The total of stage j of the step before is made at T + 2N - 1 - j.
@@ -122,7 +122,7 @@ def duties(stage: int, stages: int) -> Duties:
 
 
 def handed(workers: int, *, by_stage: bool) -> list[int]:
-    """Messages that all workers together send, in each time-step of a step, where they share the stages.
+    """Count the messages that all workers together send, in each time-step of a step, where they share the stages.
 
     Args:
         workers: N, as many as stages.
@@ -154,7 +154,7 @@ def handed(workers: int, *, by_stage: bool) -> list[int]:
 
 
 def alive(workers: int, *, cyclic: bool) -> list[int]:
-    """Stage-activations that all workers together hold, in each time-step of a step.
+    """Count the stage-activations that all workers together hold, in each time-step of a step.
 
     An activation of one stage and micro-batch is held from its forward pass to its backward pass, both included.
 

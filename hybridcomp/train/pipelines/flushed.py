@@ -28,7 +28,7 @@ from hybridcomp.train.pipelines.base import Run, Schedule
 
 
 class _Stashes:
-    """Forward passes of all stages of a rank whose backward is to come."""
+    """A count of forward passes, of all stages of a rank, whose backward is to come."""
 
     def __init__(self) -> None:
         self.stages: list[PipelineStage] = []
@@ -39,7 +39,7 @@ class _Stashes:
 
 
 class _CountedStage(PipelineStage):
-    """Counts what PyTorch's stage keeps for backward, and says where its sends belong.
+    """A stage of PyTorch's pipelines that counts what is stashed for backward, and names the place of its sends.
 
     Attributes:
         cools: its micro-batches whose backward pass comes after the rank's last forward pass.
@@ -89,7 +89,7 @@ class FlushedPipeline(Schedule):
             stage.cools = self._cools(stage.stage_index)
 
     def _cools(self, index: int) -> frozenset[int]:
-        """Micro-batches whose backward pass, on stage ``index``, follows the last forward pass of this rank."""
+        """Return the micro-batches whose backward pass, on stage ``index``, follows this rank's last forward pass."""
         if isinstance(self._order, ScheduleGPipe):
             return frozenset(range(self._count))
         if isinstance(self._order, Schedule1F1B):  # runs so many forward passes ahead
@@ -107,7 +107,7 @@ class FlushedPipeline(Schedule):
         )
 
     def _stage(self, stage: Stage) -> _CountedStage:
-        """The stage for PyTorch. Shapes given here need not be inferred, which would send pickled objects."""
+        """Make the stage for PyTorch; the shapes given here need not be inferred, which would send pickled objects."""
         size = (self.run.config.micro_batch_size, self.run.config.seq_len)
         tokens = torch.empty(size, dtype=torch.int64)
         hidden = stream_of(self.run.config).empty().requires_grad_()

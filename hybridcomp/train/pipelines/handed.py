@@ -102,7 +102,7 @@ class HandedOn(Schedule):
     # -- passes ----------------------------------------------------------------------------------------
 
     def _ask_for(self, step: int, index: int) -> None:
-        """Let come what a pass needs of others, while the one before it runs."""
+        """Post the receives for a pass, while the one before it runs."""
         direction, stage = self._passes[index]
         source = self._source(self._worker, stage)
         if source != self._worker and (direction == "forward" or stage < self._count):
@@ -113,7 +113,7 @@ class HandedOn(Schedule):
                 self._mail.expect(("sum", stage), self._sums[stage], self._worker - 2, _PARTIAL)
 
     def _fetch(self, step: int, which: Pass) -> None:
-        """Have a pass's weights in place."""
+        """Wait for a pass's weights, and put them in place."""
         stage = which.stage
         again = which.direction == "backward" and stage == self._count  # with the weights of the pass before
         if not again and self._source(self._worker, stage) == self._worker:
@@ -122,7 +122,7 @@ class HandedOn(Schedule):
         self._relay.arrived(stage)
 
     def _run(self, step: int, which: Pass, batch: Tensor) -> None:
-        """Run a pass, and hand on what the next worker needs for it."""
+        """Run a pass, and send on what the next worker needs for it."""
         direction, stage = which
         self._note(step, stage)
         if direction == "forward":
@@ -157,7 +157,7 @@ class HandedOn(Schedule):
         return weights_from(worker, stage, self._count, by_stage=self._by_stage)
 
     def _note(self, step: int, stage: int) -> None:
-        """What is held now, for :meth:`peaks`."""
+        """Update the maxima of what is held, for :meth:`peaks`."""
         self._most = max(self._most, self._relay.held)
         if stage == self._own:
             fresh = self._by_stage and is_fresh(self._worker, stage, self._count)
@@ -219,7 +219,7 @@ class HandedOn(Schedule):
         self._results.append(result)
 
     def _drain(self, step: int) -> None:
-        """Take the total of the step that has just ended."""
+        """Receive the total of the step that has just ended."""
         self._update()
         self._older = self._newest.clone()
         self._expect_total()
@@ -243,7 +243,7 @@ class HandedOn(Schedule):
         return sum(losses) / len(losses)
 
     def state(self) -> dict[str, Tensor]:
-        """The version before the newest of the stage that this worker owns."""
+        """Return the version before the newest of the stage that this worker owns."""
         assert self._older is not None  # nothing is in flight
         return {f"stage{self._own}.older": self._older}
 

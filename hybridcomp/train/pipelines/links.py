@@ -1,4 +1,4 @@
-"""A rank's messages to and from the neighbours of its stages."""
+"""Send and receive a rank's messages to and from the neighbours of its stages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridcomp.train.parallel.residual_stream import Stream
 
 
 class Inbox:
-    """A residual stream, or its gradients, from one rank, of which one is received ahead of its use.
+    """An inbox of a residual stream, or its gradients, from one rank; one tensor is received ahead of its use.
 
     Args:
         group: process group of the pipeline.
@@ -28,12 +28,12 @@ class Inbox:
         self._ahead: tuple[Tensor, dist.Work | None] | None = None
 
     def expect(self, count: int) -> None:
-        """Say that so many more tensors will be taken; no more than those are received."""
+        """Expect so many more tensors; no more than those are received."""
         self._due += count
         self._receive()
 
     def take(self) -> Tensor:
-        """The next tensor; waits for it."""
+        """Return the next tensor; waits for it."""
         if self._ahead is None:
             raise RuntimeError("more messages are taken than are expected")
         tensor, work = self._ahead
@@ -51,7 +51,7 @@ class Inbox:
 
 
 class Outbox:
-    """Tensors to one rank.
+    """An outbox of tensors to one rank.
 
     Args:
         group: process group of the pipeline.

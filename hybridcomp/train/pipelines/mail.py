@@ -1,4 +1,4 @@
-"""Messages between two ranks of a group, posted early and awaited where they are needed."""
+"""Send and receive messages between two ranks of a group, posted early and awaited where they are needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import hybridcomp.torch as hct
 
 
 class Mail:
-    """What is on its way to and from this rank.
+    """The messages on their way to and from this rank.
 
     Each message has a slot, named by any key: only one at a time comes into a slot, and only one leaves from it.
     Messages of one tag between two ranks come in the order in which they are sent.
@@ -26,7 +26,7 @@ class Mail:
         self._going: dict[Hashable, tuple[Tensor, dist.Work | None]] = {}
 
     def expect(self, slot: Hashable, tensor: Tensor, source: int, tag: int) -> None:
-        """Let a message come into ``tensor``, from a rank of the group."""
+        """Post the receive of a message into ``tensor``, from a rank of the group."""
         self._coming[slot] = dist.irecv(tensor, group=self.group, group_src=source, tag=tag)
 
     def arrived(self, slot: Hashable) -> None:

@@ -1,4 +1,4 @@
-"""One micro-batch on its way through all stages of a model, forward and back."""
+"""Run one micro-batch through all stages of a model, forward and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridcomp.train.pipelines.cyclic import Pass
 
 
 class MicroBatch:
-    """Runs the passes of a micro-batch, stage by stage; gradients are added to those of the parameters.
+    """The passes of a micro-batch, stage by stage; gradients are added to those of the parameters.
 
     Args:
         stages: the whole model, in order.

@@ -1,4 +1,4 @@
-"""Weights that workers hand on: encoded once by the stage's owner, and passed on as they are.
+"""Relay weights between workers: encoded once by the stage's owner, and passed on as they are.
 
 So all who compute with a version have the same bits, its owner too, whose own weights are never rounded.
 """
@@ -25,7 +25,7 @@ _WEIGHTS, _LENGTH = 11, 12  # tags
 
 
 class Room:
-    """A stage's place for weights, which are here for a pass at a time.
+    """The memory of a stage's weights, which are here for a pass at a time.
 
     Autograd saves some of them in forward for backward. Here it saves where among all of them they were, and finds
     them there again, in the memory of then.
@@ -46,11 +46,11 @@ class Room:
         self.close()
 
     def memory(self) -> Tensor:
-        """New memory for weights, 1-D."""
+        """Return new memory for weights, 1-D."""
         return self._nothing.new_empty(self.size)
 
     def enter(self, flat: Tensor) -> None:
-        """Have the stage compute with weights."""
+        """Set the stage to compute with weights."""
         self.flat = flat
         for p, view in zip(self._parameters, views(flat, self._parameters), strict=True):
             p.data = view
@@ -62,7 +62,7 @@ class Room:
             p.data = self._nothing.expand(shape)
 
     def forgetting(self) -> saved_tensors_hooks:
-        """In this context autograd keeps no weights alive."""
+        """Return a context in which autograd keeps no weights alive."""
         return saved_tensors_hooks(self._forget, self._find)
 
     def _forget(self, tensor: Tensor) -> Tensor | _Place:
@@ -76,7 +76,7 @@ class Room:
 
 
 class _Place(NamedTuple):
-    """A tensor in a room's memory."""
+    """A tensor's position in the memory of a stage's weights."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -85,7 +85,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class _Letter:
-    """Weights as they travel.
+    """A message of weights, encoded or not.
 
     Attributes:
         raw: the bytes: encoded, or the weights' own.
@@ -97,11 +97,11 @@ class _Letter:
 
     @property
     def sized(self) -> bool:
-        """Whether who gets them knows how many they are."""
+        """Tell whether the receiver knows how many bytes they are."""
         return self.codec is None or self.codec.fixed_size
 
     def open(self, flat: Tensor) -> Tensor:
-        """The weights: in memory that is given, or that they have."""
+        """Return the weights: in memory that is given, or that they have."""
         if self.codec is None:
             return self.raw.view(flat.dtype)
         decoded: Tensor = decode(self.raw, flat)
@@ -109,7 +109,9 @@ class _Letter:
 
 
 class Relay:
-    """One worker's part in handing on weights. Messages are sends of the axis ``dp``, in the forward phase.
+    """A worker's relay of weights.
+
+    Messages are sends of the axis ``dp``, in the forward phase.
 
     Args:
         mail: of the replicas.
@@ -127,7 +129,7 @@ class Relay:
 
     @property
     def held(self) -> int:
-        """Of how many stages there are weights, coming, here, or leaving."""
+        """Return the number of stages of which there are weights, coming, here, or leaving."""
         return len(self._coming) + len(self._here) + len(self._leaving)
 
     def hand_out(self, slot: str, weights: Tensor, target: int, step: int) -> None:
@@ -142,13 +144,13 @@ class Relay:
         self._send(slot, self._letter(weights, step), target)
 
     def bring(self, stage: int, weights: Tensor, step: int) -> None:
-        """Put an owner's weights into their room, as all others will have them; they may change at once."""
+        """Copy an owner's weights into their memory, as all others will have them; they may change at once."""
         letter = self._letter(weights, step)
         self._here[stage] = letter
         self._rooms[stage].enter(letter.open(self._rooms[stage].memory()))
 
     def expect(self, stage: int, source: int, step: int) -> None:
-        """Let the weights of a stage come that are to be used in a step, from a rank of the group."""
+        """Post the receive of a stage's weights for a step, from a rank of the group."""
         letter = self._blank(stage, step)
         self._coming[stage] = source, letter
         if letter.sized:
@@ -170,7 +172,7 @@ class Relay:
         self._rooms[stage].enter(letter.open(self._rooms[stage].memory()))
 
     def leave(self, stage: int, target: int | None) -> None:
-        """A stage's weights have been used: drop them, and send them on to a rank of the group, if there is one."""
+        """Drop a stage's weights, which have been used, and send them on to a rank of the group, if there is one."""
         letter = self._here.pop(stage)
         self._rooms[stage].close()
         if target is not None:
@@ -178,9 +180,9 @@ class Relay:
             self._leaving[stage] = 1 if letter.sized else 2
 
     def settle(self) -> None:
-        """Once in a pass: wait for what left one pass ago, and the next worker expects by now.
+        """Wait, once in a pass, for what left one pass ago, and the next worker expects by now.
 
-        What has a length of its own it expects only when it has come to the same pass: that may take two.
+        A message whose length varies is expected only when that worker has come to the same pass: that may take two.
         """
         for stage in list(self._leaving):
             self._leaving[stage] -= 1
@@ -194,7 +196,7 @@ class Relay:
         self._leaving.clear()
 
     def share(self, stage: int, weights: Tensor | None, source: int, step: int) -> None:
-        """Put a stage's weights into the rooms of all workers; collective.
+        """Broadcast a stage's weights to the memory of all workers; collective.
 
         Args:
             stage: from 1.
@@ -215,7 +217,7 @@ class Relay:
         return _Letter(raw, codec)
 
     def _blank(self, stage: int, step: int) -> _Letter:
-        """One to be filled in; of the largest size."""
+        """Make an empty message, of the largest size, for weights to be received."""
         flat = self._rooms[stage].memory()
         codec = codec_of(self._policy, "forward", flat, step)
         if codec is None:

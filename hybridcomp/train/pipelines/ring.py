@@ -1,4 +1,4 @@
-"""Gradients around the ring of replicas: partial sums up to the last worker, totals on from there.
+"""Reduce gradients around the ring of replicas: partial sums up to the last worker, totals on from there.
 
 1.  Worker i gets from i - 1 the sum of the gradients of workers 1 to i - 1 of a stage, adds its own in its backward
     pass, and sends the sum to i + 1. The policy compresses these messages as sends of the axis ``dp``, backward.
@@ -48,13 +48,13 @@ class Ring:
 
     @property
     def is_last(self) -> bool:
-        """Whether the totals are made here."""
+        """Tell whether the totals are made here."""
         return self.worker == self.workers
 
     # -- partial sums ----------------------------------------------------------------------------------
 
     def open_partial(self, stage: int) -> None:
-        """Let the sum over the workers before this one come; in the order of the backward passes."""
+        """Post the receive of the sum over the workers before this one; in the order of the backward passes."""
         self._left(_PARTIAL, stage)
         if self.worker == 1:
             self.sums[stage - 1].zero_()
@@ -62,7 +62,7 @@ class Ring:
             self._receive(self.sums[stage - 1], _PARTIAL, stage)
 
     def await_partial(self, stage: int) -> Tensor:
-        """The sum over the workers before this one, flat."""
+        """Wait for the sum over the workers before this one, and return it, flat."""
         self._arrived(_PARTIAL, stage)
         return self.sums[stage - 1]
 
@@ -73,7 +73,7 @@ class Ring:
     # -- totals ----------------------------------------------------------------------------------------
 
     def make_total(self, stage: int, step: int) -> Tensor:
-        """On the last worker: send the sum over all on, and return it as all will have it."""
+        """Send the sum over all on, from the last worker, and return it as all will have it."""
         total = self.sums[stage - 1]
         codec = self._codec(total, step)
         if codec is None:
@@ -88,7 +88,10 @@ class Ring:
         return decoded
 
     def open_total(self, stage: int, step: int) -> None:
-        """Let the total of a step come; not on the last worker. In the order in which they are made."""
+        """Post the receive of the total of a step; not on the last worker.
+
+        In the order in which they are made.
+        """
         self._left(_TOTAL, stage)
         total = self._totals[stage - 1]
         codec = self._codecs[stage] = self._codec(total, step)
@@ -101,7 +104,7 @@ class Ring:
             self._receive(message, _TOTAL, stage)
 
     def await_total(self, stage: int) -> Tensor:
-        """The total, flat, once it is here and on its way on."""
+        """Wait for the total, pass it on, and return it, flat."""
         codec, total = self._codecs.pop(stage), self._totals[stage - 1]
         if codec is None:
             self._arrived(_TOTAL, stage)
@@ -123,7 +126,7 @@ class Ring:
     # -- both ------------------------------------------------------------------------------------------
 
     def start_next(self) -> None:
-        """Let the next worker begin; not on the last one."""
+        """Start the next worker; not on the last one."""
         self._send(torch.zeros(1, dtype=torch.int64), _START, 0)
 
     def await_start(self) -> None:
@@ -161,8 +164,10 @@ class Ring:
 
 
 def codec_of(policy: Policy, phase: str, tensor: Tensor, step: int) -> Codec | None:
-    """What a message that is encoded once, and passed on, is encoded by: the policy's answer for a send of the axis
-    ``dp``, which is the same on all workers; None where it travels as it is."""
+    """Return the codec of a message that is encoded once, and passed on; None where it is sent uncompressed.
+
+    It is the policy's choice for a send of the axis ``dp``, which is the same on all workers.
+    """
     dtype = as_dtype(tensor.dtype)
     message = Message("dp", "send", phase, dtype, tensor.nbytes, step=step, shape=(tensor.numel(),))
     choice = policy.choose(message)

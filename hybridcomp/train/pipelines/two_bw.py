@@ -94,7 +94,7 @@ class TwoBW(Schedule):
         return results
 
     def _forward(self, step: int, i: int) -> None:
-        """Forward pass of micro-batch ``i`` of a step."""
+        """Do the forward pass of micro-batch ``i`` of a step."""
         version = max(step - 1, 0)
         self._versions.use(version)
         x = self._micro(step, i)[:, :-1] if self._stage.is_first else self._activations.take()
@@ -113,7 +113,7 @@ class TwoBW(Schedule):
         self._peak = max(self._peak, len(self._stashed))
 
     def _backward(self, *, last: bool) -> float:
-        """Backward pass of the oldest stashed micro-batch; returns its part of the loss, on the last stage.
+        """Do the backward pass of the oldest stashed micro-batch; return its part of the loss, on the last stage.
 
         Args:
             last: it is the last one of its step: the replicas' sum starts in it.
@@ -152,7 +152,7 @@ class TwoBW(Schedule):
         return super().evaluate(micro_batches)
 
     def state(self) -> dict[str, Tensor]:
-        """The older version, which the next step computes with."""
+        """Return the older version, which the next step computes with."""
         return self._versions.older()
 
     def peaks(self) -> dict[str, int]:

@@ -46,7 +46,7 @@ class Versions:
         self.newest = step
 
     def use(self, number: int) -> None:
-        """Have the module compute with a version.
+        """Set the module to compute with a version.
 
         Raises:
             ValueError: it is not kept.
@@ -56,7 +56,7 @@ class Versions:
             self._point(place)
 
     def use_newest(self) -> None:
-        """Have the module compute with the newest version."""
+        """Set the module to compute with the newest version."""
         self.use(self.newest)
 
     def begin(self) -> None:
@@ -80,7 +80,7 @@ class Versions:
             self.leaves[name].grad, parameter.grad = parameter.grad, None
 
     def older(self) -> dict[str, Tensor]:
-        """The flat weights of the version before the newest, if it is kept, for a checkpoint."""
+        """Return the flat weights of the version before the newest, if it is kept, for a checkpoint."""
         newest = self._numbers.index(self.newest)
         return {"older": self._flat[1 - newest]} if self.kept == 2 else {}
 
@@ -91,7 +91,7 @@ class Versions:
 
 
 def views(flat: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
-    """Parts of ``flat``, 1-D, in the shapes of the tensors, one after the other."""
+    """Return parts of ``flat``, 1-D, in the shapes of the tensors, one after the other."""
     tensors = list(like)
     parts = torch.split(flat, [t.numel() for t in tensors])
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
