@@ -28,6 +28,9 @@ _TIMEOUT = 120.0  # seconds
 _SLEEP, _LONG_SLEEP = 50e-6, 5e-3
 _TAG = 1
 _BIG = 8 << 20  # bytes: far more than the burst that a shaped link lets through at once
+_BURSTS = tuple(1 << power for power in range(16, 22))  # bytes of messages that may pass at once
+_SAVING = 0.05  # seconds in which a shaped link saves its burst
+_TRIES = 4  # of each
 _SLOW = 1.0  # seconds of a big message, past which few are enough
 _LEAST = 2
 _TINY = 1024  # bytes of a chunk that takes no time but for being a message
@@ -113,6 +116,7 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
     firsts = [hosts.ranks(h)[0] for h in range(hosts.count)]
     if len(firsts) > 1:
         network = _tier(comm, firsts, (firsts[0], firsts[1]), effort)
+        network = dataclasses.replace(network, burst=_burst(comm, firsts, network.bandwidth))
         work = _wire(comm, firsts)
     else:
         notes.append(f"all ranks are on one host: [network] stays as in {old.name}")
@@ -120,6 +124,9 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
     message = old.message
     if comm.size > 1:
         message = _middle(comm, [_message(comm, effort.messages)])[0]
+        if len(firsts) > 1:
+            latency = max(network.latency, _round(comm, effort.pings) - (comm.size - 1) * message)
+            network = dataclasses.replace(network, latency=float(f"{latency:.4g}"))
     else:
         notes.append(f"there is nobody to send to: message stays as in {old.name}")
     speeds: dict[str, Speed] = {}
@@ -165,6 +172,24 @@ def _message(comm: MPI.Comm, rounds: int) -> float:
     return seconds / (rounds * _CHUNKS * 2 * (comm.size - 1))
 
 
+def _round(comm: MPI.Comm, count: int) -> float:
+    """Measure the seconds of one exchange among all ranks more: what waking costs is in it, and not in ``_ping``.
+
+    They are the difference between short all-reduces of two exchanges and of one; collective over ``comm``.
+    """
+    ours = Communicator(comm, "none", "calibration", timeout=_TIMEOUT)
+    data = np.ones(64, np.float32)
+    taken: dict[str, list[float]] = {"one_shot": [], "direct": []}
+    for _ in range(count):
+        for algorithm, seconds in taken.items():
+            begin = time.perf_counter()
+            ours.Allreduce(MPI.IN_PLACE, data, codec="int8", algorithm=algorithm)
+            seconds.append(time.perf_counter() - begin)
+    ours.Free()
+    one, two = (statistics.median(_gathered(comm, [statistics.median(s)])[0]) for s in taken.values())
+    return two - one
+
+
 def _tier(comm: MPI.Comm, ring: list[int], pair: tuple[int, int], effort: Effort) -> Tier:
     """Measure a tier's latency between ``pair`` while the others rest, its bandwidth as all of each ``ring`` send.
 
@@ -179,6 +204,23 @@ def _tier(comm: MPI.Comm, ring: list[int], pair: tuple[int, int], effort: Effort
     seconds = _shift(comm, ring, _LEAST if slowest > _SLOW else effort.messages)
     lasts = statistics.median(seconds[1:] or seconds)
     return Tier(*_middle(comm, [latency, _BIG / lasts if lasts else 0.0]))
+
+
+def _burst(comm: MPI.Comm, ring: list[int], bandwidth: float) -> float:
+    """Measure the bytes that links pass at once after a rest; collective over ``comm``.
+
+    They are those of the largest message that takes less than half of its time at the rate; 0 if there is none.
+    """
+    passed = 0
+    for size in _BURSTS:
+        taken = []
+        for _ in range(_TRIES):
+            time.sleep(_SAVING)
+            _rest(comm)
+            taken.append(max(_gathered(comm, _shift(comm, ring, 1, size=size))[0]))
+        if min(taken) < size / bandwidth / 2:
+            passed = size
+    return float(passed)
 
 
 def _ping(comm: MPI.Comm, other: int, first: bool, count: int) -> float:
@@ -202,16 +244,18 @@ def _wire(comm: MPI.Comm, ring: list[int]) -> float:
     return _middle(comm, [mine])[0]
 
 
-def _shift(comm: MPI.Comm, ring: list[int], count: int, *, idle: bool = False) -> list[float]:
-    """Return the seconds of each of ``count`` big messages, sent to the next of a ring while one comes from before.
+def _shift(
+    comm: MPI.Comm, ring: list[int], count: int, *, idle: bool = False, size: int = _BIG
+) -> list[float]:
+    """Return the seconds of each of ``count`` messages to the next of a ring, while one comes from before.
 
-    Returns one 0 on a rank that is in no ring.
+    They have ``size`` bytes. Returns one 0 on a rank that is in no ring.
     """
     if comm.rank not in ring or len(ring) == 1:
         return [0.0]
     at = ring.index(comm.rank)
     before, after = ring[at - 1], ring[(at + 1) % len(ring)]
-    out, into = np.ones(_BIG, np.uint8), np.empty(_BIG, np.uint8)
+    out, into = np.ones(size, np.uint8), np.empty(size, np.uint8)
     what = f"big messages from rank {before} and to rank {after}"
     taken = []
     for _ in range(count):

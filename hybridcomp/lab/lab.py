@@ -229,6 +229,8 @@ class Lab:
         result[keeper.MARK] = f"{self._token}.{next(self._runs)}"
         bits = self.rate.bits_per_second
         result.setdefault("HYBRIDCOMP_BANDWIDTH", str(_UNSHAPED if bits is None else bits // 8))
+        if bits is not None:
+            result.setdefault("HYBRIDCOMP_BURST", str(self.rate.burst_bytes))
         result["HYBRIDCOMP_LAB_KIND"] = self.kind
         result["HYBRIDCOMP_LAB_RATE"] = str(self.rate)
         result["HYBRIDCOMP_LAB_HOSTS"] = str(self.hosts)

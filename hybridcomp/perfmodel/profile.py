@@ -14,6 +14,7 @@
     [network]                              # between hosts
     latency = 6e-5
     bandwidth = 1.17e8                     # bytes/s that a host sends, all its ranks together
+    burst = 5e5                            # bytes that a shaped link passes at once after a rest; none if left out
 
     [codecs."int8:block=128"]              # of fp32 data on one thread
     encode = 1.7e10                        # bytes/s, uncompressed
@@ -42,6 +43,7 @@ from hybridcomp.errors import ConfigError
 
 VARIABLE = "HYBRIDCOMP_PROFILE"
 BANDWIDTH_VARIABLE = "HYBRIDCOMP_BANDWIDTH"
+BURST_VARIABLE = "HYBRIDCOMP_BURST"
 VERSION = 1
 DEFAULT = "default"
 MAX_BYTES = 65536  # of a profile as text
@@ -57,10 +59,12 @@ class Tier:
     Attributes:
         latency: seconds of a small message, one way.
         bandwidth: bytes/s of one rank's sends inside a host, of one host's sends between hosts.
+        burst: bytes beyond that rate which an idle link passes at once, as those do that a token bucket shapes.
     """
 
     latency: float
     bandwidth: float
+    burst: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ class Speed:
     size: float
 
 
-_TIER_KEYS = tuple(f.name for f in dataclasses.fields(Tier))
+_TIER_KEYS = ("latency", "bandwidth")
+_TIER_OPTIONS = ("burst",)
 _SPEED_KEYS = tuple(f.name for f in dataclasses.fields(Speed))
 
 
@@ -196,7 +201,8 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
 
     Args:
         path: its file. None: the one at :func:`wanted_path`, or :data:`BUILT_IN` where there is none in the user's
-            configuration, with the network's bandwidth that ``HYBRIDCOMP_BANDWIDTH`` says, in bytes/s.
+            configuration, with the network's bandwidth that ``HYBRIDCOMP_BANDWIDTH`` says, in bytes/s, and the burst
+            of ``HYBRIDCOMP_BURST``, in bytes.
 
     Raises:
         ConfigError: a file that was named is missing, or any is wrong.
@@ -208,28 +214,41 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         if not named:
-            return _built_in(os.environ.get(BANDWIDTH_VARIABLE))
+            return _built_in()
         raise ConfigError(f"profile {place} does not exist") from None
     except OSError as error:
         raise ConfigError(f"cannot read profile {place}: {error.strerror}") from error
     return Profile.from_bytes(data, str(place))
 
 
-def _built_in(bandwidth: str | None) -> Profile:
-    """Return the built-in profile, for links between hosts of so many bytes/s."""
-    if not bandwidth:
+def _built_in() -> Profile:
+    """Return the built-in profile, with what the environment says of the links between hosts."""
+    network = BUILT_IN.network
+    bandwidth = _environment(BANDWIDTH_VARIABLE, _LEAST, "bytes per second, such as 125e6")
+    burst = _environment(BURST_VARIABLE, 0.0, "bytes, such as 5e5")
+    if bandwidth is None and burst is None:
         return BUILT_IN
+    tier = Tier(network.latency, bandwidth or network.bandwidth, burst or network.burst)
+    return dataclasses.replace(BUILT_IN, network=tier)
+
+
+def _environment(name: str, least: float, allowed: str) -> float | None:
+    text = os.environ.get(name)
+    if not text:
+        return None
     try:
-        number = float(bandwidth)
+        number = float(text)
     except ValueError:
-        number = 0.0
-    if not _LEAST <= number <= _MOST:
-        raise ConfigError(f"{BANDWIDTH_VARIABLE} is {bandwidth!r}; allowed: bytes per second, such as 125e6")
-    return dataclasses.replace(BUILT_IN, network=Tier(BUILT_IN.network.latency, number))
+        number = -1.0
+    if not least <= number <= _MOST:
+        raise ConfigError(f"{name} is {text!r}; allowed: {allowed}")
+    return number
 
 
 def _lines(values: Tier | Speed) -> list[str]:
-    return [f"{key} = {value!r}" for key, value in dataclasses.asdict(values).items()]
+    return [
+        f"{key} = {value!r}" for key, value in dataclasses.asdict(values).items() if value or key != "burst"
+    ]
 
 
 class _Reader:
@@ -246,7 +265,7 @@ class _Reader:
                 "version", f"must be {VERSION}, not {version!r}; `hybridcomp doctor --calibrate` writes one"
             )
         tiers = {
-            key: Tier(**self._numbers(key, document[key], _TIER_KEYS))
+            key: Tier(**self._numbers(key, document[key], _TIER_KEYS, _TIER_OPTIONS))
             for key in ("host", "network")
             if key in document
         }
@@ -286,14 +305,16 @@ class _Reader:
         except (ValueError, TypeError) as error:
             self._fail(key, f"is no codec: {error}")
 
-    def _numbers(self, key: str, table: Any, names: tuple[str, ...]) -> dict[str, float]:
+    def _numbers(
+        self, key: str, table: Any, names: tuple[str, ...], options: tuple[str, ...] = ()
+    ) -> dict[str, float]:
         if not isinstance(table, dict):
             self._fail(key, f"must be a table of {', '.join(names)}, not {table!r:.40}")
-        self._keys(f"{key}.", table, names)
+        self._keys(f"{key}.", table, names + options)
         for name in names:
             if name not in table:
                 self._fail(f"{key}.{name}", "is missing")
-        return {name: self._number(f"{key}.{name}", table[name]) for name in names}
+        return {name: self._number(f"{key}.{name}", value) for name, value in table.items()}
 
     def _number(self, key: str, value: Any) -> float:
         good = isinstance(value, int | float) and not isinstance(value, bool) and _LEAST <= value <= _MOST
@@ -340,7 +361,7 @@ _MEASURED = {
 }
 BUILT_IN = Profile(
     host=Tier(latency=2e-6, bandwidth=5e9),
-    network=Tier(latency=200e-6, bandwidth=117e6),
+    network=Tier(latency=40e-6, bandwidth=117e6),
     memory=11e9,
     codecs={
         spec if spec == DEFAULT else get_codec(spec).spec: Speed(

@@ -15,8 +15,9 @@ _FP32 = 4  # bytes; speeds are of fp32
 # Seconds of a core in the compiled engine: for a message inside a host or to another one, with all
 # that belongs to it, and for a codec's call.
 _COMPILED_NEAR = 1e-6
-_COMPILED_FAR = 10e-6
+_COMPILED_FAR = 16e-6
 _COMPILED_CALL = 0.2e-6
+_OF_BURST = 0.25  # of what an idle link passes at once: this one may have been used just before
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Phase:
     Attributes:
         latency: seconds on the longest chain of messages during which nothing else goes on.
         cpu: seconds that a rank computes, copies and hands messages to MPI.
-        link: seconds that a host's link to the network is busy.
+        sent: bytes that leave a host.
         chunks: that the pipeline has.
         depth: chunks that it takes in before the first one comes out.
     """
@@ -84,9 +85,15 @@ class Phase:
         self._setting = setting
         self._speed = profile.speed(setting.codec)
         self._chunk = chunk / setting.itemsize
-        self.latency = self.cpu = self.link = 0.0
+        self.latency = self.cpu = self.sent = 0.0
         self.chunks = 1.0
         self.depth = 1.0
+
+    @property
+    def link(self) -> float:
+        """Return the seconds that a host's link is busy: with all but what it passes at once after a rest."""
+        network = self._profile.network
+        return max(0.0, self.sent - _OF_BURST * network.burst) / network.bandwidth
 
     def seconds(self) -> float:
         """Return the part's seconds: the busier of rank and link in full, the other for ``depth`` chunks: no
@@ -139,7 +146,7 @@ class Phase:
         self.cpu += pieces * ((own - away) * each + away * across)
         self.cpu += near * nbytes / self._profile.host.bandwidth
         self.cpu += 2 * away * nbytes * self._profile.wire  # sent and received
-        self.link += far * nbytes / self._profile.network.bandwidth
+        self.sent += far * nbytes
         self.chunks = max(self.chunks, pieces + (peers - 1 if self._setting.compiled else 0))
 
     def hop(self, n: float, times: float, *, network: bool) -> None:

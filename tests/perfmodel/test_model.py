@@ -122,6 +122,11 @@ def test_by_hand():
     assert predict(link, "ring", two) == pytest.approx((2 * 6 + 7) * (n / 2 + 32) / 1e6, rel=1e-3)
     assert predict(link, "hierarchical", two) == pytest.approx(2 * 2 * 3 * (n / 2 + 32) / 1e6, rel=1e-3)
 
+    shaped = dataclasses.replace(link, network=Tier(1e-12, 1e6, burst=8 * shard))  # of which a quarter counts
+    assert predict(shaped, "direct", where) == pytest.approx(4 * shard / 1e6, rel=1e-3)
+    idle = dataclasses.replace(link, network=Tier(1e-12, 1e6, burst=1e9))
+    assert predict(idle, "direct", where) < 1e-6
+
     late = dataclasses.replace(ideal, network=Tier(1.0, 1e17))
     rounds = {"direct": 2, "ring": 6, "halving": 4, "hierarchical": 2}
     for algorithm, count in rounds.items():

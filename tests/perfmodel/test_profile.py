@@ -14,7 +14,7 @@ from hybridcomp.perfmodel import BUILT_IN, Profile, Speed, Tier, load_profile, w
 from hybridcomp.perfmodel.profile import MAX_BYTES
 
 NUMBERS = st.floats(1e-12, 1e18)
-TIERS = st.builds(Tier, NUMBERS, NUMBERS)
+TIERS = st.builds(Tier, NUMBERS, NUMBERS, st.just(0.0) | NUMBERS)
 SPEEDS = st.builds(Speed, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
 SPECS = sorted(BUILT_IN.codecs)
 
@@ -70,6 +70,20 @@ def test_what_is_left_out_is_as_built_in():
     assert profile == dataclasses.replace(BUILT_IN, network=Tier(1e-3, 1e6))
 
 
+def test_the_environment_says_what_links_there_are(monkeypatch):
+    monkeypatch.setenv("HYBRIDCOMP_BANDWIDTH", "25e6")
+    monkeypatch.setenv("HYBRIDCOMP_BURST", "131072")
+    assert load_profile().network == Tier(BUILT_IN.network.latency, 25e6, 131072.0)
+    monkeypatch.delenv("HYBRIDCOMP_BANDWIDTH")
+    assert load_profile().network == dataclasses.replace(BUILT_IN.network, burst=131072.0)
+    monkeypatch.setenv("HYBRIDCOMP_BURST", "much")
+    with pytest.raises(ConfigError, match="HYBRIDCOMP_BURST is 'much'; allowed: bytes, such as 5e5"):
+        load_profile()
+    monkeypatch.setenv("HYBRIDCOMP_BURST", "-1")
+    with pytest.raises(ConfigError, match="HYBRIDCOMP_BURST is '-1'"):
+        load_profile()
+
+
 WRONG = [
     ("", ["version", "must be 1"]),
     ("version = 2", ["version", "must be 1, not 2", "--calibrate"]),
@@ -87,6 +101,7 @@ WRONG = [
     ("version = 1\n[network]\nlatency = 1.0", ["network.bandwidth", "missing"]),
     ("version = 1\n[host]\nlatency = 1.0\nbandwidth = 1.0\nlag = 1.0", ["host.lag", "latency, bandwidth"]),
     ("version = 1\n[host]\nlatency = 1.0\nbandwidth = 0.0", ["host.bandwidth", "not 0.0"]),
+    ("version = 1\n[network]\nlatency = 1.0\nbandwidth = 1.0\nburst = -1", ["network.burst", "not -1"]),
     ("version = 1\ncodecs = []", ["codecs", "tables"]),
     ("version = 1\n[codecs]\nint8 = 1", ['codecs."int8"', "table of encode"]),
     (f"version = 1\n[codecs.int99]\n{SPEED}", ['codecs."int99"', "no codec", "did you mean"]),
