@@ -6,11 +6,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <thread>
 #include <tuple>
 #include <unordered_map>
@@ -67,7 +70,14 @@ class Network {
     const bool harm = damage_ != kNone && group == damaged_group_ && damaged_after_-- == 0;
     const Damage how = harm ? damage_ : kNone;
     if (harm) damage_ = kNone;
+    const Key key{group, rank, peer, tag};
+    if (refused_.contains(key)) {
+      std::fprintf(stderr, "FAILED: rank %d sends behind a message to rank %d that was refused\n", rank,
+                   peer);
+      std::abort();  // the receive of that one would take this
+    }
     if (how == kRefused) {
+      refused_.insert(key);
       // As MPI takes its time to find out, while more messages may be on their way here.
       lock.unlock();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -85,7 +95,6 @@ class Network {
     }
     *id = add({.from = message.from, .ended = eager});
     message.request = eager ? 0 : *id;
-    const Key key{group, rank, peer, tag};
     boxes_[key].sent.push_back(std::move(message));
     match(key);
     return 0;
@@ -184,6 +193,7 @@ class Network {
   std::vector<std::pair<int, int>> communicators_;
   std::map<Key, Box> boxes_;
   std::unordered_map<std::uint64_t, Request> requests_;
+  std::set<Key> refused_;
   std::uint64_t last_ = 0;
   int damaged_group_ = 0;
   std::uint64_t damaged_after_ = 0;
