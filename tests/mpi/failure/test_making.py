@@ -83,7 +83,7 @@ def test_what_goes_wrong_while_mpi_makes_it_is_told_to_all(monkeypatch):
         honest(comm, node)
         making.meet(comm, node)
         making.join(comm, node)
-        making.chooser(comm, None, "")
+        making.same_text(comm, "")
     verdict(ended())
 
 
