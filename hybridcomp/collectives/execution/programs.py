@@ -263,6 +263,8 @@ def running(
     recv: Flat | None,
     carrier: Carrier,
     memory: Memory | None = None,
+    *,
+    codec: Codec | None = None,
 ) -> Steps:
     """Run a program on two arrays in host memory, with a memory of error feedback whose step has begun.
 
@@ -270,8 +272,9 @@ def running(
         program: of :meth:`Programs.find`.
         first: the numbers that the group has reserved for it.
         send, recv: the arrays; None where the program uses none.
-        carrier: of the operation, with the codec of the memory's step.
+        carrier: of the operation, with the codec of the step.
         memory: of error feedback.
+        codec: that the program was compiled for; None is the carrier's.
 
     Raises:
         WireError, MismatchError: from a peer's message.
@@ -281,7 +284,7 @@ def running(
     if isinstance(program, PythonProgram):
         steps = PythonSteps(program.schedule, send, recv, carrier, memory)
         handle = program.handle
-    if memory is not None:
+    if codec is not None and codec is not carrier.codec:
         handle = at_step(program, carrier.codec, carrier.dtype)
     run = started(handle, send, recv, START_SECONDS, first=first, memory=memory)
     if steps is not None:
