@@ -19,8 +19,8 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution.coding import NONE, Array
 from hybridcomp.collectives.execution.data_path import Carrier
 from hybridcomp.collectives.execution.mpi_collectives import AVG, native, reduce_native, reduces_directly
-from hybridcomp.collectives.execution.programs import OperationKey
-from hybridcomp.collectives.execution.progress import Request
+from hybridcomp.collectives.execution.programs import OperationKey, running
+from hybridcomp.collectives.execution.progress import Request, engine
 from hybridcomp.collectives.operations.flat_gather_scatter import Moves
 from hybridcomp.collectives.session import Op
 from hybridcomp.collectives.stats import Call
@@ -168,6 +168,57 @@ class Core(Moves):
             recv,
             device,
             way=way,
+            feedback=feedback,
+        )
+
+    def allreduce_parts(
+        self,
+        data: Flat,
+        extents: Sequence[tuple[int, int]],
+        names: Sequence[str],
+        op: Op,
+        choice: Choice,
+        step: int,
+    ) -> Request | None:
+        """Start one all-reduce of parts of an array in host memory, each of which is carried as by itself, in place.
+
+        Args:
+            data: the array.
+            extents: of each part, where it begins, and its elements.
+            names: of the parts, by which error feedback is kept.
+            op: a sum or an average.
+            choice: what carries them.
+            step: as of :meth:`allreduce`.
+
+        Returns:
+            None where the engine does not do it: then nothing has been started.
+        """
+        codec, form, programs = choice.codec, choice.feedback, self._programs
+        # A codec that is another one at each step of a memory may be another one for each part.
+        if programs is None or (form is not None and codec.at_step(0) is not codec):
+            return None
+        counts = tuple(n for _, n in extents)
+        key = OperationKey.of("all_reduce", choice, data.dtype, counts, op, feedback=form)
+        program = programs.find_joined(key, tuple(extents))
+        if program is None:
+            return None
+        feedback: Callable[[Carrier], Any] = _at_step(step)
+        if form is not None:
+            check_feedback("all_reduce", codec, form)
+            keys = [(self.axis, name) for name in names]
+            feedback = lambda carrier: self.feedback.begin_joined(keys, counts, data.dtype, form)  # noqa: E731
+        engine().check_process("all_reduce")
+        nbytes = sum(counts) * data.dtype.itemsize
+        about = {"counts": counts, "dtype": data.dtype, "reduction": op, "name": ", ".join(names)}
+        call = self._call("all_reduce", choice, nbytes, 2 * (self.size - 1) * nbytes // self.size, **about)
+        first = programs.reserve()
+        return self._carried(
+            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory, codec=codec),
+            codec,
+            call,
+            data,
+            data,
+            [],
             feedback=feedback,
         )
 

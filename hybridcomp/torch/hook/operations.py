@@ -1,14 +1,14 @@
-"""A hook's buckets in host memory as operations of a communicator: an all-reduce for each parameter.
+"""A hook's buckets in host memory as operations of a communicator: one for the parameters that go by one codec.
 
-Parameters are averaged one by one, so that the bits of a result, and what error feedback keeps, do not depend on which
-parameters share a bucket: DDP rebuilds its buckets, and a run may resume with other ones. Small uncompressed parameters
-go as one array (:mod:`.rest`). What waits is the backward pass itself when it has nothing else to do.
+In it each parameter is carried as by itself, so that the bits of a result, and what error feedback keeps, do not depend
+on which parameters share a bucket: DDP rebuilds its buckets, and a run may resume with other ones. Small uncompressed
+parameters go as one array (:mod:`.rest`). What waits is the backward pass itself when it has nothing else to do.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import torch
 from torch.futures import Future
 
 from hybridcomp.arrays import DType, Flat, flatten
-from hybridcomp.codecs import ErrorFeedback
+from hybridcomp.codecs import Codec, ErrorFeedback
 from hybridcomp.collectives import Communicator, StatRow
 from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.policy import Choice, Policy
@@ -86,7 +86,8 @@ class Operations:
         values = flatten(buffer.detach(), writable=True)
         bucket = _Bucket(buffer, values.dtype, self._counts, self.comm.size)
         started = [self._start_rest(bucket, values, split.rest)] if split.rest else []
-        started += [self._start(bucket, values, piece, step) for piece in split.alone]
+        for pieces in _alike(split.alone):
+            started += self._start_alike(bucket, values, pieces, step)
         self._flying = [request for request in self._flying if not request.done] + started
         bucket.all_started()
         return bucket.promise.future
@@ -97,6 +98,16 @@ class Operations:
         for request in requests:
             with suppress(Exception):
                 request.wait()
+
+    def _start_alike(self, bucket: _Bucket, values: Flat, pieces: list[Piece], step: int) -> list[Request]:
+        """Start what goes by one codec: as one operation where the engine does that."""
+        extents = [(piece.start, piece.size) for piece in pieces]
+        names = [piece.name for piece in pieces]
+        request = self.comm.allreduce_parts(values, extents, names, AVG, pieces[0].choice, step)
+        if request is None:
+            return [self._start(bucket, values, piece, step) for piece in pieces]
+        bucket.follow(request, self._noted(), pieces)
+        return [request]
 
     def _start(self, bucket: _Bucket, values: Flat, piece: Piece, step: int) -> Request:
         data = values.data[piece.start : piece.stop]
@@ -125,6 +136,14 @@ class Operations:
         call, self._call = self._call, None
         assert call is not None
         return call
+
+
+def _alike(pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
+    """Group pieces by codec and feedback."""
+    groups: dict[tuple[Codec, str | None], list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault((piece.choice.codec, piece.choice.feedback), []).append(piece)
+    return groups.values()
 
 
 class _Bucket:

@@ -133,14 +133,15 @@ def _note_ended(operations, ended: list[float]) -> None:
     """Note when an operation ends; nothing before the first bucket has come."""
     if operations is None:
         return
-    original = operations.comm.allreduce
+    original = operations._start_alike
 
-    def allreduce(*args, **kwargs):
-        request = original(*args, **kwargs)
-        request.add_done_callback(lambda _: ended.append(time.monotonic()))
-        return request
+    def start(*args):
+        requests = original(*args)
+        for request in requests:
+            request.add_done_callback(lambda _: ended.append(time.monotonic()))
+        return requests
 
-    operations.comm.allreduce = allreduce
+    operations._start_alike = start
 
 
 class Planted(hc.WireError):
