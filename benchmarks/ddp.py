@@ -161,6 +161,10 @@ def sides_of(args: argparse.Namespace) -> list[Side]:
         sides.append(Side("ours", policy, ddp(ours, mine(policy, ours), mb)))
         if args.over_gloo:
             sides.append(Side("ours", f"{policy} over gloo", ddp(gloo, mine(policy, gloo), mb)))
+        if args.alone and "+" not in policy:  # the backend knows no names, by which feedback is kept
+            options = hct.Options(policy=policy_of(policy), axis="dp")
+            group = dist.new_group(backend="hybridcomp", pg_options=options)
+            sides.append(Side("ours", f"{policy} without the hook", ddp(group, None, mb)))
     return sides
 
 
@@ -255,6 +259,7 @@ def main() -> None:
     add("--tokens", type=int, default=16, help="per rank and step, a multiple of 16 (default 16)")
     add("--iters", type=int, default=5, help="turns that are counted, of three steps each (default 5)")
     add("--over-gloo", action="store_true", help="measure our hook over gloo, too")
+    add("--alone", action="store_true", help="measure the backend with the same codec and no hook, too")
     add("--timeout", type=float, default=300.0, help="seconds that one step may take (default 300)")
     add("--json", type=Path, help="also write the results there")
     args = parser.parse_args()

@@ -130,6 +130,11 @@ class Session:
         """Do nothing; a subclass drops here what it has cached under an earlier policy or axis."""
 
     @property
+    def hosts(self) -> int:
+        """How many hosts its ranks are on."""
+        return self._topology.count
+
+    @property
     def busy(self) -> bool:
         """Tell whether operations of all ranks are in flight here."""
         return self._notices is not None and engine().in_flight(self._notices)
@@ -264,7 +269,7 @@ class Session:
         engine().check_process(call.op)  # a thread of the parent's may have held the lock that this takes
         first = programs.reserve()
         return self._carried(
-            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory),
+            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory, codec=key.codec),
             key.codec,
             call,
             send,

@@ -30,10 +30,7 @@ class Shards:
     @classmethod
     def of(cls, n: int, ranks: int, itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> Shards:
         """Make near-equal shards, cut on 64-element borders."""
-        length = -(-n // ranks)
-        if length > _ALIGN:
-            length = -(-length // _ALIGN) * _ALIGN
-        return cls.fixed(n, ranks, length, itemsize, chunk_bytes)
+        return cls.fixed(n, ranks, aligned(-(-n // ranks)), itemsize, chunk_bytes)
 
     @classmethod
     def fixed(cls, n: int, ranks: int, length: int, itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> Shards:
@@ -58,3 +55,8 @@ class Shards:
         """Return the number of elements of :meth:`span`."""
         span = self.span(rank, k)
         return int(span.stop - span.start)
+
+
+def aligned(length: int) -> int:
+    """The length of shards that have room for ``length`` elements: short ones are not cut on borders."""
+    return -(-length // _ALIGN) * _ALIGN if length > _ALIGN else length

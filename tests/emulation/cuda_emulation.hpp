@@ -1,5 +1,5 @@
-// CUDA as a CPU compiler sees it, force-included into each kernel's source. With kernels/cuda/common/common.cuh this
-// is all that a kernel may use; runtime/ does the work.
+// CUDA as a CPU compiler sees it, force-included into each kernel's source. With
+// kernels/cuda/common/common.cuh this is all that a kernel may use; runtime/ does the work.
 #pragma once
 
 // Before the macros, some of which are names of attributes in the library's headers.

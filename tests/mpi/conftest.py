@@ -26,7 +26,8 @@ _SECONDS = 30.0
 _THREE = ["device/test_device_algorithms.py", "engine/test_python_steps.py"]
 collect_ignore = [] if WORLD.size == 3 else _THREE
 # One rank's hook has nothing to do, and one rank compresses no message.
-collect_ignore += ["device/test_device_hook.py", "engine/test_messages.py"] if WORLD.size == 1 else []
+_SEVERAL = ["device/test_device_hook.py", "engine/test_messages.py", "engine/test_parts.py"]
+collect_ignore += _SEVERAL if WORLD.size == 1 else []
 
 
 @pytest.hookimpl(trylast=True)

@@ -6,7 +6,7 @@ The forms are in :mod:`.memories` and :mod:`.estimates`; here they are kept by k
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.feedback.estimates import EstimateMemory
 from hybridcomp.codecs.feedback.forms import FORMS, Form, parse_form
+from hybridcomp.codecs.feedback.joined import JoinedMemory
 from hybridcomp.codecs.feedback.memories import AverageMemory, MomentumMemory, PlainMemory
 from hybridcomp.codecs.feedback.memory import Memory, Scratch
 from hybridcomp.codecs.late import device_codecs
@@ -87,6 +88,24 @@ class ErrorFeedback:
             found = MEMORIES[wanted.name](wanted, n, kind, self._scratch)
             self._memories[key] = found
         return found
+
+    def begin_joined(
+        self, keys: Sequence[Key], sizes: Sequence[int], dtype: arrays.DTypeLike, form: str | Form
+    ) -> JoinedMemory:
+        """Begin a step of several keys, whose arrays one operation carries; return their memories as one.
+
+        Args:
+            keys: at least one.
+            sizes: elements of each.
+            dtype, form: as of :meth:`memory`.
+
+        Raises:
+            ValueError: as :meth:`memory`.
+        """
+        memories = [self.memory(key, n, dtype, form) for key, n in zip(keys, sizes, strict=True)]
+        for memory in memories:
+            memory.begin()
+        return JoinedMemory(memories, self._scratch)
 
     def device_memory(
         self,

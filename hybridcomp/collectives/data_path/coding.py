@@ -94,7 +94,7 @@ class Coder:
     def encode_odd(self, data: Flat, link: Link | None) -> Sealed:
         """Encode an array, with what its link remembers if it has one.
 
-        The message is one byte longer where its length would be even: see :mod:`~.transport.framing`.
+        The message is one byte longer where its length would be even: see :mod:`.framing`.
         """
         buffer = self.transport.take(self.codec.bound(data.size, self.dtype) + 1)
         with self.call.encoding():

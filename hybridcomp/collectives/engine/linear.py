@@ -26,8 +26,8 @@ from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.engine.programs import OperationKey, Programs, running
 from hybridcomp.collectives.execution.progress import Pending, Steps
-from hybridcomp.collectives.execution.widths import widen
 from hybridcomp.collectives.stats import Call
+from hybridcomp.native import kernels
 
 
 def linear_allreduce(
@@ -66,9 +66,12 @@ def linear_allreduce(
     given = send._replace(shape=recv.shape)
     with call.encoding():
         if residual is not None:
-            corrected = widen(send.data, send.dtype)
-            corrected += residual
-            given = Flat(corrected, send.dtype.accumulator, recv.shape, True, False)
+            kind = send.dtype.accumulator
+            # The result comes to the same place: no other pages are touched.
+            in_place = send.dtype is kind and recv.data.flags.aligned
+            corrected = recv.data if in_place else np.empty(send.size, kind.storage)
+            kernels().feedback_add(send.data, send.dtype, residual, corrected, False)
+            given = Flat(corrected, kind, recv.shape, True, False)
     rounds = codec.reduction(
         given,
         ranks=t.size,
@@ -79,6 +82,7 @@ def linear_allreduce(
         warm=warm,
         name=name,
         queue=carrier.queue,
+        residual=residual,
     )
     reserved = iter(numbers)
     following = _advance(rounds, call)
@@ -106,7 +110,8 @@ def linear_allreduce(
             lost = given.data - result.own
             if np.isfinite(lost).all():
                 residual[:] = lost
-        carrier.store(result.total, recv.data, 1)
+        if result.total is not recv.data:
+            carrier.store(result.total, recv.data, 1)
     yield from mailbox.finish()
 
 

@@ -1,4 +1,4 @@
-"""Run sends and receives of single messages in the compiled engine, framed as in :mod:`~.transport.framing`.
+"""Run sends and receives of single messages in the compiled engine, framed as in :mod:`.framing`.
 
 MPI matches such messages with the caller's own, in the order in which they are posted: each is posted before its start
 returns, and who waits in line to be posted (:mod:`~.execution.post_queue`) is not overtaken, since the caller

@@ -11,9 +11,10 @@ from mpi4py import MPI
 from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
+from hybridcomp.codecs.feedback.joined import JoinedMemory
 from hybridcomp.codecs.linear.base import FOLDS
 from hybridcomp.collectives.algorithms.registry import ALGORITHMS
-from hybridcomp.collectives.algorithms.selection import Chooser
+from hybridcomp.collectives.algorithms.selection import Chooser, Way
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import Coder
 from hybridcomp.collectives.engine.faults import error_of
@@ -29,6 +30,7 @@ from hybridcomp.collectives.execution.request import Pending, Steps
 from hybridcomp.native import kernels
 from hybridcomp.policy import Choice
 from hybridcomp.schedules import registry
+from hybridcomp.schedules.joined import joined
 from hybridcomp.schedules.placement import placed
 from hybridcomp.schedules.results import REDUCTIONS, layout
 from hybridcomp.schedules.schedule import Buffer, Operation, Schedule
@@ -136,29 +138,69 @@ class Programs:
         # Sizes that are the same on all ranks decide how; else it is always the first algorithm.
         name, chunk = "direct", CHUNK_BYTES
         if asked.kind in ALGORITHMS and asked.sends is None and asked.receives is None:
-            way = self._chooser.choose(
-                asked.kind,
-                sum(asked.counts) * asked.dtype.itemsize,
-                asked.dtype,
-                asked.codec,
-                asked.feedback,
-                algorithm if asked.compresses else None,
-                engine=True,
-                plain=not asked.compresses,
-            )
-            if not way.algorithm.scheduled(asked.kind):
+            way = self._way(asked, algorithm if asked.compresses else None)
+            if way is None:
                 return None
             name, chunk = way.algorithm.name, way.chunk_bytes
         key = (asked, name, chunk)
         program = self._programs.get(key)
         if program is None:
-            if len(self._programs) >= _MOST_PROGRAMS:
-                self._programs.clear()
-            program = self._programs[key] = self._compile(asked, name, chunk)
+            program = self._compile(asked, name, chunk)
+            self._keep(key, program)
         return program
 
-    def _compile(self, asked: OperationKey, algorithm: str, chunk: int) -> Any:
-        dtype, codec, ranks = asked.dtype, asked.codec, len(self._topology.hosts)
+    def find_joined(self, asked: OperationKey, extents: Extents) -> Any:
+        """Return the program of one operation on parts of an array, each carried as by itself.
+
+        Args:
+            asked: the operation, with the elements of each part as its counts.
+            extents: of each part, where it begins, and its elements.
+
+        Returns:
+            The compiled module's ``EngineProgram``; None where the engine does not do it, or not without Python.
+        """
+        key = (asked, extents)
+        program = self._programs.get(key)
+        if program is not None or not _runs(asked) or _asks_python(asked):
+            return program
+        schedules = []
+        for count in asked.counts:
+            part = asked._replace(counts=(count,))
+            way = self._way(part, None)
+            if way is None:
+                return None
+            schedule, _ = self._schedule(part, way.algorithm.name, way.chunk_bytes)
+            if schedule.regions:
+                return None
+            schedules.append(schedule)
+        schedule = joined(schedules, [start for start, _ in extents])
+        size = max(start + n for start, n in extents)
+        own = asked.codec if asked.compresses else None
+        program = compiled(self.group, schedule, own, asked.dtype, [size, size])
+        self._keep(key, program)
+        return program
+
+    def _keep(self, key: tuple[Any, ...], program: Any) -> None:
+        if len(self._programs) >= _MOST_PROGRAMS:
+            self._programs.clear()
+        self._programs[key] = program
+
+    def _way(self, asked: OperationKey, algorithm: str | None) -> Way | None:
+        """How to do an operation; None where its algorithm has no schedule."""
+        way = self._chooser.choose(
+            asked.kind,
+            sum(asked.counts) * asked.dtype.itemsize,
+            asked.dtype,
+            asked.codec,
+            asked.feedback,
+            algorithm,
+            engine=True,
+            plain=not asked.compresses,
+        )
+        return way if way.algorithm.scheduled(asked.kind) else None
+
+    def _schedule(self, asked: OperationKey, algorithm: str, chunk: int) -> tuple[Schedule, Operation]:
+        dtype, codec = asked.dtype, asked.codec
         operation = Operation(
             asked.kind,
             self._counts(asked),
@@ -170,8 +212,12 @@ class Programs:
             root=asked.root,
             chunk_bytes=chunk,
         )
-        schedule = registry.find(asked.kind, algorithm).build(operation, self._topology, self._rank)
-        room = layout(operation, ranks, self._rank)
+        return registry.find(asked.kind, algorithm).build(operation, self._topology, self._rank), operation
+
+    def _compile(self, asked: OperationKey, algorithm: str, chunk: int) -> Any:
+        dtype, codec = asked.dtype, asked.codec
+        schedule, operation = self._schedule(asked, algorithm, chunk)
+        room = layout(operation, len(self._topology.hosts), self._rank)
         sizes = [room.send, room.recv]
         for at, (buffer, extents) in enumerate(((Buffer.SEND, asked.sends), (Buffer.RECV, asked.receives))):
             if extents is not None and sizes[at]:
@@ -262,7 +308,9 @@ def running(
     send: Flat | None,
     recv: Flat | None,
     carrier: Carrier,
-    memory: Memory | None = None,
+    memory: Memory | JoinedMemory | None = None,
+    *,
+    codec: Codec | None = None,
 ) -> Steps:
     """Run a program on two arrays in host memory, with a memory of error feedback whose step has begun.
 
@@ -270,8 +318,9 @@ def running(
         program: of :meth:`Programs.find`.
         first: the numbers that the group has reserved for it.
         send, recv: the arrays; None where the program uses none.
-        carrier: of the operation, with the codec of the memory's step.
+        carrier: of the operation, with the codec of the step.
         memory: of error feedback.
+        codec: that the program was compiled for; None is the carrier's.
 
     Raises:
         WireError, MismatchError: from a peer's message.
@@ -279,9 +328,10 @@ def running(
     """
     steps, handle = None, program
     if isinstance(program, PythonProgram):
+        assert not isinstance(memory, JoinedMemory)
         steps = PythonSteps(program.schedule, send, recv, carrier, memory)
         handle = program.handle
-    if memory is not None:
+    if codec is not None and codec is not carrier.codec:
         handle = at_step(program, carrier.codec, carrier.dtype)
     run = started(handle, send, recv, START_SECONDS, first=first, memory=memory)
     if steps is not None:
@@ -296,7 +346,7 @@ def started(
     seconds: float,
     *,
     first: int = 0,
-    memory: Memory | None = None,
+    memory: Memory | JoinedMemory | None = None,
     envelope: tuple[int, int] | None = None,
 ) -> Any:
     """Start a compiled program on two arrays in host memory.

@@ -18,9 +18,9 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.engine.linear import linear_allreduce
-from hybridcomp.collectives.engine.programs import OperationKey
+from hybridcomp.collectives.engine.programs import OperationKey, running
 from hybridcomp.collectives.execution.mpi_collectives import AVG, native, reduce_native, reduces_directly
-from hybridcomp.collectives.execution.progress import Request
+from hybridcomp.collectives.execution.progress import Request, engine
 from hybridcomp.collectives.operations.flat_gather_scatter import Moves
 from hybridcomp.collectives.session import Op
 from hybridcomp.collectives.stats import Call
@@ -99,8 +99,19 @@ class Core(Moves):
         phase: str | None,
         codec: CodecLike,
         algorithm: str | None = None,
+        *,
+        step: int | None = None,
+        framed: bool = False,
     ) -> Request:
-        """Start an all-reduce of ``send`` into ``recv``."""
+        """Start an all-reduce of ``send`` into ``recv``.
+
+        Args:
+            send, recv: of one size and dtype; may be the same memory.
+            op: the reduction.
+            name, phase, codec, algorithm: as of :class:`~hybridcomp.collectives.communicator.Communicator`.
+            step: of training: messages without a memory are of the codec of this step; None leaves the codec as it is.
+            framed: messages are encoded by ``none``, too, and ``algorithm`` decides in which order ranks are summed.
+        """
         p = self.size
         device = together(send, recv)
         if overlap(send, recv) and not same_memory(send.data, recv.data):
@@ -113,19 +124,21 @@ class Core(Moves):
         if not choice.codec.linear:
             feedback = self._remembering("all_reduce", choice, name, recv.size)
         form = choice.feedback if feedback else None
+        if feedback is None and step is not None:
+            feedback = _at_step(step)
         key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), op, feedback=form)
+        key = key._replace(compresses=key.compresses or framed)
         request = self._compiled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
         if request is not None:
             return request
-        if not self._direct(choice, recv, op):
+        if not (framed or self._direct(choice, recv, op)):
             return self._reduced(self.mpi.Iallreduce, op, (), call, send, recv, device)
         tag = self._transport.tag
         if isinstance(choice.codec, LinearCodec):
             programs = self._programs
             reserve = int if programs is None else programs.reserve
             numbers = [(tag(), tag(), reserve()) for _ in range(choice.codec.rounds)]
-            residual = self._residual(choice, name, recv.size, recv.dtype)
-            step = self.step
+            drawn = self.step if step is None else step
             return self._carried(
                 lambda carrier, s, r, _: linear_allreduce(
                     carrier,
@@ -134,8 +147,8 @@ class Core(Moves):
                     numbers,
                     programs,
                     mean=mean,
-                    residual=residual,
-                    step=step,
+                    residual=self._residual(choice, name, recv.size, recv.dtype),
+                    step=drawn,
                     warm=self.warm,
                     name=name,
                 ),
@@ -144,7 +157,7 @@ class Core(Moves):
                 send,
                 recv,
                 device,
-                on_host=residual is not None,
+                on_host=choice.feedback is not None and name is not None,
             )
         way, tags = self._way("all_reduce", recv, choice.codec, algorithm, form)
         return self._carried(
@@ -155,6 +168,57 @@ class Core(Moves):
             recv,
             device,
             way=way,
+            feedback=feedback,
+        )
+
+    def allreduce_parts(
+        self,
+        data: Flat,
+        extents: Sequence[tuple[int, int]],
+        names: Sequence[str],
+        op: Op,
+        choice: Choice,
+        step: int,
+    ) -> Request | None:
+        """Start one all-reduce of parts of an array in host memory, each of which is carried as by itself, in place.
+
+        Args:
+            data: the array.
+            extents: of each part, where it begins, and its elements.
+            names: of the parts, by which error feedback is kept.
+            op: a sum or an average.
+            choice: what carries them.
+            step: as of :meth:`allreduce`.
+
+        Returns:
+            None where the engine does not do it: then nothing has been started.
+        """
+        codec, form, programs = choice.codec, choice.feedback, self._programs
+        # A codec that is another one at each step of a memory may be another one for each part.
+        if programs is None or (form is not None and codec.at_step(0) is not codec):
+            return None
+        counts = tuple(n for _, n in extents)
+        key = OperationKey.of("all_reduce", choice, data.dtype, counts, op, feedback=form)
+        program = programs.find_joined(key, tuple(extents))
+        if program is None:
+            return None
+        feedback: Callable[[Carrier], Any] = _at_step(step)
+        if form is not None:
+            check_feedback("all_reduce", codec, form)
+            keys = [(self.axis, name) for name in names]
+            feedback = lambda carrier: self.feedback.begin_joined(keys, counts, data.dtype, form)  # noqa: E731
+        engine().check_process("all_reduce")
+        nbytes = sum(counts) * data.dtype.itemsize
+        about = {"counts": counts, "dtype": data.dtype, "reduction": op, "name": ", ".join(names)}
+        call = self._call("all_reduce", choice, nbytes, 2 * (self.size - 1) * nbytes // self.size, **about)
+        first = programs.reserve()
+        return self._carried(
+            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory, codec=codec),
+            codec,
+            call,
+            data,
+            data,
+            [],
             feedback=feedback,
         )
 
@@ -335,3 +399,12 @@ class Core(Moves):
             device,
             direct=None if plain else False,
         )
+
+
+def _at_step(step: int) -> Callable[[Carrier], None]:
+    """Return what gives a carrier its codec of a step of training, and no memory."""
+
+    def choose(carrier: Carrier) -> None:
+        carrier.codec = carrier.codec.at_step(step)
+
+    return choose

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hybridcomp.arrays import DType
 from hybridcomp.collectives import StatRow
-from hybridcomp.torch.hook.plan import Chunk
+from hybridcomp.torch.hook.plan import Chunk, Piece
 from hybridcomp.torch.hook.things import Thing
 
 
@@ -37,6 +37,29 @@ class Counts:
         row = StatRow(self.axis, "all_reduce", "none", "one rank", calls=1, raw_bytes=nbytes)
         with self._lock:
             self._rows.setdefault(row.key, StatRow(*row.key)).add(row)
+
+    def add_operation(self, call: StatRow, pieces: Sequence[Piece], dtype: DType, ranks: int) -> None:
+        """Count an operation that has carried ``pieces``, each as one.
+
+        Args:
+            call: what it came to, shared by elements.
+            pieces: at least one.
+            dtype: of the gradients.
+            ranks: how many.
+        """
+        elements = sum(piece.size for piece in pieces)
+        for piece in pieces:
+            share = piece.size / elements if elements else 1 / len(pieces)
+            row = StatRow(self.axis, "all_reduce", piece.choice.codec.spec, piece.choice.reason, 1)
+            row.raw_bytes = piece.size * dtype.itemsize
+            row.plain_bytes = 2 * (ranks - 1) * row.raw_bytes // ranks
+            row.wire_bytes = round(call.wire_bytes * share)
+            row.shared_bytes = round(call.shared_bytes * share)
+            row.encode_seconds = call.encode_seconds * share
+            row.wire_seconds = call.wire_seconds * share
+            row.decode_seconds = call.decode_seconds * share
+            with self._lock:
+                self._rows.setdefault(row.key, StatRow(*row.key)).add(row)
 
     def add_batch(self, carried: list[Carried], dtype: DType, ranks: int, total: float) -> StatRow:
         """Count a batch: an operation for each parameter that begins in it. Return what all of it comes to.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
@@ -59,6 +59,18 @@ class Chunk:
 Part = TypeVar("Part", Piece, Chunk)
 
 
+class Split(NamedTuple):
+    """The pieces of a bucket.
+
+    Attributes:
+        rest: uncompressed ones that are too small for messages of their own.
+        alone: all others.
+    """
+
+    rest: list[Piece]
+    alone: list[Piece]
+
+
 @dataclass(slots=True)
 class Batch:
     """The pieces of a bucket that are sent together.
@@ -86,6 +98,7 @@ def make_plan(
     parameters: Sequence[tuple[str, tuple[int, ...]]],
     step: int,
     stage: int | None = None,
+    hosts: int | None = None,
 ) -> list[Batch]:
     """Ask the policy about each parameter of a bucket; return its batches in the order in which they start.
 
@@ -95,11 +108,11 @@ def make_plan(
         parameters: names and shapes, in the bucket's order.
         step: for warm-up.
         stage: of the pipeline, whose parameters they are; None if it has none.
+        hosts: that the ranks are on; None where that is not known.
     """
-    pieces = list(_pieces(policy, axis, dtype, parameters, step, stage))
-    linear = [p for p in pieces if p.choice.codec.linear]
-    rest = [p for p in pieces if not p.choice.compresses and p.size < _SMALL]
-    others = [p for p in pieces if not p.choice.codec.linear and (p.choice.compresses or p.size >= _SMALL)]
+    rest, alone = make_split(policy, axis, dtype, parameters, step, stage, hosts)
+    linear = [p for p in alone if p.choice.codec.linear]
+    others = [p for p in alone if not p.choice.codec.linear]
     size = dtype.itemsize
     batches = [Batch(linear=group) for group in _groups(linear, _LINEAR_BATCH_BYTES // size)]
     batches += [Batch(encoded=group) for group in _groups(_chunks(others), _BATCH_BYTES // size)]
@@ -109,6 +122,22 @@ def make_plan(
     return batches
 
 
+def make_split(
+    policy: Policy,
+    axis: str,
+    dtype: DType,
+    parameters: Sequence[tuple[str, tuple[int, ...]]],
+    step: int,
+    stage: int | None = None,
+    hosts: int | None = None,
+) -> Split:
+    """Ask the policy about each parameter of a bucket; the arguments are those of :func:`make_plan`."""
+    pieces = list(_pieces(policy, axis, dtype, parameters, step, stage, hosts))
+    small = [not p.choice.compresses and p.size < _SMALL for p in pieces]
+    rest = [p for p, is_small in zip(pieces, small, strict=True) if is_small]
+    return Split(rest, [p for p, is_small in zip(pieces, small, strict=True) if not is_small])
+
+
 def _pieces(
     policy: Policy,
     axis: str,
@@ -116,11 +145,15 @@ def _pieces(
     parameters: Iterable[tuple[str, tuple[int, ...]]],
     step: int,
     stage: int | None,
+    hosts: int | None,
 ) -> Iterator[Piece]:
     start = 0
     for name, shape in parameters:
         n = math.prod(shape)
-        message = Message(axis, "all_reduce", "backward", dtype, n * dtype.itemsize, name, step, shape, stage)
+        nbytes = n * dtype.itemsize
+        message = Message(
+            axis, "all_reduce", "backward", dtype, nbytes, name, step, shape, stage, hosts=hosts
+        )
         yield Piece(name, shape, start, start + n, policy.choose(message))
         start += n
 

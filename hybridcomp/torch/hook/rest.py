@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hybridcomp.schedules.shards import aligned
 from hybridcomp.torch.hook.things import Shards
 
 Array = npt.NDArray[Any]
@@ -20,19 +21,21 @@ class Rest:
     the result.
 
     Attributes:
-        values: of all arrays, shard by shard, once they are gathered.
+        values: of all arrays, shard by shard, once they are gathered; shards are of one size, with zeros at their ends.
         shards: of ``values``.
     """
 
     def __init__(self, arrays: list[Array], rank: int, size: int) -> None:
         """Take arrays: 1-D, of one dtype, at least one."""
         cuts = [Shards.equal(array.size, rank, size) for array in arrays]
-        self._parts = [
-            array[cut.span(shard)] for shard in range(size) for array, cut in zip(arrays, cuts, strict=True)
-        ]
-        self.values: Array = np.empty(sum(part.size for part in self._parts), arrays[0].dtype)
         sizes = [sum(cut.count(shard) for cut in cuts) for shard in range(size)]
-        self.shards = Shards([0, *accumulate(sizes)], rank)
+        length = aligned(max(sizes))
+        self._parts: list[Array] = []
+        for shard, n in enumerate(sizes):
+            self._parts += [array[cut.span(shard)] for array, cut in zip(arrays, cuts, strict=True)]
+            self._parts.append(np.zeros(length - n, arrays[0].dtype))
+        self.values: Array = np.empty(size * length, arrays[0].dtype)
+        self.shards = Shards([i * length for i in range(size + 1)], rank)
 
     def gather(self) -> None:
         """Copy the arrays' values."""

@@ -1,14 +1,16 @@
 """Define ``register_comm_hook(HookState(...), comm_hook)``: the hook that DDP calls for each bucket, and its state.
 
-A bucket is cut into batches, which one thread encodes, sends and decodes while the backward pass goes on, on a group
-that nobody else uses; a bucket on a CUDA device is encoded and decoded there, where the kernels run. On one rank there
-is nothing to do.
+On a hybridcomp group a bucket in host memory becomes operations of a communicator (:mod:`.operations`). Every other one
+is cut into batches, which one thread encodes, sends and decodes while the backward pass goes on, on a group that nobody
+else uses; a bucket on a CUDA device is encoded and decoded there, where the kernels run. On one rank there is nothing
+to do.
 """
 
 # torch reads the hook's annotations as objects: no `from __future__ import annotations` here.
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy.typing as npt
 import torch
@@ -30,13 +32,17 @@ from hybridcomp.torch.hook.bucket import Bucket
 from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.kept import Kept
 from hybridcomp.torch.hook.links import open_link
-from hybridcomp.torch.hook.plan import Batch, make_plan
+from hybridcomp.torch.hook.plan import Batch, Split, make_plan, make_split
 from hybridcomp.torch.hook.schedule import Schedule
 from hybridcomp.torch.hook.worker import Worker
 from hybridcomp.torch.memory import pack, unpack
 from hybridcomp.torch.registry import registry
 
+if TYPE_CHECKING:
+    from hybridcomp.torch.hook.operations import Operations
+
 Array = npt.NDArray[Any]
+Planned = TypeVar("Planned", list[Batch], Split)
 
 
 class HookState:
@@ -79,10 +85,11 @@ class HookState:
         self._module = None if module is None else weakref.ref(module)
         self._group = process_group or getattr(module, "process_group", None)
         self._names: dict[int, str] = {}
-        self._plans: dict[tuple[Any, ...], list[Batch]] = {}
+        self._plans: dict[tuple[Any, ...], Any] = {}
         self._warmup = self.policy.last_warmup_step
         self._counts = Counts(axis)
         self._open: tuple[Kept, Schedule] | None = None
+        self._operations: Operations | None = None
         self.label = f"hook:{axis}"
         self._worker = Worker(f"hybridcomp-{self.label}")
         registry.add(self)
@@ -91,39 +98,71 @@ class HookState:
 
     def submit(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Queue a bucket; see :func:`comm_hook`."""
-        kept, schedule = self._opened()
+        group = self._joined()
         buffer = bucket.buffer()
         step, last = self.step, bucket.is_last()
         if last:
             self.step += 1
-        if kept.link.size == 1:
+        if group.size() == 1:
             self._counts.add_alone(buffer.nbytes)
             alone: Future[torch.Tensor] = Future()
             alone.set_result(buffer)
             return alone
-        average = _Average(buffer, self._plan(bucket.parameters(), buffer, step), step, kept, schedule)
+        comm = getattr(group, "comm", None)  # of a HybridProcessGroup, whatever name the backend was asked by
+        hosts = None if comm is None else comm.hosts
+        if comm is not None and _in_host_memory(buffer):
+            split = self._planned(make_split, bucket.parameters(), buffer, step, hosts)
+            operations = self._with_operations(group)
+            if last and torch._C._current_graph_task_id() != -1:
+                # DDP then waits in compiled code that does not know of the engine: let the engine be waited for first.
+                torch.autograd.Variable._execution_engine.queue_callback(operations.wait)
+            return operations.average(buffer, split, step)
+        plan = self._planned(make_plan, bucket.parameters(), buffer, step, hosts)
+        kept, schedule = self._opened(group)
+        average = _Average(buffer, plan, step, kept, schedule)
         self._worker.submit(average.start)
         if last:
             self._worker.submit(schedule.flush)
         return average.promise.future
 
-    def _opened(self) -> tuple[Kept, Schedule]:
+    def _joined(self) -> Any:
+        """The group; what is the default one is known by the first bucket."""
+        if not self._plans:
+            registry.rank = dist.get_rank()
+        return dist.group.WORLD if self._group is None else self._group
+
+    def _opened(self, group: Any) -> tuple[Kept, Schedule]:
         if self._open is None:
-            link = open_link(dist.group.WORLD if self._group is None else self._group)
+            link = open_link(group)
             kept = Kept(self.axis, link, self.feedback, self._factors, self._counts)
             self._open = kept, Schedule(link, self._worker.tasks)
-            registry.rank = dist.get_rank()
         return self._open
 
-    def _plan(self, parameters: list[torch.Tensor], buffer: torch.Tensor, step: int) -> list[Batch]:
-        key = (*map(id, parameters), buffer.dtype, min(step, self._warmup))
-        plan = self._plans.get(key)
+    def _with_operations(self, group: Any) -> "Operations":
+        if self._operations is None:
+            from hybridcomp.torch.hook.operations import Operations  # noqa: PLC0415  (initialises MPI)
+
+            self._operations = Operations(
+                group, self.policy, self.axis, self.feedback, self._factors, self._counts
+            )
+        return self._operations
+
+    def _planned(
+        self,
+        make: Callable[..., Planned],
+        parameters: list[torch.Tensor],
+        buffer: torch.Tensor,
+        step: int,
+        hosts: int | None,
+    ) -> Planned:
+        key = (make, *map(id, parameters), buffer.dtype, min(step, self._warmup))
+        plan: Planned | None = self._plans.get(key)
         if plan is None:
             dtype = as_dtype(buffer.dtype)
             if not dtype.is_float:
                 raise CodecMismatchError(f"the hook averages floating-point gradients, not {buffer.dtype}")
             named = [(self._name(p), tuple(p.shape)) for p in parameters]
-            plan = self._plans[key] = make_plan(self.policy, self.axis, dtype, named, step, self._stage)
+            plan = self._plans[key] = make(self.policy, self.axis, dtype, named, step, self._stage, hosts)
         return plan
 
     def _name(self, parameter: torch.Tensor) -> str:
@@ -208,6 +247,10 @@ class _Average:
             self.promise.succeed(self._buffer)
         except Exception as error:
             self.promise.fail(error)
+
+
+def _in_host_memory(buffer: torch.Tensor) -> bool:
+    return not buffer.is_cuda
 
 
 def _on_device(buffer: torch.Tensor, plan: list[Batch]) -> Flat | None:

@@ -21,10 +21,10 @@ from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat, as_dtype
 from hybridcomp.codecs import Codec, Memory, get_codec
 from hybridcomp.errors import MismatchError, WireError
+from hybridcomp.schedules.shards import aligned
 
 Array = npt.NDArray[Any]
 NONE = get_codec("none")
-_BLOCK = 256  # elements: shards of large arrays begin at whole blocks of codecs
 
 
 class Thing(Protocol):
@@ -80,10 +80,8 @@ class Shards:
 
     @classmethod
     def equal(cls, n: int, rank: int, size: int) -> Shards:
-        """Divide ``n`` elements into shards of about one size."""
-        length = -(-n // size)
-        if n >= size * size * _BLOCK:
-            length = -(-length // _BLOCK) * _BLOCK
+        """Divide ``n`` elements into shards of about one size, as the schedules cut them."""
+        length = aligned(-(-n // size))
         return cls([min(i * length, n) for i in range(size + 1)], rank)
 
     def span(self, shard: int) -> slice:

@@ -1,6 +1,6 @@
 // Sparse tensors by a bitmap of their non-zeros, and the count sketch that sums them (see
-// hybridcomp/codecs/linear/sketch.py). A bitmap has bit i % 64 of word i / 64 for element i, and no bit past the
-// last element; an element is zero if all its bits are (so -0 is not).
+// hybridcomp/codecs/linear/sketch.py). A bitmap has bit i % 64 of word i / 64 for element i, and no bit past
+// the last element; an element is zero if all its bits are (so -0 is not).
 #pragma once
 
 #include <cstddef>

@@ -2,7 +2,11 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
+#include <typeinfo>
+
+#include "codecs/feedback/joined.hpp"
 #include "codecs/feedback/memories.hpp"
 #include "codecs/feedback/passes.hpp"
 #include "codecs/messages/opening.hpp"
@@ -227,6 +231,14 @@ void make_momentum(MomentumMemory* self, std::size_t n, bool wide, Shared rooms,
   make(self, n, wide, std::move(rooms), momentum);
 }
 
+void join(JoinedMemory* self, std::vector<std::shared_ptr<Memory>> parts, Shared rooms) {
+  if (parts.empty()) Buffer::fail("there is no memory to join");
+  for (const auto& part : parts)
+    if (!part || typeid(*part) != typeid(*parts.front()) || part->kind() != parts.front()->kind())
+      Buffer::fail("memories of several forms, or types, cannot be joined");
+  new (self) JoinedMemory(std::move(parts), std::move(rooms));
+}
+
 bool feedback_add(nb::handle x, int dtype, nb::handle e, nb::handle out, bool subtract) {
   const DTypeCode type = float_dtype(dtype);
   const bool wide = type == kFloat64;
@@ -275,6 +287,7 @@ void bind_memory(nb::module_& m) {
       .def("__init__", &make<EstimateMemory>, "n"_a, "wide"_a, "rooms"_a)
       .def("add", &add, "decoded"_a, "out"_a)
       .def("settle", nb::overload_cast<bool>(&EstimateMemory::settle), "good"_a);
+  nb::class_<JoinedMemory, Memory>(m, "JoinedMemory").def("__init__", &join, "parts"_a, "rooms"_a);
 }
 
 }  // namespace hybridcomp

@@ -12,6 +12,7 @@ import hybridcomp as hc
 from hybridcomp import native, wire
 from hybridcomp.arrays import DType, Flat, as_dtype
 from hybridcomp.codecs import FORMS, Codec, get_codec
+from hybridcomp.codecs.feedback.joined import JoinedMemory
 from hybridcomp.codecs.feedback.memory import Memory, Scratch
 from hybridcomp.codecs.sparse.base import SparseCodec
 from tests.codecs import common
@@ -269,3 +270,14 @@ def test_what_must_come_before():
             kernels.PlainMemory(many, True, rooms)
     with pytest.raises(TypeError):
         kernels.EstimateMemory(10, True, None)
+
+
+def test_memories_of_several_forms_or_types_are_not_joined() -> None:
+    feedback = hc.ErrorFeedback(form=None)
+    plain, other, wide = (
+        feedback.memory(("a", i), 10, dtype, form)
+        for i, (dtype, form) in enumerate([("float32", "ef"), ("float32", "dgc"), ("float64", "ef")])
+    )
+    for parts in ([plain, other], [plain, wide], []):
+        with pytest.raises(ValueError, match=r"joined|no memory to join"):
+            JoinedMemory(parts, Scratch())

@@ -50,7 +50,8 @@ def encoding(*, on_device: bool) -> Iterator[mock.Mock]:
     """Let buckets be encoded on the device, or all be copied to the host; gives what was asked where."""
     where = state._on_device if ON_GPU else emulated_device
     decide = mock.Mock(side_effect=where) if on_device else mock.Mock(return_value=None)
-    with mock.patch.object(state, "_on_device", decide):
+    elsewhere = mock.patch.object(state, "_in_host_memory", return_value=False)
+    with elsewhere, mock.patch.object(state, "_on_device", decide):
         yield decide
 
 
