@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.torch.cases.programs import HEAD, program
 from tests.torch.harness import PATH, mpiexec
-from tests.torch.programs import HEAD, program
 
 
 def test_detail_tells_every_rank_what_differs() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.torch.cases.programs import program
 from tests.torch.harness import mpiexec
-from tests.torch.programs import program
 
 
 @pytest.mark.parametrize(("wish", "told"), [("", 1), ("1", 1), ("0", 0)])

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.torch.cases.programs import program
 from tests.torch.harness import mpiexec
-from tests.torch.programs import program
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from hybridcomp.lab import Lab, LabError
+from tests.torch.cases.programs import alone, program
 from tests.torch.harness import PATH, mpiexec
-from tests.torch.programs import alone, program
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
