@@ -8,6 +8,9 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 # Ranks start by hundreds: each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
+# torch's store looks up a name for the address of each rank that connects, of which a machine's own has none: where no
+# name server answers, a rank would wait for 5 s.
+export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
