@@ -33,6 +33,7 @@ def mpiexec(ranks: int, *argv: str, timeout: float = 100, **env: str) -> subproc
         text=True,
         timeout=timeout,
         check=False,
+        restore_signals=False,  # as a lab starts programs
     )
 
 

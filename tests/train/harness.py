@@ -73,6 +73,7 @@ def _run(
         env=env,
         timeout=timeout,
         check=False,
+        restore_signals=False,  # as a lab starts programs
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
