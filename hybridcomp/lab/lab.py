@@ -250,8 +250,8 @@ class Lab:
         """Start ``argv`` across the hosts and return at once; ``options`` go to ``subprocess.Popen``."""
         environment = self.environment(ppn, env)
         command = self.mpi_command(argv, ppn, ranks=ranks)
-        # MPICH's mpiexec writes to ranks that may have ended by then. With SIGPIPE as it is by default that kills it, and
-        # with it goes what those ranks have printed.
+        # MPICH's mpiexec writes to ranks that may have ended by then. With SIGPIPE as it is by default, that kills it
+        # and loses what those ranks have printed.
         options.setdefault("restore_signals", False)
         process = subprocess.Popen(command, env=environment, **options)
         self._marks[process] = environment[keeper.MARK]
