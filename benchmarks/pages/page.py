@@ -21,7 +21,11 @@ def rewrite(path: Path, name: str, script: str, made: str) -> None:
     begin, end = f"<!-- {name}: written by benchmarks/pages/{Path(script).name} -->", f"<!-- END {name} -->"
     text = path.read_text(encoding="utf-8")
     start, stop = text.index(begin) + len(begin), text.index(end)
-    new = f"{text[:start]}\n{made}\n{text[stop:]}"
+    put(path, f"{text[:start]}\n{made}\n{text[stop:]}")
+
+
+def put(path: Path, made: str) -> None:
+    """Write a page; with ``--check`` end the program, by 1 if it reads otherwise."""
     if "--check" in sys.argv[1:]:
-        sys.exit(new != text)
-    path.write_text(new, encoding="utf-8")
+        sys.exit(made != path.read_text(encoding="utf-8"))
+    path.write_text(made, encoding="utf-8")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-from page import RESULTS, ROOT
+from page import RESULTS, ROOT, put
 
 PAGE = ROOT / "docs" / "study.md"
 MARK = re.compile(r"(<!-- BEGIN (\S+) -->\n).*?(<!-- END \2 -->)", re.S)
@@ -98,10 +97,7 @@ WRITERS = {"pipelines": pipelines, "cyclic-balance": cyclic, "techniques": techn
 def main() -> None:
     """Rewrite or check the page."""
     text = PAGE.read_text(encoding="utf-8")
-    made = MARK.sub(lambda found: found[1] + WRITERS.get(found[2], report)(found[2]) + found[3], text)
-    if "--check" in sys.argv[1:]:
-        sys.exit(made != text)
-    PAGE.write_text(made, encoding="utf-8")
+    put(PAGE, MARK.sub(lambda found: found[1] + WRITERS.get(found[2], report)(found[2]) + found[3], text))
 
 
 if __name__ == "__main__":

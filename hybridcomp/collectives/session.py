@@ -131,7 +131,7 @@ class Session:
 
     @property
     def hosts(self) -> int:
-        """How many hosts its ranks are on."""
+        """Return the number of hosts that its ranks are on."""
         return self._topology.count
 
     @property
@@ -264,13 +264,29 @@ class Session:
         """
         programs = self._programs
         program = None if programs is None else programs.find(key, algorithm)
-        if programs is None or program is None:
+        if program is None:
             return None
+        return self._execute(program, key.codec, call, send, recv, device, feedback=feedback, written=written)
+
+    def _execute(
+        self,
+        program: Any,
+        codec: Codec,
+        call: Call,
+        send: Flat | None,
+        recv: Flat | None,
+        device: list[DeviceArray],
+        *,
+        feedback: Callable[[Carrier], Any] | None = None,
+        written: Callable[[], ByteExtents] | None = None,
+    ) -> Request:
+        """Start a compiled program; the arguments are those of :meth:`_compiled`, with the program's codec."""
         engine().check_process(call.op)  # a thread of the parent's may have held the lock that this takes
-        first = programs.reserve()
+        assert self._programs is not None
+        first = self._programs.reserve()
         return self._carried(
-            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory, codec=key.codec),
-            key.codec,
+            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory, codec=codec),
+            codec,
             call,
             send,
             recv,

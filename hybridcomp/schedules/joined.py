@@ -1,4 +1,4 @@
-"""Several operations of one kind as one: their schedules, one after the other, on parts of the same buffers.
+"""Join operations of one kind into one: their schedules, one after the other, on parts of the same buffers.
 
 Each part is carried as by itself: cut as if there were no others, by messages of its own. A step of a part waits for
 none of another's; what is ready of the first parts goes first.

@@ -58,5 +58,5 @@ class Shards:
 
 
 def aligned(length: int) -> int:
-    """The length of shards that have room for ``length`` elements: short ones are not cut on borders."""
+    """Return the length of shards that have room for ``length`` elements: short ones are not cut on borders."""
     return -(-length // _ALIGN) * _ALIGN if length > _ALIGN else length

@@ -9,7 +9,7 @@ AXES = ("pp", "dp", "tp")
 """The mesh's axes, slowest first in rank order."""
 
 EMBEDDING = "embedding"
-"""What is no axis, and has a policy's section and traffic of its own: see :mod:`.embedding`."""
+"""The name of the shared embedding's section of a policy, and of its traffic; it is no axis: see :mod:`.embedding`."""
 
 CYCLIC = ("cdp-v1", "cdp-v2")
 """Schedules of cyclic data parallelism."""

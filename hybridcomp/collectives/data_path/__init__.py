@@ -1,1 +1,1 @@
-"""What generators encode, send, receive and decode with; framing of single messages."""
+"""Encode, send, receive and decode for generators; frame single messages."""

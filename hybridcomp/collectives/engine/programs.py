@@ -186,7 +186,7 @@ class Programs:
         self._programs[key] = program
 
     def _way(self, asked: OperationKey, algorithm: str | None) -> Way | None:
-        """How to do an operation; None where its algorithm has no schedule."""
+        """Choose the algorithm and chunks of an operation; return None where the algorithm has no schedule."""
         way = self._chooser.choose(
             asked.kind,
             sum(asked.counts) * asked.dtype.itemsize,

@@ -18,9 +18,9 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.engine.linear import linear_allreduce
-from hybridcomp.collectives.engine.programs import OperationKey, running
+from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution.mpi_collectives import AVG, native, reduce_native, reduces_directly
-from hybridcomp.collectives.execution.progress import Request, engine
+from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.operations.flat_gather_scatter import Moves
 from hybridcomp.collectives.session import Op
 from hybridcomp.collectives.stats import Call
@@ -207,20 +207,10 @@ class Core(Moves):
             check_feedback("all_reduce", codec, form)
             keys = [(self.axis, name) for name in names]
             feedback = lambda carrier: self.feedback.begin_joined(keys, counts, data.dtype, form)  # noqa: E731
-        engine().check_process("all_reduce")
         nbytes = sum(counts) * data.dtype.itemsize
         about = {"counts": counts, "dtype": data.dtype, "reduction": op, "name": ", ".join(names)}
         call = self._call("all_reduce", choice, nbytes, 2 * (self.size - 1) * nbytes // self.size, **about)
-        first = programs.reserve()
-        return self._carried(
-            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory, codec=codec),
-            codec,
-            call,
-            data,
-            data,
-            [],
-            feedback=feedback,
-        )
+        return self._execute(program, codec, call, data, data, [], feedback=feedback)
 
     def reduce_scatter_block(
         self,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hybridcomp.arrays import DType
 from hybridcomp.collectives import StatRow
+from hybridcomp.policy import Choice
 from hybridcomp.torch.hook.plan import Chunk, Piece
 from hybridcomp.torch.hook.things import Thing
 
@@ -34,9 +35,7 @@ class Counts:
 
     def add_alone(self, nbytes: int) -> None:
         """Count a bucket of the only rank, which sends nothing."""
-        row = StatRow(self.axis, "all_reduce", "none", "one rank", calls=1, raw_bytes=nbytes)
-        with self._lock:
-            self._rows.setdefault(row.key, StatRow(*row.key)).add(row)
+        self._add(StatRow(self.axis, "all_reduce", "none", "one rank", calls=1, raw_bytes=nbytes))
 
     def add_operation(self, call: StatRow, pieces: Sequence[Piece], dtype: DType, ranks: int) -> None:
         """Count an operation that has carried ``pieces``, each as one.
@@ -50,16 +49,13 @@ class Counts:
         elements = sum(piece.size for piece in pieces)
         for piece in pieces:
             share = piece.size / elements if elements else 1 / len(pieces)
-            row = StatRow(self.axis, "all_reduce", piece.choice.codec.spec, piece.choice.reason, 1)
-            row.raw_bytes = piece.size * dtype.itemsize
-            row.plain_bytes = 2 * (ranks - 1) * row.raw_bytes // ranks
+            row = self._row(piece.choice, 1, piece.size * dtype.itemsize, ranks)
             row.wire_bytes = round(call.wire_bytes * share)
             row.shared_bytes = round(call.shared_bytes * share)
             row.encode_seconds = call.encode_seconds * share
             row.wire_seconds = call.wire_seconds * share
             row.decode_seconds = call.decode_seconds * share
-            with self._lock:
-                self._rows.setdefault(row.key, StatRow(*row.key)).add(row)
+            self._add(row)
 
     def add_batch(self, carried: list[Carried], dtype: DType, ranks: int, total: float) -> StatRow:
         """Count a batch: an operation for each parameter that begins in it. Return what all of it comes to.
@@ -81,16 +77,21 @@ class Counts:
             elements = sum(chunk.size for chunk in part.chunks)
             for chunk in part.chunks:
                 share = chunk.size / elements if elements else 0.0
-                choice = chunk.piece.choice
-                row = StatRow(self.axis, "all_reduce", choice.codec.spec, choice.reason)
-                row.calls = int(chunk.start == 0)
-                row.raw_bytes = chunk.size * dtype.itemsize
-                row.plain_bytes = 2 * (ranks - 1) * row.raw_bytes // ranks
+                row = self._row(chunk.piece.choice, int(chunk.start == 0), chunk.size * dtype.itemsize, ranks)
                 row.wire_bytes = round(mine * share)
                 row.wire_seconds = wire * share * mine / sent
                 row.encode_seconds = share * sum(thing.seconds[0] for thing in part.things)
                 row.decode_seconds = share * sum(thing.seconds[1] for thing in part.things)
                 whole.add(row)
-                with self._lock:
-                    self._rows.setdefault(row.key, StatRow(*row.key)).add(row)
+                self._add(row)
         return whole
+
+    def _row(self, choice: Choice, calls: int, nbytes: int, ranks: int) -> StatRow:
+        """Make a row for uncompressed bytes that were averaged over ``ranks``."""
+        row = StatRow(self.axis, "all_reduce", choice.codec.spec, choice.reason, calls, nbytes)
+        row.plain_bytes = 2 * (ranks - 1) * nbytes // ranks
+        return row
+
+    def _add(self, row: StatRow) -> None:
+        with self._lock:
+            self._rows.setdefault(row.key, StatRow(*row.key)).add(row)

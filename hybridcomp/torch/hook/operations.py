@@ -1,4 +1,4 @@
-"""A hook's buckets in host memory as operations of a communicator: one for the parameters that go by one codec.
+"""Run a hook's buckets in host memory as operations of a communicator: one for the parameters of each codec.
 
 In it each parameter is carried as by itself, so that the bits of a result, and what error feedback keeps, do not depend
 on which parameters share a bucket: DDP rebuilds its buckets, and a run may resume with other ones. Small uncompressed
@@ -132,7 +132,7 @@ class Operations:
         self._call = call
 
     def _noted(self) -> Call:
-        """The statistics of the operation that was started last."""
+        """Return the statistics of the operation that was started last."""
         call, self._call = self._call, None
         assert call is not None
         return call
@@ -177,7 +177,7 @@ class _Bucket:
         request.add_done_callback(done)
 
     def all_started(self) -> None:
-        """No further operation follows."""
+        """Say that no further operation follows."""
         self._one_done(None)
 
     def _one_done(self, error: BaseException | None) -> None:

@@ -126,7 +126,7 @@ class HookState:
         return average.promise.future
 
     def _joined(self) -> Any:
-        """The group; what is the default one is known by the first bucket."""
+        """Return the group; the default one is looked up at the first bucket, when it exists."""
         if not self._plans:
             registry.rank = dist.get_rank()
         return dist.group.WORLD if self._group is None else self._group

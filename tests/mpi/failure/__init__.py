@@ -1,1 +1,1 @@
-"""What goes wrong, and what all ranks are told of it."""
+"""Test failures, and the errors that all ranks get."""
