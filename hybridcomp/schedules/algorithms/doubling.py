@@ -5,6 +5,9 @@ in the order of Bruck et al., "Efficient algorithms for all-to-all communication
 1997, which suits any number of ranks.
 
 The messages of each place have a channel of their own: see :mod:`.ring`.
+
+:class:`Joined` is the way back of recursive halving for values that go as they are: of what a rank has it makes one
+message, where encoded ones would have to be encoded anew.
 """
 
 from __future__ import annotations
@@ -30,8 +33,7 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
     slots = Slots(r, _AHEAD, max((cut.stop - cut.start for cut in cuts[rank]), default=0))
     for k, cut in enumerate(cuts[rank]):
         r.encode(slots[k], Span(Buffer.SEND, cut.start - starts[rank], cut.stop - cut.start))
-        for q in spread.first:
-            r.send(slots[k], q, rank)
+        spread.give(slots[k], [])
         r.decode(slots[k], Span(Buffer.RECV, cut.start, cut.stop - cut.start))
     spread.lead([])
     return r.finish()
@@ -42,9 +44,6 @@ class Spread:
 
     With places counted from a rank's own on, chunks of place j come from place h, the highest power of two not above
     j, and go on to places -h' for each power of two h' above j and not above the number of places less j + 1.
-
-    Attributes:
-        first: the ranks to which this rank sends its own chunks, to begin with.
     """
 
     def __init__(
@@ -69,7 +68,11 @@ class Spread:
         """
         self._r, self._ranks, self._place, self._cuts = r, ranks, place, cuts
         self._channel, self._wide = channel, wide
-        self.first = self._onward(0)
+
+    def give(self, slot: int, followers: list[int]) -> None:
+        """Send a chunk of this place's on its way, to ``followers`` too."""
+        for q in self._onward(0) + followers:
+            self._r.send(slot, q, self._channel + self._place)
 
     def lead(self, followers: list[int]) -> None:
         """Receive the other places' chunks, and send them on, to ``followers`` too."""
@@ -106,3 +109,75 @@ class Spread:
         count = len(self._ranks)
         steps = [1 << i for i in range((count - 1).bit_length())]
         return [self._ranks[(self._place - h) % count] for h in steps if j < min(h, count - h)]
+
+
+class Joined:
+    """Every place's values, on their way to all: in each step, places exchange all that they have in one message.
+
+    The places are as many as a power of two. A place that is a multiple of 2^i has, before step i, the values of the
+    2^i places that begin with it; so have the others of these.
+    """
+
+    def __init__(
+        self, r: Recorder, ranks: Sequence[int], place: int, edges: Sequence[int], channel: int
+    ) -> None:
+        """Spread values.
+
+        Args:
+            r: records the steps.
+            ranks: in each place.
+            place: this rank's, or that of the rank which it follows.
+            edges: the element of ``RECV`` with which each place's values begin, and where the last one's end.
+            channel: of the messages.
+        """
+        self._r, self._ranks, self._place = r, ranks, place
+        self._edges, self._channel = edges, channel
+
+    def give(self, slot: int, followers: list[int]) -> None:
+        """Send a chunk of this place's on its way; ``followers`` get it with the others."""
+        if len(self._ranks) > 1:
+            self._r.send(slot, self._ranks[self._place ^ 1], self._channel)
+
+    def lead(self, followers: list[int]) -> None:
+        """Receive the other places' values, and send them on; all of them to ``followers``, too."""
+        held = 1
+        while held < len(self._ranks):
+            first = self._place - self._place % held
+            partner = self._ranks[self._place ^ held]
+            if held > 1:
+                self._send(first, held, partner)
+            self._take(first ^ held, held, partner)
+            held *= 2
+        for q in followers:
+            self._send(0, held, q)
+
+    def follow(self, leader: int) -> None:
+        """Receive all places' values from the rank in this place."""
+        self._take(0, len(self._ranks), leader)
+
+    def _send(self, first: int, count: int, peer: int) -> None:
+        """Send the values of ``count`` places."""
+        cuts = self._cuts(first, count)
+        slots = self._slots(cuts)
+        for k, cut in enumerate(cuts):
+            self._r.encode(slots[k], Span(Buffer.RECV, cut.start, cut.stop - cut.start))
+            self._r.send(slots[k], peer, self._channel)
+
+    def _take(self, first: int, count: int, source: int) -> None:
+        """Receive the values of ``count`` places."""
+        r, cuts = self._r, self._cuts(first, count)
+        slots = self._slots(cuts)
+
+        def receive(k: int) -> None:
+            r.recv(slots[k], cuts[k].stop - cuts[k].start, source, self._channel)
+
+        def decode(k: int) -> None:
+            r.decode(slots[k], Span(Buffer.RECV, cuts[k].start, cuts[k].stop - cuts[k].start))
+
+        pipelined(len(cuts), Stage(_AHEAD - 1, receive), Stage(0, decode))
+
+    def _cuts(self, first: int, count: int) -> list[slice]:
+        return chunks(self._r.operation, self._edges[first], self._edges[first + count])
+
+    def _slots(self, cuts: list[slice]) -> Slots:
+        return Slots(self._r, _AHEAD, max((cut.stop - cut.start for cut in cuts), default=0))

@@ -5,7 +5,8 @@ All-reduce, on 2^k ranks:
 1. In each of k steps a rank sends half of what it still sums to a partner, encoded, and adds the partner's encoded
    half to its own, in float32 (float64 for float64). Then it has the sum of one shard of 2^k.
 2. It encodes that sum. In each of k steps ranks exchange all encoded sums that they have (:mod:`.doubling`); every
-   rank, the owner too, decodes the same messages, so all ranks end with the same bits.
+   rank, the owner too, decodes the same messages, so all ranks end with the same bits. Sums that go as they are, not
+   encoded, make one message of each exchange.
 
 Of any other number p of ranks, r = p - 2^k pairs fold first: the odd rank of a pair sends its data to the even one,
 and in the end gets the result from it. (Rabenseifner, "Optimization of collective reduction operations", 2004.)
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from hybridcomp.schedules.algorithms.doubling import Spread
+from hybridcomp.schedules.algorithms.doubling import Joined, Spread
 from hybridcomp.schedules.parts import chunks
 from hybridcomp.schedules.recorder import Recorder
 from hybridcomp.schedules.schedule import Buffer, Operation, Schedule, Span
@@ -44,7 +45,11 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
     cuts = [chunks(operation, *edge) for edge in pairwise(edges)]
     wide = operation.sum_wide
     halves = _Halves(r, places, edges)
-    spread = Spread(r, places.leaders, place, cuts, _RESULTS, wide=wide)
+    spread: Joined | Spread
+    if operation.plain:
+        spread = Joined(r, places.leaders, place, edges, _RESULTS)
+    else:
+        spread = Spread(r, places.leaders, place, cuts, _RESULTS, wide=wide)
     if places.folded(rank):
         halves.give(0, n, rank - 1)
         spread.follow(rank - 1)
@@ -57,8 +62,7 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
     def finish(slots: list[int], cut: slice) -> None:
         result, out = results[next(numbers)], Span(Buffer.RECV, cut.start, cut.stop - cut.start)
         r.sum_encode(slots, halves.total(cut.start, cut.stop), result, out, divide=operation.mean)
-        for q in spread.first + followers:
-            r.send(result, q, _RESULTS + place)
+        spread.give(result, followers)
 
     halves.run(finish)
     spread.lead(followers)
