@@ -15,116 +15,170 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from hybridcomp.arrays import Flat, as_dtype
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.codecs.linear.base import FOLDS, Reduced, Reduction, Round
+from hybridcomp.codecs.linear.base import FOLDS, Reduced, Round
 from hybridcomp.collectives.algorithms.allreduce import allreduce
 from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coalesced import Coalesced
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.engine.programs import OperationKey, Programs, running
 from hybridcomp.collectives.execution.progress import Pending, Steps
-from hybridcomp.collectives.stats import Call
 from hybridcomp.native import kernels
+
+
+class Part(NamedTuple):
+    """An array to sum over the ranks.
+
+    Attributes:
+        send, recv: of the same dtype and count, maybe the same memory; the codec sees ``recv``'s shape.
+        name: of the parameter.
+        residual: error-feedback memory of the accumulator's dtype, updated in place; of host memory.
+    """
+
+    send: Flat
+    recv: Flat
+    name: str | None
+    residual: Array | None = None
 
 
 def linear_allreduce(
     carrier: Carrier,
-    send: Flat,
-    recv: Flat,
-    numbers: Sequence[tuple[int, int, int]],
+    parts: Sequence[Part],
+    numbers: Sequence[tuple[Sequence[int], int]],
     programs: Programs | None,
     *,
     mean: bool,
-    residual: Array | None,
     step: int,
     warm: dict[str, Array],
-    name: str | None,
+    coalesced: bool = False,
 ) -> Steps:
-    """Sum ``send`` over all ranks into ``recv``.
+    """Sum arrays over all ranks.
 
     Args:
         carrier: a linear codec, transport and statistics.
-        send, recv: the same dtype and count; the codec sees ``recv``'s shape.
-        numbers: for each round that the codec may take, two tags, and the numbers reserved for a program.
+        parts: the arrays, at least one; several if they are ``coalesced``.
+        numbers: for each round that the codec may take, two tags, and the numbers reserved for a program; tags are for
+            where there are no programs.
         programs: of the engine, where it is in use.
         mean: divide the sum by the number of ranks.
-        residual: error-feedback memory of the accumulator's dtype, updated in place; of host memory.
         step: of training; codecs that draw random numbers draw others.
         warm: what the codec keeps by name between calls.
-        name: of the parameter.
+        coalesced: the parts' arrays of a round are summed in one operation, each in an order that does not depend on
+            the others. Takes programs.
 
     Raises:
         WireError, MismatchError: from a peer's message.
         ValueError: the codec cannot sum so many ranks.
     """
-    t, codec, call = carrier.transport, carrier.codec, carrier.call
-    assert isinstance(codec, LinearCodec)
     mailbox = carrier.mailbox()
-    given = send._replace(shape=recv.shape)
-    with call.encoding():
-        if residual is not None:
-            kind = send.dtype.accumulator
-            # The result comes to the same place: no other pages are touched.
-            in_place = send.dtype is kind and recv.data.flags.aligned
-            corrected = recv.data if in_place else np.empty(send.size, kind.storage)
-            kernels().feedback_add(send.data, send.dtype, residual, corrected, False)
-            given = Flat(corrected, kind, recv.shape, True, False)
-    rounds = codec.reduction(
-        given,
-        ranks=t.size,
-        rank=t.rank,
-        mean=mean,
-        own=residual is not None,
-        step=step,
-        warm=warm,
-        name=name,
-        queue=carrier.queue,
-        residual=residual,
-    )
-    reserved = iter(numbers)
-    following = _advance(rounds, call)
-    while isinstance(following, Round):
-        if following.ready is not None:
-            yield Pending([], [], events=[following.ready])
-        kind = as_dtype(following.array.dtype)
-        flat = Flat(following.array.reshape(-1), kind, following.array.shape, True, False)
-        *tags, first = next(reserved)
-        program = None
-        if programs is not None and flat.size:
-            fold = "" if kind.is_float else following.op
-            key = OperationKey("all_reduce", NONE, False, kind, (flat.size,), fold=fold)
-            program = programs.find(key)
-        round_carrier = Carrier(t, NONE, kind, call)
-        if program is None:
-            add = None if kind.is_float else FOLDS[following.op]
-            yield from allreduce(round_carrier, flat, flat, tags, fold=add)
+    reductions = [_Reduction(carrier, part, mean, step, warm) for part in parts]
+    for tags, first in numbers:
+        rounds = [one.next_round() for one in reductions]
+        following = [each for each in rounds if each is not None]
+        if len(following) < len(reductions):  # none: all are of one codec and dtype
+            break
+        for each in following:
+            if each.ready is not None:
+                yield Pending([], [], events=[each.ready])
+        arrays = [each.array.reshape(-1) for each in following]
+        if coalesced:
+            together = Coalesced(arrays, carrier.transport.size)
+            together.gather()
+            yield from _sum(carrier, together.values, following[0].op, tags, first, programs, alike=True)
+            together.write_back()
         else:
-            yield from running(program, first, flat, flat, round_carrier)
-        following = _advance(rounds, call)
-    result = following
-    with call.decoding():
-        if residual is not None and result.own is not None:
-            lost = given.data - result.own
-            if np.isfinite(lost).all():
-                residual[:] = lost
-        if result.total is not recv.data:
-            carrier.store(result.total, recv.data, 1)
+            yield from _sum(carrier, arrays[0], following[0].op, tags, first, programs)
+    for one in reductions:
+        one.end()
     yield from mailbox.finish()
 
 
-def _advance(rounds: Reduction, call: Call) -> Round | Reduced:
-    """Return the next round, or the result.
+def _sum(
+    carrier: Carrier,
+    array: Array,
+    op: str,
+    tags: Sequence[int],
+    first: int,
+    programs: Programs | None,
+    *,
+    alike: bool = False,
+) -> Steps:
+    """Reduce the array of a round over all ranks, in place; if ``alike``, in an order that depends on no size."""
+    t = carrier.transport
+    kind = as_dtype(array.dtype)
+    flat = Flat(array, kind, array.shape, True, False)
+    fold = "" if kind.is_float else op
+    program = None
+    if programs is not None and flat.size:
+        key = OperationKey("all_reduce", NONE, alike and not fold, kind, (flat.size,), fold=fold)
+        program = programs.find(key, "direct" if alike else None)
+    round_carrier = Carrier(t, NONE, kind, carrier.call)
+    if program is None:
+        yield from allreduce(round_carrier, flat, flat, tags, fold=FOLDS[op] if fold else None)
+    else:
+        yield from running(program, first, flat, flat, round_carrier)
 
-    The time before a round counts as encoding, the time before the result as decoding.
-    """
-    began = time.perf_counter()
-    try:
-        following: Round | Reduced = next(rounds)
-        call.encoding().add(began, time.perf_counter())
-    except StopIteration as end:
-        following = end.value
-        call.decoding().add(began, time.perf_counter())
-    return following
+
+class _Reduction:
+    """The reduction of one array by a linear codec, round by round."""
+
+    def __init__(self, carrier: Carrier, part: Part, mean: bool, step: int, warm: dict[str, Array]) -> None:
+        t, codec, send, recv = carrier.transport, carrier.codec, part.send, part.recv
+        assert isinstance(codec, LinearCodec)
+        self._carrier, self._recv, self._residual = carrier, recv, part.residual
+        given = send._replace(shape=recv.shape)
+        if part.residual is not None:
+            with carrier.call.encoding():
+                kind = send.dtype.accumulator
+                # The result comes to the same place: no other pages are touched.
+                in_place = send.dtype is kind and recv.data.flags.aligned
+                corrected = recv.data if in_place else np.empty(send.size, kind.storage)
+                kernels().feedback_add(send.data, send.dtype, part.residual, corrected, False)
+                given = Flat(corrected, kind, recv.shape, True, False)
+        self._given = given
+        self._result: Reduced | None = None
+        self._rounds = codec.reduction(
+            given,
+            ranks=t.size,
+            rank=t.rank,
+            mean=mean,
+            own=part.residual is not None,
+            step=step,
+            warm=warm,
+            name=part.name,
+            queue=carrier.queue,
+            residual=part.residual,
+        )
+
+    def next_round(self) -> Round | None:
+        """Return the next round; None once the result is here.
+
+        The time before a round counts as encoding, the time before the result as decoding.
+        """
+        began, call = time.perf_counter(), self._carrier.call
+        try:
+            following = next(self._rounds)
+            call.encoding().add(began, time.perf_counter())
+            return following
+        except StopIteration as end:
+            self._result = end.value
+            call.decoding().add(began, time.perf_counter())
+            return None
+
+    def end(self) -> None:
+        """Write the result, and keep what it lacks of this rank's data, unless that is not finite."""
+        while self._result is None:
+            self.next_round()
+        result, residual = self._result, self._residual
+        with self._carrier.call.decoding():
+            if residual is not None and result.own is not None:
+                lost = self._given.data - result.own
+                if np.isfinite(lost).all():
+                    residual[:] = lost
+            if result.total is not self._recv.data:
+                self._carrier.store(result.total, self._recv.data, 1)

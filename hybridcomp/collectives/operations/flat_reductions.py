@@ -11,17 +11,16 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.codecs import LinearCodec
 from hybridcomp.collectives.algorithms.reduce_scatterv import reduce_scatterv
 from hybridcomp.collectives.buffers import copied, overlap, same_memory, together
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.data_path.carrier import Carrier
-from hybridcomp.collectives.data_path.coding import NONE, Array
-from hybridcomp.collectives.engine.linear import linear_allreduce
+from hybridcomp.collectives.data_path.coding import NONE
+from hybridcomp.collectives.engine.linear import Part
 from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution.mpi_collectives import AVG, native, reduce_native, reduces_directly
 from hybridcomp.collectives.execution.progress import Request
-from hybridcomp.collectives.operations.flat_gather_scatter import Moves
+from hybridcomp.collectives.operations.flat_parts import PartSums, at_step
 from hybridcomp.collectives.session import Op
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.vectors import following
@@ -31,7 +30,7 @@ from hybridcomp.policy import Choice, check_feedback
 _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
 
 
-class Core(Moves):
+class Core(PartSums):
     """A communicator's operations on :class:`~hybridcomp.arrays.Flat` buffers, all non-blocking; here its reductions.
 
     Buffers of one call are all in host memory or all on one device; ranks may differ in that.
@@ -70,12 +69,6 @@ class Core(Moves):
         half = data.dtype in (DType.FLOAT16, DType.BFLOAT16)
         big_half = half and op in (MPI.SUM, AVG) and data.nbytes >= _DIRECT_HALF_BYTES
         return choice.compresses or (big_half and choice.reason != "one rank")
-
-    def _residual(self, choice: Choice, name: str | None, n: int, dtype: DType) -> Array | None:
-        if choice.feedback is None or name is None:
-            return None
-        check_feedback("all_reduce", choice.codec, choice.feedback)
-        return self.feedback.residual((self.axis, name), n, dtype.accumulator)
 
     def _remembering(
         self, op: str, choice: Choice, name: str | None, n: int
@@ -125,7 +118,7 @@ class Core(Moves):
             feedback = self._remembering("all_reduce", choice, name, recv.size)
         form = choice.feedback if feedback else None
         if feedback is None and step is not None:
-            feedback = _at_step(step)
+            feedback = at_step(step)
         key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), op, feedback=form)
         key = key._replace(compresses=key.compresses or framed)
         request = self._compiled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
@@ -133,32 +126,8 @@ class Core(Moves):
             return request
         if not (framed or self._direct(choice, recv, op)):
             return self._reduced(self.mpi.Iallreduce, op, (), call, send, recv, device)
-        tag = self._transport.tag
-        if isinstance(choice.codec, LinearCodec):
-            programs = self._programs
-            reserve = int if programs is None else programs.reserve
-            numbers = [(tag(), tag(), reserve()) for _ in range(choice.codec.rounds)]
-            drawn = self.step if step is None else step
-            return self._carried(
-                lambda carrier, s, r, _: linear_allreduce(
-                    carrier,
-                    s,
-                    r,
-                    numbers,
-                    programs,
-                    mean=mean,
-                    residual=self._residual(choice, name, recv.size, recv.dtype),
-                    step=drawn,
-                    warm=self.warm,
-                    name=name,
-                ),
-                choice.codec,
-                call,
-                send,
-                recv,
-                device,
-                on_host=choice.feedback is not None and name is not None,
-            )
+        if choice.codec.linear:
+            return self._linear(choice, call, [Part(send, recv, name)], mean, step, device)
         way, tags = self._way("all_reduce", recv, choice.codec, algorithm, form)
         return self._carried(
             lambda carrier, s, r, memory: way.run(carrier, s, r, tags, mean=mean, memory=memory),
@@ -170,47 +139,6 @@ class Core(Moves):
             way=way,
             feedback=feedback,
         )
-
-    def allreduce_parts(
-        self,
-        data: Flat,
-        extents: Sequence[tuple[int, int]],
-        names: Sequence[str],
-        op: Op,
-        choice: Choice,
-        step: int,
-    ) -> Request | None:
-        """Start one all-reduce of parts of an array in host memory, each of which is carried as by itself, in place.
-
-        Args:
-            data: the array.
-            extents: of each part, where it begins, and its elements.
-            names: of the parts, by which error feedback is kept.
-            op: a sum or an average.
-            choice: what carries them.
-            step: as of :meth:`allreduce`.
-
-        Returns:
-            None where the engine does not do it: then nothing has been started.
-        """
-        codec, form, programs = choice.codec, choice.feedback, self._programs
-        # A codec that is another one at each step of a memory may be another one for each part.
-        if programs is None or (form is not None and codec.at_step(0) is not codec):
-            return None
-        counts = tuple(n for _, n in extents)
-        key = OperationKey.of("all_reduce", choice, data.dtype, counts, op, feedback=form)
-        program = programs.find_joined(key, tuple(extents))
-        if program is None:
-            return None
-        feedback: Callable[[Carrier], Any] = _at_step(step)
-        if form is not None:
-            check_feedback("all_reduce", codec, form)
-            keys = [(self.axis, name) for name in names]
-            feedback = lambda carrier: self.feedback.begin_joined(keys, counts, data.dtype, form)  # noqa: E731
-        nbytes = sum(counts) * data.dtype.itemsize
-        about = {"counts": counts, "dtype": data.dtype, "reduction": op, "name": ", ".join(names)}
-        call = self._call("all_reduce", choice, nbytes, 2 * (self.size - 1) * nbytes // self.size, **about)
-        return self._execute(program, codec, call, data, data, [], feedback=feedback)
 
     def reduce_scatter_block(
         self,
@@ -389,12 +317,3 @@ class Core(Moves):
             device,
             direct=None if plain else False,
         )
-
-
-def _at_step(step: int) -> Callable[[Carrier], None]:
-    """Return what gives a carrier its codec of a step of training, and no memory."""
-
-    def choose(carrier: Carrier) -> None:
-        carrier.codec = carrier.codec.at_step(step)
-
-    return choose

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hybridcomp import trace
 from hybridcomp.arrays import Flat
+from hybridcomp.collectives.data_path.coalesced import Coalesced
 from hybridcomp.collectives.device.streams import StreamPair
 from hybridcomp.collectives.stats import record
 from hybridcomp.device import DeviceArray, Event
@@ -14,9 +15,8 @@ from hybridcomp.torch.hook.counts import Carried
 from hybridcomp.torch.hook.kept import Kept
 from hybridcomp.torch.hook.maker import HostMaker, Maker, Memories
 from hybridcomp.torch.hook.plan import Batch, Chunk, Piece
-from hybridcomp.torch.hook.rest import Rest
 from hybridcomp.torch.hook.summing import Summing, summed
-from hybridcomp.torch.hook.things import NONE, Encoded, Thing
+from hybridcomp.torch.hook.things import NONE, Encoded, Shards, Thing
 
 
 class Bucket:
@@ -82,10 +82,11 @@ class Bucket:
         linear = [maker.linear(piece) for piece in batch.linear]
         carried += [Carried([_whole(p)], run.things) for p, run in zip(batch.linear, linear, strict=True)]
         things += [thing for run in linear for thing in run.next()]
-        rest: Rest | None = None
+        rest: Coalesced | None = None
         if batch.rest:
             rest = maker.rest(batch.rest)
-            thing = Encoded(NONE, rest.values, dtype, rest.shards)
+            shards = Shards.equal(rest.values.size, kept.link.rank, kept.link.size)
+            thing = Encoded(NONE, rest.values, dtype, shards)
             carried.append(Carried([_whole(piece) for piece in batch.rest], [thing]))
             things.append(thing)
         while things:

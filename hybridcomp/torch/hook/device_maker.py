@@ -9,6 +9,7 @@ from hybridcomp.codecs import Codec
 from hybridcomp.codecs.device import DeviceMemory, driver_of
 from hybridcomp.codecs.device.driver import MODULES, modules_of
 from hybridcomp.codecs.device.feedback import MODULES as FEEDBACK_MODULES
+from hybridcomp.collectives.data_path.coalesced import Coalesced
 from hybridcomp.collectives.device.streams import StreamPair
 from hybridcomp.cuda import prepare_in_turn
 from hybridcomp.device import DeviceArray, Event
@@ -20,7 +21,6 @@ from hybridcomp.torch.hook.kept import Kept
 from hybridcomp.torch.hook.linear import Rounds
 from hybridcomp.torch.hook.maker import Memories
 from hybridcomp.torch.hook.plan import Batch, Chunk, Piece
-from hybridcomp.torch.hook.rest import Rest
 from hybridcomp.torch.hook.summing import Summing
 from hybridcomp.torch.hook.things import Shards, Thing
 
@@ -99,10 +99,10 @@ class DeviceMaker:
             piece, values, self._dtype, memory, kept.factors, self._step, kept.link, self.shore
         )
 
-    def rest(self, pieces: Sequence[Piece]) -> Rest:
+    def rest(self, pieces: Sequence[Piece]) -> Coalesced:
         """Copy small pieces side by side to host memory: one copy each, where a device would do one for each shard."""
         here = self.shore.bring([self._values[p.start : p.stop] for p in pieces])
-        rest = Rest(here, self._kept.link.rank, self._kept.link.size)
+        rest = Coalesced(here, self._kept.link.size)
         self.shore.then(rest.gather)
         return rest
 

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
+from hybridcomp.collectives.data_path.coalesced import Coalesced
 from hybridcomp.policy import check_feedback
 from hybridcomp.torch.hook.kept import Kept
 from hybridcomp.torch.hook.linear import Linear, Rounds
 from hybridcomp.torch.hook.plan import Batch, Chunk, Piece
-from hybridcomp.torch.hook.rest import Rest
 from hybridcomp.torch.hook.summing import Buffers, Shore, Summing
 from hybridcomp.torch.hook.things import Encoded, Shards, Thing
 
@@ -44,7 +44,7 @@ class Maker(Protocol):
     def linear(self, piece: Piece) -> Rounds:
         """Make the rounds that reduce a piece by a linear codec."""
 
-    def rest(self, pieces: Sequence[Piece]) -> Rest:
+    def rest(self, pieces: Sequence[Piece]) -> Coalesced:
         """Make the task that reduces the small uncompressed pieces."""
 
     def end(self) -> Summing:
@@ -108,10 +108,10 @@ class HostMaker:
         link = kept.link
         return Linear(piece, values, self._dtype, residual, kept.factors, self._step, link.rank, link.size)
 
-    def rest(self, pieces: Sequence[Piece]) -> Rest:
+    def rest(self, pieces: Sequence[Piece]) -> Coalesced:
         """See :class:`Maker`."""
         link = self._kept.link
-        rest = Rest([self._values[p.start : p.stop] for p in pieces], link.rank, link.size)
+        rest = Coalesced([self._values[p.start : p.stop] for p in pieces], link.size)
         rest.gather()
         return rest
 

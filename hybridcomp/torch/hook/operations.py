@@ -2,7 +2,8 @@
 
 In it each parameter is carried as by itself, so that the bits of a result, and what error feedback keeps, do not depend
 on which parameters share a bucket: DDP rebuilds its buckets, and a run may resume with other ones. Small uncompressed
-parameters go as one array (:mod:`.rest`). What waits is the backward pass itself when it has nothing else to do.
+parameters go as one array (:class:`~hybridcomp.collectives.data_path.coalesced.Coalesced`), and so do the rounds of
+linear codecs. What waits is the backward pass itself when it has nothing else to do.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from torch.futures import Future
 from hybridcomp.arrays import DType, Flat, flatten
 from hybridcomp.codecs import Codec, ErrorFeedback
 from hybridcomp.collectives import Communicator, StatRow
+from hybridcomp.collectives.data_path.coalesced import Coalesced
 from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.policy import Choice, Policy
 from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.plan import Piece, Split
-from hybridcomp.torch.hook.rest import Rest
 from hybridcomp.torch.hook.things import NONE
 
 if TYPE_CHECKING:
@@ -101,9 +102,7 @@ class Operations:
 
     def _start_alike(self, bucket: _Bucket, values: Flat, pieces: list[Piece], step: int) -> list[Request]:
         """Start what goes by one codec: as one operation where the engine does that."""
-        extents = [(piece.start, piece.size) for piece in pieces]
-        names = [piece.name for piece in pieces]
-        request = self.comm.allreduce_parts(values, extents, names, AVG, pieces[0].choice, step)
+        request = self.comm.allreduce_parts(values, pieces, AVG, pieces[0].choice, step)
         if request is None:
             return [self._start(bucket, values, piece, step) for piece in pieces]
         bucket.follow(request, self._noted(), pieces)
@@ -118,7 +117,7 @@ class Operations:
 
     def _start_rest(self, bucket: _Bucket, values: Flat, pieces: Sequence[Piece]) -> Request:
         """Start what is small. Which rank adds an element up depends on its place in its parameter alone."""
-        rest = Rest([values.data[p.start : p.stop] for p in pieces], self.comm.rank, self.comm.size)
+        rest = Coalesced([values.data[p.start : p.stop] for p in pieces], self.comm.size)
         rest.gather()
         whole = Flat(rest.values, values.dtype, rest.values.shape, True, False)
         names = ", ".join(piece.name for piece in pieces)
@@ -157,7 +156,7 @@ class _Bucket:
         self._lock = threading.Lock()
 
     def follow(
-        self, request: Request, call: StatRow, pieces: Sequence[Piece], rest: Rest | None = None
+        self, request: Request, call: StatRow, pieces: Sequence[Piece], rest: Coalesced | None = None
     ) -> None:
         """Count an operation, and write its result back, when it has ended."""
 
