@@ -2,7 +2,8 @@
 
 1. The codec is given this rank's data plus residual and says which array is to be reduced first.
 2. Every such round is an exact all-reduce of our own, by the compiled engine where that is in use: always in the same
-   order. Integers, which MPI could sum in any order, are not MPI's either: its own non-blocking collectives must be
+   order, so that a small array's bits are the same whether it is summed alone or with the rounds of other arrays.
+   Integers, which MPI could sum in any order, are not MPI's either: its own non-blocking collectives must be
    started in one order on all ranks, and with several operations in flight a second round starts whenever the first has
    ended here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear/base.py.)
 3. The codec makes the result of what the rounds gave, which has the same bits on all ranks, and so has the result;
@@ -30,6 +31,8 @@ from hybridcomp.collectives.engine.programs import OperationKey, Programs, runni
 from hybridcomp.collectives.execution.progress import Pending, Steps
 from hybridcomp.native import kernels
 
+_COALESCED_BYTES = 1 << 20  # arrays of a round below it are summed in one operation
+
 
 class Part(NamedTuple):
     """An array to sum over the ranks.
@@ -55,21 +58,17 @@ def linear_allreduce(
     mean: bool,
     step: int,
     warm: dict[str, Array],
-    coalesced: bool = False,
 ) -> Steps:
     """Sum arrays over all ranks.
 
     Args:
         carrier: a linear codec, transport and statistics.
-        parts: the arrays, at least one; several if they are ``coalesced``.
-        numbers: for each round that the codec may take, two tags, and the numbers reserved for a program; tags are for
-            where there are no programs.
+        parts: the arrays, at least one, of one dtype. Where there are several, there are programs.
+        numbers: for each part and round, tags for where there are no programs, and the numbers reserved for one.
         programs: of the engine, where it is in use.
         mean: divide the sum by the number of ranks.
         step: of training; codecs that draw random numbers draw others.
         warm: what the codec keeps by name between calls.
-        coalesced: the parts' arrays of a round are summed in one operation, each in an order that does not depend on
-            the others. Takes programs.
 
     Raises:
         WireError, MismatchError: from a peer's message.
@@ -77,22 +76,26 @@ def linear_allreduce(
     """
     mailbox = carrier.mailbox()
     reductions = [_Reduction(carrier, part, mean, step, warm) for part in parts]
-    for tags, first in numbers:
-        rounds = [one.next_round() for one in reductions]
-        following = [each for each in rounds if each is not None]
-        if len(following) < len(reductions):  # none: all are of one codec and dtype
+    reserved = iter(numbers)
+    while True:
+        rounds = [each for each in [one.next_round() for one in reductions] if each is not None]
+        if len(rounds) < len(reductions):  # none: one codec has as many for all arrays of a dtype
             break
-        for each in following:
+        for each in rounds:
             if each.ready is not None:
                 yield Pending([], [], events=[each.ready])
-        arrays = [each.array.reshape(-1) for each in following]
-        if coalesced:
-            together = Coalesced(arrays, carrier.transport.size)
+        op, arrays = rounds[0].op, [each.array.reshape(-1) for each in rounds]
+        small = [array for array in arrays if array.nbytes < _COALESCED_BYTES]
+        if len(small) > 1:
+            together = Coalesced(small, carrier.transport.size)
             together.gather()
-            yield from _sum(carrier, together.values, following[0].op, tags, first, programs, alike=True)
+            yield from _sum(carrier, together.values, op, "direct", *next(reserved), programs)
             together.write_back()
-        else:
-            yield from _sum(carrier, arrays[0], following[0].op, tags, first, programs)
+        elif small:
+            yield from _sum(carrier, small[0], op, "direct", *next(reserved), programs)
+        for array in arrays:
+            if array.nbytes >= _COALESCED_BYTES:
+                yield from _sum(carrier, array, op, None, *next(reserved), programs)
     for one in reductions:
         one.end()
     yield from mailbox.finish()
@@ -102,26 +105,22 @@ def _sum(
     carrier: Carrier,
     array: Array,
     op: str,
+    algorithm: str | None,
     tags: Sequence[int],
     first: int,
     programs: Programs | None,
-    *,
-    alike: bool = False,
 ) -> Steps:
-    """Reduce the array of a round over all ranks, in place; if ``alike``, in an order that depends on no size."""
-    t = carrier.transport
+    """Reduce the array of a round over all ranks, in place; floats by an algorithm, or by the fastest."""
     kind = as_dtype(array.dtype)
     flat = Flat(array, kind, array.shape, True, False)
     fold = "" if kind.is_float else op
-    program = None
-    if programs is not None and flat.size:
-        key = OperationKey("all_reduce", NONE, alike and not fold, kind, (flat.size,), fold=fold)
-        program = programs.find(key, "direct" if alike else None)
-    round_carrier = Carrier(t, NONE, kind, carrier.call)
-    if program is None:
+    round_carrier = Carrier(carrier.transport, NONE, kind, carrier.call)
+    if programs is None:
         yield from allreduce(round_carrier, flat, flat, tags, fold=FOLDS[op] if fold else None)
-    else:
-        yield from running(program, first, flat, flat, round_carrier)
+    elif flat.size:
+        named = algorithm is not None and not fold  # which is asked for where messages are framed
+        key = OperationKey("all_reduce", NONE, named, kind, (flat.size,), fold=fold)
+        yield from running(programs.find(key, algorithm), first, flat, flat, round_carrier)
 
 
 class _Reduction:

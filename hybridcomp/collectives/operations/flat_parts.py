@@ -70,7 +70,7 @@ class PartSums(Moves):
         if codec.linear:
             call = self._call("all_reduce", choice, nbytes, plain, **about)
             arrays = [_part(data, part) for part in parts]
-            return self._linear(choice, call, arrays, op == AVG, step, [], coalesced=True)
+            return self._linear(choice, call, arrays, op == AVG, step, [])
         key = OperationKey.of("all_reduce", choice, data.dtype, counts, op, feedback=form)
         program = programs.find_joined(key, tuple((part.start, part.size) for part in parts))
         if program is None:
@@ -91,14 +91,14 @@ class PartSums(Moves):
         mean: bool,
         step: int | None,
         device: list[DeviceArray],
-        *,
-        coalesced: bool = False,
     ) -> Request:
-        """Start an all-reduce by a linear codec of one array, or of several coalesced ones in host memory."""
+        """Start an all-reduce by a linear codec of one array, or of several in host memory."""
         codec, programs, tag = choice.codec, self._programs, self._transport.tag
         assert isinstance(codec, LinearCodec)
-        reserve = int if programs is None else programs.reserve
-        numbers = [(() if coalesced else (tag(), tag()), reserve()) for _ in range(codec.rounds)]
+        numbers = [
+            ((tag(), tag()), 0) if programs is None else ((), programs.reserve())
+            for _ in range(codec.rounds * len(arrays))
+        ]
         drawn = self.step if step is None else step
         parts = [self._with_residual(choice, each) for each in arrays]
 
@@ -116,7 +116,6 @@ class PartSums(Moves):
                 mean=mean,
                 step=drawn,
                 warm=self.warm,
-                coalesced=coalesced,
             )
 
         on_host = any(part.residual is not None for part in parts)
