@@ -100,33 +100,27 @@ class PartSums(Moves):
             for _ in range(codec.rounds * len(arrays))
         ]
         drawn = self.step if step is None else step
-        parts = [self._with_residual(choice, each) for each in arrays]
+        first = arrays[0]
+        on_host = choice.feedback is not None and first.name is not None
+        if choice.feedback is not None and on_host:
+            check_feedback("all_reduce", codec, choice.feedback)
 
         def run(carrier: Carrier, send: Flat | None, recv: Flat | None, _: Any) -> Steps:
-            here = parts
+            here = arrays
             if device:  # these are there, or in a host's copy of it
                 assert send is not None
                 assert recv is not None
-                here = [parts[0]._replace(send=send, recv=recv)]
-            return linear_allreduce(
-                carrier,
-                here,
-                numbers,
-                programs,
-                mean=mean,
-                step=drawn,
-                warm=self.warm,
-            )
+                here = [arrays[0]._replace(send=send, recv=recv)]
+            # In the operation: the other ranks are told if it fails.
+            parts = [self._with_residual(choice, part) for part in here]
+            return linear_allreduce(carrier, parts, numbers, programs, mean=mean, step=drawn, warm=self.warm)
 
-        on_host = any(part.residual is not None for part in parts)
-        first = parts[0]
         return self._carried(run, codec, call, first.send, first.recv, device, on_host=on_host)
 
     def _with_residual(self, choice: Choice, part: Part) -> Part:
         """Give a named part its memory, if it is carried with one."""
         if choice.feedback is None or part.name is None:
             return part
-        check_feedback("all_reduce", choice.codec, choice.feedback)
         kind, key = part.recv.dtype.accumulator, (self.axis, part.name)
         return part._replace(residual=self.feedback.residual(key, part.recv.size, kind))
 
