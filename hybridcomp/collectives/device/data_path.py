@@ -50,7 +50,7 @@ class DeviceCarrier(DeviceReader):
     def encode(self, data: Any, dtype: DType | None = None) -> Any:
         """Start to encode a slice."""
         kind = dtype or self.dtype
-        queue = self.lane.queue
+        queue = self.streams.queue
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(data.size, kind))
             encoded = encode_into(self.codec, Flat(data, kind, data.shape, True, False), buffer, queue)
@@ -59,7 +59,7 @@ class DeviceCarrier(DeviceReader):
     def encode_odd(self, data: Flat, link: Link | None) -> Any:
         """Start to encode an array, to a message of an odd number of bytes. One with a link is encoded on the host."""
         assert link is None
-        queue = self.lane.queue
+        queue = self.streams.queue
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(data.size, self.dtype) + 1)
             flat = data._replace(data=self._aligned(data.data))
@@ -69,20 +69,20 @@ class DeviceCarrier(DeviceReader):
 
     def encode_with_feedback(self, data: Any, memory: Any, span: slice) -> Any:
         """Start to encode a span of data as ``memory`` corrects it."""
-        queue = self.lane.queue
+        queue = self.streams.queue
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(data.size, memory.kind))
             return self._outgoing(memory.encode(self.codec, self._flat(data), buffer, queue, span))
 
     def encode_sum_with_feedback(self, total: Any, memory: Any, span: slice, ranks: int) -> Any:
         """Start to encode the sum of a span that this rank owns."""
-        queue = self.lane.queue
+        queue = self.streams.queue
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(total.size, memory.kind))
             return self._outgoing(memory.encode_sum(self.codec, total, buffer, queue, span, ranks))
 
     def _outgoing(self, encoded: Encoded) -> Outgoing:
-        return Outgoing(self.lane, encoded, self.codec.wire_id, direct=self._direct)
+        return Outgoing(self.streams, encoded, self.codec.wire_id, direct=self._direct)
 
     def _flat(self, data: Any) -> Flat:
         return Flat(self._aligned(data), self.dtype, data.shape, True, False)
@@ -90,10 +90,10 @@ class DeviceCarrier(DeviceReader):
     def encode_sum(self, total: Any, dtype: DType, ranks: int) -> Any:
         """Start to encode a sum, over ``ranks`` for a mean, as ``dtype``; ``total`` is used up."""
         wide = self.dtype.accumulator
-        divide(self.lane.queue, total, wide, ranks)
+        divide(self.streams.queue, total, wide, ranks)
         if dtype is wide:
             return self.encode(total, dtype)
-        queue = self.lane.queue
+        queue = self.streams.queue
         narrow = queue.array(total.size, dtype.storage)
         convert(queue, total, wide, narrow, dtype, total.size)
         return self.encode(narrow, dtype)
@@ -158,14 +158,14 @@ class DeviceCarrier(DeviceReader):
         if memory is not None:
             acc: DeviceArray = memory.own(self.codec, self._flat(data), self.queue, span)
             return acc
-        queue, wide = self.lane.queue, self.dtype.accumulator
+        queue, wide = self.streams.queue, self.dtype.accumulator
         acc = queue.array(data.size, wide.storage)
         convert(queue, self._aligned(data), self.dtype, acc, wide, data.size)
         return acc
 
     def add(self, messages: Sequence[Any], acc: Any, source: DType | None = None) -> None:
         """Start to add the values of messages, in this order, to ``acc``."""
-        queue, wide = self.lane.queue, self.dtype.accumulator
+        queue, wide = self.streams.queue, self.dtype.accumulator
         with self.call.decoding():
             opened = []
             for message in messages:
@@ -183,7 +183,7 @@ class DeviceCarrier(DeviceReader):
 
     def total(self, messages: Sequence[Any], own: Any, out: Any, source: DType) -> Any:
         """Start to sum all ranks' messages, in rank order, to a new accumulator."""
-        queue, wide, rank = self.lane.queue, self.dtype.accumulator, self.transport.rank
+        queue, wide, rank = self.streams.queue, self.dtype.accumulator, self.transport.rank
         acc = queue.zeros(out.size * wide.itemsize).view(wide.storage)
         self.add([m for m in messages if m.peer < rank], acc, source)
         with self.call.decoding():
@@ -194,7 +194,7 @@ class DeviceCarrier(DeviceReader):
 
     def store(self, acc: Any, out: Any, ranks: int) -> None:
         """Start to write an accumulator, over ``ranks`` for a mean, to ``out``."""
-        queue, wide = self.lane.queue, self.dtype.accumulator
+        queue, wide = self.streams.queue, self.dtype.accumulator
         divide(queue, acc, wide, ranks)
         if out.ptr % self.dtype.component_bytes == 0:
             convert(queue, acc, wide, out, self.dtype, acc.size)
@@ -206,8 +206,8 @@ class DeviceCarrier(DeviceReader):
     def _aligned(self, data: DeviceArray) -> DeviceArray:
         if data.ptr % self.dtype.component_bytes == 0:
             return data
-        copy = self.lane.queue.array(data.size, data.dtype)
-        self.lane.queue.copy(copy, data)
+        copy = self.streams.queue.array(data.size, data.dtype)
+        self.streams.queue.copy(copy, data)
         return copy
 
     # -- from a message ------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class DeviceCarrier(DeviceReader):
         """Start to write the values of a message to ``out``."""
         with self.call.decoding(), self._naming(message):
             header, head, raw = self._open(message, out.size, source or self.dtype)
-            decode_opened(header, head, raw, out, self.dtype, self.lane.queue)
+            decode_opened(header, head, raw, out, self.dtype, self.streams.queue)
         self._used([message])
 
     def summed(self, data: Any, messages: Sequence[Any], source: DType) -> Any:
@@ -280,7 +280,7 @@ class DeviceCarrier(DeviceReader):
         header, head = self._beginning(message, out.size, kind)
         with self.call.decoding():
             raw = message.buffer[: message.nbytes]
-            decode_opened(header, head, raw, out, dtype or self.dtype, self.lane.queue)
+            decode_opened(header, head, raw, out, dtype or self.dtype, self.streams.queue)
 
     def _beginning(self, message: Outgoing, n: int, kind: DType) -> tuple[Header, bytes]:
         assert message.nbytes is not None
@@ -303,7 +303,7 @@ class DeviceCarrier(DeviceReader):
                 return self._take_on_host(message, codec, out)
             self._fits(message, header, out.size)
             raw = self._raw(message, header)
-            decode_opened(header, head, raw, out[: header.count], self.dtype, self.lane.queue)
+            decode_opened(header, head, raw, out[: header.count], self.dtype, self.streams.queue)
         self._used([message])
         return int(header.count)
 
@@ -311,9 +311,9 @@ class DeviceCarrier(DeviceReader):
         """Start to copy a message of plain bytes."""
         target, source = out.view(np.dtype(np.uint8))[:nbytes], message.buffer[:nbytes]
         if isinstance(source, DeviceArray):
-            self.lane.queue.copy(target, source)
+            self.streams.queue.copy(target, source)
         else:
-            self.lane.upload(target, source)
+            self.streams.upload(target, source)
         self._used([message])
 
     def _take_on_host(self, message: Arriving, codec: type[Codec], out: DeviceArray) -> int:
@@ -323,7 +323,7 @@ class DeviceCarrier(DeviceReader):
         mail = self._mailbox
         values = mail.inbox(header.count * self.dtype.itemsize)
         codec.decode_flat(raw, header, values.buffer.view(self.dtype.storage), self.dtype)
-        self.lane.upload(out, values.buffer)
+        self.streams.upload(out, values.buffer)
         self._used([message, values])
         return header.count
 
@@ -331,4 +331,4 @@ class DeviceCarrier(DeviceReader):
 
     def copy(self, source: Any, out: Any) -> None:
         """Start to copy elements as they are."""
-        self.lane.queue.copy(out, source)
+        self.streams.queue.copy(out, source)

@@ -52,7 +52,7 @@ class Outgoing:
         then: called once it is ready, after it was sent.
     """
 
-    def __init__(self, lane: StreamPair, encoded: Encoded, wire_id: int, *, direct: bool) -> None:
+    def __init__(self, streams: StreamPair, encoded: Encoded, wire_id: int, *, direct: bool) -> None:
         """Copy a message of a codec to pinned memory when the device has written it.
 
         If ``direct``, only what the host sees of it, in case that it is decoded here.
@@ -61,21 +61,21 @@ class Outgoing:
         self.nbytes = encoded.size
         self.odd = False
         self.then: list[Callable[[], None]] = []
-        self._lane, self._direct = lane, direct
+        self._streams, self._direct = streams, direct
         self._total = encoded.total  # until it is copied
         self._word: ByteArray | None = None
         self._host: ByteArray | None = None
         self._ready = False
-        self._opened = open_message(lane.queue, encoded.buffer) if direct and wire_id in HOLDERS else None
+        self._opened = open_message(streams.queue, encoded.buffer) if direct and wire_id in HOLDERS else None
         if encoded.total is None:
             self._event = self._fetch(encoded.buffer.size if encoded.size is None else encoded.size)
             return
-        self._word = lane.depot.pinned.take(8)
+        self._word = streams.pool.pinned.take(8)
         word = (self._word[:8], encoded.total)
         if encoded.buffer.size <= _AT_ONCE:
             self._event = self._fetch(encoded.buffer.size, word)
         else:
-            self._event = lane.download([word])
+            self._event = streams.download([word])
 
     def done(self) -> bool:
         """Tell whether :meth:`wire` can be sent."""
@@ -85,7 +85,7 @@ class Outgoing:
             return False
         if self._word is not None:
             self.nbytes = min(int(self._word[:8].view(np.uint64)[0]), self.buffer.size)
-            self._lane.depot.pinned.give(self._word)
+            self._streams.pool.pinned.give(self._word)
             self._word = self._total = None
             if self._host is None:
                 self._event = self._fetch(self.nbytes)
@@ -117,7 +117,7 @@ class Outgoing:
     def release(self) -> None:
         """Release the buffers of a message that MPI has sent."""
         assert self._host is not None
-        self._lane.depot.pinned.give(self._host)
+        self._streams.pool.pinned.give(self._host)
         self._host = None
 
     def _fetch(self, nbytes: int, *more: tuple[ByteArray, DeviceArray]) -> Event:
@@ -126,8 +126,8 @@ class Outgoing:
             source, want = self._opened, OPENED_BYTES
         elif self._direct:
             want = min(HEAD_BYTES, nbytes)
-        self._host = self._lane.depot.pinned.take(want + 1)  # one for an odd message
-        return self._lane.download([*more, (self._host[:want], source)])
+        self._host = self._streams.pool.pinned.take(want + 1)  # one for an odd message
+        return self._streams.download([*more, (self._host[:want], source)])
 
 
 @dataclass(slots=True)
@@ -204,18 +204,18 @@ class Own:
 class _Opening:
     """The event that received messages' CRCs are checked on the device, and their beginnings copied to the host."""
 
-    def __init__(self, lane: StreamPair, messages: list[Arriving]) -> None:
-        self._lane, self._messages = lane, messages
+    def __init__(self, streams: StreamPair, messages: list[Arriving]) -> None:
+        self._streams, self._messages = streams, messages
         self._event: Event | None = None
 
     def done(self) -> bool:
         if self._event is None:
             copies = []
             for message in self._messages:
-                message.opened = self._lane.depot.pinned.take(OPENED_BYTES)
-                opened = open_message(self._lane.queue, message.buffer)
+                message.opened = self._streams.pool.pinned.take(OPENED_BYTES)
+                opened = open_message(self._streams.queue, message.buffer)
                 copies.append((message.opened[:OPENED_BYTES], opened))
-            self._event = self._lane.download(copies)
+            self._event = self._streams.download(copies)
             self._copies = copies  # what is copied lives until it is
         return self._event.done()
 
@@ -240,9 +240,9 @@ class _Fetching:
 class DeviceMailbox(Mailbox):
     """The messages of one operation; it owns the operation's stream pair until :meth:`finish`."""
 
-    def __init__(self, transport: Transport, call: Call, lane: StreamPair, *, direct: bool) -> None:
+    def __init__(self, transport: Transport, call: Call, streams: StreamPair, *, direct: bool) -> None:
         super().__init__(transport, call)
-        self.lane = lane
+        self.streams = streams
         self.direct = direct
         self._requests: list[MPI.Request] = []
         self._peers: list[int] = []
@@ -266,8 +266,8 @@ class DeviceMailbox(Mailbox):
 
     def inbox(self, nbytes: int) -> Arriving:
         """Return a buffer for a message of at most ``nbytes``."""
-        depot = self.lane.depot
-        whole: Any = depot.memory.take(nbytes) if self.direct else depot.pinned.take(nbytes)
+        pool = self.streams.pool
+        whole: Any = pool.memory.take(nbytes) if self.direct else pool.pinned.take(nbytes)
         if not self.direct:
             whole[: wire.HEADER_BYTES] = 0  # as in the base class
         return Arriving(-1, whole[:nbytes], MPI.REQUEST_NULL, whole)
@@ -283,7 +283,7 @@ class DeviceMailbox(Mailbox):
         """Return what to wait for until all of ``messages`` are here and their headers can be read."""
         events: list[Ready] = []
         if messages and self.direct:
-            events.append(_Opening(self.lane, list(messages)))
+            events.append(_Opening(self.streams, list(messages)))
         elif messages and self._transport.near is not None:
             events.append(_Fetching(self._transport.near, list(messages)))
         return Pending(
@@ -313,7 +313,7 @@ class DeviceMailbox(Mailbox):
             message.then.clear()
             moved = True
         if self._read:
-            self._retiring.append((self.lane.record(), self._read))
+            self._retiring.append((self.streams.record(), self._read))
             self._read = []
         while self._retiring and self._retiring[0][0].done():
             for arrived in self._retiring.popleft()[1]:
@@ -330,9 +330,9 @@ class DeviceMailbox(Mailbox):
         """
         yield Pending([], [], events=[_Empty(self._waiting)], poll=self.poll)
         yield Pending(self._requests, self._peers, poll=self.poll, sends=True)
-        word = self.lane.depot.pinned.take(4)
-        queue = self.lane.queue
-        last = self.lane.download([(word[:4], queue.status.view(np.uint8))])
+        word = self.streams.pool.pinned.take(4)
+        queue = self.streams.queue
+        last = self.streams.download([(word[:4], queue.status.view(np.uint8))])
         yield Pending([], [], events=[last], poll=self.poll)
         # All sends and all of the device's work are done: what poll has not seen yet is, too.
         for _, message in self._sent:
@@ -341,9 +341,9 @@ class DeviceMailbox(Mailbox):
             for one in arrived:
                 self._drop(one)
         code = int(word[:4].view(np.uint32)[0])
-        depot = self.lane.depot
-        depot.pinned.give(word)
-        depot.give(self.lane)
+        pool = self.streams.pool
+        pool.pinned.give(word)
+        pool.give(self.streams)
         if code:
             raise WireError(
                 f"{self._call.op} on axis {self._call.axis!r}: rank {self._transport.rank} got a damaged "
@@ -360,13 +360,13 @@ class DeviceMailbox(Mailbox):
         message.users -= 1
         if message.users:
             return
-        depot: StreamPool = self.lane.depot
+        pool: StreamPool = self.streams.pool
         if isinstance(message.whole, DeviceArray):
-            depot.memory.give(message.whole)
+            pool.memory.give(message.whole)
         else:
-            depot.pinned.give(message.whole)
+            pool.pinned.give(message.whole)
         if message.opened is not None:
-            depot.pinned.give(message.opened)
+            pool.pinned.give(message.opened)
             message.opened = None
 
 

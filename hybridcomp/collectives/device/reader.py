@@ -56,7 +56,7 @@ class DeviceReader(Carrier):
         self._buffers = list(buffers)
         self._direct = transport.direct if direct is None else direct
         self._runtime = self._buffers[0].runtime
-        self._lane: StreamPair | None = None
+        self._streams: StreamPair | None = None
         self._mail: DeviceMailbox | None = None
         for each in (codec, *filter(has_driver, others)):
             self._prepare(each)
@@ -76,20 +76,20 @@ class DeviceReader(Carrier):
         return driver_of(self.codec.wire_id).head(self.codec)
 
     @property
-    def lane(self) -> StreamPair:
+    def streams(self) -> StreamPair:
         """Return the operation's stream pair: taken in its first step, after what the caller's streams have then."""
-        if self._lane is None:
-            self._lane = stream_pool(self._runtime).lane(self._buffers)
-        return self._lane
+        if self._streams is None:
+            self._streams = stream_pool(self._runtime).pair(self._buffers)
+        return self._streams
 
     @property
     def queue(self) -> Queue:
         """Return the queue of the operation's stream pair."""
-        return self.lane.queue
+        return self.streams.queue
 
     def mailbox(self) -> DeviceMailbox:
         """Make the mailbox for the messages of the operation."""
-        self._mail = DeviceMailbox(self.transport, self.call, self.lane, direct=self._direct)
+        self._mail = DeviceMailbox(self.transport, self.call, self.streams, direct=self._direct)
         return self._mail
 
     @property
@@ -110,9 +110,9 @@ class DeviceReader(Carrier):
         size = HEADER_BYTES + header.payload
         if isinstance(message.buffer, DeviceArray):
             return message.buffer[:size]
-        raw = self.lane.queue.empty(size)
-        self.lane.upload(raw, message.buffer[:size])
-        open_message(self.lane.queue, raw)
+        raw = self.streams.queue.empty(size)
+        self.streams.upload(raw, message.buffer[:size])
+        open_message(self.streams.queue, raw)
         return raw
 
     def _see(self, message: Arriving, n: int, kind: DType) -> tuple[Header, bytes]:
@@ -152,5 +152,5 @@ class DeviceReader(Carrier):
         Where MPI received in the device's memory this waits: only for unexpected messages.
         """
         raw = message.buffer
-        bytes_: ByteArray = self.lane.queue.read(raw) if isinstance(raw, DeviceArray) else raw
+        bytes_: ByteArray = self.streams.queue.read(raw) if isinstance(raw, DeviceArray) else raw
         return bytes_

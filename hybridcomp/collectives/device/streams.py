@@ -58,37 +58,37 @@ class StreamPool:
         # Memory that a stream's earlier work may still use is no place to receive in; on this stream there is none.
         idle, self._idle_owner = runtime.new_stream()
         self.memory: Pool[DeviceArray] = Pool(Queue(runtime, idle).empty)
-        self._lanes: list[StreamPair] = []
+        self._free: list[StreamPair] = []
 
-    def lane(self, buffers: Iterable[DeviceArray]) -> StreamPair:
+    def pair(self, buffers: Iterable[DeviceArray]) -> StreamPair:
         """Return a stream pair whose work begins after what the callers' streams have now; in the caller's thread."""
-        return self.lane_after(callers_events(buffers))
+        return self.pair_after(callers_events(buffers))
 
-    def lane_after(self, events: Iterable[Event]) -> StreamPair:
+    def pair_after(self, events: Iterable[Event]) -> StreamPair:
         """Return a stream pair whose work begins after these events."""
-        lane = self._lanes.pop() if self._lanes else StreamPair(self)
-        lane.begin(events)
-        return lane
+        pair = self._free.pop() if self._free else StreamPair(self)
+        pair.begin(events)
+        return pair
 
-    def give(self, lane: StreamPair) -> None:
+    def give(self, pair: StreamPair) -> None:
         """Return a stream pair to the pool whose operation has ended well."""
-        self._lanes.append(lane)
+        self._free.append(pair)
 
 
 class StreamPair:
     """Two streams: one for kernels and for copies to the device, one for copies from it, which run beside them.
 
     Attributes:
-        depot: the pool that it belongs to.
+        pool: the pool that it belongs to.
         queue: of the first stream, with a status of the operation's own.
     """
 
-    def __init__(self, depot: StreamPool) -> None:
-        self.depot = depot
-        self._runtime = depot.runtime
-        self._main, self._main_owner = depot.runtime.new_stream()
-        self._down, self._down_owner = depot.runtime.new_stream()
-        self.queue = Queue(depot.runtime, self._main)
+    def __init__(self, pool: StreamPool) -> None:
+        self.pool = pool
+        self._runtime = pool.runtime
+        self._main, self._main_owner = pool.runtime.new_stream()
+        self._down, self._down_owner = pool.runtime.new_stream()
+        self.queue = Queue(pool.runtime, self._main)
 
     def begin(self, events: Iterable[Event]) -> None:
         """Order all later work of this pair after ``events``."""
@@ -128,12 +128,12 @@ def callers_events(buffers: Iterable[DeviceArray]) -> list[Event]:
     return [runtime.record(stream) for runtime, stream in streams]
 
 
-_depots: dict[int, StreamPool] = {}
+_pools: dict[int, StreamPool] = {}
 
 
 def stream_pool(runtime: Runtime) -> StreamPool:
     """Return the process's pool of streams and buffers of a device."""
-    found = _depots.get(id(runtime))
+    found = _pools.get(id(runtime))
     if found is None:
-        found = _depots[id(runtime)] = StreamPool(runtime)
+        found = _pools[id(runtime)] = StreamPool(runtime)
     return found

@@ -41,8 +41,8 @@ def through_host(
         loads: it reads ``recv``, too.
         written: asked when it has ended: first byte and length of each part of ``recv`` that it wrote; None is all.
     """
-    lane = stream_pool(device[0].runtime).lane(device)
-    pool = lane.depot.pinned
+    streams = stream_pool(device[0].runtime).pair(device)
+    pool = streams.pool.pinned
     taken: list[ByteArray] = []
 
     def place(flat: Flat) -> tuple[Flat, ByteArray]:
@@ -63,15 +63,15 @@ def through_host(
             target, raw = place(recv)
             if loads:
                 copies.append((raw, recv.data))
-    with transport.keeping((taken, lane)):
+    with transport.keeping((taken, streams)):
         if copies:
-            yield Pending([], [], events=[lane.download(copies)])
+            yield Pending([], [], events=[streams.download(copies)])
         yield from run(source, target)
         if recv is not None:
             to = recv.data.view(np.uint8)
             for start, length in [(0, raw.size)] if written is None else written():
-                lane.upload(to[start : start + length], raw[start : start + length])
-            yield Pending([], [], events=[lane.record()])
+                streams.upload(to[start : start + length], raw[start : start + length])
+            yield Pending([], [], events=[streams.record()])
     for buffer in taken:
         pool.give(buffer)
-    lane.depot.give(lane)
+    streams.pool.give(streams)

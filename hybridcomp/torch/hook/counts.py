@@ -1,4 +1,4 @@
-"""A hook's statistics, by axis, codec and reason."""
+"""Count a hook's statistics, by axis, codec and reason."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hybridcomp.arrays import DType
 from hybridcomp.collectives import StatRow
 from hybridcomp.policy import Choice
 from hybridcomp.torch.hook.plan import Chunk, Piece
-from hybridcomp.torch.hook.things import Thing
+from hybridcomp.torch.hook.reduce_tasks import ReduceTask
 
 
 class Carried(NamedTuple):
     """The chunks of parameters that tasks carried together, with their statistics."""
 
     chunks: list[Chunk]
-    things: Sequence[Thing]
+    tasks: Sequence[ReduceTask]
 
 
 class Counts:
@@ -67,21 +67,21 @@ class Counts:
             total: seconds from its start to its end. What was spent on no task is the wire's; it is shared by bytes
                 sent.
         """
-        sent = sum(thing.sent for part in carried for thing in part.things) or 1
-        spent = sum(sum(thing.seconds) for part in carried for thing in part.things)
+        sent = sum(task.sent for part in carried for task in part.tasks) or 1
+        spent = sum(sum(task.seconds) for part in carried for task in part.tasks)
         wire = max(0.0, total - spent)
         codecs = {c.piece.choice.codec.spec: c.piece.choice.reason for part in carried for c in part.chunks}
         whole = StatRow(self.axis, "all_reduce", "; ".join(codecs), "; ".join(dict.fromkeys(codecs.values())))
         for part in carried:
-            mine = sum(thing.sent for thing in part.things)
+            mine = sum(task.sent for task in part.tasks)
             elements = sum(chunk.size for chunk in part.chunks)
             for chunk in part.chunks:
                 share = chunk.size / elements if elements else 0.0
                 row = self._row(chunk.piece.choice, int(chunk.start == 0), chunk.size * dtype.itemsize, ranks)
                 row.wire_bytes = round(mine * share)
                 row.wire_seconds = wire * share * mine / sent
-                row.encode_seconds = share * sum(thing.seconds[0] for thing in part.things)
-                row.decode_seconds = share * sum(thing.seconds[1] for thing in part.things)
+                row.encode_seconds = share * sum(task.seconds[0] for task in part.tasks)
+                row.decode_seconds = share * sum(task.seconds[1] for task in part.tasks)
                 whole.add(row)
                 self._add(row)
         return whole

@@ -11,7 +11,7 @@ from hybridcomp.codecs.device import DeviceMemory
 from hybridcomp.codecs.device.messages import convert
 from hybridcomp.codecs.linear.base import Array, Reduced
 from hybridcomp.device import DeviceArray
-from hybridcomp.torch.hook.ferry import Ferry
+from hybridcomp.torch.hook.device_staging import DeviceStaging
 from hybridcomp.torch.hook.linear import Rounds
 from hybridcomp.torch.hook.links import Link
 from hybridcomp.torch.hook.plan import Piece
@@ -29,7 +29,7 @@ class DeviceLinear(Rounds):
         factors: dict[str, Array],
         step: int,
         link: Link,
-        ferry: Ferry,
+        staging: DeviceStaging,
     ) -> None:
         """Prepare to average a gradient.
 
@@ -41,14 +41,14 @@ class DeviceLinear(Rounds):
             factors: what the codec keeps between steps, by parameter name; updated.
             step: of training.
             link: to the other ranks.
-            ferry: of the batch.
+            staging: of the batch.
         """
         codec = piece.choice.codec
         assert isinstance(codec, LinearCodec)
-        self._values, self._dtype, self._memory, self._ferry = values, dtype, memory, ferry
+        self._values, self._dtype, self._memory, self._staging = values, dtype, memory, staging
         given = Flat(values, dtype, piece.shape, True, False)
         if memory is not None:
-            corrected = memory.correct(given, ferry.queue, slice(0, piece.size))
+            corrected = memory.correct(given, staging.queue, slice(0, piece.size))
             given = Flat(corrected, memory.kind, piece.shape, True, False)
         self._given: DeviceArray = given.data
         reduction = codec.reduction(
@@ -60,13 +60,13 @@ class DeviceLinear(Rounds):
             step=step,
             warm=factors,
             name=piece.name,
-            queue=ferry.queue,
+            queue=staging.queue,
         )
-        super().__init__(reduction, link.rank, link.size, ferry.wait_for)
+        super().__init__(reduction, link.rank, link.size, staging.wait_for)
 
     def _end(self, result: Reduced) -> None:
-        queue, n = self._ferry.queue, self._values.size
+        queue, n = self._staging.queue, self._values.size
         if self._memory is not None and result.own is not None:
             self._memory.keep(self._given, result.own, queue, slice(0, n))
         convert(queue, result.total, self._dtype.accumulator, self._values, self._dtype, n)
-        self._ferry.busy = True
+        self._staging.busy = True

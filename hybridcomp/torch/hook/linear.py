@@ -20,7 +20,7 @@ from hybridcomp.codecs import LinearCodec
 from hybridcomp.codecs.linear.base import FOLDS, Reduced, Reduction
 from hybridcomp.device import Event
 from hybridcomp.torch.hook.plan import Piece
-from hybridcomp.torch.hook.things import NONE, Encoded, Folded, Shards, Thing
+from hybridcomp.torch.hook.reduce_tasks import NONE, EncodedTask, FoldedTask, ReduceTask, Shards
 
 Array = npt.NDArray[Any]
 
@@ -29,7 +29,7 @@ class Rounds(abc.ABC):
     """A reduction by a linear codec, as tasks that are summed one after another.
 
     Attributes:
-        things: the tasks that were exchanged for it.
+        tasks: the tasks that were exchanged for it.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Rounds(abc.ABC):
             rank, size: of the link.
             wait_for: is called with the event after which a round's array, which a device fills, may be read.
         """
-        self.things: list[Thing] = []
+        self.tasks: list[ReduceTask] = []
         self._reduction, self._rank, self._size, self._wait_for = reduction, rank, size, wait_for
         self._result: Reduced | None = None
 
-    def next(self) -> list[Thing]:
+    def next(self) -> list[ReduceTask]:
         """Return the arrays to sum next; an empty list when the result is here."""
         if self._result is not None:
             return []
@@ -61,21 +61,21 @@ class Rounds(abc.ABC):
             self._wait_for(following.ready)
         array = following.array.reshape(-1)
         dtype, shards = as_dtype(array.dtype), Shards.equal(array.size, self._rank, self._size)
-        thing: Thing
+        task: ReduceTask
         if dtype.is_float:
-            thing = Encoded(NONE, array, dtype, shards, mean=False)
+            task = EncodedTask(NONE, array, dtype, shards, mean=False)
         else:
-            thing = Folded(array, FOLDS[following.op], shards)
-        thing.seconds[0] += time.perf_counter() - began
-        self.things.append(thing)
-        return [thing]
+            task = FoldedTask(array, FOLDS[following.op], shards)
+        task.seconds[0] += time.perf_counter() - began
+        self.tasks.append(task)
+        return [task]
 
     def end(self) -> None:
         """Write the result; keep what it lacks, for error feedback."""
         began = time.perf_counter()
         assert self._result is not None
         self._end(self._result)
-        self.things[-1].seconds[1] += time.perf_counter() - began
+        self.tasks[-1].seconds[1] += time.perf_counter() - began
 
     @abc.abstractmethod
     def _end(self, result: Reduced) -> None: ...

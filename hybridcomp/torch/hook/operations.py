@@ -26,14 +26,14 @@ from hybridcomp.policy import Choice, Policy
 from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.plan import Piece, Split
-from hybridcomp.torch.hook.things import NONE
+from hybridcomp.torch.hook.reduce_tasks import NONE
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.progress import Request
     from hybridcomp.collectives.stats import Call
     from hybridcomp.torch.backend.group import Group
 
-_REST = Choice(NONE, None, "small")  # each parameter has its own reason, which statistics tell
+_SMALL = Choice(NONE, None, "small")  # each parameter has its own reason, which statistics tell
 
 
 class Operations:
@@ -86,7 +86,7 @@ class Operations:
         """
         values = flatten(buffer.detach(), writable=True)
         bucket = _Bucket(buffer, values.dtype, self._counts, self.comm.size)
-        started = [self._start_rest(bucket, values, split.rest)] if split.rest else []
+        started = [self._start_small(bucket, values, split.small)] if split.small else []
         for pieces in _alike(split.alone):
             started += self._start_alike(bucket, values, pieces, step)
         self._flying = [request for request in self._flying if not request.done] + started
@@ -101,7 +101,7 @@ class Operations:
                 request.wait()
 
     def _start_alike(self, bucket: _Bucket, values: Flat, pieces: list[Piece], step: int) -> list[Request]:
-        """Start what goes by one codec: as one operation where the engine does that."""
+        """Start the pieces that go by one codec: as one operation where the engine does that."""
         request = self.comm.allreduce_parts(values, pieces, AVG, pieces[0].choice, step)
         if request is None:
             return [self._start(bucket, values, piece, step) for piece in pieces]
@@ -115,16 +115,19 @@ class Operations:
         bucket.follow(request, self._noted(), [piece])
         return request
 
-    def _start_rest(self, bucket: _Bucket, values: Flat, pieces: Sequence[Piece]) -> Request:
-        """Start what is small. Which rank adds an element up depends on its place in its parameter alone."""
-        rest = Coalesced([values.data[p.start : p.stop] for p in pieces], self.comm.size)
-        rest.gather()
-        whole = Flat(rest.values, values.dtype, rest.values.shape, True, False)
+    def _start_small(self, bucket: _Bucket, values: Flat, pieces: Sequence[Piece]) -> Request:
+        """Start the small pieces as one array.
+
+        Which rank adds an element up depends on its place in its parameter alone.
+        """
+        coalesced = Coalesced([values.data[p.start : p.stop] for p in pieces], self.comm.size)
+        coalesced.gather()
+        whole = Flat(coalesced.values, values.dtype, coalesced.values.shape, True, False)
         names = ", ".join(piece.name for piece in pieces)
         request = self.comm.allreduce(
-            whole, whole, AVG, names, "backward", _REST, algorithm="direct", framed=True
+            whole, whole, AVG, names, "backward", _SMALL, algorithm="direct", framed=True
         )
-        bucket.follow(request, self._noted(), pieces, rest)
+        bucket.follow(request, self._noted(), pieces, coalesced)
         return request
 
     def _note(self, call: Call) -> None:
@@ -156,7 +159,7 @@ class _Bucket:
         self._lock = threading.Lock()
 
     def follow(
-        self, request: Request, call: StatRow, pieces: Sequence[Piece], rest: Coalesced | None = None
+        self, request: Request, call: StatRow, pieces: Sequence[Piece], coalesced: Coalesced | None = None
     ) -> None:
         """Count an operation, and write its result back, when it has ended."""
 
@@ -164,8 +167,8 @@ class _Bucket:
             error = request.exception
             if error is None:
                 try:
-                    if rest is not None:
-                        rest.write_back()
+                    if coalesced is not None:
+                        coalesced.write_back()
                     self._counts.add_operation(call, pieces, self._dtype, self._ranks)
                 except Exception as failure:
                     error = failure

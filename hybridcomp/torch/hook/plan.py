@@ -63,11 +63,11 @@ class Split(NamedTuple):
     """The pieces of a bucket.
 
     Attributes:
-        rest: uncompressed ones that are too small for messages of their own.
+        small: uncompressed ones that are too small for messages of their own.
         alone: all others.
     """
 
-    rest: list[Piece]
+    small: list[Piece]
     alone: list[Piece]
 
 
@@ -76,18 +76,18 @@ class Batch:
     """The pieces of a bucket that are sent together.
 
     Attributes:
-        rest: small uncompressed pieces, as one task.
+        small: uncompressed pieces that go as one task.
         linear: by codecs that sum in the compressed domain.
         encoded: by codecs that encode elements, which may be ``none``.
     """
 
-    rest: list[Piece] = field(default_factory=list)
+    small: list[Piece] = field(default_factory=list)
     linear: list[Piece] = field(default_factory=list)
     encoded: list[Chunk] = field(default_factory=list)
 
     def codecs(self) -> set[Codec]:
         """Return the codecs by which its pieces are sent."""
-        pieces = [*self.rest, *self.linear, *(chunk.piece for chunk in self.encoded)]
+        pieces = [*self.small, *self.linear, *(chunk.piece for chunk in self.encoded)]
         return {piece.choice.codec for piece in pieces}
 
 
@@ -110,15 +110,15 @@ def make_plan(
         stage: of the pipeline, whose parameters they are; None if it has none.
         hosts: that the ranks are on; None where that is not known.
     """
-    rest, alone = make_split(policy, axis, dtype, parameters, step, stage, hosts)
+    small, alone = make_split(policy, axis, dtype, parameters, step, stage, hosts)
     linear = [p for p in alone if p.choice.codec.linear]
     others = [p for p in alone if not p.choice.codec.linear]
     size = dtype.itemsize
     batches = [Batch(linear=group) for group in _groups(linear, _LINEAR_BATCH_BYTES // size)]
     batches += [Batch(encoded=group) for group in _groups(_chunks(others), _BATCH_BYTES // size)]
-    if rest:
+    if small:
         batches = batches or [Batch()]
-        batches[0].rest = rest
+        batches[0].small = small
     return batches
 
 
@@ -133,9 +133,12 @@ def make_split(
 ) -> Split:
     """Ask the policy about each parameter of a bucket; the arguments are those of :func:`make_plan`."""
     pieces = list(_pieces(policy, axis, dtype, parameters, step, stage, hosts))
-    small = [not p.choice.compresses and p.size < _SMALL for p in pieces]
-    rest = [p for p, is_small in zip(pieces, small, strict=True) if is_small]
-    return Split(rest, [p for p, is_small in zip(pieces, small, strict=True) if not is_small])
+    small = [p for p in pieces if _is_small(p)]
+    return Split(small, [p for p in pieces if not _is_small(p)])
+
+
+def _is_small(piece: Piece) -> bool:
+    return not piece.choice.compresses and piece.size < _SMALL
 
 
 def _pieces(

@@ -29,8 +29,8 @@ from hybridcomp.torch import staging
 from hybridcomp.torch.backend.options import PolicyLike, default_policy
 from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.hook.bucket import Bucket
+from hybridcomp.torch.hook.context import HookContext
 from hybridcomp.torch.hook.counts import Counts
-from hybridcomp.torch.hook.kept import Kept
 from hybridcomp.torch.hook.links import open_link
 from hybridcomp.torch.hook.plan import Batch, Split, make_plan, make_split
 from hybridcomp.torch.hook.schedule import Schedule
@@ -88,7 +88,7 @@ class HookState:
         self._plans: dict[tuple[Any, ...], Any] = {}
         self._warmup = self.policy.last_warmup_step
         self._counts = Counts(axis)
-        self._open: tuple[Kept, Schedule] | None = None
+        self._open: tuple[HookContext, Schedule] | None = None
         self._operations: Operations | None = None
         self.label = f"hook:{axis}"
         self._worker = Worker(f"hybridcomp-{self.label}")
@@ -118,8 +118,8 @@ class HookState:
                 torch.autograd.Variable._execution_engine.queue_callback(operations.wait)
             return operations.average(buffer, split, step)
         plan = self._planned(make_plan, bucket.parameters(), buffer, step, hosts)
-        kept, schedule = self._opened(group)
-        average = _Average(buffer, plan, step, kept, schedule)
+        context, schedule = self._opened(group)
+        average = _Average(buffer, plan, step, context, schedule)
         self._worker.submit(average.start)
         if last:
             self._worker.submit(schedule.flush)
@@ -131,11 +131,11 @@ class HookState:
             registry.rank = dist.get_rank()
         return dist.group.WORLD if self._group is None else self._group
 
-    def _opened(self, group: Any) -> tuple[Kept, Schedule]:
+    def _opened(self, group: Any) -> tuple[HookContext, Schedule]:
         if self._open is None:
             link = open_link(group)
-            kept = Kept(self.axis, link, self.feedback, self._factors, self._counts)
-            self._open = kept, Schedule(link, self._worker.tasks)
+            context = HookContext(self.axis, link, self.feedback, self._factors, self._counts)
+            self._open = context, Schedule(link, self._worker.tasks)
         return self._open
 
     def _with_operations(self, group: Any) -> "Operations":
@@ -194,10 +194,10 @@ class _Average:
     """The average of one bucket, from the hook's call until its future is complete."""
 
     def __init__(
-        self, buffer: torch.Tensor, plan: list[Batch], step: int, kept: Kept, schedule: Schedule
+        self, buffer: torch.Tensor, plan: list[Batch], step: int, context: HookContext, schedule: Schedule
     ) -> None:
         self._buffer, self._plan, self._step = buffer, plan, step
-        self._kept, self._schedule = kept, schedule
+        self._context, self._schedule = context, schedule
         self.promise = Promise([buffer.device] if buffer.is_cuda else [])
         self._host = buffer
         self._device = _on_device(buffer, plan)
@@ -222,7 +222,7 @@ class _Average:
             if values is None:
                 self._host = self._buffer.detach().cpu()
                 values = flatten(self._host)
-            bucket = Bucket(values, self._plan, self._step, self._kept, self._ready)
+            bucket = Bucket(values, self._plan, self._step, self._context, self._ready)
         except Exception as error:
             self.promise.fail(error)
             return

@@ -17,7 +17,7 @@ from hybridcomp import trace, wire
 from hybridcomp.arrays import ByteArray
 from hybridcomp.errors import WireError
 from hybridcomp.torch.hook.links import Link, Transfer
-from hybridcomp.torch.hook.things import Thing
+from hybridcomp.torch.hook.reduce_tasks import ReduceTask
 
 ALIGN = 64  # bytes
 _GRAIN = 1 << 16  # bytes: buffers of sizes near each other are the same
@@ -58,15 +58,19 @@ class Buffers:
                 free.append(buffer)
 
 
-class Shore:
-    """The work before and after a batch's messages are packed, which may have to be waited for: none in host memory."""
+class Staging:
+    """The staging of a batch's messages before and after they are packed: nothing to do for tasks in host memory."""
 
-    def start_encode(self, things: Sequence[Thing], ranks: Sequence[int], nbytes: int) -> Summing:
+    def start_encode(self, tasks: Sequence[ReduceTask], ranks: Sequence[int], nbytes: int) -> Summing:
         """Start to encode, before the messages to other ranks are packed, of ``nbytes`` at most."""
         yield from ()
 
     def start_reduce(
-        self, things: Sequence[Thing], messages: Sequence[list[ByteArray]], ranks: Sequence[int], nbytes: int
+        self,
+        tasks: Sequence[ReduceTask],
+        messages: Sequence[list[ByteArray]],
+        ranks: Sequence[int],
+        nbytes: int,
     ) -> Summing:
         """Start to reduce, before the messages of the sums are packed.
 
@@ -74,7 +78,7 @@ class Shore:
         """
         yield from ()
 
-    def start_decode(self, things: Sequence[Thing], messages: Sequence[list[ByteArray]]) -> None:
+    def start_decode(self, tasks: Sequence[ReduceTask], messages: Sequence[list[ByteArray]]) -> None:
         """Start to decode, before the results' messages are decoded."""
 
     def settle(self) -> Summing:
@@ -89,45 +93,45 @@ class Shore:
         """Wait, after a failure, until buffers can be written."""
 
 
-_SHORE = Shore()
+_NO_STAGING = Staging()
 
 
 def summed(
-    things: Sequence[Thing],
+    tasks: Sequence[ReduceTask],
     link: Link,
     buffers: Buffers,
     numbers: Iterator[int],
     parts_of: list[trace.Part] | None = None,
-    shore: Shore = _SHORE,
+    staging: Staging = _NO_STAGING,
 ) -> Summing:
-    """Sum all tasks of ``things`` in place, in two transfers.
+    """Sum all tasks of ``tasks`` in place, in two transfers.
 
     Args:
-        things: the tasks, the same on all ranks, in memory of hosts or devices; those of a device come first.
+        tasks: the tasks, the same on all ranks, in memory of hosts or devices; those of a device come first.
         link: to the other ranks.
         buffers: for messages.
         numbers: of the transfers; the same on all ranks.
         parts_of: gets what was done when, for a trace.
-        shore: the staging of tasks in a device's memory.
+        staging: the staging of tasks in a device's memory.
 
     Raises:
         WireError, MismatchError: what another rank sent is damaged, or not what this one expects.
     """
     others = [q for q in range(link.size) if q != link.rank]
-    exact = all(thing.exact for thing in things)
-    incoming = sum(aligned(thing.room(link.rank)) for thing in things)
+    exact = all(task.exact for task in tasks)
+    incoming = sum(aligned(task.room(link.rank)) for task in tasks)
     rooms = [0 if q == link.rank else incoming for q in range(link.size)]
-    most = [sum(aligned(thing.room(q)) for thing in things) for q in range(link.size)]
+    most = [sum(aligned(task.room(q)) for task in tasks) for q in range(link.size)]
     send, recv = buffers.take(sum(most) - most[link.rank]), buffers.take(sum(rooms))
     failed: Exception | None = None
     began = time.perf_counter()
     try:
-        yield from shore.start_encode(things, others, send.size)
-        counts = _pack_parts(things, send, others, link.size)
-        yield from shore.settle()
+        yield from staging.start_encode(tasks, others, send.size)
+        counts = _pack_parts(tasks, send, others, link.size)
+        yield from staging.settle()
     except Exception as error:
         failed = error
-        shore.drain()
+        staging.drain()
         counts = [most[q] if exact and q != link.rank else 0 for q in range(link.size)]
         send[: sum(counts)] = 0
     _note(parts_of, "encode", began)
@@ -139,16 +143,16 @@ def summed(
     began = time.perf_counter()
     if failed is None:
         try:
-            messages = [_unpack(things, parts[q], q, link.rank) for q in others]
-            yield from shore.start_reduce(things, messages, others, widest)
+            messages = [_unpack(tasks, parts[q], q, link.rank) for q in others]
+            yield from staging.start_reduce(tasks, messages, others, widest)
             columns = iter(zip(*messages, strict=True))
             count = _pack(
-                things, result, lambda thing, out: thing.reduce(list(next(columns)), others, out), len(others)
+                tasks, result, lambda task, out: task.reduce(list(next(columns)), others, out), len(others)
             )
-            yield from shore.settle()
+            yield from staging.settle()
         except Exception as error:
             failed = error
-            shore.drain()
+            staging.drain()
     if failed is not None:
         count = most[link.rank] if exact else 0
         result[:count] = 0
@@ -157,13 +161,13 @@ def summed(
     if failed is not None:
         raise failed
     began = time.perf_counter()
-    messages = [_unpack(things, parts[q], q, q) for q in others]
-    shore.start_decode(things, messages)
-    for thing, column in zip(things, zip(*messages, strict=True), strict=True):
+    messages = [_unpack(tasks, parts[q], q, q) for q in others]
+    staging.start_decode(tasks, messages)
+    for task, column in zip(tasks, zip(*messages, strict=True), strict=True):
         since = time.perf_counter()
-        thing.decode(list(column), others)
-        thing.seconds[1] += time.perf_counter() - since
-    yield from shore.settle()
+        task.decode(list(column), others)
+        task.seconds[1] += time.perf_counter() - since
+    yield from staging.settle()
     _note(parts_of, "decode", began)
     buffers.give(send, recv, result, results)
 
@@ -173,51 +177,54 @@ def _note(parts: list[trace.Part] | None, name: str, began: float) -> None:
         parts.append((name, began, time.perf_counter()))
 
 
-def _pack_parts(things: Sequence[Thing], out: ByteArray, ranks: Sequence[int], size: int) -> list[int]:
+def _pack_parts(tasks: Sequence[ReduceTask], out: ByteArray, ranks: Sequence[int], size: int) -> list[int]:
     """Write the messages to each of ``ranks``; return the bytes that go to each of all."""
     counts, at = [0] * size, 0
     for q in ranks:
-        counts[q] = _pack(things, out[at:], functools.partial(_encode, q))
+        counts[q] = _pack(tasks, out[at:], functools.partial(_encode, q))
         at += counts[q]
     return counts
 
 
-def _encode(shard: int, thing: Thing, out: ByteArray) -> int:
-    return thing.encode(shard, out)
+def _encode(shard: int, task: ReduceTask, out: ByteArray) -> int:
+    return task.encode(shard, out)
 
 
 def _pack(
-    things: Sequence[Thing], out: ByteArray, write: Callable[[Thing, ByteArray], int], receivers: int = 1
+    tasks: Sequence[ReduceTask],
+    out: ByteArray,
+    write: Callable[[ReduceTask, ByteArray], int],
+    receivers: int = 1,
 ) -> int:
     """Write a message of each task; return the bytes of all."""
     at = 0
-    for thing in things:
+    for task in tasks:
         began = time.perf_counter()
-        nbytes = write(thing, out[at:])
-        thing.seconds[0] += time.perf_counter() - began
-        thing.sent += nbytes * receivers
+        nbytes = write(task, out[at:])
+        task.seconds[0] += time.perf_counter() - began
+        task.sent += nbytes * receivers
         end = at + aligned(nbytes)
         out[at + nbytes : end] = 0
         at = end
     return at
 
 
-def _unpack(things: Sequence[Thing], data: ByteArray, rank: int, shard: int) -> list[ByteArray]:
+def _unpack(tasks: Sequence[ReduceTask], data: ByteArray, rank: int, shard: int) -> list[ByteArray]:
     """Return the messages of a shard of each task, from ``rank``; of each, only the length has been checked."""
     found: list[ByteArray] = []
     at = 0
-    for thing in things:
+    for task in tasks:
         if not data[at : at + wire.HEADER_BYTES].any():
             raise WireError(
-                f"rank {rank} has failed: it sent no message where {len(things) - len(found)} were expected"
+                f"rank {rank} has failed: it sent no message where {len(tasks) - len(found)} were expected"
             )
         try:
             nbytes = wire.HEADER_BYTES + wire.peek(data[at:]).payload
         except WireError as error:
             raise WireError(f"from rank {rank}: {error}") from error
-        if nbytes > thing.room(shard):
+        if nbytes > task.room(shard):
             raise WireError(
-                f"rank {rank} sent a message of {nbytes} bytes where at most {thing.room(shard)} fit"
+                f"rank {rank} sent a message of {nbytes} bytes where at most {task.room(shard)} fit"
             )
         found.append(data[at : at + nbytes])
         at += aligned(nbytes)

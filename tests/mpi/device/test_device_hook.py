@@ -22,10 +22,10 @@ from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives.device.streams import StreamPair
 from hybridcomp.device import Queue
 from hybridcomp.policy.toml import parse_policy
-from hybridcomp.torch.hook import device_things, plan
+from hybridcomp.torch.hook import device_reduce_tasks, plan
 from hybridcomp.torch.hook.bucket import Bucket
+from hybridcomp.torch.hook.context import HookContext
 from hybridcomp.torch.hook.counts import Counts
-from hybridcomp.torch.hook.kept import Kept
 from hybridcomp.torch.hook.links import CommLink
 from hybridcomp.torch.hook.schedule import Schedule
 from hybridcomp.torch.hook.worker import Tasks
@@ -69,8 +69,8 @@ class Side:
 
     def __init__(self, link: CommLink, numbers: Iterator[int], *, device: bool) -> None:
         self.device = device
-        self.kept = Kept("dp", link, ErrorFeedback(form=None), {}, Counts("dp"))
-        self.kept._batches = numbers  # several share a link
+        self.context = HookContext("dp", link, ErrorFeedback(form=None), {}, Counts("dp"))
+        self.context._batches = numbers  # several share a link
 
     def average(self, storage: np.ndarray, dtype: str, policy: Any, step: int) -> np.ndarray:
         """Average a bucket; return its values, or raise what a batch did."""
@@ -90,8 +90,8 @@ class Side:
             flat = flatten(x)
         ended: list[Exception | None] = []
         tasks = Tasks()
-        schedule = Schedule(self.kept.link, tasks)
-        for run in Bucket(flat, batches, step, self.kept, ready).runs():
+        schedule = Schedule(self.context.link, tasks)
+        for run in Bucket(flat, batches, step, self.context, ready).runs():
             schedule.start(run, ended.append)
         schedule.flush()
         while len(ended) < len(batches):
@@ -104,7 +104,7 @@ class Side:
         return to_host(x) if self.device else flat.data
 
     def states(self) -> dict[str, np.ndarray]:
-        return {**self.kept.feedback.state_dict(), **self.kept.factors}
+        return {**self.context.feedback.state_dict(), **self.context.factors}
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def test_memory_is_saved_and_loaded(sides, form):
     sort, host = sides(), sides(device=False)
     for step, device in enumerate((True, False, True)):
         later = sides(device=device)
-        later.kept.feedback.load_state_dict(sort.kept.feedback.state_dict())
+        later.context.feedback.load_state_dict(sort.context.feedback.state_dict())
         sort = later
         storage = values(N, "float32", seed=step)
         got = sort.average(storage, "float32", policy, step)
@@ -324,7 +324,7 @@ def failure(side: Side, policy: Any, step: int) -> Exception | None:
 def test_a_damaged_message_fails_on_all_ranks(sides, codec, form):
     policy = policy_of(codec, form)
     device = sides(link=Damaging)
-    link = device.kept.link
+    link = device.context.link
     link.codec, link.forge = hc.get_codec(codec).wire_id, False
     for step, bit in enumerate((40 * 8, 31 * 8, 100 * 8)):
         link.bit = bit if RANK == SIZE - 1 else None
@@ -337,7 +337,7 @@ def test_damage_that_only_the_device_sees_fails_on_all_ranks(sides):
     """A bit of a payload whose CRC is right for it: some matter, and then to all ranks."""
     policy = policy_of("topk:ratio=0.3")
     device = sides(link=Damaging)
-    link = device.kept.link
+    link = device.context.link
     link.codec, link.forge = hc.get_codec("topk").wire_id, True
     found = []
     for bit in (49 * 8, 53 * 8 + 1, 60 * 8 + 2, 350 * 8):  # a length, a bitmap's bits, a value
@@ -355,7 +355,7 @@ def test_a_rank_that_fails_lets_all_fail(sides, phase, monkeypatch):
     device, host = sides(), sides(device=False)
     with monkeypatch.context() as patch:
         if RANK == 0:
-            sound, calls = getattr(device_things.DeviceEncoded, phase), []
+            sound, calls = getattr(device_reduce_tasks.DeviceEncodedTask, phase), []
 
             def fail(self: Any, *args: Any) -> Any:
                 calls.append(1)
@@ -363,7 +363,7 @@ def test_a_rank_that_fails_lets_all_fail(sides, phase, monkeypatch):
                     raise hc.CudaUnavailableError("out of memory")
                 return sound(self, *args)
 
-            patch.setattr(device_things.DeviceEncoded, phase, fail)
+            patch.setattr(device_reduce_tasks.DeviceEncodedTask, phase, fail)
         error = failure(device, policy, 0)
     kind = hc.CudaUnavailableError if RANK == 0 else hc.WireError
     verdict(isinstance(error, kind), repr(error))

@@ -120,7 +120,9 @@ def case_memory_is_saved() -> None:
 
 def case_a_failure_reaches_all_ranks() -> None:
     chosen = policy("int8:block=128", min_bytes=1024)
-    with mock.patch("hybridcomp.torch.hook.device_things.divide", side_effect=MemoryError("none is left")):
+    with mock.patch(
+        "hybridcomp.torch.hook.device_reduce_tasks.divide", side_effect=MemoryError("none is left")
+    ):
         said = "none is left" if dist.get_rank() == 0 else "rank 0 has failed"
         with pytest.raises((RuntimeError, hc.HybridcompError), match=said):
             gradients("hybridcomp", chosen, on_device=dist.get_rank() == 0)

@@ -18,7 +18,7 @@ import hybridcomp.torch as hct
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.codecs.linear import powersgd
 from hybridcomp.codecs.lossless import LosslessCodec
-from hybridcomp.torch.hook import links, things
+from hybridcomp.torch.hook import links, reduce_tasks
 from tests.torch.cases.hook import BACKENDS, group, hooked, policy, step
 from tests.torch.models.ddp import assert_near, batch, loss_of
 
@@ -155,7 +155,7 @@ def _fails(*args, **kwargs):
 # By backend: a policy, and what fails then on one rank.
 FAILURES = {
     "gloo": [
-        (codec, things.Encoded, what)
+        (codec, reduce_tasks.EncodedTask, what)
         for what in ("encode", "reduce")
         for codec in ("int8", "topk:ratio=0.1", "powersgd:rank=2")
     ],

@@ -1,7 +1,7 @@
 """Average an array in a device's memory by a codec: only messages cross to the host.
 
-The bytes and the bits of :class:`~hybridcomp.torch.hook.things.Encoded`, so ranks on hosts and on devices may share
-an average. The host checks CRCs and headers of what comes; what only a payload's end tells, the device's status does.
+Bytes and bits are those of :class:`~.reduce_tasks.EncodedTask`, so ranks on hosts and on devices may share an average.
+The host checks CRCs and headers of what comes; what only a payload's end tells, the device's status does.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hybridcomp.codecs.device import Encoded as Message
 from hybridcomp.codecs.device.messages import convert, divide, head_of
 from hybridcomp.device import DeviceArray
 from hybridcomp.errors import WireError
-from hybridcomp.torch.hook.ferry import Ferry
-from hybridcomp.torch.hook.things import Ahead, Shards, opened
+from hybridcomp.torch.hook.device_staging import DeviceStaging
+from hybridcomp.torch.hook.reduce_tasks import DeviceReduceTask, Shards, opened
 from hybridcomp.wire import HEADER_BYTES
 
 
-class DeviceEncoded(Ahead):
+class DeviceEncodedTask(DeviceReduceTask):
     """The task of averaging an array by a codec, with error feedback if it has a memory."""
 
     def __init__(
@@ -31,7 +31,7 @@ class DeviceEncoded(Ahead):
         values: DeviceArray,
         dtype: DType,
         shards: Shards,
-        ferry: Ferry,
+        staging: DeviceStaging,
         *,
         memory: DeviceMemory | None = None,
         at: int = 0,
@@ -43,7 +43,7 @@ class DeviceEncoded(Ahead):
             values: of ``dtype``'s storage, at a multiple of an element's bytes.
             dtype: floating-point.
             shards: of ``values``.
-            ferry: of the batch.
+            staging: of the batch.
             memory: of an array of which ``values`` are a part; its step has begun. None for no feedback.
             at: where in that array they begin.
         """
@@ -51,36 +51,36 @@ class DeviceEncoded(Ahead):
         self.sent = 0
         self.exact = codec.fixed_size
         self._codec, self._values, self._dtype, self._shards = codec, values, dtype, shards
-        self._ferry, self._queue = ferry, ferry.queue
+        self._staging, self._queue = staging, staging.queue
         self._memory, self._at = memory, at
         self._kind = dtype if memory is None else memory.kind  # of the messages
         self._messages: dict[int, Message] = {}  # by shard: what the device is writing
         self._sum: tuple[DeviceArray, ByteArray] | None = None  # of its message: on the device, and fetched
 
     def room(self, shard: int) -> int:
-        """See :class:`~.things.Thing`."""
+        """See :class:`~.reduce_tasks.ReduceTask`."""
         return self._codec.bound(self._shards.count(shard), self._kind)
 
     # -- encode --------------------------------------------------------------------------------------
 
     def start_encode(self, shard: int) -> None:
-        """See :class:`~.things.Ahead`."""
+        """See :class:`~.reduce_tasks.DeviceReduceTask`."""
         span = self._shards.span(shard)
-        out = self._ferry.place(self.room(shard))
+        out = self._staging.place(self.room(shard))
         if self._memory is None:
             message = encode_into(self._codec, self._flat(span), out, self._queue)
         else:
             message = self._memory.encode(self._codec, self._flat(span), out, self._queue, self._place(span))
-        self._messages[shard] = self._ferry.written(message)
+        self._messages[shard] = self._staging.written(message)
 
     def encode(self, shard: int, out: ByteArray) -> int:
-        """See :class:`~.things.Thing`."""
-        return self._ferry.fetch(self._messages.pop(shard), out)
+        """See :class:`~.reduce_tasks.ReduceTask`."""
+        return self._staging.fetch(self._messages.pop(shard), out)
 
     # -- sum -----------------------------------------------------------------------------------------
 
     def start_reduce(self, messages: Sequence[ByteArray], ranks: Sequence[int]) -> None:
-        """See :class:`~.things.Ahead`."""
+        """See :class:`~.reduce_tasks.DeviceReduceTask`."""
         mine, queue, wide = self._shards.rank, self._queue, self._dtype.accumulator
         span, memory = self._shards.span(mine), self._memory
         own = self._flat(span)
@@ -91,12 +91,12 @@ class DeviceEncoded(Ahead):
         else:
             total = memory.own(self._codec, own, queue, self._place(span))
         self._add(raws, ranks, total)
-        out = self._ferry.place(self.room(mine))
+        out = self._staging.place(self.room(mine))
         if memory is None:
             message = self._encode_sum(total, out)
         else:
             message = memory.encode_sum(self._codec, total, out, queue, self._place(span), self._shards.size)
-        self._messages[mine] = self._ferry.written(message)
+        self._messages[mine] = self._staging.written(message)
 
     def _add(self, raws: Sequence[ByteArray], ranks: Sequence[int], total: DeviceArray) -> None:
         driver = driver_of(self._codec.wire_id)
@@ -106,7 +106,7 @@ class DeviceEncoded(Ahead):
         for header, head, raw, rank in zip(headers, heads, raws, ranks, strict=True):
             with _naming(rank):
                 driver.check(header, head)
-            payloads.append(self._ferry.there(raw)[HEADER_BYTES : HEADER_BYTES + header.payload])
+            payloads.append(self._staging.there(raw)[HEADER_BYTES : HEADER_BYTES + header.payload])
         driver.decode_sum(headers, heads, payloads, total, self._dtype.accumulator, self._queue)
 
     def _encode_sum(self, total: DeviceArray, out: DeviceArray) -> Message:
@@ -119,23 +119,23 @@ class DeviceEncoded(Ahead):
         return encode_into(self._codec, Flat(total, self._dtype, (n,), True, False), out, queue)
 
     def reduce(self, messages: Sequence[ByteArray], ranks: Sequence[int], out: ByteArray) -> int:
-        """See :class:`~.things.Thing`."""
+        """See :class:`~.reduce_tasks.ReduceTask`."""
         message = self._messages.pop(self._shards.rank)
-        nbytes = self._ferry.fetch(message, out)
+        nbytes = self._staging.fetch(message, out)
         self._sum = message.buffer[:nbytes], out[:nbytes]
         return nbytes
 
     # -- decode --------------------------------------------------------------------------------------
 
     def decode(self, messages: Sequence[ByteArray], ranks: Sequence[int]) -> None:
-        """See :class:`~.things.Thing`; and take this rank's own shard, whose message the host has now seen."""
+        """Decode the other ranks' shards, and this rank's own, whose message the host has now seen."""
         assert self._sum is not None
         there, here = self._sum
         self._take(self._shards.rank, here, there)
         counts = [self._shards.count(q) for q in ranks]
         for raw, rank in zip(opened(self._codec, self._kind, messages, ranks, counts), ranks, strict=True):
             with _naming(rank):
-                self._take(rank, raw, self._ferry.there(raw))
+                self._take(rank, raw, self._staging.there(raw))
         self._sum = None
 
     def _take(self, shard: int, raw: ByteArray, there: DeviceArray) -> None:

@@ -1,4 +1,4 @@
-"""Hold the state that a hook has from one step to the next."""
+"""Hold what a hook keeps from one step to the next."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hybridcomp.torch.hook.links import Link
 from hybridcomp.torch.hook.summing import Buffers
 
 if TYPE_CHECKING:
-    from hybridcomp.torch.hook.ferry import Port
+    from hybridcomp.torch.hook.device_staging import HookDevice
 
 _TRANSFERS = 64  # that a batch may have: more than any codec's rounds need
 
 
-class Kept:
+class HookContext:
     """The state that a hook has from one step to the next, and the link to the other ranks; for one thread.
 
     Attributes:
@@ -44,15 +44,15 @@ class Kept:
         self.feedback, self.factors, self.counts = feedback, factors, counts
         self.buffers = Buffers()
         self._batches = itertools.count()
-        self._ports: dict[int, Port] = {}
+        self._devices: dict[int, HookDevice] = {}
 
-    def port(self, runtime: Runtime) -> Port:
+    def device(self, runtime: Runtime) -> HookDevice:
         """Return a device's streams and its buffers for messages in device memory."""
-        from hybridcomp.torch.hook.ferry import Port  # noqa: PLC0415  (only who has device arrays pays for it)
+        from hybridcomp.torch.hook.device_staging import HookDevice  # noqa: PLC0415  (only who has device arrays pays for it)
 
-        found = self._ports.get(id(runtime))
+        found = self._devices.get(id(runtime))
         if found is None:
-            found = self._ports[id(runtime)] = Port(runtime)
+            found = self._devices[id(runtime)] = HookDevice(runtime)
         return found
 
     def numbers(self) -> Iterator[int]:

@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 NONE = get_codec("none")
 
 
-class Thing(Protocol):
+class ReduceTask(Protocol):
     """An array to sum over the ranks.
 
     Attributes:
@@ -53,16 +53,16 @@ class Thing(Protocol):
         """Decode the other ranks' shards of the result from their owners' messages."""
 
 
-class Ahead(abc.ABC):
-    """A :class:`Thing` whose work a device does: it is started before messages are asked for."""
+class DeviceReduceTask(abc.ABC):
+    """A :class:`ReduceTask` whose work a device does: it is started before messages are asked for."""
 
     @abc.abstractmethod
     def start_encode(self, shard: int) -> None:
-        """Start the work whose result :meth:`Thing.encode` of a shard returns."""
+        """Start the work whose result :meth:`ReduceTask.encode` of a shard returns."""
 
     @abc.abstractmethod
     def start_reduce(self, messages: Sequence[ByteArray], ranks: Sequence[int]) -> None:
-        """Start the work whose result :meth:`Thing.reduce` returns."""
+        """Start the work whose result :meth:`ReduceTask.reduce` returns."""
 
 
 class Shards:
@@ -93,7 +93,7 @@ class Shards:
         return self._bounds[shard + 1] - self._bounds[shard]
 
 
-class Encoded:
+class EncodedTask:
     """The task of averaging or summing an array by a codec, with error feedback if it has a memory."""
 
     def __init__(
@@ -129,11 +129,11 @@ class Encoded:
         self._kind = dtype if memory is None else memory.kind  # of the messages
 
     def room(self, shard: int) -> int:
-        """See :class:`Thing`."""
+        """See :class:`ReduceTask`."""
         return self._codec.bound(self._shards.count(shard), self._kind)
 
     def encode(self, shard: int, out: ByteArray) -> int:
-        """See :class:`Thing`."""
+        """See :class:`ReduceTask`."""
         span = self._shards.span(shard)
         if self._memory is None:
             nbytes: int = self._codec.encode_flat(self._flat(span), out)
@@ -141,7 +141,7 @@ class Encoded:
         return self._memory.encode(self._codec, self._flat(span), out, self._place(span))
 
     def reduce(self, messages: Sequence[ByteArray], ranks: Sequence[int], out: ByteArray) -> int:
-        """See :class:`Thing`."""
+        """See :class:`ReduceTask`."""
         mine = self._shards.rank
         span, codec, memory = self._shards.span(mine), self._codec, self._memory
         own = self._flat(span)
@@ -156,7 +156,7 @@ class Encoded:
         return nbytes
 
     def decode(self, messages: Sequence[ByteArray], ranks: Sequence[int]) -> None:
-        """See :class:`Thing`."""
+        """See :class:`ReduceTask`."""
         self._take(self._opened(messages, ranks, [self._shards.count(q) for q in ranks]), ranks)
 
     def _take(self, raws: list[ByteArray], ranks: Sequence[int]) -> None:
@@ -185,7 +185,7 @@ class Encoded:
         return slice(self._at + span.start, self._at + span.stop)
 
 
-class Folded:
+class FoldedTask:
     """The task of reducing an array of integers, as they are."""
 
     exact = True
@@ -204,16 +204,16 @@ class Folded:
         self._dtype = as_dtype(values.dtype)
 
     def room(self, shard: int) -> int:
-        """See :class:`Thing`."""
+        """See :class:`ReduceTask`."""
         return NONE.bound(self._shards.count(shard), self._dtype)
 
     def encode(self, shard: int, out: ByteArray) -> int:
-        """See :class:`Thing`."""
+        """See :class:`ReduceTask`."""
         part = self._values[self._shards.span(shard)]
         return NONE.encode_flat(Flat(part, self._dtype, part.shape, True, False), out)
 
     def reduce(self, messages: Sequence[ByteArray], ranks: Sequence[int], out: ByteArray) -> int:
-        """See :class:`Thing`."""
+        """See :class:`ReduceTask`."""
         mine = self._shards.rank
         own = self._values[self._shards.span(mine)]
         for raw in opened(NONE, self._dtype, messages, ranks, [own.size] * len(ranks)):
@@ -221,7 +221,7 @@ class Folded:
         return self.encode(mine, out)
 
     def decode(self, messages: Sequence[ByteArray], ranks: Sequence[int]) -> None:
-        """See :class:`Thing`."""
+        """See :class:`ReduceTask`."""
         counts = [self._shards.count(q) for q in ranks]
         for q, raw in zip(ranks, opened(NONE, self._dtype, messages, ranks, counts), strict=True):
             self._values[self._shards.span(q)] = raw[wire.HEADER_BYTES :].view(self._values.dtype)

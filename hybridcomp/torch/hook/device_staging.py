@@ -22,27 +22,27 @@ from hybridcomp.collectives.device.streams import StreamPair, StreamPool
 from hybridcomp.device import DeviceArray, Event, Queue, Runtime
 from hybridcomp.errors import WireError
 from hybridcomp.torch.hook.links import Link
-from hybridcomp.torch.hook.summing import ALIGN, Buffers, Shore, Summing, aligned
-from hybridcomp.torch.hook.things import Ahead, Thing
+from hybridcomp.torch.hook.reduce_tasks import DeviceReduceTask, ReduceTask
+from hybridcomp.torch.hook.summing import ALIGN, Buffers, Staging, Summing, aligned
 
 Array = npt.NDArray[Any]
 
 
-class Port:
+class HookDevice:
     """The streams and buffers of a device for a hook; for one thread.
 
     Attributes:
-        depot: its streams: each bucket has one of its own, so that none waits for another's gradients.
+        pool: of its stream pairs: each bucket has one of its own, so that none waits for another's gradients.
         buffers: host memory that the device copies to and from by itself.
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self.depot = StreamPool(runtime)
+        self.pool = StreamPool(runtime)
         self.buffers = Buffers(runtime.pinned)
 
 
-class Ferry(Shore):
-    """The staging of one batch between a device and the host.
+class DeviceStaging(Staging):
+    """The staging of one batch's messages between a device and the host.
 
     Attributes:
         queue: where its tasks work; the status is the batch's own.
@@ -50,11 +50,11 @@ class Ferry(Shore):
         first: what to wait for before anything is encoded.
     """
 
-    def __init__(self, lane: StreamPair, buffers: Buffers, link: Link) -> None:
-        self.queue = Queue(lane.queue.runtime, lane.queue.stream)
+    def __init__(self, streams: StreamPair, buffers: Buffers, link: Link) -> None:
+        self.queue = Queue(streams.queue.runtime, streams.queue.stream)
         self.busy = False
         self.first: list[Event] = []
-        self._lane, self._buffers, self._link = lane, buffers, link
+        self._streams, self._buffers, self._link = streams, buffers, link
         self._block: DeviceArray | None = None
         self._placed = 0
         self._unknown: list[Encoded] = []
@@ -65,37 +65,41 @@ class Ferry(Shore):
         self._brought: list[tuple[ByteArray, DeviceArray]] = []
         self._staged: ByteArray | None = None
 
-    # -- the phases (summing.Shore) ------------------------------------------------------------------
+    # -- the phases (summing.Staging) ----------------------------------------------------------------
 
-    def start_encode(self, things: Sequence[Thing], ranks: Sequence[int], nbytes: int) -> Summing:
+    def start_encode(self, tasks: Sequence[ReduceTask], ranks: Sequence[int], nbytes: int) -> Summing:
         """Launch the encoding of all messages, in the order in which they will be packed."""
-        ahead = _ahead(things)
+        device_tasks = _device_tasks(tasks)
         first, self.first = self.first, []
         yield from self.landed(first)
-        self._load(nbytes if ahead else 0)
+        self._load(nbytes if device_tasks else 0)
         for rank in ranks:
-            for thing in ahead:
+            for task in device_tasks:
                 began = time.perf_counter()
-                thing.start_encode(rank)
-                thing.seconds[0] += time.perf_counter() - began
+                task.start_encode(rank)
+                task.seconds[0] += time.perf_counter() - began
         yield from self._known()
 
     def start_reduce(
-        self, things: Sequence[Thing], messages: Sequence[list[ByteArray]], ranks: Sequence[int], nbytes: int
+        self,
+        tasks: Sequence[ReduceTask],
+        messages: Sequence[list[ByteArray]],
+        ranks: Sequence[int],
+        nbytes: int,
     ) -> Summing:
         """Launch the sums and their encoding."""
-        ahead = _ahead(things)
-        self._load(nbytes if ahead else 0)
-        self.start_decode(things, messages)
-        for thing, column in zip(ahead, zip(*messages, strict=True), strict=False):
+        device_tasks = _device_tasks(tasks)
+        self._load(nbytes if device_tasks else 0)
+        self.start_decode(tasks, messages)
+        for task, column in zip(device_tasks, zip(*messages, strict=True), strict=False):
             began = time.perf_counter()
-            thing.start_reduce(list(column), ranks)
-            thing.seconds[0] += time.perf_counter() - began
+            task.start_reduce(list(column), ranks)
+            task.seconds[0] += time.perf_counter() - began
         yield from self._known()
 
-    def start_decode(self, things: Sequence[Thing], messages: Sequence[list[ByteArray]]) -> None:
+    def start_decode(self, tasks: Sequence[ReduceTask], messages: Sequence[list[ByteArray]]) -> None:
         """Start to copy messages to the device: in one piece those of each rank, which lie one after another."""
-        count = len(_ahead(things))
+        count = len(_device_tasks(tasks))
         for found in messages:
             self._upload(found[:count])
 
@@ -139,7 +143,7 @@ class Ferry(Shore):
             words = self._buffers.take(8 * len(unknown))
             totals = [message.total for message in unknown if message.total is not None]
             places = [words[8 * i : 8 * i + 8] for i in range(len(unknown))]
-            events.append(self._lane.download(list(zip(places, totals, strict=True))))
+            events.append(self._streams.download(list(zip(places, totals, strict=True))))
         yield from self.landed(events)
         if unknown:
             for message, length in zip(unknown, words[: 8 * len(unknown)].view(np.uint64), strict=True):
@@ -174,7 +178,7 @@ class Ferry(Shore):
             return
         word = self._buffers.take(4)
         copies = [(to[: source.nbytes], source) for to, source in self._fetched]
-        event = self._lane.download([*copies, (word[:4], self.queue.status.view(np.uint8))])
+        event = self._streams.download([*copies, (word[:4], self.queue.status.view(np.uint8))])
         yield from self.landed([event])
         self._fetched.clear()
         self._there.clear()
@@ -197,7 +201,7 @@ class Ferry(Shore):
     def drain(self) -> None:
         """Drain the stream after a failure: let all started work end, whose buffers others will use."""
         with suppress(Exception):  # a device that fails at this has said so before
-            self._lane.drain()
+            self._streams.drain()
         self._fetched.clear()
         self._there.clear()
         self._unknown.clear()
@@ -233,22 +237,22 @@ class Ferry(Shore):
             arrays.append(staged[at : at + source.nbytes].view(source.dtype))
             at += aligned(source.nbytes)
         copies = [(a.view(np.uint8), s.view(np.uint8)) for a, s in zip(arrays, sources, strict=True)]
-        self.wait_for(self._lane.download(copies))
+        self.wait_for(self._streams.download(copies))
         self._brought = [(to, source) for source, (to, _) in zip(sources, copies, strict=True)]
         self._staged = staged
         return arrays
 
     def take_back(self) -> None:
-        """Start to copy what became of them to where they came from."""
+        """Start to copy the arrays that :meth:`bring` brought to where they came from, with their new values."""
         for data, target in self._brought:
-            self._lane.upload(target, data)
+            self._streams.upload(target, data)
             self.busy = True
         self._brought = []
 
 
-def _ahead(things: Sequence[Thing]) -> list[Any]:
+def _device_tasks(tasks: Sequence[ReduceTask]) -> list[Any]:
     """Return the tasks whose work a device does; they come first."""
-    return [thing for thing in things if isinstance(thing, Ahead)]
+    return [task for task in tasks if isinstance(task, DeviceReduceTask)]
 
 
 def _address(data: ByteArray) -> int:

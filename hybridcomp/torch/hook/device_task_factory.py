@@ -1,4 +1,4 @@
-"""Make the reduction tasks of a batch, of a bucket in a device's memory: see :mod:`.maker`."""
+"""Make the reduction tasks of a batch in a device's memory; :mod:`.task_factory` makes those in host memory."""
 
 from __future__ import annotations
 
@@ -14,38 +14,44 @@ from hybridcomp.collectives.device.streams import StreamPair
 from hybridcomp.cuda import prepare_in_turn
 from hybridcomp.device import DeviceArray, Event
 from hybridcomp.policy import check_feedback
+from hybridcomp.torch.hook.context import HookContext
 from hybridcomp.torch.hook.device_linear import DeviceLinear
-from hybridcomp.torch.hook.device_things import DeviceEncoded
-from hybridcomp.torch.hook.ferry import Ferry
-from hybridcomp.torch.hook.kept import Kept
+from hybridcomp.torch.hook.device_reduce_tasks import DeviceEncodedTask
+from hybridcomp.torch.hook.device_staging import DeviceStaging
 from hybridcomp.torch.hook.linear import Rounds
-from hybridcomp.torch.hook.maker import Memories
 from hybridcomp.torch.hook.plan import Batch, Chunk, Piece
+from hybridcomp.torch.hook.reduce_tasks import ReduceTask, Shards
 from hybridcomp.torch.hook.summing import Summing
-from hybridcomp.torch.hook.things import Shards, Thing
+from hybridcomp.torch.hook.task_factory import Memories
 
 
-class DeviceMaker:
-    """See :class:`~.maker.Maker`."""
+class DeviceTaskFactory:
+    """A factory of the tasks of a batch in a device's memory: see :class:`~.task_factory.TaskFactory`."""
 
     def __init__(
-        self, values: Flat, step: int, kept: Kept, memories: Memories, lane: StreamPair, ready: Event
+        self,
+        values: Flat,
+        step: int,
+        context: HookContext,
+        memories: Memories,
+        streams: StreamPair,
+        ready: Event,
     ) -> None:
         """Prepare.
 
         Args:
             values: of the bucket.
             step: of training, for codecs that draw random numbers.
-            kept: of the hook.
-            memories: of the bucket, as of :class:`~.maker.HostMaker`.
-            lane: of the bucket.
+            context: of the hook.
+            memories: of the bucket, as of :class:`~.task_factory.HostTaskFactory`.
+            streams: of the bucket.
             ready: the event that the values are computed; the streams follow it.
         """
         self._values: DeviceArray = values.data
         self._dtype = values.dtype
-        self._step, self._kept, self._memories, self._ready = step, kept, memories, ready
-        self.buffers = kept.port(self._values.runtime).buffers
-        self.shore = Ferry(lane, self.buffers, kept.link)
+        self._step, self._context, self._memories, self._ready = step, context, memories, ready
+        self.buffers = context.device(self._values.runtime).buffers
+        self.staging = DeviceStaging(streams, self.buffers, context.link)
 
     def begin(self, batch: Batch) -> None:
         """Load kernels. Where a launch would wait for the values, the batch does; else it is launched before they are
@@ -57,16 +63,18 @@ class DeviceMaker:
         if any(form is not None for form in forms):
             prepare_in_turn(FEEDBACK_MODULES, runtime)
         if not all(map(_launches_ahead, (chunk.piece for chunk in batch.encoded))):
-            self.shore.first = [self._ready]
+            self.staging.first = [self._ready]
 
-    def encoded(self, chunk: Chunk) -> Thing:
-        """See :class:`~.maker.Maker`."""
+    def encoded(self, chunk: Chunk) -> ReduceTask:
+        """See :class:`~.task_factory.TaskFactory`."""
         piece = chunk.piece
         memory, codec = self._memory(piece)
         values = self._values[piece.start + chunk.start : piece.start + chunk.stop]
-        link = self._kept.link
+        link = self._context.link
         shards = Shards.equal(values.size, link.rank, link.size)
-        return DeviceEncoded(codec, values, self._dtype, shards, self.shore, memory=memory, at=chunk.start)
+        return DeviceEncodedTask(
+            codec, values, self._dtype, shards, self.staging, memory=memory, at=chunk.start
+        )
 
     def _memory(self, piece: Piece) -> tuple[DeviceMemory | None, Codec]:
         found = self._memories.get(piece.name)
@@ -77,39 +85,41 @@ class DeviceMaker:
                 codec = codec.at_step(self._step)
             else:
                 memory = self._remembered(piece)
-                codec = codec.at_step(memory.begin(self.shore.queue))
+                codec = codec.at_step(memory.begin(self.staging.queue))
             found = self._memories[piece.name] = memory, codec
         return found
 
     def _remembered(self, piece: Piece) -> DeviceMemory:
-        key, queue = (self._kept.axis, piece.name), self.shore.queue
-        memory = self._kept.feedback.device_memory(key, piece.size, self._dtype, queue, piece.choice.feedback)
+        key, queue = (self._context.axis, piece.name), self.staging.queue
+        memory = self._context.feedback.device_memory(
+            key, piece.size, self._dtype, queue, piece.choice.feedback
+        )
         memory.follow(queue)
         return memory
 
     def linear(self, piece: Piece) -> Rounds:
-        """See :class:`~.maker.Maker`."""
-        kept, form = self._kept, piece.choice.feedback
+        """See :class:`~.task_factory.TaskFactory`."""
+        context, form = self._context, piece.choice.feedback
         memory = None
         if form is not None:
             check_feedback("all_reduce", piece.choice.codec, form)
             memory = self._remembered(piece)
         values = self._values[piece.start : piece.stop]
         return DeviceLinear(
-            piece, values, self._dtype, memory, kept.factors, self._step, kept.link, self.shore
+            piece, values, self._dtype, memory, context.factors, self._step, context.link, self.staging
         )
 
-    def rest(self, pieces: Sequence[Piece]) -> Coalesced:
+    def small(self, pieces: Sequence[Piece]) -> Coalesced:
         """Copy small pieces side by side to host memory: one copy each, where a device would do one for each shard."""
-        here = self.shore.bring([self._values[p.start : p.stop] for p in pieces])
-        rest = Coalesced(here, self._kept.link.size)
-        self.shore.then(rest.gather)
-        return rest
+        here = self.staging.bring([self._values[p.start : p.stop] for p in pieces])
+        coalesced = Coalesced(here, self._context.link.size)
+        self.staging.then(coalesced.gather)
+        return coalesced
 
     def end(self) -> Summing:
-        """See :class:`~.maker.Maker`."""
-        self.shore.take_back()
-        yield from self.shore.settle()
+        """See :class:`~.task_factory.TaskFactory`."""
+        self.staging.take_back()
+        yield from self.staging.settle()
 
 
 def _launches_ahead(piece: Piece) -> bool:
