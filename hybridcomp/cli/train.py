@@ -81,7 +81,7 @@ def _run_as_rank(arguments: Sequence[str], prepared: start.Job | None) -> int:
     try:
         from hybridcomp.train import trainer  # noqa: PLC0415  (loads torch)
 
-        finished = trainer.run(job, request.asked)
+        finished = trainer.run(job, request.stop_requested)
     except (ConfigError, PolicyError) as error:
         _abort(comm, f"{_PREFIX}rank {comm.rank}: {error}", _WRONG_INPUT)
     except HybridcompError as error:

@@ -28,7 +28,7 @@ class StopRequest:
         atexit.register(self._end)
         signal.signal(SIGNAL, self._hear)
 
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Tell whether the signal has come to this rank; others may have got it earlier, or not yet."""
         return self._heard
 

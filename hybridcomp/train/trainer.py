@@ -43,18 +43,18 @@ def process_group(job: Job) -> Iterator[Topology]:
     dist.destroy_process_group()
 
 
-def run(job: Job, asked: Callable[[], bool]) -> bool:
+def run(job: Job, stop_requested: Callable[[], bool]) -> bool:
     """Train; collective over all ranks.
 
     Args:
         job: what to train.
-        asked: tells whether this rank has been asked to stop, which all ranks then do together.
+        stop_requested: tells whether this rank has been asked to stop, which all ranks then do together.
 
     Returns:
         Whether the last step is done; else there is a checkpoint to go on from. The same on all ranks.
     """
     with process_group(job) as topology:
-        trainer = Trainer(job, topology, asked)
+        trainer = Trainer(job, topology, stop_requested)
         return trainer.run_visibly() if topology.rank == 0 else trainer.run()
 
 
@@ -64,10 +64,10 @@ class Trainer:
     Args:
         job: what to train.
         topology: where this rank stands.
-        asked: tells whether this rank has been asked to stop.
+        stop_requested: tells whether this rank has been asked to stop.
     """
 
-    def __init__(self, job: Job, topology: Topology, asked: Callable[[], bool]) -> None:
+    def __init__(self, job: Job, topology: Topology, stop_requested: Callable[[], bool]) -> None:
         config = job.config
         self._job = job
         self._config = config
@@ -76,7 +76,7 @@ class Trainer:
         torch.manual_seed(config.seed)  # the default seed differs from process to process
         self._traffic = Traffic(config.axes)
         with self._traffic.aside():
-            run = Run.of(job, topology, self._traffic.total, asked)
+            run = Run.of(job, topology, self._traffic.total, stop_requested)
         self._schedule = make_schedule(run)
         self._step = 0
         self._elapsed = [0.0]  # seconds of training after each step since the first of this process
@@ -122,15 +122,15 @@ class Trainer:
         """
         config = self._config
         self._announce()
-        asked = False
+        stopping = False
         while self._step < config.steps:
             done = self._step + 1 == config.steps
             evaluates = bool(config.eval_batches) and (done or self._due(config.eval_every))
             saves = bool(config.checkpoint_every) and (done or self._due(config.checkpoint_every))
-            results = self._train_step(last=done or evaluates or saves or asked)
-            asked = asked or any(result.stop for result in results)
+            results = self._train_step(last=done or evaluates or saves or stopping)
+            stopping = stopping or any(result.stop for result in results)
             # A schedule that is behind has begun the next step when it learns of it: that one is the last.
-            stops = asked and not done and results[-1].step + 1 == self._step
+            stops = stopping and not done and results[-1].step + 1 == self._step
             if evaluates:
                 self._evaluate()
             if saves or stops:

@@ -61,7 +61,7 @@ class Updater:
         config: rates, decays, the limit of the norm.
         topology: the mesh.
         traffic: gives this rank's byte counters, int64 [2, axes].
-        asked: tells whether this rank has been asked to stop.
+        stop_requested: tells whether this rank has been asked to stop.
         partial: names of those whose gradients are parts, which the ranks of tp sum.
         copies: names of those that are copies of others, whose gradients count in the norm.
         apart: names of parameters that this replica alone has.
@@ -79,7 +79,7 @@ class Updater:
         config: TrainConfig,
         topology: Topology,
         traffic: Callable[[], Tensor],
-        asked: Callable[[], bool],
+        stop_requested: Callable[[], bool],
         *,
         partial: frozenset[str] = frozenset(),
         copies: frozenset[str] = frozenset(),
@@ -93,7 +93,7 @@ class Updater:
         self._config = config
         self._topology = topology
         self._traffic = traffic
-        self._asked = asked
+        self._stop_requested = stop_requested
         alike = {name: p for name, p in parameters.items() if name not in apart}
         self._partial = [p for name, p in {**parameters, **self.whole}.items() if name in partial]
         self._split = [p for name, p in alike.items() if name in split]
@@ -123,7 +123,7 @@ class Updater:
             loss: mean of this replica's batch, on its last stage; ignored elsewhere.
             sums: :meth:`square_sums` of the step's gradients.
         """
-        return Report(step, Exchange([*sums, loss, float(self._asked())], self._traffic()))
+        return Report(step, Exchange([*sums, loss, float(self._stop_requested())], self._traffic()))
 
     def result(self, report: Report) -> Result:
         """Wait for all ranks' reports of the step.

@@ -181,7 +181,7 @@ class ShardedUpdater(Updater):
         own: parameters that no other replica has, by name.
         split: names of the parameters that are split over tp.
         partial: names of those whose gradients are parts, which the ranks of tp sum.
-        config, topology, traffic, asked: see :class:`Updater`.
+        config, topology, traffic, stop_requested: see :class:`Updater`.
     """
 
     def __init__(
@@ -193,10 +193,10 @@ class ShardedUpdater(Updater):
         config: TrainConfig,
         topology: Topology,
         traffic: Callable[[], Tensor],
-        asked: Callable[[], bool],
+        stop_requested: Callable[[], bool],
     ) -> None:
         mine = {**shards.leaves, **own}
-        about = config, topology, traffic, asked
+        about = config, topology, traffic, stop_requested
         super().__init__(mine, split, *about, partial=partial, apart=frozenset(mine), whole=shards.parameters)
         self._shards = shards
 

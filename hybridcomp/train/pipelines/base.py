@@ -36,7 +36,7 @@ class Run:
         batch: gives this replica's batch of a step (from 0): int64
             [micro_batches * micro_batch_size, seq_len + 1].
         traffic: gives this rank's byte counters, int64 [2, axes].
-        asked: tells whether this rank has been asked to stop.
+        stop_requested: tells whether this rank has been asked to stop.
     """
 
     model: RankModel
@@ -46,7 +46,7 @@ class Run:
     topology: Topology
     batch: Callable[[int], Tensor]
     traffic: Callable[[], Tensor]
-    asked: Callable[[], bool]
+    stop_requested: Callable[[], bool]
 
     @classmethod
     def of(
@@ -54,7 +54,7 @@ class Run:
         job: Job,
         topology: Topology,
         traffic: Callable[[], Tensor] | None = None,
-        asked: Callable[[], bool] = lambda: False,
+        stop_requested: Callable[[], bool] = lambda: False,
     ) -> Run:
         """Make the components of a job's schedule, its model built and rehearsed; collective.
 
@@ -62,7 +62,7 @@ class Run:
             job: what to train; its process group is up.
             topology: the job's mesh.
             traffic: see the attributes; by default nothing is counted.
-            asked: see the attributes.
+            stop_requested: see the attributes.
         """
         config, shape = job.config, ModelShape.of(job.identity)
         model = build_model(shape, config, job.policy, topology)
@@ -72,7 +72,9 @@ class Run:
         def batch(step: int) -> Tensor:
             return torch.from_numpy(job.batches.train(step, topology.dp))
 
-        return cls(model, shape, config, job.policy, topology, batch, traffic or (lambda: nothing), asked)
+        return cls(
+            model, shape, config, job.policy, topology, batch, traffic or (lambda: nothing), stop_requested
+        )
 
     def updater(
         self, parameters: Mapping[str, nn.Parameter] | None = None, *, apart: frozenset[str] = frozenset()
@@ -80,7 +82,7 @@ class Run:
         """Make an AdamW on the model's own parameters, or on those given; ``apart`` are this replica's alone."""
         mine = self.model.parameters if parameters is None else parameters
         model = self.model
-        about = self.config, self.topology, self.traffic, self.asked
+        about = self.config, self.topology, self.traffic, self.stop_requested
         if self.config.shard == "zero1":
             from hybridcomp.train.optimizer.zero import ShardedUpdater, Shards  # noqa: PLC0415  (imports FSDP2: a second)
 
