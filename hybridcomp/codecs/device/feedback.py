@@ -69,7 +69,7 @@ class PlainMemory(DeviceMemory):
         self._run(queue, "commit", -(-fresh.nbytes // 4), *args)
         queue.runtime.fill(self._bad.ptr, 0, 4, queue.stream)
 
-    def _encode_at_once(
+    def _encode_fused(
         self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice
     ) -> Encoded | None:
         if codec.integer_blocks is None:
@@ -269,7 +269,7 @@ class AverageMemory(DeviceMemory):
         self._commit(scales, fresh_scales, queue, bad)
         self._commit(integers, fresh_integers, queue, bad)
 
-    def _encode_at_once(
+    def _encode_fused(
         self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice
     ) -> Encoded | None:
         if codec.integer_blocks is None or self._window(span) != span:

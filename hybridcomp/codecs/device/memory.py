@@ -87,7 +87,7 @@ class DeviceMemory(abc.ABC):
             CodecMismatchError: the codec cannot carry it.
         """
         span = slice(0, self.n) if span is None else span
-        encoded = self._encode_at_once(codec, data, out, queue, span)
+        encoded = self._encode_fused(codec, data, out, queue, span)
         if encoded is None:
             corrected = self.correct(data, queue, span)
             encoded = self._write(codec, corrected, data.shape, out, queue)
@@ -104,7 +104,7 @@ class DeviceMemory(abc.ABC):
     ) -> None:
         """Store the error of a message, unless it is not finite. Both arrays are not to be used any more."""
 
-    def _encode_at_once(
+    def _encode_fused(
         self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice
     ) -> Encoded | None:
         """Encode as :meth:`encode` does, in one pass over memory; return None where there is no kernel for it."""

@@ -12,9 +12,9 @@ namespace hybridcomp {
 PlainMemory::PlainMemory(std::size_t n, bool wide, std::shared_ptr<Rooms> rooms)
     : Memory(n, wide, std::move(rooms)), error_(zeros()) {}
 
-std::size_t PlainMemory::encode_at_once(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
-                                        DTypeCode dtype, std::size_t n, std::size_t start, int ranks,
-                                        int threads, std::uint8_t* out) {
+std::size_t PlainMemory::encode_fused(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
+                                      DTypeCode dtype, std::size_t n, std::size_t start, int ranks,
+                                      int threads, std::uint8_t* out) {
   const CodecIdentity& codec = encoder.identity;
   const bool blocks = fusible(codec);
   if (!blocks && !codec.sparse) return 0;
@@ -36,7 +36,7 @@ std::size_t PlainMemory::encode_at_once(const Kernels& k, const Encoder& encoder
 std::size_t PlainMemory::encode(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
                                 DTypeCode dtype, std::size_t n, std::size_t start, int threads,
                                 std::uint8_t* out) {
-  const std::size_t bytes = encode_at_once(k, encoder, x, dtype, n, start, 1, threads, out);
+  const std::size_t bytes = encode_fused(k, encoder, x, dtype, n, start, 1, threads, out);
   return bytes ? bytes : Memory::encode(k, encoder, x, dtype, n, start, threads, out);
 }
 
@@ -54,7 +54,7 @@ void PlainMemory::keep(const Kernels& k, const std::uint8_t* corrected, Lease& d
 std::size_t PlainMemory::encode_sum(const Kernels& k, const Encoder& encoder, std::uint8_t* total,
                                     std::size_t n, std::size_t start, int ranks, int threads,
                                     std::uint8_t* out) {
-  const std::size_t bytes = encode_at_once(k, encoder, total, kind(), n, start, ranks, threads, out);
+  const std::size_t bytes = encode_fused(k, encoder, total, kind(), n, start, ranks, threads, out);
   return bytes ? bytes : Memory::encode_sum(k, encoder, total, n, start, ranks, threads, out);
 }
 

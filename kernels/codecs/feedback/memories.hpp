@@ -25,8 +25,8 @@ class PlainMemory final : public Memory {
 
  private:
   // Encode x, over `ranks` for a mean, in one pass over memory; 0 where there is no kernel for it.
-  std::size_t encode_at_once(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype,
-                             std::size_t n, std::size_t start, int ranks, int threads, std::uint8_t* out);
+  std::size_t encode_fused(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype,
+                           std::size_t n, std::size_t start, int ranks, int threads, std::uint8_t* out);
 
   RoomPointer error_;
 };
