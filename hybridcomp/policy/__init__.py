@@ -6,7 +6,7 @@ live beside this file in ``presets/``.
 
 from hybridcomp.policy.load import PRESETS, load_policy
 from hybridcomp.policy.message import OPS, PHASES, Choice, Message
-from hybridcomp.policy.places import PARTS, Place, in_place, place, put
+from hybridcomp.policy.places import PARTS, Place, in_place, place, set_place
 from hybridcomp.policy.rules import Policy, Rule, check_feedback
 
 __all__ = [
@@ -23,5 +23,5 @@ __all__ = [
     "in_place",
     "load_policy",
     "place",
-    "put",
+    "set_place",
 ]

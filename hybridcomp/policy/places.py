@@ -1,7 +1,7 @@
 """Name the place in a model to which a message belongs, for policies that tell places apart.
 
 A program says it around what it sends; a thread says it for itself. What nobody says is None, and rules that ask for it
-then do as if they did not. Who trains by hooks, which begin and end in two calls, uses :func:`put`.
+then do as if they did not. Who trains by hooks, which begin and end in two calls, uses :func:`set_place`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Place:
 
 NOWHERE = Place()
 
-_said = threading.local()
+_own = threading.local()
 
 
 def place() -> Place:
     """Return the place that this thread has set."""
-    found: Place = getattr(_said, "place", NOWHERE)
+    found: Place = getattr(_own, "place", NOWHERE)
     return found
 
 
-def put(there: Place) -> Place:
+def set_place(there: Place) -> Place:
     """Set this thread's place from now on; return the place before."""
     before = place()
-    _said.place = there
+    _own.place = there
     return before
 
 
@@ -65,9 +65,9 @@ def in_place(
     """
     if part is not None and part not in PARTS:
         raise ValueError(f"a part is {' or '.join(map(repr, PARTS))}, not {part!r}")
-    said: dict[str, Any] = {"stage": stage, "layer": layer, "part": part, "link": link}
-    before = put(replace(place(), **{k: v for k, v in said.items() if v is not None}))
+    given: dict[str, Any] = {"stage": stage, "layer": layer, "part": part, "link": link}
+    before = set_place(replace(place(), **{k: v for k, v in given.items() if v is not None}))
     try:
         yield
     finally:
-        put(before)
+        set_place(before)

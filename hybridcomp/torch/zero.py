@@ -20,7 +20,7 @@ _EXACT = Choice(get_codec("none"), None, "ZeRO's parameters have no other copy")
 _inside = threading.local()
 
 
-def said_of_broadcast() -> Choice | None:
+def broadcast_override() -> Choice | None:
     """Return the choice that sends this thread's broadcasts: exact within that optimizer, else None, for the policy."""
     return _EXACT if getattr(_inside, "zero", False) else None
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch.distributed import AllreduceOptions, ReduceOp
 
 
-class Asked(NamedTuple):
+class OperationOptions(NamedTuple):
     """The options of an operation.
 
     Attributes:
@@ -24,11 +24,11 @@ class Asked(NamedTuple):
     waits: bool = False
 
 
-NOTHING = Asked()
+NO_OPTIONS = OperationOptions()
 _NO_TIME = timedelta(0)
 
 
-def asked(*given: Any) -> Asked:
+def operation_options(*given: Any) -> OperationOptions:
     """Sort out arguments by what they are.
 
     Args:
@@ -55,4 +55,4 @@ def asked(*given: Any) -> Asked:
             timeout = getattr(value, "timeout", timeout)
             waits = not getattr(value, "asyncOp", True)
     seconds = None if timeout is None or timeout <= _NO_TIME else timeout.total_seconds()
-    return Asked(op, root, seconds, waits)
+    return OperationOptions(op, root, seconds, waits)

@@ -22,10 +22,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup
 
 from hybridcomp.collectives.execution.progress import engine
-from hybridcomp.torch.backend.arguments import Asked
+from hybridcomp.torch.backend.arguments import OperationOptions
 from hybridcomp.torch.backend.making import make_communicator
 from hybridcomp.torch.backend.operations import Starter, start_each
-from hybridcomp.torch.backend.options import Birth, Options, axis_of
+from hybridcomp.torch.backend.options import GroupInit, Options, axis_of
 from hybridcomp.torch.backend.work import CommWork, joined
 from hybridcomp.torch.memory import pack, unpack
 from hybridcomp.torch.profiling import Range, note, profiling
@@ -55,18 +55,18 @@ class Group(ProcessGroup):
     supports_tensor_alloc = False
     supports_time_estimate = False
 
-    def __init__(self, comm: Communicator, birth: Birth) -> None:
+    def __init__(self, comm: Communicator, init: GroupInit) -> None:
         """Adapt ``comm``.
 
         Args:
             comm: spans the group; the process group frees it.
-            birth: what both were made from. The axis is the options'; None takes it from the description that torch
+            init: what both were made from. The axis is the options'; None takes it from the description that torch
                 gives later.
         """
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self.comm = comm
-        self.options = birth.options
-        self._birth = birth
+        self.options = init.options
+        self._group_init = init
         self._start = Starter(comm)
         self._name = ""
         self._desc = "undefined"
@@ -80,8 +80,8 @@ class Group(ProcessGroup):
         self.beside: list[Session] = []
         self._closed = False
         self._pid = os.getpid()
-        if birth.options.axis is not None:
-            comm.axis = birth.options.axis
+        if init.options.axis is not None:
+            comm.axis = init.options.axis
 
     # -- identity ------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Group(ProcessGroup):
 
     def get_group_store(self) -> Store:
         """Return the members' own part of torch's store."""
-        return self._birth.store
+        return self._group_init.store
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
@@ -194,11 +194,11 @@ class Group(ProcessGroup):
             options.axis = None  # torch hands on the parent's options; the description is the new group's own
         elif not group_desc:
             options.axis = options.axis or self.axis
-        store = PrefixStore(f"split/{self._splits}/{ranks[0]}/", self._birth.store)
-        members = [self._birth.ranks[rank] for rank in ranks]
-        birth = Birth(members, list(ranks).index(self.rank()), store, options)
+        store = PrefixStore(f"split/{self._splits}/{ranks[0]}/", self._group_init.store)
+        members = [self._group_init.ranks[rank] for rank in ranks]
+        init = GroupInit(members, list(ranks).index(self.rank()), store, options)
         limit = options.timeout or timeout or timedelta(seconds=self.comm.timeout)
-        group = type(self)(make_communicator(birth, name, limit), birth)
+        group = type(self)(make_communicator(init, name, limit), init)
         group._set_group_name(name)
         group._set_group_desc(group_desc or f"{self._desc}:split")
         return group
@@ -209,7 +209,7 @@ class Group(ProcessGroup):
         self,
         op: str,
         tensors: Sequence[torch.Tensor],
-        ask: Asked,
+        options: OperationOptions,
         start: Callable[..., CommWork],
         columns: Sequence[Sequence[Any]],
         extra: tuple[Any, ...] = (),
@@ -219,7 +219,7 @@ class Group(ProcessGroup):
         Args:
             op: its name in profiles.
             tensors: what goes in.
-            ask: how long a wait for it may take, unless that says so itself, and whether it is next.
+            options: how long a wait for it may take, unless that says so itself, and whether it is next.
             start: starts one.
             columns, extra: its arguments: a row of the columns is one operation's, and the others are alike for all.
 
@@ -231,15 +231,15 @@ class Group(ProcessGroup):
         self._sequence += 1
         if profiling():
             work = self._profile(op, tensors, lambda: start_each(start, columns, extra))
-        elif ask.waits:
+        elif options.waits:
             with self._attended:
                 work = start_each(start, columns, extra)
         elif len(columns) == 1 == len(columns[0]):
             work = start(columns[0][0], *extra)
         else:
             work = start_each(start, columns, extra)
-        if ask.timeout is not None:
-            work.limit = ask.timeout
+        if options.timeout is not None:
+            work.limit = options.timeout
         issued = self._issued
         with self._lock:
             while issued and issued[0].done:

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError
 from hybridcomp.launcher import abort
 from hybridcomp.policy import load_policy
-from hybridcomp.torch.backend.options import Birth, default_policy
+from hybridcomp.torch.backend.options import GroupInit, default_policy
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 _users: set[int] = set()  # the process that makes groups
 
 
-def make_communicator(birth: Birth, name: str, timeout: timedelta) -> Communicator:
+def make_communicator(init: GroupInit, name: str, timeout: timedelta) -> Communicator:
     """Make the communicator of a process group. Collective over the group's ranks.
 
     Args:
-        birth: who they are, where they meet, and what the caller wants.
+        init: who they are, where they meet, and what the caller wants.
         name: torch's, for error messages.
         timeout: of the group, and for its ranks to come.
 
     Raises:
         ConfigError, PolicyError, MismatchError, CollectiveTimeoutError: as of :func:`.registration.create`.
     """
-    options = birth.options
+    options = init.options
     policy = default_policy() if options.policy is None else load_policy(options.policy)
 
     # Here, and not above: a hook on gloo or NCCL needs no MPI.
@@ -44,10 +44,10 @@ def make_communicator(birth: Birth, name: str, timeout: timedelta) -> Communicat
 
     world = MPI.COMM_WORLD
     _check_process(name)
-    _check_world(world, birth)
+    _check_world(world, init)
     _abort_on_exception(world)
-    _wait_for_members(birth, name, timeout)
-    group = world.Get_group().Incl(birth.ranks)
+    _wait_for_members(init, name, timeout)
+    group = world.Get_group().Incl(init.ranks)
     seconds = timeout.total_seconds()
     limit = max(seconds, LEAST_SECONDS)  # its members are there
     mpi = bounded(lambda: world.Create_group(group), lambda: f"making process group {name!r} in MPI", limit)
@@ -67,8 +67,8 @@ def _check_process(name: str) -> None:
         )
 
 
-def _check_world(world: Any, birth: Birth) -> None:
-    ranks, rank = birth.ranks, birth.rank
+def _check_world(world: Any, init: GroupInit) -> None:
+    ranks, rank = init.ranks, init.rank
     if max(ranks) >= world.size or ranks[rank] != world.rank:
         n = max(len(ranks), max(ranks) + 1)
         raise ConfigError(
@@ -77,10 +77,10 @@ def _check_world(world: Any, birth: Birth) -> None:
         )
 
 
-def _wait_for_members(birth: Birth, name: str, timeout: timedelta) -> None:
+def _wait_for_members(init: GroupInit, name: str, timeout: timedelta) -> None:
     """Wait for all members in torch's store: unlike MPI's calls that make a group, this wait has an end."""
-    store, size = birth.store, len(birth.ranks)
-    store.set(f"hybridcomp/{birth.rank}", "1")
+    store, size = init.store, len(init.ranks)
+    store.set(f"hybridcomp/{init.rank}", "1")
     keys = [f"hybridcomp/{rank}" for rank in range(size)]
     try:
         store.wait(keys, timeout)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from mpi4py import MPI
 
-from hybridcomp.policy import put
+from hybridcomp.policy import set_place
 from hybridcomp.torch.backend.reduce_ops import Reduction, reduction
 from hybridcomp.torch.backend.sparse import all_reduce_sparse
 from hybridcomp.torch.backend.work import CommWork, joined
 from hybridcomp.torch.phases import about_send, phase
 from hybridcomp.torch.staging import Target, plain, source, usable
-from hybridcomp.torch.zero import said_of_broadcast
+from hybridcomp.torch.zero import broadcast_override
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
@@ -35,8 +35,8 @@ class Starter:
 
     # -- reductions ----------------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any, at_once: bool = False) -> CommWork:
-        """Reduce ``tensor`` over all ranks, in place; ``at_once`` if the caller would wait for it now."""
+    def all_reduce(self, tensor: torch.Tensor, op: Any, immediate: bool = False) -> CommWork:
+        """Reduce ``tensor`` over all ranks, in place; ``immediate`` if the caller would wait for it now."""
         if tensor.layout is torch.sparse_coo:
             return all_reduce_sparse(self.comm, tensor, op)
         how = reduction(op, tensor.dtype)
@@ -46,7 +46,7 @@ class Starter:
             _scale(target.data, how.factor)
             commit, array = self._committed(how, target), _given(target.data)
         now = phase()
-        if at_once and self.comm.allreduce_at_once(MPI.IN_PLACE, array, how.op, phase=now):
+        if immediate and self.comm.allreduce_at_once(MPI.IN_PLACE, array, how.op, phase=now):
             return CommWork([], [tensor], commit)
         request = self.comm.start_allreduce(MPI.IN_PLACE, array, how.op, phase=now)
         return CommWork([request], [tensor], commit)
@@ -105,7 +105,7 @@ class Starter:
     def broadcast(self, tensor: torch.Tensor, root: int) -> CommWork:
         """Copy the root's tensor to all ranks."""
         target = Target(tensor, load=self.comm.rank == root)
-        codec = said_of_broadcast()
+        codec = broadcast_override()
         request = self.comm.start_bcast(_given(target.data), root, phase=phase(), codec=codec)
         return CommWork([request], [tensor], _committed(target))
 
@@ -191,12 +191,14 @@ class Starter:
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int) -> CommWork:
         """Send ``tensor``."""
-        way, there = about_send(tensor, up=dest > self.comm.rank)
-        before = put(there)
+        send_phase, there = about_send(tensor, up=dest > self.comm.rank)
+        before = set_place(there)
         try:
-            return CommWork([self.comm.start_send(_given(source(tensor)), dest, tag, phase=way)], [tensor])
+            return CommWork(
+                [self.comm.start_send(_given(source(tensor)), dest, tag, phase=send_phase)], [tensor]
+            )
         finally:
-            put(before)
+            set_place(before)
 
     def receive(self, tensor: torch.Tensor, source_rank: int, tag: int) -> CommWork:
         """Receive into ``tensor``; ``MPI.ANY_SOURCE`` takes what comes."""

@@ -47,7 +47,7 @@ class Options:
         return self.timeout
 
 
-class Birth(NamedTuple):
+class GroupInit(NamedTuple):
     """The arguments that a process group is made from.
 
     Attributes:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from hybridcomp.torch.backend.arguments import NOTHING, asked
+from hybridcomp.torch.backend.arguments import NO_OPTIONS, operation_options
 from hybridcomp.torch.backend.group import Group
 from hybridcomp.torch.backend.monitored_barrier import monitored_barrier
 from hybridcomp.torch.backend.work import CommWork
@@ -35,9 +35,9 @@ class HybridProcessGroup(Group):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> CommWork:
         """Reduce in place."""
         given = tensors if tensors.__class__ is list else _list(tensors)
-        ask = asked(opts, op, timeout)
-        start, at_once = self._start.all_reduce, ask.waits and not profiling()
-        return self._run("all_reduce", given, ask, start, (given,), (ask.op, at_once))
+        options = operation_options(opts, op, timeout)
+        start, immediate = self._start.all_reduce, options.waits and not profiling()
+        return self._run("all_reduce", given, options, start, (given,), (options.op, immediate))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> CommWork:
         """Reduce several tensors in place."""
@@ -47,32 +47,36 @@ class HybridProcessGroup(Group):
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None, *, root: int | None = None
     ) -> CommWork:
         """Reduce to one rank."""
-        given, ask = _list(tensors), asked(opts, op, timeout, root)
+        given, options = _list(tensors), operation_options(opts, op, timeout, root)
         start = self._start.reduce
-        return self._run("reduce", given, ask, start, (given,), (ask.op, ask.root))
+        return self._run("reduce", given, options, start, (given,), (options.op, options.root))
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
     ) -> CommWork:
         """Reduce a list of tensors; rank r gets entry r."""
-        to, ask = _list(outputs), asked(opts, op, timeout)
+        to, options = _list(outputs), operation_options(opts, op, timeout)
         lists = [inputs] if isinstance(outputs, Tensor) else inputs
         start = self._start.reduce_scatter
-        return self._run("reduce_scatter", _all(lists), ask, start, (to, lists), (ask.op,))
+        return self._run("reduce_scatter", _all(lists), options, start, (to, lists), (options.op,))
 
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: Any = None, timeout: Any = None, *, op: Any = None
     ) -> CommWork:
         """Reduce a tensor; rank r gets its part r."""
-        ask = asked(opts, op, timeout)
+        options = operation_options(opts, op, timeout)
         start = self._start.reduce_scatter_single
-        return self._run("reduce_scatter_tensor", [source], ask, start, ([output], [source]), (ask.op,))
+        return self._run(
+            "reduce_scatter_tensor", [source], options, start, ([output], [source]), (options.op,)
+        )
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
         """Reduce several tensors; rank r gets part r of each."""
-        ask = asked(opts)
+        options = operation_options(opts)
         start = self._start.reduce_scatter_single
-        return self._run("reduce_scatter_tensor_coalesced", inputs, ask, start, (outputs, inputs), (ask.op,))
+        return self._run(
+            "reduce_scatter_tensor_coalesced", inputs, options, start, (outputs, inputs), (options.op,)
+        )
 
     # -- movement ------------------------------------------------------------------------------------
 
@@ -80,53 +84,55 @@ class HybridProcessGroup(Group):
         self, tensors: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
     ) -> CommWork:
         """Copy from one rank to all."""
-        given, ask = _list(tensors), asked(opts, timeout, root)
+        given, options = _list(tensors), operation_options(opts, timeout, root)
         start = self._start.broadcast
-        return self._run("broadcast", given, ask, start, (given,), (ask.root,))
+        return self._run("broadcast", given, options, start, (given,), (options.root,))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> CommWork:
         """Gather into a list of tensors on every rank."""
-        given, ask = _list(inputs), asked(opts, timeout)
+        given, options = _list(inputs), operation_options(opts, timeout)
         lists = [outputs] if isinstance(inputs, Tensor) else outputs
         start = self._start.all_gather
-        return self._run("all_gather", given, ask, start, (lists, given))
+        return self._run("all_gather", given, options, start, (lists, given))
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
         """Gather several tensors; ``outputs`` has a list for each rank, with an entry for each input."""
         by_input = [list(row) for row in zip(*outputs, strict=True)]
         start = self._start.all_gather
-        return self._run("all_gather", inputs, asked(opts), start, (by_input, inputs))
+        return self._run("all_gather", inputs, operation_options(opts), start, (by_input, inputs))
 
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: Any = None, timeout: Any = None
     ) -> CommWork:
         """Gather into one tensor on every rank."""
         start = self._start.all_gather_single
-        ask = asked(opts, timeout)
-        return self._run("all_gather_into_tensor", [source], ask, start, ([output], [source]))
+        options = operation_options(opts, timeout)
+        return self._run("all_gather_into_tensor", [source], options, start, ([output], [source]))
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CommWork:
         """Gather several tensors, each into one."""
         start = self._start.all_gather_single
-        return self._run("all_gather_into_tensor_coalesced", inputs, asked(opts), start, (outputs, inputs))
+        return self._run(
+            "all_gather_into_tensor_coalesced", inputs, operation_options(opts), start, (outputs, inputs)
+        )
 
     def gather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
     ) -> CommWork:
         """Gather into a list of tensors on one rank."""
-        given, ask = _list(inputs), asked(opts, timeout, root)
+        given, options = _list(inputs), operation_options(opts, timeout, root)
         lists = outputs if outputs and not isinstance(outputs[0], Tensor) else [outputs or []]
         start = self._start.gather
-        return self._run("gather", given, ask, start, (lists, given), (ask.root,))
+        return self._run("gather", given, options, start, (lists, given), (options.root,))
 
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
     ) -> CommWork:
         """Send entry r of one rank's list to rank r."""
-        to, ask = _list(outputs), asked(opts, timeout, root)
+        to, options = _list(outputs), operation_options(opts, timeout, root)
         lists = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs or []]
         start = self._start.scatter
-        return self._run("scatter", _all(lists), ask, start, (to, lists), (ask.root,))
+        return self._run("scatter", _all(lists), options, start, (to, lists), (options.root,))
 
     def all_to_all_single(
         self,
@@ -139,34 +145,34 @@ class HybridProcessGroup(Group):
     ) -> CommWork:
         """Send a range of rows to each rank."""
         start, to, of = self._start.all_to_all_single, list(output_splits), list(input_splits)
-        ask = asked(opts, timeout)
-        return self._run("all_to_all", [source], ask, start, ([output], [source]), (to, of))
+        options = operation_options(opts, timeout)
+        return self._run("all_to_all", [source], options, start, ([output], [source]), (to, of))
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> CommWork:
         """Send a tensor to each rank, and receive one from each."""
         start = self._start.all_to_all
-        return self._run("all_to_all", inputs, asked(opts, timeout), start, ([outputs], [inputs]))
+        return self._run("all_to_all", inputs, operation_options(opts, timeout), start, ([outputs], [inputs]))
 
     # -- point to point, and barriers ----------------------------------------------------------------
 
     def send(self, tensors: Any, dest: int, tag: int = 0) -> CommWork:
         """Send to one rank."""
         given, start = _list(tensors), self._start.send
-        return self._run("send", given, NOTHING, start, (given,), (dest, tag))
+        return self._run("send", given, NO_OPTIONS, start, (given,), (dest, tag))
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> CommWork:
         """Receive from one rank."""
         given, start = _list(tensors), self._start.receive
-        return self._run("recv", given, NOTHING, start, (given,), (source, tag))
+        return self._run("recv", given, NO_OPTIONS, start, (given,), (source, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> CommWork:
         """Receive from whichever rank sends; the work's ``source_rank`` tells which."""
         given, start = _list(tensors), self._start.receive
-        return self._run("recvAnySource", given, NOTHING, start, (given,), (MPI.ANY_SOURCE, tag))
+        return self._run("recvAnySource", given, NO_OPTIONS, start, (given,), (MPI.ANY_SOURCE, tag))
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> CommWork:
         """Wait for all ranks."""
-        return self._run("barrier", [], asked(opts, timeout), self._start.barrier, ([None],))
+        return self._run("barrier", [], operation_options(opts, timeout), self._start.barrier, ([None],))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; rank 0 names those that do not come.

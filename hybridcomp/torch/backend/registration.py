@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hybridcomp.torch.backend.making import make_communicator
-from hybridcomp.torch.backend.options import Birth, Options
+from hybridcomp.torch.backend.options import GroupInit, Options
 
 BACKEND = "hybridcomp"
 
@@ -35,9 +35,9 @@ def create(opts: Any, options: Any = None) -> dist.ProcessGroup:
         raise TypeError(f"pg_options must be hybridcomp.torch.Options, not {type(options).__name__}")
     options = options or Options()
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
-    birth = Birth(ranks, opts.group_rank, opts.store, options)
+    init = GroupInit(ranks, opts.group_rank, opts.store, options)
 
     # Here, and not above: it needs MPI, and a hook on gloo or NCCL does not.
     from hybridcomp.torch.backend.process_group import HybridProcessGroup  # noqa: PLC0415
 
-    return HybridProcessGroup(make_communicator(birth, opts.group_id, options.timeout or opts.timeout), birth)
+    return HybridProcessGroup(make_communicator(init, opts.group_id, options.timeout or opts.timeout), init)

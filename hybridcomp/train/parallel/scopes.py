@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import hybridcomp.torch as hct
-from hybridcomp.policy import Place, place, put
+from hybridcomp.policy import Place, place, set_place
 from hybridcomp.train.model.gpt import GPT
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Saying:
         self._before: list[Place] = []
 
     def begin(self, *_: Any) -> None:
-        self._before.append(put(dataclasses.replace(place(), layer=self._layer)))
+        self._before.append(set_place(dataclasses.replace(place(), layer=self._layer)))
 
     def end(self, *_: Any) -> None:
-        put(self._before.pop())
+        set_place(self._before.pop())
