@@ -17,7 +17,7 @@ from rich.progress import track
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives import Communicator
 from hybridcomp.collectives.algorithms.selection import CHUNK_VARIABLE
-from hybridcomp.collectives.transport.shared_memory import meet, own_pool
+from hybridcomp.collectives.transport.shared_memory import connect_peers, own_pool
 from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.errors import CollectiveTimeoutError
 from hybridcomp.perfmodel.calibrate import SPECS, codec_speed, memory_speed
@@ -62,10 +62,10 @@ def hosts_of(comm: MPI.Comm) -> tuple[Topology, bool]:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
         topology = discover(comm, node)
-        near = own_pool() is not None if node.size == 1 else meet(comm, node) is not None
+        shares_memory = own_pool() is not None if node.size == 1 else connect_peers(comm, node) is not None
     finally:
         node.Free()
-    return topology, agreed(comm, near)
+    return topology, agreed(comm, shares_memory)
 
 
 def wait(requests: Sequence[MPI.Request], comm: MPI.Comm, what: str, *, idle: bool = True) -> None:

@@ -82,8 +82,8 @@ def _main_as_rank(comm: MPI.Comm, findings: Findings, arguments: argparse.Namesp
     """Run the rest on each rank of ``comm``; return rank 0's exit code."""
     from hybridcomp.cli import calibrate  # noqa: PLC0415  (needs MPI)
 
-    hosts, near = calibrate.hosts_of(comm)
-    findings.sections["MPI"] = inspection.mpi(comm, hosts.count, near)
+    hosts, shares_memory = calibrate.hosts_of(comm)
+    findings.sections["MPI"] = inspection.mpi(comm, hosts.count, shares_memory)
     calibrated = None
     if arguments.calibrate and calibrate.agreed(comm, not findings.problems):
         effort = calibrate.QUICK if arguments.quick else calibrate.THOROUGH

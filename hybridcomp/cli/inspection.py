@@ -62,13 +62,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-def mpi(comm: MPI.Comm, hosts: int, near: bool) -> dict[str, str]:
+def mpi(comm: MPI.Comm, hosts: int, shares_memory: bool) -> dict[str, str]:
     """Describe the MPI library.
 
     Args:
         comm: of all ranks.
         hosts: that they are on.
-        near: whether ranks of a host can read each other's messages where they are.
+        shares_memory: whether ranks of a host can read each other's messages where they are.
     """
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 
@@ -87,7 +87,9 @@ def mpi(comm: MPI.Comm, hosts: int, near: bool) -> dict[str, str]:
         "ranks": f"{comm.size} on {hosts} host{'s' * (hosts > 1)}",
         "threads": _THREADS[MPI.Query_thread()],
         "device pointers": device,
-        "shared memory": "works" if near else "does not work here: ranks of a host send each other copies",
+        "shared memory": "works"
+        if shares_memory
+        else "does not work here: ranks of a host send each other copies",
     }
 
 

@@ -16,7 +16,7 @@ CodecLike = Codec | str | Choice | None
 codec_of = functools.lru_cache(256)(get_codec)  # what a call asks for by a string, it asks for often
 
 
-def asked_for(codec: Codec | str | Choice, op: str, data: Flat) -> Choice:
+def explicit_choice(codec: Codec | str | Choice, op: str, data: Flat) -> Choice:
     """Return the choice that a call has made.
 
     Raises:

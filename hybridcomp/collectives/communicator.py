@@ -50,8 +50,8 @@ from mpi4py import MPI
 from hybridcomp.collectives.agreement.making import bounded
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Steps
-from hybridcomp.collectives.operations.gather_scatter import Movement
-from hybridcomp.collectives.operations.p2p import Messages
+from hybridcomp.collectives.operations.gather_scatter import GatherScatter
+from hybridcomp.collectives.operations.p2p import PointToPoint
 from hybridcomp.collectives.operations.persistent import Plans
 from hybridcomp.collectives.operations.reductions import Reductions
 from hybridcomp.collectives.operations.rooted import Rooted
@@ -62,7 +62,7 @@ _OF_MESSAGES = frozenset(
 )
 
 
-class Communicator(Reductions, Movement, Rooted, Messages, Plans):
+class Communicator(Reductions, GatherScatter, Rooted, PointToPoint, Plans):
     """Compressed collectives over a duplicate of an MPI communicator. Making one is collective.
 
     Args:
@@ -101,7 +101,7 @@ class Communicator(Reductions, Movement, Rooted, Messages, Plans):
 
     def Dup(self) -> Communicator:
         """Make a communicator of the same ranks, policy and axis, with statistics and memory of its own."""
-        self._meet("dup")
+        self._await_ranks("dup")
         return Communicator(self.mpi, self.policy, self.axis, timeout=self.timeout)
 
     def Clone(self) -> Communicator:
@@ -110,29 +110,29 @@ class Communicator(Reductions, Movement, Rooted, Messages, Plans):
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """Make a communicator of the ranks of the same color; return ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``."""
-        self._meet("split")
+        self._await_ranks("split")
         return self._made("split", lambda: self.mpi.Split(color, key))
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Any:
         """Make a communicator of the ranks of one kind, such as those that share memory."""
-        self._meet("split_type")
+        self._await_ranks("split_type")
         return self._made("split_type", lambda: self.mpi.Split_type(split_type, key, info))
 
     def Create(self, group: MPI.Group) -> Any:
         """Make a communicator of a group's ranks; return ``MPI.COMM_NULL`` on the others."""
-        self._meet("create")
+        self._await_ranks("create")
         return self._made("create", lambda: self.mpi.Create(group))
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
         """Make a communicator as :meth:`Create` does, called by the group's ranks alone."""
         return self._made("create_group", lambda: self.mpi.Create_group(group, tag))
 
-    def _meet(self, op: str) -> None:
+    def _await_ranks(self, op: str) -> None:
         """Wait until all ranks are here: MPI, which does not know a timeout, then waits for none that has not come."""
 
         def steps() -> Steps:
-            with self._transport.turns.take().held() as turn:
-                yield from native(self.mpi.Ibarrier, turn)
+            with self._transport.post_queue.take().held() as ticket:
+                yield from native(self.mpi.Ibarrier, ticket)
 
         self._start(steps(), self._plain_call(op, 0, 0), counted=False).wait()
 

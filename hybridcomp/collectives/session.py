@@ -14,8 +14,8 @@ from hybridcomp.codecs.device.driver import has_driver
 from hybridcomp.collectives.agreement.agreement import Preparation
 from hybridcomp.collectives.agreement.consistency import Comparison, described, in_detail
 from hybridcomp.collectives.agreement.making import make
-from hybridcomp.collectives.algorithms.selection import Way, own_settings
-from hybridcomp.collectives.choices import Choices, CodecLike, asked_for
+from hybridcomp.collectives.algorithms.selection import AlgorithmChoice, own_settings
+from hybridcomp.collectives.choices import Choices, CodecLike, explicit_choice
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.device.cuda_aware import awareness
@@ -37,7 +37,7 @@ from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import Choice, Policy, load_policy
 
 Op = MPI.Op | str
-# One of MPI's own operations on a send and a receive buffer, with its turn and what to wait for before it is posted.
+# One of MPI's own operations on a send and a receive buffer, with its ticket and what to wait for before it is posted.
 Native = Callable[[Any, Any, PostTicket, Sequence[Ready]], Steps]
 # One of ours, with a memory of error feedback or None.
 Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
@@ -80,9 +80,11 @@ class Session:
         if parts.group is not None:
             self._programs = Programs(parts.group, self._topology, self.rank, self._chooser)
             self._message_programs = MessagePrograms(join_for_messages(self._p2p))
-        self._transport = Transport(self.mpi, self._topology, parts.near, direct=direct, group=parts.group)
+        self._transport = Transport(
+            self.mpi, self._topology, parts.shm_peers, direct=direct, group=parts.group
+        )
         self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
-        self._p2p_transport.turns.common = False
+        self._p2p_transport.post_queue.common = False
         self.spoilt = False
         self._started = 0  # collectives: the same number on all ranks
         self._messages = 0  # sends and receives
@@ -157,16 +159,16 @@ class Session:
         if self.size == 1:
             return Choice(NONE, None, "one rank")
         if codec is not None:
-            return asked_for(codec, op, data)
+            return explicit_choice(codec, op, data)
         shape = data.shape if elements is None else (elements,)
         return self._choices.choose(self.policy, self.axis, op, data.dtype, shape, name, phase, self.step)
 
-    def _way(
+    def _choose_algorithm(
         self, op: str, data: Flat, codec: Codec, algorithm: str | None, feedback: str | None = None
-    ) -> tuple[Way, list[int]]:
+    ) -> tuple[AlgorithmChoice, list[int]]:
         """Choose the algorithm of an operation on a buffer of all its elements; return it with the tags for it."""
-        way = self._chooser.choose(op, data.nbytes, data.dtype, codec, feedback, algorithm)
-        return way, [self._transport.tag() for _ in range(way.algorithm.tags)]
+        chosen = self._chooser.choose(op, data.nbytes, data.dtype, codec, feedback, algorithm)
+        return chosen, [self._transport.tag() for _ in range(chosen.algorithm.tags)]
 
     # -- starting ------------------------------------------------------------------------------------
 
@@ -189,7 +191,7 @@ class Session:
         recv: Flat | None,
         device: list[DeviceArray],
         *,
-        way: Way | None = None,
+        chosen: AlgorithmChoice | None = None,
         on_host: bool = False,
         feedback: Callable[[Carrier], Any] | None = None,
         loads: bool = False,
@@ -203,7 +205,7 @@ class Session:
             call: statistics.
             send, recv: its buffers, at least one.
             device: the caller's, if they are on a device.
-            way: of the algorithm, if it was chosen among several.
+            chosen: the algorithm, if it was chosen among several.
             on_host: it cannot run on a device.
             feedback: gives the memory, and the carrier the codec of its step.
             loads, written: as of :func:`~hybridcomp.collectives.device.through_host.through_host`.
@@ -211,15 +213,15 @@ class Session:
         given = send if recv is None else recv
         assert given is not None
         t, dtype = self._transport, given.dtype
-        if way is not None:
-            on_host = on_host or not way.algorithm.device
+        if chosen is not None:
+            on_host = on_host or not chosen.algorithm.device
         encodes = bool(device) and not on_host and has_driver(codec)
         if encodes:
             carrier: Carrier = DeviceCarrier(t, codec, dtype, call, device)
         else:
             carrier = Carrier(t, codec, dtype, call)
-        if way is not None:
-            carrier.chunk_bytes = way.chunk_bytes
+        if chosen is not None:
+            carrier.chunk_bytes = chosen.chunk_bytes
         carrier.stream = recv is not None and recv.nbytes >= STREAM_BYTES
 
         def steps() -> Steps:
@@ -319,7 +321,7 @@ class Session:
             send, recv: its buffers.
             device: the caller's, if they are on a device.
             direct: hand MPI the device's pointers; None where it takes them in collectives.
-            transport: whose turn it takes; None is the collectives'.
+            transport: whose queue it posts by; None is the collectives'.
             exact: it carries what a plain one would; else it counts its bytes itself.
             status: of a receive.
             loads, written: as of :func:`~hybridcomp.collectives.device.through_host.through_host`.
@@ -329,12 +331,18 @@ class Session:
             direct = self.cuda_aware.collectives
 
         def steps() -> Steps:
-            with t.turns.take().held() as turn:
+            with t.post_queue.take().held() as ticket:
                 if direct or not device:
-                    yield from run(send, recv, turn, callers_events(device))
+                    yield from run(send, recv, ticket, callers_events(device))
                 else:
                     yield from through_host(
-                        t, device, send, recv, lambda s, r: run(s, r, turn, ()), loads=loads, written=written
+                        t,
+                        device,
+                        send,
+                        recv,
+                        lambda s, r: run(s, r, ticket, ()),
+                        loads=loads,
+                        written=written,
                     )
 
         return self._posted(steps(), call, exact=exact, status=status, common=transport is None)
@@ -365,14 +373,14 @@ class Session:
             raise CodecMismatchError(f"{op}: a codec cannot carry a buffer that only MPI understands")
         t = transport or self._transport
         engine().check_process(op)
-        if t.turns.empty and self._comparison is None:
+        if t.post_queue.empty and self._comparison is None:
             post = _begun(
                 post()
             )  # here, since wrong arguments are this rank's own affair: no operation has begun
 
         call = Call(self.axis, op, NONE.spec, "a buffer that only MPI understands", 0, 0)
         return self._native(
-            lambda _s, _r, turn, events: native(post, turn, events, peer, status),
+            lambda _s, _r, ticket, events: native(post, ticket, events, peer, status),
             call,
             None,
             None,

@@ -69,7 +69,7 @@ void bind_lease(nb::module_& m);
 void bind_lowrank(nb::module_& m);
 void bind_memory(nb::module_& m);
 void bind_mpi(nb::module_& m);
-void bind_watch(nb::module_& m);
+void bind_wait(nb::module_& m);
 void bind_mpc(nb::module_& m);
 void bind_planes(nb::module_& m);
 void bind_minifloat(nb::module_& m);

@@ -1,4 +1,4 @@
-// MPI's non-blocking operations on plain arrays: posted, and looked at for a moment, at the cost of a few
+// MPI's non-blocking operations on plain arrays: posted, and polled for a moment, at the cost of a few
 // comparisons.
 //
 // The module is not linked with MPI, of which every process has its own: Python tells where its functions
@@ -17,16 +17,16 @@
 #include <tuple>
 #include <vector>
 
+#include "python/backoff.hpp"
 #include "python/bind.hpp"
 #include "python/flight.hpp"
-#include "python/looks.hpp"
 
 namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
-constexpr int kSpins = 12;            // looks that do not give way
-constexpr double kYielding = 300e-6;  // seconds in which a look gives way to whoever waits for the core
+constexpr int kSpins = 12;            // polls that do not give way
+constexpr double kYielding = 300e-6;  // seconds in which a poll gives way to whoever waits for the core
 constexpr double kWaiting = 5e-3;     // seconds until the engine takes over
 constexpr double kSleepMin = 20e-6, kSleepMax = 1e-3, kSleepShare = 1.0 / 16;
 constexpr std::size_t kBrief = 1 << 17;  // bytes that are moved before others may have the interpreter
@@ -227,7 +227,7 @@ class Operation {
     return post_(slots[0], slots[1], slots[2], slots[3], slots[4], slots[5], slots[6], slots[7]);
   }
 
-  // Look at what was posted until it has ended, for so many seconds at most; MPI's error.
+  // Poll what was posted until it has ended, for so many seconds at most; MPI's error.
   int settle(Posted& posted, double seconds, Release& release) {
     int done = 0, code = 0;
     if (posted.execution) {
@@ -240,12 +240,12 @@ class Operation {
     }
     code = library_.test(&posted.request, &done, posted.status);
     if (!code && !done && !release) release.emplace();
-    for (int look = 1; !code && !done && look <= kSpins; ++look)
+    for (int polls = 1; !code && !done && polls <= kSpins; ++polls)
       code = library_.test(&posted.request, &done, posted.status);
     if (!code && !done) {
-      const Looks looks(0, kYielding, kSleepMin, kSleepMax, kSleepShare);
-      for (double left = seconds; !code && !done && left > 0; left = seconds - looks.seconds()) {
-        looks.wait(left);
+      const Backoff backoff(0, kYielding, kSleepMin, kSleepMax, kSleepShare);
+      for (double left = seconds; !code && !done && left > 0; left = seconds - backoff.seconds()) {
+        backoff.wait(left);
         code = library_.test(&posted.request, &done, posted.status);
       }
     }

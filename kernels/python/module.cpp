@@ -57,7 +57,7 @@ NB_MODULE(_kernels, m) {
   bind_memory(m);
   bind_mpc(m);
   bind_mpi(m);
-  bind_watch(m);
+  bind_wait(m);
   bind_planes(m);
   bind_minifloat(m);
   bind_sign(m);

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from hybridcomp.collectives.transport import arena as arenas
-from hybridcomp.collectives.transport import shared_memory as notes
-from hybridcomp.collectives.transport.arena import LINE, ArenaPool, Card, open_arena
+from hybridcomp.collectives.transport import shared_memory
+from hybridcomp.collectives.transport.arena import LINE, ArenaHandle, ArenaPool, open_arena
 from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers
 from hybridcomp.errors import WireError
 
@@ -31,12 +31,12 @@ def pool() -> ArenaPool:
 def pair() -> tuple[SharedMemoryPeers, SharedMemoryPeers]:
     """Two ranks of one host, as each sees the other; here they are one process."""
     one, two = ArenaPool(), ArenaPool()
-    return SharedMemoryPeers(one, {1: open_arena(two.arena.card)}), SharedMemoryPeers(
-        two, {0: open_arena(one.arena.card)}
+    return SharedMemoryPeers(one, {1: open_arena(two.arena.handle)}), SharedMemoryPeers(
+        two, {0: open_arena(one.arena.handle)}
     )
 
 
-def note(token: int, offset: int, nbytes: int, magic: int = 0x01455948) -> np.ndarray:
+def descriptor(token: int, offset: int, nbytes: int, magic: int = 0x01455948) -> np.ndarray:
     return np.frombuffer(struct.pack("<IIQQQ", magic, 0, token, offset, nbytes), np.uint8).copy()
 
 
@@ -58,7 +58,7 @@ def test_what_is_lent_waits_for_its_readers():
     mine, theirs = pair()
     message = mine.pool.take(5000)
     message[:] = 7
-    sent = mine.lend(message[:4500], 2)
+    sent = mine.publish(message[:4500], 2)
     got = theirs.read(sent)
     assert got.size == 4500
     assert np.all(got == 7)
@@ -77,8 +77,8 @@ def test_what_was_read_is_lent_on_from_where_it_is():
     mine, theirs = pair()
     message = mine.pool.take(5000)
     message[:] = 3
-    got = theirs.read(mine.lend(message, 1))
-    back = mine.read(theirs.lend(got, 1))
+    got = theirs.read(mine.publish(message, 1))
+    back = mine.read(theirs.publish(got, 1))
     assert arenas.address(back) == arenas.address(message)
     mine.pool.give(message)
     theirs.release([got])
@@ -91,7 +91,7 @@ def test_memory_that_others_cannot_see_is_not_lent(monkeypatch):
     monkeypatch.setattr(arenas, "_MOST", 1 << 16)
     mine, _ = pair()
     taken = [mine.pool.take(4096) for _ in range(40)]
-    seen = [mine.lend(b, 1) is not None for b in taken]
+    seen = [mine.publish(b, 1) is not None for b in taken]
     assert seen == sorted(seen, reverse=True)
     assert 10 < sum(seen) < 16  # the others are the process's own memory
     outside = [b for b, inside in zip(taken, seen, strict=True) if not inside]
@@ -118,51 +118,51 @@ def test_memory_that_others_cannot_see_is_not_lent(monkeypatch):
         ("past", 0),
     ],
 )
-def test_a_note_of_what_cannot_be_is_refused(offset, nbytes):
+def test_a_descriptor_of_what_cannot_be_is_refused(offset, nbytes):
     mine, theirs = pair()
-    end = mine.pool.arena.card.nbytes
+    end = mine.pool.arena.handle.nbytes
     at = {"end": end, "past": end + LINE}.get(offset, offset)
     before = mine.pool.arena.memory[:FIRST].tobytes()
     with pytest.raises(WireError, match="a shared message of"):
-        theirs.read(note(mine.pool.arena.card.token, at, nbytes))
+        theirs.read(descriptor(mine.pool.arena.handle.token, at, nbytes))
     assert mine.pool.arena.memory[:FIRST].tobytes() == before
 
 
-def test_a_note_from_an_unknown_arena_is_refused():
+def test_a_descriptor_from_an_unknown_arena_is_refused():
     _, theirs = pair()
-    for token in (0, 1, 2**64 - 1, ArenaPool().arena.card.token):
+    for token in (0, 1, 2**64 - 1, ArenaPool().arena.handle.token):
         with pytest.raises(WireError, match="does not know"):
-            theirs.read(note(token, FIRST, 100))
+            theirs.read(descriptor(token, FIRST, 100))
 
 
-def test_what_is_no_note_is_a_message():
+def test_what_is_no_descriptor_is_a_message():
     mine, theirs = pair()
     assert theirs.read(np.zeros(32, np.uint8)) is None
-    assert theirs.read(note(mine.pool.arena.card.token, FIRST, 100, magic=0x01435948)) is None
+    assert theirs.read(descriptor(mine.pool.arena.handle.token, FIRST, 100, magic=0x01435948)) is None
 
 
 @pytest.mark.parametrize("wrong", ["token", "nbytes", "fd", "pid"])
 def test_another_file_is_no_arena(pool, wrong):
-    card = pool.arena.card
+    handle = pool.arena.handle
     with pytest.raises(OSError):  # noqa: PT011  (the system's, or ours)
-        open_arena(card._replace(**{wrong: 1 << 22 if wrong == "pid" else getattr(card, wrong) + 12345}))
+        open_arena(handle._replace(**{wrong: 1 << 22 if wrong == "pid" else getattr(handle, wrong) + 12345}))
 
 
 def test_a_process_of_another_namespace_is_taken_for_nobody(pool):
     """Its number is that of a process here, which has some other file there."""
-    card = pool.arena.card
+    handle = pool.arena.handle
     read, write = os.pipe()
     try:
         with pytest.raises(OSError, match="something else"):
-            open_arena(card._replace(fd=read))
+            open_arena(handle._replace(fd=read))
     finally:
         os.close(read)
         os.close(write)
     fd = os.memfd_create("other")
     try:
-        os.ftruncate(fd, card.nbytes)
+        os.ftruncate(fd, handle.nbytes)
         with pytest.raises(OSError, match="something else"):
-            open_arena(card._replace(fd=fd))
+            open_arena(handle._replace(fd=fd))
     finally:
         os.close(fd)
 
@@ -187,14 +187,14 @@ def test_without_an_arena_messages_go_by_mpi(monkeypatch, fault):
     else:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 33, 1 << 33))
     before = _descriptors()
-    assert notes.own_pool.__wrapped__() is None
+    assert shared_memory.own_pool.__wrapped__() is None
     assert _descriptors() == before
 
 
 def test_blocks_beyond_what_is_kept_give_their_pages_back(monkeypatch):
     monkeypatch.setattr(arenas, "_KEPT", 1 << 20)
     pool = ArenaPool()
-    file = pool.arena.card.fd
+    file = pool.arena.handle.fd
     taken = [pool.take(1 << 20) for _ in range(8)]
     for b in taken:
         b[:] = 1
@@ -218,7 +218,7 @@ def test_late_readers_are_noticed(monkeypatch):
     for _ in range(4):
         assert not mine.pool.crowded
         message = mine.pool.take(4096)
-        lent.append(theirs.read(mine.lend(message, 1)))
+        lent.append(theirs.read(mine.publish(message, 1)))
         mine.pool.give(message)
         if len(lent) == 3:
             assert mine.pool.crowded
@@ -240,7 +240,7 @@ import sys, time
 from hybridcomp.collectives.transport.arena import ArenaPool
 pool = ArenaPool()
 pool.take(5000)[:] = 9
-print(*pool.arena.card, flush=True)
+print(*pool.arena.handle, flush=True)
 time.sleep(60)
 """
 
@@ -249,14 +249,14 @@ def test_a_killed_process_leaves_nothing_behind():
     before = sorted(os.listdir("/dev/shm"))
     with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as child:
         try:
-            card = Card(*map(int, child.stdout.readline().split()))
-            seen = open_arena(card)
+            handle = ArenaHandle(*map(int, child.stdout.readline().split()))
+            seen = open_arena(handle)
         finally:
             child.send_signal(signal.SIGKILL)
             child.wait(30)
     assert np.all(seen.block(FIRST, 5000) == 9)  # who reads it still can
     with pytest.raises(OSError):  # noqa: PT011
-        open_arena(card)
+        open_arena(handle)
     assert [
         name for name in sorted(os.listdir("/dev/shm")) if name not in before and "hybridcomp" in name
     ] == []
@@ -270,4 +270,4 @@ def test_a_forked_child_shares_but_does_not_end_it(pool):
         os._exit(0 if np.all(block == 4) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert np.all(block == 4)
-    assert open_arena(pool.arena.card).block(FIRST, 5000)[0] == 4
+    assert open_arena(pool.arena.handle).block(FIRST, 5000)[0] == 4

@@ -77,5 +77,5 @@ def test_what_is_sent_is_let_go(comm: Comm) -> None:
     outbox.post(b"x", [1, 4], 0)
     assert outbox.leave()
     for _ in range(5):
-        outbox.look()
+        outbox.poll()
     assert [request.tests for request in comm.requests] == [-1, -1]

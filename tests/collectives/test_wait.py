@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from hybridcomp.collectives.execution.library import address
 from hybridcomp.collectives.execution.request import Pending
-from hybridcomp.collectives.execution.wait import WatchedLock
+from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.native import kernels
 
 HOW = {"least": 20e-6, "most": 1e-3, "share": 1 / 16}
@@ -41,14 +41,14 @@ def operation(request: MPI.Request, **more) -> SimpleNamespace:
 
 def test_it_waits_until_the_time_is_over_or_the_message_is_there(message):
     request, send = message
-    watch = kernels().MpiWatch(address("MPI_Request_get_status"))
+    wait = kernels().MpiWait(address("MPI_Request_get_status"))
     handles, brief = [MPI._handleof(request)], 1e-4
     began = time.monotonic()
-    assert not watch.wait(handles, 0.0, brief, longest=0.05, **HOW)
+    assert not wait.wait(handles, 0.0, brief, longest=0.05, **HOW)
     assert 0.05 <= time.monotonic() - began < 2
     timer = threading.Timer(0.05, send)
     timer.start()
-    assert watch.wait(handles, 0.0, brief, longest=20.0, **HOW)
+    assert wait.wait(handles, 0.0, brief, longest=20.0, **HOW)
     assert 0.05 <= time.monotonic() - began < 10
     timer.join()
     assert request != MPI.REQUEST_NULL  # is left to whoever tests it
@@ -57,9 +57,9 @@ def test_it_waits_until_the_time_is_over_or_the_message_is_there(message):
 
 def test_who_wants_the_lock_need_not_wait_for_a_message(message):
     request, _ = message
-    lock = WatchedLock()
+    lock = PollingLock()
     with lock:  # makes the compiled part
-        lock.watch([operation(request)], 0.0, longest=0.0, **HOW)
+        lock.wait([operation(request)], 0.0, longest=0.0, **HOW)
     took: list[float] = []
 
     def other() -> None:
@@ -70,21 +70,21 @@ def test_who_wants_the_lock_need_not_wait_for_a_message(message):
     thread = threading.Thread(target=other)
     with lock:
         thread.start()
-        assert lock.watch([operation(request)], 0.0, longest=20.0, **HOW)
+        assert lock.wait([operation(request)], 0.0, longest=20.0, **HOW)
     thread.join()
     assert took[0] < 10
 
 
 def test_what_waits_for_more_than_messages_is_not_for_it(message):
     request, _ = message
-    lock = WatchedLock()
+    lock = PollingLock()
     polled = operation(request, poll=lambda: False)
     arrived = SimpleNamespace(_pending=Pending([request], [0]), _arrived=1)
     with lock:
         for active in ([], [polled], [operation(request), arrived]):
-            assert not lock.watch(active, 0.0, longest=20.0, **HOW)
+            assert not lock.wait(active, 0.0, longest=20.0, **HOW)
 
 
 def test_an_address_is_needed():
     with pytest.raises(ValueError, match="MPI_Request_get_status"):
-        kernels().MpiWatch(0)
+        kernels().MpiWait(0)

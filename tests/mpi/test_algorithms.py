@@ -121,7 +121,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Checks]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """Peer, tag and bytes of every message that a collective sends, notes of messages as such."""
+    """Peer, tag and bytes of every message that a collective sends, descriptors of messages as such."""
     log: list[tuple[int, int, int]] = []
     isend = Transport.isend
 

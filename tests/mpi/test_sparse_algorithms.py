@@ -192,7 +192,7 @@ def test_what_cannot_be_is_refused(make, algorithm):
     ):
         with pytest.raises(ValueError, match=why):
             chooser.choose(
-                "all_reduce", 40, hc.arrays.DType.FLOAT32, hc.get_codec(codec), form, asked=algorithm
+                "all_reduce", 40, hc.arrays.DType.FLOAT32, hc.get_codec(codec), form, requested=algorithm
             )
     comm = make("int8")
     refused = False

@@ -15,7 +15,7 @@ from hybridcomp.policy import Policy
 
 _WORD_BYTES = 224
 # Words are the policy's name, or the error of a rank that has failed.
-_CARD = np.dtype(
+_RECORD = np.dtype(
     [
         ("digest", "u1", 32),
         ("words", f"S{_WORD_BYTES}"),
@@ -61,26 +61,26 @@ class Preparation(NamedTuple):
     settings: str
 
 
-def card_of(own: Preparation | BaseException) -> Any:
-    """Pack what this rank tells the others: its settings, or why it has none."""
-    card = np.zeros(1, _CARD)
-    card["key"] = int.from_bytes(secrets.token_bytes(8), "little")
+def pack_preparation(own: Preparation | BaseException) -> Any:
+    """Pack the record that this rank sends the others: of its settings, or why it has none."""
+    record = np.zeros(1, _RECORD)
+    record["key"] = int.from_bytes(secrets.token_bytes(8), "little")
     if isinstance(own, BaseException):
-        card["failed"] = True
-        card["words"] = f"{type(own).__name__}: {own}".encode()[:_WORD_BYTES]
-        return card
-    card["digest"] = np.frombuffer(bytes.fromhex(own.policy.digest), np.uint8)
-    card["words"] = own.policy.name.encode()[-_WORD_BYTES:]
-    card["detail"], card["messages"] = own.detail, own.awareness.messages
-    card["collectives"], card["on_host"] = own.awareness.collectives, own.on_host
-    return card
+        record["failed"] = True
+        record["words"] = f"{type(own).__name__}: {own}".encode()[:_WORD_BYTES]
+        return record
+    record["digest"] = np.frombuffer(bytes.fromhex(own.policy.digest), np.uint8)
+    record["words"] = own.policy.name.encode()[-_WORD_BYTES:]
+    record["detail"], record["messages"] = own.detail, own.awareness.messages
+    record["collectives"], record["on_host"] = own.awareness.collectives, own.on_host
+    return record
 
 
-def agree(cards: Any, own: Preparation, what: str) -> Agreement:
+def agree(records: Any, own: Preparation, what: str) -> Agreement:
     """Check that every rank could prepare itself, and has the same policy and debug level.
 
     Args:
-        cards: of all ranks.
+        records: of all ranks.
         own: what this rank has.
         what: is being done, for messages.
 
@@ -91,36 +91,36 @@ def agree(cards: Any, own: Preparation, what: str) -> Agreement:
         RemoteError: a rank has failed.
         MismatchError: on every rank; names the ranks and both policies, or levels.
     """
-    for rank in np.flatnonzero(cards["failed"]).tolist():
-        raise RemoteError(f"{what}: rank {rank} failed: {_words(cards[rank])}")
-    levels = cards["detail"].tolist()
+    for rank in np.flatnonzero(records["failed"]).tolist():
+        raise RemoteError(f"{what}: rank {rank} failed: {_words(records[rank])}")
+    levels = records["detail"].tolist()
     if len(set(levels)) > 1:
         other = levels.index(1 - levels[0])
         raise MismatchError(
             f"the ranks have different debug levels: rank 0 has {VARIABLE}={LEVELS[levels[0]]}, "
             f"rank {other} has {LEVELS[levels[other]]}; give all ranks the same"
         )
-    different = np.flatnonzero((cards["digest"] != cards["digest"][0]).any(axis=1)).tolist()
+    different = np.flatnonzero((records["digest"] != records["digest"][0]).any(axis=1)).tolist()
     if different:
         other = different[0]
         raise MismatchError(
-            f"the ranks have different policies: rank 0 has {_words(cards[0])!r} ({_digest(cards[0])}), "
-            f"rank {other} has {_words(cards[other])!r} ({_digest(cards[other])}); give all ranks the same policy"
+            f"the ranks have different policies: rank 0 has {_words(records[0])!r} ({_digest(records[0])}), "
+            f"rank {other} has {_words(records[other])!r} ({_digest(records[other])}); give all ranks the same policy"
         )
     mine = own.awareness
-    messages, collectives = bool(cards["messages"].min()), bool(cards["collectives"].min())
+    messages, collectives = bool(records["messages"].min()), bool(records["collectives"].min())
     why = mine.why if messages == mine.messages else "another rank's MPI does not"
     aware = Awareness(messages, collectives, why)
-    return Agreement(aware, int(cards["key"][0]), bool(cards["on_host"].min()))
+    return Agreement(aware, int(records["key"][0]), bool(records["on_host"].min()))
 
 
-def _words(card: Any) -> str:
-    text = bytes(card["words"]).decode(errors="replace")
+def _words(record: Any) -> str:
+    text = bytes(record["words"]).decode(errors="replace")
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _digest(card: Any) -> str:
-    return bytes(card["digest"][:4]).hex()
+def _digest(record: Any) -> str:
+    return bytes(record["digest"][:4]).hex()
 
 
 def same_text(comm: MPI.Comm, text: str) -> str:

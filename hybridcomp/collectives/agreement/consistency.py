@@ -22,7 +22,7 @@ from hybridcomp.errors import ConfigError, MismatchError
 
 VARIABLE = "HYBRIDCOMP_DEBUG"
 LEVELS = ("off", "detail")
-_CARD = np.dtype([("number", "<u8"), ("digest", "S16"), ("words", "S232")])
+_RECORD = np.dtype([("number", "<u8"), ("digest", "S16"), ("words", "S232")])
 
 _OPS = (
     (MPI.SUM, "sum"),
@@ -71,7 +71,7 @@ class Comparison:
     def __init__(self, comm: MPI.Comm) -> None:
         """Compare on ``comm``, which nobody else uses."""
         self.comm = comm
-        self._turns = PostQueue()
+        self._post_queue = PostQueue()
 
     def before(self, steps: Steps, number: int, what: str, words: str) -> Steps:
         """Run an operation's ``steps``, begun in program order as ever, once all ranks are about to do the same.
@@ -85,24 +85,24 @@ class Comparison:
         Raises:
             MismatchError: on all ranks; names those that differ from the most, and both sides.
         """
-        card = np.zeros(1, _CARD)
+        record = np.zeros(1, _RECORD)
         raw = words.encode()
-        card[0] = (number, hashlib.blake2b(raw, digest_size=8).hexdigest().encode(), raw[:232])
-        cards = np.empty(self.comm.Get_size(), _CARD)
-        with self._turns.take().held() as turn:
-            request = self.comm.Iallgather([card, MPI.BYTE], [cards, MPI.BYTE])
-            yield Pending([request], [-1], events=[turn])
-            with turn.posting():
-                compare(cards, what)
+        record[0] = (number, hashlib.blake2b(raw, digest_size=8).hexdigest().encode(), raw[:232])
+        records = np.empty(self.comm.Get_size(), _RECORD)
+        with self._post_queue.take().held() as ticket:
+            request = self.comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE])
+            yield Pending([request], [-1], events=[ticket])
+            with ticket.posting():
+                compare(records, what)
                 first = next(steps, None)
         if first is not None:
             yield first
             yield from steps
 
 
-def compare(cards: np.ndarray[Any, Any], what: str) -> None:
+def compare(records: np.ndarray[Any, Any], what: str) -> None:
     """Raise MismatchError unless all ranks' records are alike."""
-    sides = [card.tobytes() for card in cards]
+    sides = [record.tobytes() for record in records]
     if len(set(sides)) == 1:
         return
     common = Counter(sides).most_common(1)[0][0]  # of several, the lowest rank's
@@ -110,13 +110,13 @@ def compare(cards: np.ndarray[Any, Any], what: str) -> None:
     differing = [rank for rank, side in enumerate(sides) if side != common]
     error = MismatchError(
         f"{what}: rank {', '.join(map(str, differing))} differs: rank {differing[0]} started "
-        f"{_told(cards[differing[0]])}; rank {usual} started {_told(cards[usual])}"
+        f"{_told(records[differing[0]])}; rank {usual} started {_told(records[usual])}"
     )
     error.everywhere = True
     raise error
 
 
-def _told(card: Any) -> str:
-    text = bytes(card["words"]).rstrip(b"\0").decode(errors="replace")
+def _told(record: Any) -> str:
+    text = bytes(record["words"]).rstrip(b"\0").decode(errors="replace")
     words = "".join(c if c.isprintable() else "?" for c in text)
-    return f"{words!r} as its number {card['number']}"
+    return f"{words!r} as its number {record['number']}"

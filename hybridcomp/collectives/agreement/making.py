@@ -9,19 +9,25 @@ from typing import Any, NamedTuple, TypeVar
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.agreement.agreement import Agreement, Preparation, agree, card_of, same_text
+from hybridcomp.collectives.agreement.agreement import (
+    Agreement,
+    Preparation,
+    agree,
+    pack_preparation,
+    same_text,
+)
 from hybridcomp.collectives.algorithms.selection import Chooser, chooser
 from hybridcomp.collectives.engine.groups import join
 from hybridcomp.collectives.execution.progress import Pending, Steps, engine
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect
-from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, meet
+from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, connect_peers
 from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
 from hybridcomp.schedules.topology import Topology
 
 T = TypeVar("T")
-_LOOK = 0.02  # seconds between looks at notices; a communicator is made in a few milliseconds
+_POLL_SECONDS = 0.02  # seconds between polls of notices; a communicator is made in a few milliseconds
 # That MPI gets at least, once all ranks are there: a timeout says how long to wait for others, and not how long MPI
 # takes on hosts where ranks share cores.
 LEAST_SECONDS = 30.0
@@ -44,7 +50,7 @@ class Parts(NamedTuple):
         p2p: for sends and receives.
         comparison: for comparing operations; None if they are not.
         topology: which rank is on which host.
-        near: the ranks with whom this one shares memory.
+        shm_peers: the ranks with whom this one shares memory.
         group: the compiled engine's; None where it is not used.
         chooser: of algorithms.
         notices: None for one rank alone.
@@ -56,7 +62,7 @@ class Parts(NamedTuple):
     p2p: MPI.Intracomm
     comparison: MPI.Intracomm | None
     topology: Topology
-    near: SharedMemoryPeers | None
+    shm_peers: SharedMemoryPeers | None
     group: Any
     chooser: Chooser
     notices: Notices | None
@@ -105,13 +111,13 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
         own = prepare()
     except BaseException as error:
         own = error
-    card = card_of(own)
-    cards = card.repeat(size)
+    record = pack_preparation(own)
+    records = record.repeat(size)
 
     # Not an Idup: one that stays unmatched confuses Open MPI when it makes the next communicator.
     def meeting() -> Steps:
         yield Pending([comm.Ibarrier()], [-1])
-        yield Pending([comm.Iallgather([card, MPI.BYTE], [cards, MPI.BYTE])], [-1])
+        yield Pending([comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE])], [-1])
 
     try:
         engine().start(meeting(), f"{what}: the meeting of all ranks", timeout).wait()
@@ -121,7 +127,7 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
         raise
     if isinstance(own, BaseException):
         raise own
-    return _Assembly(comm, what, own, agree(cards, own, what)).run(timeout)
+    return _Assembly(comm, what, own, agree(records, own, what)).run(timeout)
 
 
 class _Assembly:
@@ -135,7 +141,7 @@ class _Assembly:
     def run(self, timeout: float) -> Parts:
         limit = max(timeout, LEAST_SECONDS)
         try:
-            parts = bounded(self._assemble, lambda: f"{self._what}: {self._step}", limit, self._look)
+            parts = bounded(self._assemble, lambda: f"{self._what}: {self._step}", limit, self._poll)
         except CollectiveTimeoutError as late:
             raise CollectiveTimeoutError(f"{late}{self._absent()}") from None
         except RemoteError:
@@ -161,18 +167,18 @@ class _Assembly:
         topology = discover(mpi, node)
         self._step = "sharing memory"
         # Where MPI takes device pointers, it takes them between the ranks of a host, too.
-        near = None if agreed.awareness.messages else meet(mpi, node)
+        shm_peers = None if agreed.awareness.messages else connect_peers(mpi, node)
         group = join(mpi, node) if comm.Get_size() > 1 and agreed.on_host else None
         node.Free()
         self._step = "telling rank 0's settings"
         chosen = chooser(topology, same_text(mpi, own.settings))
-        return Parts(own, agreed, mpi, p2p, comparison, topology, near, group, chosen, self._notices)
+        return Parts(own, agreed, mpi, p2p, comparison, topology, shm_peers, group, chosen, self._notices)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         notices = self._notices
         if notices is None:
             return
-        notices.look()
+        notices.poll()
         failure = notices.failures.get(_MAKING)
         if failure is not None:
             raise RemoteError(f"{self._what}: rank {failure.rank} failed: {failure.text}")
@@ -185,13 +191,13 @@ class _Assembly:
         notices.ask(_MAKING)
         deadline = time.monotonic() + _ANSWER_SECONDS
         while len(notices.replies(_MAKING)) < notices.size - 1 and time.monotonic() < deadline:
-            notices.look()
-            time.sleep(_LOOK)
+            notices.poll()
+            time.sleep(_POLL_SECONDS)
         return f"; {absentees(notices.replies(_MAKING), notices.rank, notices.size)}"
 
 
 def bounded(
-    work: Callable[[], T], what: Callable[[], str], timeout: float, look: Callable[[], None] | None = None
+    work: Callable[[], T], what: Callable[[], str], timeout: float, poll: Callable[[], None] | None = None
 ) -> T:
     """Run a function that waits for other ranks inside MPI, for a limited time.
 
@@ -199,7 +205,7 @@ def bounded(
         work: to do, in a thread that is left behind where it does not come back.
         what: it is, and where it has got to.
         timeout: seconds that it may take.
-        look: called now and then; what it raises ends the waiting.
+        poll: called now and then; what it raises ends the waiting.
 
     Raises:
         CollectiveTimeoutError: it did not end in time.
@@ -218,11 +224,11 @@ def bounded(
     deadline = time.monotonic() + timeout
     thread.start()
     while True:
-        thread.join(_LOOK)
+        thread.join(_POLL_SECONDS)
         if not thread.is_alive():
             break
-        if look is not None:
-            look()
+        if poll is not None:
+            poll()
         if time.monotonic() > deadline:
             raise CollectiveTimeoutError(
                 f"{what()} did not end within the timeout of {round(timeout, 2):g} s; still waiting for other ranks"

@@ -19,7 +19,7 @@ CHUNK_VARIABLE = "HYBRIDCOMP_CHUNK_BYTES"
 _LEAST_CHUNK = 64
 
 
-class Way(NamedTuple):
+class AlgorithmChoice(NamedTuple):
     """The choice of an algorithm, and of the uncompressed bytes in each of its chunks."""
 
     algorithm: Algorithm
@@ -49,7 +49,7 @@ class Chooser:
         self._profile = profile
         self._forced = forced
         self._chunk = chunk
-        self._ways: dict[tuple[Any, ...], Way] = {}
+        self._choices: dict[tuple[Any, ...], AlgorithmChoice] = {}
 
     def choose(
         self,
@@ -58,11 +58,11 @@ class Chooser:
         dtype: DType,
         codec: Codec,
         feedback: str | None,
-        asked: str | None = None,
+        requested: str | None = None,
         *,
         engine: bool = False,
         plain: bool = False,
-    ) -> Way:
+    ) -> AlgorithmChoice:
         """Choose the algorithm and the chunk size of an operation.
 
         Args:
@@ -71,7 +71,7 @@ class Chooser:
             dtype: of its elements.
             codec: that carries it.
             feedback: the form of its memory; None if it has none.
-            asked: the caller's algorithm; None to choose.
+            requested: the caller's algorithm; None to choose.
             engine: the compiled engine can run the operation where the algorithm has a schedule.
             plain: the engine is to run it without compression.
 
@@ -80,13 +80,13 @@ class Chooser:
         """
         # Sizes within an eighth of each other are as one: to ask the model takes a millisecond or more.
         coarse = max(0, nbytes.bit_length() - 4)
-        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, asked, engine, plain)
-        way = self._ways.get(key)
-        if way is None:
-            if len(self._ways) > 4096:
-                self._ways.clear()
-            way = self._ways[key] = self._choose(*key)
-        return way
+        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, requested, engine, plain)
+        chosen = self._choices.get(key)
+        if chosen is None:
+            if len(self._choices) > 4096:
+                self._choices.clear()
+            chosen = self._choices[key] = self._choose(*key)
+        return chosen
 
     def _choose(
         self,
@@ -95,10 +95,10 @@ class Chooser:
         dtype: DType,
         codec: Codec,
         feedback: str | None,
-        asked: str | None,
+        requested: str | None,
         engine: bool,
         plain: bool,
-    ) -> Way:
+    ) -> AlgorithmChoice:
         able: dict[str, Algorithm] = {}
         refused: dict[str, str] = {}
         for algorithm in ALGORITHMS[op]:
@@ -115,25 +115,27 @@ class Chooser:
                 able[algorithm.name] = algorithm
             else:
                 refused[algorithm.name] = why
-        if asked is not None and asked not in able:
-            why = refused.get(asked, "there is none of that name")
-            raise ValueError(f"{op} cannot use algorithm {asked!r} here: {why}; allowed: {', '.join(able)}")
+        if requested is not None and requested not in able:
+            why = refused.get(requested, "there is none of that name")
+            raise ValueError(
+                f"{op} cannot use algorithm {requested!r} here: {why}; allowed: {', '.join(able)}"
+            )
         topology = self._topology
         setting = Setting(
             op, nbytes, dtype.itemsize, codec, len(topology.hosts), topology.count, topology.largest, engine
         )
-        name = asked or self._forced.get(op)
+        name = requested or self._forced.get(op)
         if name not in able:
             good = [a.name for a in able.values() if codec.lossless or not a.reencodes]
             name = choose(self._profile, setting, good)
-        return Way(able[name], self._chunk or chunk_bytes(self._profile, setting, name))
+        return AlgorithmChoice(able[name], self._chunk or chunk_bytes(self._profile, setting, name))
 
 
 def own_settings() -> str:
     """Return this process's environment and profile as one text for :func:`chooser`, or the error found in them."""
     try:
-        asked = [os.environ.get(name, "") for name in (VARIABLE, CHUNK_VARIABLE)]
-        return "\n".join([*asked, load_profile().to_toml()])
+        variables = [os.environ.get(name, "") for name in (VARIABLE, CHUNK_VARIABLE)]
+        return "\n".join([*variables, load_profile().to_toml()])
     except ConfigError as error:
         return f"\n\n\n{error}"
 

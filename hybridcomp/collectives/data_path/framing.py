@@ -5,7 +5,7 @@ number of bytes, one more than it needs if need be. That of the caller's own byt
 they are not compressed, is even: floating-point numbers have at least two.
 
 A message's tag is the caller's, and MPI matches messages of one tag in the order in which they are posted: each
-takes a turn.
+takes a ticket.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Keep = Callable[[DType, int], Array]
 
 
 def send_message(
-    carrier: Carrier, data: Flat, dest: int, tag: int, mode: str, turn: PostTicket, link: Link | None = None
+    carrier: Carrier, data: Flat, dest: int, tag: int, mode: str, ticket: PostTicket, link: Link | None = None
 ) -> Steps:
     """Send ``data`` as one message of the carrier's codec, by MPI's ``mode`` (``"Isend"``, ``"Issend"``).
 
@@ -42,7 +42,7 @@ def send_message(
     mailbox = carrier.mailbox()
     message = carrier.encode_odd(as_rows(data), link)
     with t.keeping((mailbox, message)):
-        request = yield from turn.post(lambda: t.isend(message.wire(), dest, tag, mode), message.events)
+        request = yield from ticket.post(lambda: t.isend(message.wire(), dest, tag, mode), message.events)
         carrier.call.wire_bytes += message.wire().nbytes
         yield Pending([request], [dest], sends=True)
         carrier.release(message)
@@ -50,7 +50,7 @@ def send_message(
 
 
 def receive_message(
-    carrier: Carrier, out: Flat, longest: int, source: int, tag: int, status: MPI.Status, turn: PostTicket
+    carrier: Carrier, out: Flat, longest: int, source: int, tag: int, status: MPI.Status, ticket: PostTicket
 ) -> Steps:
     """Receive one message of at most ``out.size`` elements.
 
@@ -60,7 +60,7 @@ def receive_message(
         longest: bytes of the longest message that the policy may make of ``out.size`` elements: :func:`room`.
         source, tag: as in MPI, ANY_SOURCE and ANY_TAG included.
         status: filled with the message's source and tag, and how many bytes its elements have.
-        turn: this operation's.
+        ticket: this operation's.
 
     Raises:
         WireError: damaged.
@@ -70,7 +70,7 @@ def receive_message(
     mailbox = carrier.mailbox()
     message = mailbox.inbox(longest)
     with t.keeping(mailbox):
-        request = yield from turn.post(lambda: t.comm.Irecv([message.wire(), MPI.BYTE], source, tag))
+        request = yield from ticket.post(lambda: t.comm.Irecv([message.wire(), MPI.BYTE], source, tag))
         yield Pending([request], [source], [status])
         message.peer = status.Get_source()
         nbytes = 0 if status.Is_cancelled() else status.Get_count(MPI.BYTE)
@@ -128,7 +128,7 @@ def receive_array(
 ) -> Steps:
     """Receive one framed message of any dtype and length.
 
-    It takes no turn: it cannot be posted before its message is here, and receives posted meanwhile come first.
+    It takes no ticket: it cannot be posted before its message is here, and receives posted meanwhile come first.
 
     Args:
         carrier: transport and statistics; codec and dtype are what the message says.

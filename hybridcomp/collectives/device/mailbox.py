@@ -6,7 +6,7 @@ takes device pointers sends from the device's memory and receives in it; only wh
 
     encode -> event -> copy -> event -> send        receive -> copy -> decode -> event -> buffers given back
 
-Nothing here waits: the engine looks, and :meth:`DeviceMailbox.poll` does what has become possible.
+Nothing here waits: the engine polls, and :meth:`DeviceMailbox.poll` does what has become possible.
 """
 
 from __future__ import annotations
@@ -223,17 +223,17 @@ class _Opening:
 class _Fetching:
     """The event that messages of ranks of this host, which may have sent descriptors, are in pinned memory."""
 
-    def __init__(self, near: SharedMemoryPeers, messages: list[Arriving]) -> None:
-        self._near, self._messages = near, messages
+    def __init__(self, shm_peers: SharedMemoryPeers, messages: list[Arriving]) -> None:
+        self._shm_peers, self._messages = shm_peers, messages
 
     def done(self) -> bool:
         while self._messages:
             message = self._messages.pop()
-            shared = self._near.read(message.buffer) if message.peer in self._near.ranks else None
+            shared = self._shm_peers.read(message.buffer) if message.peer in self._shm_peers.ranks else None
             if shared is not None:
                 size = min(shared.size, message.buffer.size)
                 message.buffer[:size] = shared[:size]
-                self._near.release([shared])
+                self._shm_peers.release([shared])
         return True
 
 
@@ -284,8 +284,8 @@ class DeviceMailbox(Mailbox):
         events: list[Ready] = []
         if messages and self.direct:
             events.append(_Opening(self.streams, list(messages)))
-        elif messages and self._transport.near is not None:
-            events.append(_Fetching(self._transport.near, list(messages)))
+        elif messages and self._transport.shm_peers is not None:
+            events.append(_Fetching(self._transport.shm_peers, list(messages)))
         return Pending(
             [m.request for m in messages], [m.peer for m in messages], events=events, poll=self.poll
         )

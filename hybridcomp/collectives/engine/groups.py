@@ -44,7 +44,7 @@ def _own_arena() -> Arena | None:
         arena = make_arena()
     except (OSError, AttributeError, ValueError):
         return None
-    native_engine().engine_use_arena(arena.start, arena.card.nbytes, _FIRST)
+    native_engine().engine_use_arena(arena.start, arena.handle.nbytes, _FIRST)
     return arena
 
 
@@ -74,7 +74,7 @@ def join(comm: MPI.Comm, node: MPI.Comm) -> Any:
     if node.size == 1:
         return group
     rings = -1 if arena is None else module.engine_take_rings(node.size - 1)
-    found = map_arenas(comm, node, None if arena is None else arena.card)
+    found = map_arenas(comm, node, None if arena is None else arena.handle)
     offsets = np.empty(node.size, np.int64)
     node.Allgather(np.array([rings], np.int64), offsets)
     for place, neighbour in enumerate(found or ()):
@@ -84,5 +84,5 @@ def join(comm: MPI.Comm, node: MPI.Comm) -> Any:
         theirs = int(offsets[place]) + (node.rank - (node.rank > place)) * module.ENGINE_RING_BYTES
         mine = rings + (place - (place > node.rank)) * module.ENGINE_RING_BYTES
         rank, other = neighbour
-        group.add_neighbour(rank, other.start, other.card.nbytes, theirs, mine)
+        group.add_neighbour(rank, other.start, other.handle.nbytes, theirs, mine)
     return group

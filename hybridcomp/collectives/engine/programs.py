@@ -14,7 +14,7 @@ from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.feedback.joined import JoinedMemory
 from hybridcomp.codecs.linear.base import FOLDS
 from hybridcomp.collectives.algorithms.registry import ALGORITHMS
-from hybridcomp.collectives.algorithms.selection import Chooser, Way
+from hybridcomp.collectives.algorithms.selection import AlgorithmChoice, Chooser
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import Coder
 from hybridcomp.collectives.engine.faults import error_of
@@ -116,11 +116,11 @@ class Programs:
         """Reserve the numbers of an operation's messages: in program order, before anything delays its start."""
         return int(self.group.reserve())
 
-    def find(self, asked: OperationKey, algorithm: str | None = None, *, alone: bool = False) -> Any:
+    def find(self, key: OperationKey, algorithm: str | None = None, *, alone: bool = False) -> Any:
         """Return the program of an operation; None where the engine does not do it.
 
         Args:
-            asked: the operation.
+            key: the operation.
             algorithm: the caller's, for what is compressed; None to choose.
             alone: without Python, where nobody would compute a step for it.
 
@@ -131,113 +131,113 @@ class Programs:
         Raises:
             ValueError: the algorithm cannot be used here.
         """
-        if not _runs(asked):
+        if not _runs(key):
             return None
-        if alone and _asks_python(asked):
+        if alone and _asks_python(key):
             return None
         # Sizes that are the same on all ranks decide how; else it is always the first algorithm.
         name, chunk = "direct", CHUNK_BYTES
-        if asked.kind in ALGORITHMS and asked.sends is None and asked.receives is None:
-            way = self._way(asked, algorithm if asked.compresses else None)
-            if way is None:
+        if key.kind in ALGORITHMS and key.sends is None and key.receives is None:
+            chosen = self._choose_algorithm(key, algorithm if key.compresses else None)
+            if chosen is None:
                 return None
-            name, chunk = way.algorithm.name, way.chunk_bytes
-        key = (asked, name, chunk)
-        program = self._programs.get(key)
+            name, chunk = chosen.algorithm.name, chosen.chunk_bytes
+        entry = (key, name, chunk)
+        program = self._programs.get(entry)
         if program is None:
-            program = self._compile(asked, name, chunk)
-            self._keep(key, program)
+            program = self._compile(key, name, chunk)
+            self._keep(entry, program)
         return program
 
-    def find_joined(self, asked: OperationKey, extents: Extents) -> Any:
+    def find_joined(self, key: OperationKey, extents: Extents) -> Any:
         """Return the program of one operation on parts of an array, each carried as by itself.
 
         Args:
-            asked: the operation, with the elements of each part as its counts.
+            key: the operation, with the elements of each part as its counts.
             extents: of each part, where it begins, and its elements.
 
         Returns:
             The compiled module's ``EngineProgram``; None where the engine does not do it, or not without Python.
         """
-        key = (asked, extents)
-        program = self._programs.get(key)
-        if program is not None or not _runs(asked) or _asks_python(asked):
+        entry = (key, extents)
+        program = self._programs.get(entry)
+        if program is not None or not _runs(key) or _asks_python(key):
             return program
         schedules = []
-        for count in asked.counts:
-            part = asked._replace(counts=(count,))
-            way = self._way(part, None)
-            if way is None:
+        for count in key.counts:
+            part = key._replace(counts=(count,))
+            chosen = self._choose_algorithm(part, None)
+            if chosen is None:
                 return None
-            schedule, _ = self._schedule(part, way.algorithm.name, way.chunk_bytes)
+            schedule, _ = self._schedule(part, chosen.algorithm.name, chosen.chunk_bytes)
             if schedule.regions:
                 return None
             schedules.append(schedule)
         schedule = joined(schedules, [start for start, _ in extents])
         size = max(start + n for start, n in extents)
-        own = asked.codec if asked.compresses else None
-        program = compiled(self.group, schedule, own, asked.dtype, [size, size])
-        self._keep(key, program)
+        own = key.codec if key.compresses else None
+        program = compiled(self.group, schedule, own, key.dtype, [size, size])
+        self._keep(entry, program)
         return program
 
-    def _keep(self, key: tuple[Any, ...], program: Any) -> None:
+    def _keep(self, entry: tuple[Any, ...], program: Any) -> None:
         if len(self._programs) >= _MOST_PROGRAMS:
             self._programs.clear()
-        self._programs[key] = program
+        self._programs[entry] = program
 
-    def _way(self, asked: OperationKey, algorithm: str | None) -> Way | None:
+    def _choose_algorithm(self, key: OperationKey, algorithm: str | None) -> AlgorithmChoice | None:
         """Choose the algorithm and chunks of an operation; return None where the algorithm has no schedule."""
-        way = self._chooser.choose(
-            asked.kind,
-            sum(asked.counts) * asked.dtype.itemsize,
-            asked.dtype,
-            asked.codec,
-            asked.feedback,
+        chosen = self._chooser.choose(
+            key.kind,
+            sum(key.counts) * key.dtype.itemsize,
+            key.dtype,
+            key.codec,
+            key.feedback,
             algorithm,
             engine=True,
-            plain=not asked.compresses,
+            plain=not key.compresses,
         )
-        return way if way.algorithm.scheduled(asked.kind) else None
+        return chosen if chosen.algorithm.scheduled(key.kind) else None
 
-    def _schedule(self, asked: OperationKey, algorithm: str, chunk: int) -> tuple[Schedule, Operation]:
-        dtype, codec = asked.dtype, asked.codec
+    def _schedule(self, key: OperationKey, algorithm: str, chunk: int) -> tuple[Schedule, Operation]:
+        dtype, codec = key.dtype, key.codec
         operation = Operation(
-            asked.kind,
-            self._counts(asked),
+            key.kind,
+            self._counts(key),
             dtype.itemsize,
-            plain=not asked.compresses,
+            plain=not key.compresses,
             exact=codec.lossless,
-            feedback=asked.feedback is not None,
-            mean=asked.reduction == "avg",
-            root=asked.root,
+            feedback=key.feedback is not None,
+            mean=key.reduction == "avg",
+            root=key.root,
             chunk_bytes=chunk,
         )
-        return registry.find(asked.kind, algorithm).build(operation, self._topology, self._rank), operation
+        return registry.find(key.kind, algorithm).build(operation, self._topology, self._rank), operation
 
-    def _compile(self, asked: OperationKey, algorithm: str, chunk: int) -> Any:
-        dtype, codec = asked.dtype, asked.codec
-        schedule, operation = self._schedule(asked, algorithm, chunk)
+    def _compile(self, key: OperationKey, algorithm: str, chunk: int) -> Any:
+        dtype, codec = key.dtype, key.codec
+        schedule, operation = self._schedule(key, algorithm, chunk)
         room = layout(operation, len(self._topology.hosts), self._rank)
         sizes = [room.send, room.recv]
-        for at, (buffer, extents) in enumerate(((Buffer.SEND, asked.sends), (Buffer.RECV, asked.receives))):
+        for at, (buffer, extents) in enumerate(((Buffer.SEND, key.sends), (Buffer.RECV, key.receives))):
             if extents is not None and sizes[at]:
                 schedule = placed(schedule, buffer, extents)
                 sizes[at] = max(start + n for start, n in extents)
-        if not _asks_python(asked):
-            own = codec if asked.compresses else None
-            return compiled(self.group, schedule, own, dtype, sizes, fold=asked.fold)
+        if not _asks_python(key):
+            own = codec if key.compresses else None
+            return compiled(self.group, schedule, own, dtype, sizes, fold=key.fold)
         bounds = message_bounds(schedule, codec, dtype)
         return PythonProgram(compiled(self.group, schedule, codec, dtype, sizes, bounds=bounds), schedule)
 
-    def _counts(self, asked: OperationKey) -> tuple[int, ...]:
-        if asked.kind != "all_to_all":
-            return asked.counts
-        assert asked.sends is not None
-        assert asked.receives is not None
+    def _counts(self, key: OperationKey) -> tuple[int, ...]:
+        if key.kind != "all_to_all":
+            return key.counts
+        assert key.sends is not None
+        assert key.receives is not None
         ranks = len(self._topology.hosts)
         counts = [0] * (ranks * ranks)  # a rank knows of its own parts alone
-        counts[self._rank :: ranks] = [n for _, n in asked.receives]
-        counts[self._rank * ranks : (self._rank + 1) * ranks] = [n for _, n in asked.sends]
+        counts[self._rank :: ranks] = [n for _, n in key.receives]
+        counts[self._rank * ranks : (self._rank + 1) * ranks] = [n for _, n in key.sends]
         return tuple(counts)
 
 
@@ -288,18 +288,18 @@ def compiled(
     )
 
 
-def _runs(asked: OperationKey) -> bool:
+def _runs(key: OperationKey) -> bool:
     """Tell whether the engine runs an operation."""
-    if asked.fold:
+    if key.fold:
         return True
-    if not asked.dtype.is_float or asked.codec.linear:
+    if not key.dtype.is_float or key.codec.linear:
         return False
-    return bool(asked.reduction) or asked.kind not in REDUCTIONS
+    return bool(key.reduction) or key.kind not in REDUCTIONS
 
 
-def _asks_python(asked: OperationKey) -> bool:
+def _asks_python(key: OperationKey) -> bool:
     """Tell whether the engine asks Python for the steps of an operation that need its codec."""
-    return asked.compresses and needs_python(asked.codec, asked.dtype, sums=asked.kind in REDUCTIONS)
+    return key.compresses and needs_python(key.codec, key.dtype, sums=key.kind in REDUCTIONS)
 
 
 def running(

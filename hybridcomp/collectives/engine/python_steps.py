@@ -109,13 +109,13 @@ class PythonSteps:
 
     def poll(self) -> bool:
         """Compute the next step; return whether there was one. What it raises ends the run, and then the wait."""
-        asked = kernels().engine_take(self._run)
-        if asked is None:
+        taken = kernels().engine_take(self._run)
+        if taken is None:
             return False
         try:
-            index = asked.pop(0)
-            nbytes = self._compute(self._schedule.steps[index], *asked)
-            asked.clear()  # before the engine gives the memory to others
+            index = taken.pop(0)
+            nbytes = self._compute(self._schedule.steps[index], *taken)
+            taken.clear()  # before the engine gives the memory to others
             kernels().engine_answer(self._run, index, nbytes, _ANSWER_SECONDS)
         except BaseException as error:  # the operation's steps raise it again
             self._error = error

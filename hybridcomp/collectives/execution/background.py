@@ -12,11 +12,11 @@ from hybridcomp.collectives.failure.unraisable import report
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.progress import Engine
 
-# Its looks are further apart than those of who waits: others compute meanwhile.
+# Its polls are further apart than those of who waits: others compute meanwhile.
 _SHARE = 1 / 4
 _MIN = 300e-6
 _ASIDE = 0.1  # at most, while the foreground polls
-_IDLE = 0.1  # between looks at notices while nothing is in flight
+_IDLE = 0.1  # between polls of notices while nothing is in flight
 # So often, for so long, it looks for operations after the last one has moved: to wake a thread costs whoever starts an
 # operation more than all else that the start does in Python.
 _DOZE = 1e-3
@@ -27,7 +27,7 @@ class Background:
     """A thread that polls an engine.
 
     Attributes:
-        dozes: it looks soon, whether it is woken or not.
+        dozes: it polls soon, whether it is woken or not.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -65,7 +65,7 @@ class Background:
         if (idle or engine.waited_for) and engine.quiet() < _DOZING:
             self.dozes = True
             time.sleep(_DOZE)
-            self.dozes = False  # and then it looks again at what there is
+            self.dozes = False  # and then it polls what there is
         elif idle:
             self._wake.clear()
             if engine.idle and not self._wake.wait(_IDLE if engine.listens else None):

@@ -1,6 +1,6 @@
 """MPI's own operations, for what is not compressed; and the casts that MPI's reductions need.
 
-MPI matches collectives in the order in which they are posted: each takes a turn, since some wait for a device first.
+MPI matches collectives in the order in which they are posted: each takes a ticket, since some wait for a device first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HALF = (DType.FLOAT16, DType.BFLOAT16)
 
 def native(
     post: Callable[[], MPI.Request],
-    turn: PostTicket,
+    ticket: PostTicket,
     events: Sequence[Ready] = (),
     peer: int = -1,
     status: MPI.Status | None = None,
@@ -32,12 +32,12 @@ def native(
 
     Args:
         post: starts it.
-        turn: this operation's.
+        ticket: this operation's.
         events: to wait for first.
         peer: the rank that it is with; -1 is all.
         status: where to put its own.
     """
-    request = yield from turn.post(post, events)
+    request = yield from ticket.post(post, events)
     sends = peer != -1 and status is None
     yield Pending([request], [peer], None if status is None else [status], sends=sends)
 
@@ -47,7 +47,7 @@ def reduce_native(
     send: Flat,
     recv: Flat | None,
     divide_by: int,
-    turn: PostTicket,
+    ticket: PostTicket,
     events: Sequence[Ready] = (),
 ) -> Steps:
     """Run one of MPI's reductions; float16 and bfloat16, which MPI lacks, are reduced in float32.
@@ -58,7 +58,7 @@ def reduce_native(
         send: this rank's values.
         recv: the result; None where this rank gets none.
         divide_by: for an average, the number of ranks; else 1.
-        turn: this operation's.
+        ticket: this operation's.
         events: to wait for first; of buffers on a device, whose dtype MPI reduces, and no averages.
     """
     dtype = send.dtype.accumulator
@@ -67,7 +67,7 @@ def reduce_native(
     target = given if recv is None else widen(recv.data, recv.dtype) if half else recv.data
     in_place = recv is not None and same_memory(given, target)
     source = MPI.IN_PLACE if in_place else typed(given, dtype)
-    yield from native(lambda: post(source, typed(target, dtype)), turn, events)
+    yield from native(lambda: post(source, typed(target, dtype)), ticket, events)
     if recv is not None and (half or divide_by != 1):
         recv.data[:] = narrow(_divided(target, divide_by), recv.dtype)
 

@@ -1,7 +1,7 @@
 """Post MPI calls in the order in which their operations were started.
 
 MPI matches the collectives of a communicator, and messages of one tag, in the order in which they are posted. An
-operation that waits for a device before it posts would be overtaken by one that need not: so both take a turn.
+operation that waits for a device before it posts would be overtaken by one that need not: so both take a ticket.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ class PostQueue:
     """The queue of the operations of one MPI communicator that have not posted yet; for steps, which run one at a time.
 
     An operation in the queue waits for a device, never for another rank, so the queue moves. One that fails in it posts
-    nothing: a message is merely not sent, and the next has its turn. A collective is missing on the other ranks, where
+    nothing: a message is merely not sent, and the next one posts. A collective is missing on the other ranks, where
     the next one of this rank would meet it: so all that come after it fail, too.
 
     Attributes:
-        line: the waiting tickets, the first one first.
+        tickets: the waiting tickets, the first one first.
         common: all ranks post the same.
     """
 
     def __init__(self, *, common: bool = True) -> None:
-        self.line: deque[PostTicket] = deque()
+        self.tickets: deque[PostTicket] = deque()
         self.common = common
 
     @property
     def empty(self) -> bool:
         """Tell whether no operation is in the queue."""
-        return not self.line
+        return not self.tickets
 
     def take(self) -> PostTicket:
         """Append a ticket after all that have been taken; called in an operation's first step."""
-        turn = PostTicket(self)
-        self.line.append(turn)
-        return turn
+        ticket = PostTicket(self)
+        self.tickets.append(ticket)
+        return ticket
 
 
 class PostTicket:
     """A ticket in a queue of operations to post."""
 
-    __slots__ = ("_turns", "_why")
+    __slots__ = ("_queue", "_why")
 
-    def __init__(self, turns: PostQueue) -> None:
-        self._turns = turns
+    def __init__(self, queue: PostQueue) -> None:
+        self._queue = queue
         self._why: BaseException | None = None
 
     def done(self) -> bool:
@@ -61,7 +61,7 @@ class PostTicket:
         Raises:
             MismatchError: the first has failed, and will never post.
         """
-        first = self._turns.line[0]
+        first = self._queue.tickets[0]
         if first._why is not None:
             raise MismatchError(
                 f"an operation started before this one has failed here before MPI knew of it ({first._why!r}); "
@@ -82,7 +82,7 @@ class PostTicket:
         try:
             yield
         finally:
-            self._turns.line.popleft()
+            self._queue.tickets.popleft()
 
     @contextmanager
     def held(self) -> Iterator[PostTicket]:
@@ -95,10 +95,10 @@ class PostTicket:
 
     def forsake(self, error: BaseException) -> None:
         """Withdraw the ticket of an operation that has failed; do nothing if it has posted."""
-        line = self._turns.line
-        if self not in line:
+        tickets = self._queue.tickets
+        if self not in tickets:
             return
-        if self._turns.common and (line[0] is self or line[0]._why is None):
+        if self._queue.common and (tickets[0] is self or tickets[0]._why is None):
             self._why = error
         else:
-            line.remove(self)
+            tickets.remove(self)

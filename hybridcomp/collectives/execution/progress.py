@@ -3,7 +3,7 @@
 An operation's code runs in steps. The first step runs in the thread that starts it, so that operations get
 their tags and post their MPI collectives in program order; every later step runs as soon as the requests and
 events it yielded have completed, in whichever thread polls: the foreground while somebody waits, otherwise one
-background thread. Polling sleeps between looks. A blocking MPI call would spin, and take the core that training
+background thread. Polling sleeps between polls. A blocking MPI call would spin, and take the core that training
 computes on; no step waits for a device either.
 
 Urgent operations step first, small before large: a bulk transfer is looked away from as soon as its steps have taken
@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 from hybridcomp.collectives.execution.background import Attended, Background
 from hybridcomp.collectives.execution.request import Pending, Ready, Request, Steps
-from hybridcomp.collectives.execution.wait import WatchedLock
+from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.supervision import close, heed
@@ -33,19 +33,19 @@ from hybridcomp.errors import CollectiveTimeoutError
 
 __all__ = ["Engine", "Pending", "Ready", "Request", "Steps", "engine"]
 
-_YIELDS = 20  # looks that only give up the time slice, before waiting begins to sleep
-# Between looks a waiter sleeps for a sixteenth of the time that nothing has happened: late by six per cent at
+_YIELDS = 20  # polls that only give up the time slice, before waiting begins to sleep
+# Between polls a waiter sleeps for a sixteenth of the time that nothing has happened: late by six per cent at
 # most, and many ranks waiting long for a slow link leave the cores to those that compute.
 _SLEEP_SHARE = 1 / 16
 _SLEEP_MIN = 20e-6
 _SLEEP_MAX = 4e-3
-# Who has waited long looks less often even where much happens: the next messages are on their way meanwhile.
+# A thread that has waited long polls less often even where much happens: the next messages are on their way meanwhile.
 _AGE_SHARE = 1 / 400
 # A thread that waits beside others which compute.
 _ASIDE_MIN = 500e-6
-_URGENT = 0.3e-3  # of steps, before more urgent operations are looked at again
+_URGENT = 0.3e-3  # of steps, before more urgent operations are polled again
 _ROUND = 3e-3  # of steps in one poll, before others may have the lock
-_LISTEN = 5e-3  # between looks at notices while operations wait
+_LISTEN = 5e-3  # between polls of notices while operations wait
 _LISTEN_IDLE = 0.1  # while none is in flight
 _ANSWER_SECONDS = 1.0  # that other ranks have to say how far they are
 _EXIT_SECONDS = 5.0  # that a process which exits gives its operations in flight
@@ -56,13 +56,13 @@ class Engine:
 
     Attributes:
         attending: the thread that waits for what it starts now; None if none does.
-        begun: operations that compiled code has posted, and that nobody has looked at yet; it adds to them itself.
+        begun: operations that compiled code has posted, and that nobody has polled yet; it adds to them itself.
         thrown: into a step, by a thread that is to learn of it: a signal's handler that could not be deferred.
     """
 
     def __init__(self) -> None:
         self.begun: deque[Request] = deque()
-        self._lock = WatchedLock()
+        self._lock = PollingLock()
         self._active: list[Request] = []  # the urgent first, and of those the oldest
         self._abandoned: list[Request] = []  # ended early: MPI may still write to their buffers
         self._listening: list[Notices] = []
@@ -107,11 +107,11 @@ class Engine:
                 ended = self._take_in()
             self._announce(ended)
             if not request._ended:
-                self.look_soon()
+                self.poll_soon()
         return request
 
-    def look_soon(self) -> None:
-        """See to it that somebody looks at what has been started: this thread if it is next, or the background one."""
+    def poll_soon(self) -> None:
+        """Have somebody poll what has been started: this thread if it is next, or the background one."""
         if not self._background.dozes and self.attending != threading.get_ident():
             self._background.wake()
 
@@ -144,7 +144,7 @@ class Engine:
     def attended(self) -> AbstractContextManager[None]:
         """Enclose a block whose thread waits next for what it starts inside: the background thread can sleep on.
 
-        The background thread looks a tenth of a second later even so, if nobody waits.
+        The background thread polls a tenth of a second later even so, if nobody waits.
         """
         return Attended(self)
 
@@ -202,7 +202,7 @@ class Engine:
         if self.begun and (ended := self._take_in()):
             return ended
         active = self._active
-        began = looked = time.monotonic()
+        began = polled = time.monotonic()
         moved = False
         at = 0
         while at < len(active):
@@ -214,8 +214,8 @@ class Engine:
                 now = time.monotonic()
                 if now - began > _ROUND:
                     break
-                if now - looked > _URGENT:
-                    at, looked = 0, now
+                if now - polled > _URGENT:
+                    at, polled = 0, now
                 continue
             if began > request._deadline:
                 self._late(request)
@@ -252,7 +252,7 @@ class Engine:
             self._listened_to_all = self._listened
             heard = self._listening
         for notices in heard:
-            notices.look()
+            notices.poll()
             if notices.news:
                 ended += self._apply(notices)
         return ended
@@ -268,7 +268,7 @@ class Engine:
     def wait(self, request: Request, timeout: float | None) -> None:
         """Poll until ``request`` has ended; see :meth:`Request.wait`."""
         if request.run is not None and not request.done and (timeout is None or timeout > _LISTEN):
-            # What nobody has looked at yet is left to compiled code, which needs no lock of this engine's.
+            # What nobody has polled yet is left to compiled code, which needs no lock of this engine's.
             self._foreground += 1
             try:
                 request.run.wait(_LISTEN)
@@ -289,7 +289,7 @@ class Engine:
 
         Args:
             until: the condition.
-            aside: other threads of this process compute meanwhile: look less often.
+            aside: other threads of this process compute meanwhile: poll less often.
         """
         with deferral:
             self._attend(until, aside)
@@ -297,7 +297,7 @@ class Engine:
     def _attend(self, until: Callable[[], bool], aside: bool) -> None:
         least = _ASIDE_MIN if aside else _SLEEP_MIN
         began = time.monotonic()
-        looks = 0
+        polls = 0
         self._foreground += 1
         try:
             while True:
@@ -309,10 +309,10 @@ class Engine:
                 between = max(least, (time.monotonic() - began) * _AGE_SHARE)
                 if not aside and self._wait_natively():
                     continue
-                if not aside and self._watch(between):
+                if not aside and self._wait_for_messages(between):
                     continue
-                looks += 1
-                if looks <= _YIELDS and not aside:
+                polls += 1
+                if polls <= _YIELDS and not aside:
                     os.sched_yield()
                 else:
                     time.sleep(self.pause(between))
@@ -330,16 +330,16 @@ class Engine:
             time.sleep(_SLEEP_MIN)  # the engine may ask Python for a step that another thread will take
         return True
 
-    def _watch(self, least: float) -> bool:
+    def _wait_for_messages(self, least: float) -> bool:
         """Wait until one of the messages that operations wait for is there, for some milliseconds at most.
 
         Returns:
-            Whether it has: not if there is more to look at, or another thread polls.
+            Whether it has: not if there is more to poll, or another thread polls.
         """
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            return self._lock.watch(
+            return self._lock.wait(
                 self._active, self.quiet(), least=least, most=_SLEEP_MAX, share=_SLEEP_SHARE, longest=_LISTEN
             )
         finally:
@@ -359,7 +359,7 @@ class Engine:
 
     @property
     def listens(self) -> bool:
-        """Tell whether there are communicators whose notices are looked at."""
+        """Tell whether there are communicators whose notices are polled."""
         return bool(self._listening)
 
     def quiet(self) -> float:
@@ -367,16 +367,16 @@ class Engine:
         return time.monotonic() - self._moved
 
     def pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
-        """Return the seconds between two looks: at least so many, and a share of the time that nothing has moved."""
+        """Return the seconds between two polls: at least so many, and a share of the time that nothing has moved."""
         return min(max(least, self.quiet() * share), _SLEEP_MAX)
 
     def listen_idle(self) -> None:
         """Poll all notices while nothing is in flight."""
         with self._lock:
             if not MPI.Is_finalized():
-                # An operation that starts meanwhile finds the news; one that has begun to wait is looked at next.
+                # An operation that starts meanwhile finds the news; one that has begun to wait is polled next.
                 for notices in self._listening:
-                    notices.look()
+                    notices.poll()
 
     def stop(self) -> None:
         """End at exit what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""

@@ -43,7 +43,7 @@ class Pending(NamedTuple):
         statuses: where to put theirs. A step that waits for one request, with a status, waits for a receive that
             the caller asked for: that alone can be cancelled.
         events: looked at once all requests are done, until they are, too.
-        poll: called at every look, before it: posts what has become ready meanwhile. Returns whether it did anything.
+        poll: called at every poll, before it: posts what has become ready meanwhile. Returns whether it did anything.
         source: what the events come from, for error messages.
         run: of the compiled engine, whose end is the event.
         sends: the requests are of sends, which are not cancelled where the operation ends early: MPICH 5 crashes where
@@ -200,7 +200,7 @@ class Request:
         except Exception as error:
             self._finish(error)
         except BaseException as error:
-            # A generator that something was raised in would end well at the next look.
+            # A generator that something was raised in would end well at the next poll.
             stopped = HybridcompError(f"{self.what} was stopped by {error!r}")
             stopped.__cause__ = error
             self._finish(stopped)
@@ -208,7 +208,7 @@ class Request:
         return moved or self._ended
 
     def _here(self, pending: Pending) -> bool:
-        # One request is tested at a look, not all of them: what waits, waits for the first that is not there.
+        # One request is tested at a poll, not all of them: what waits, waits for the first that is not there.
         requests = pending.requests
         while self._arrived < len(requests):
             at = self._arrived

@@ -1,6 +1,6 @@
 """Wait for MPI in compiled code, where a poll costs a core less time than in Python.
 
-Where ranks share cores, what they spend on looking is taken from those that compute.
+Where ranks share cores, what they spend on polling is taken from those that compute.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hybridcomp.collectives.failure.contact import FirstRequest
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.native import kernels
 
-_BRIEF = 200e-6  # in which a look only gives up the time slice, before waiting begins to sleep
+_BRIEF = 200e-6  # in which a poll only gives up the time slice, before waiting begins to sleep
 
 
-class WatchedLock:
+class PollingLock:
     """A lock whose holder may wait for messages meanwhile; it stops when somebody else wants the lock.
 
     In a ``with`` statement no signal's handler interrupts its holder.
@@ -54,7 +54,7 @@ class WatchedLock:
         self._lock.release()
         deferral.__exit__(kind, value, trace)
 
-    def watch(
+    def wait(
         self,
         active: Iterable[Request],
         quiet: float,
@@ -71,13 +71,13 @@ class WatchedLock:
         Args:
             active: the operations.
             quiet: seconds that nothing has happened.
-            least: seconds between looks.
-            most: seconds between looks.
-            share: of the time that nothing has happened, between looks.
+            least: seconds between polls.
+            most: seconds between polls.
+            share: of the time that nothing has happened, between polls.
             longest: seconds until this returns in any case.
 
         Returns:
-            Whether it has looked: not if an operation waits for more than MPI's requests.
+            Whether it has polled: not if an operation waits for more than MPI's requests.
         """
         handles = []
         for request in active:
@@ -93,6 +93,6 @@ class WatchedLock:
         if not handles:
             return False
         if self._native is None:
-            self._native = kernels().MpiWatch(address("MPI_Request_get_status"))
+            self._native = kernels().MpiWait(address("MPI_Request_get_status"))
         self._native.wait(handles, quiet, _BRIEF, least, most, share, longest)
         return True

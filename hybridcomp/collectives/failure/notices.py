@@ -31,7 +31,7 @@ _ROOM = _BYTES - _FORM.size
 _TAG = 0
 _KEPT = 256  # failures of operations that have not started here: more than anybody has in flight
 _REMEMBERED = 4096  # operations that have ended here: more than other ranks are behind
-_LAST_LOOKS = 4  # before a communicator is freed: MPI may need one to fetch what has come, and one to show it
+_LAST_POLLS = 4  # before a communicator is freed: MPI may need one to fetch what has come, and one to show it
 
 
 class _Kind(IntEnum):
@@ -167,12 +167,12 @@ class Notices:
         """Return the answers so far, by rank."""
         return self._replies.get(number, {})
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Receive the notices that have come and answer them; return whether there were any.
 
         Does not wait.
 
-        Whoever looks need not act on it: :attr:`news` stays until the engine does.
+        Whoever polls need not act on it: :attr:`news` stays until the engine does.
         """
         came = False
         if not self._comm:  # freed, while an operation is in flight that will never end
@@ -180,14 +180,14 @@ class Notices:
         with suppress(MPI.Exception):  # a peer that is gone is found by who waits for it
             while self._receive():
                 came = True
-        self._outbox.look()
+        self._outbox.poll()
         self.news = self.news or came
         return came
 
     def close(self) -> MPI.Comm:
         """Receive notices for the last time; return the communicator, on which none is sent any more."""
-        for _ in range(_LAST_LOOKS):
-            self.look()
+        for _ in range(_LAST_POLLS):
+            self.poll()
         self.troubled = not self._outbox.leave() or self.troubled
         return self._comm
 

@@ -44,7 +44,7 @@ class Outbox:
             if thread.is_alive():
                 self._stuck.append(thread)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Release the messages that have been sent. Does not wait."""
         for _ in range(len(self._started)):
             sent = self._started.popleft()

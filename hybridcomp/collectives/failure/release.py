@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 _PATIENCE = 0.05  # seconds that a rank looks for the others, which mostly come together
-_LOOK = 0.0002
+_POLL_SECONDS = 0.0002
 
 _lock = threading.Lock()
 _waiting: list[_Agreement] = []
@@ -53,7 +53,7 @@ def release(comms: Sequence[MPI.Comm], *, spoilt: bool) -> None:
     deadline = time.monotonic() + _PATIENCE
     collect()
     while agreement in _waiting and time.monotonic() < deadline:
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
         collect()
 
 

@@ -16,13 +16,13 @@ def close(request: Request) -> None:
     """Notify the other ranks how an operation has ended, if they need to know; it may fail yet by their answers.
 
     A rank that has failed in an operation says so before it starts the next. What it says is here before any message
-    of that next one, so whoever ends one well looks.
+    of that next one, so whoever ends one well polls.
     """
     notices = request._notices
     if notices is None:
         return
     if request.exception is None:
-        notices.look()
+        notices.poll()
         failure = notices.failures.get(request.number)
         notices.end(request.number, well=failure is None)
         if failure is not None:

@@ -2,8 +2,8 @@
 
 A small message takes a few microseconds, and so does starting an operation. What the policy says of arrays of a kind is
 learnt once; then the compiled module posts MPI's non-blocking operation, or starts the program, at once. A blocking
-call looks at it for a moment; what takes longer, and what nobody waits for yet, is a request of the engine's, which
-gives up the core, and ends it in time. Nobody overtakes: where an operation waits in line to be posted, the next one
+call polls it for a moment; what takes longer, and what nobody waits for yet, is a request of the engine's, which
+gives up the core, and ends it in time. Nobody overtakes: where an operation waits to be posted, the next one
 takes the usual way.
 """
 
@@ -38,14 +38,14 @@ from hybridcomp.collectives.stats import Call, StatRow
 from hybridcomp.errors import MismatchError
 from hybridcomp.native import kernels
 
-_CLOSED: deque[Any] = deque([None])  # a line in which somebody always waits
-_all: weakref.WeakSet[Quick] = weakref.WeakSet()
+_CLOSED: deque[Any] = deque([None])  # a queue that is never empty: the fast path stays closed
+_all: weakref.WeakSet[FastPath] = weakref.WeakSet()
 
 
 def _forked() -> None:
     """Leave everything to the engine, whose error says that MPI is the parent's."""
     for comm in _all:
-        comm._line = comm._message_line = _CLOSED
+        comm._waiting = comm._messages_waiting = _CLOSED
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -56,7 +56,7 @@ os.register_at_fork(after_in_child=_forked)
 _Left = tuple[Any, Any, int | None, MPI.Status | None]
 
 
-class Quick(Core):
+class FastPath(Core):
     """A communicator whose operations on plain arrays start on a native fast path."""
 
     def __init__(
@@ -73,11 +73,11 @@ class Quick(Core):
     def _reconsider(self) -> None:
         """Drop the cached operations, and read again what policy and axis allow."""
         self._learnt.forget()
-        # As if one were always in line, the usual way is taken by operations that are compared in detail, and by all
-        # of a policy that asks where in a model they belong: what is learnt of an array here does not know.
+        # Operations that are compared in detail take the usual way always, and so do all of a policy that asks where in
+        # a model they belong: what is learnt of an array here does not know.
         detail, places = self._comparison is not None, self.policy.places
-        self._line = _CLOSED if detail or places else self._transport.turns.line
-        self._message_line = _CLOSED if places else self._p2p_transport.turns.line
+        self._waiting = _CLOSED if detail or places else self._transport.post_queue.tickets
+        self._messages_waiting = _CLOSED if places else self._p2p_transport.post_queue.tickets
         self._compressed_from = self.policy.least_bytes(self.axis, "send")
 
     def Free(self) -> None:
@@ -93,7 +93,7 @@ class Quick(Core):
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
         """Do a collective on two buffers; return False if it must take the usual path."""
         notices, codec = self._notices, key[CODEC]
-        if self._line or (codec is not None and codec.__class__ is not str):
+        if self._waiting or (codec is not None and codec.__class__ is not str):
             return False
         if notices is not None and (notices.troubled or notices.belated):
             return False
@@ -143,9 +143,9 @@ class Quick(Core):
             peer: of a send or a receive.
             status: of a receive.
         """
-        notices, line = (self._notices, self._line) if peer is None else (None, self._message_line)
+        notices, waiting = (self._notices, self._waiting) if peer is None else (None, self._messages_waiting)
         codec = key[CODEC]
-        if line or (codec is not None and codec.__class__ is not str):
+        if waiting or (codec is not None and codec.__class__ is not str):
             return None
         if trace.recorder is not None or self.on_start is not None:
             return None
@@ -181,7 +181,7 @@ class Quick(Core):
         # From here on the engine has it, whatever a signal's handler raises.
         request.run = flight.run
         request.priority = flight.note[1].bit_length()
-        self._engine.look_soon()
+        self._engine.poll_soon()
         if peer is not None and flight.run is not None and flight.run.failure() is not None:
             self._engine.poll()
             request.raise_refusal()
@@ -190,7 +190,7 @@ class Quick(Core):
     def _sent(self, key: Key, ask: Ask, array: Any, peer: int, tag: int, status: MPI.Status | None) -> bool:
         """Send or receive an array; False if it must take the usual way."""
         codec = key[CODEC]
-        if self._message_line or (codec is not None and codec.__class__ is not str):
+        if self._messages_waiting or (codec is not None and codec.__class__ is not str):
             return False
         recorder = trace.recorder
         if recorder is not self._learnt.recorder:
@@ -240,7 +240,7 @@ class Quick(Core):
             status: of the receive.
         """
         codec = keys[0][CODEC]
-        if self._message_line or (codec is not None and codec.__class__ is not str):
+        if self._messages_waiting or (codec is not None and codec.__class__ is not str):
             return False
         if trace.recorder is not None:
             return False

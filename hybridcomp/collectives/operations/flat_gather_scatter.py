@@ -18,14 +18,14 @@ from hybridcomp.collectives.device.through_host import Extents as ByteExtents
 from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request, Steps
-from hybridcomp.collectives.operations.flat_p2p import Sends
+from hybridcomp.collectives.operations.flat_p2p import FlatPointToPoint
 from hybridcomp.collectives.session import MANY
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.vectors import Extents, byte_extents, following
 from hybridcomp.device import DeviceArray
 
 
-class Moves(Sends):
+class FlatGatherScatter(FlatPointToPoint):
     """The gather, scatter, all-gather and all-to-all operations of a communicator, all non-blocking.
 
     ``extents`` are, per rank, the first element and the number of elements of its part; those that know only their own
@@ -56,11 +56,11 @@ class Moves(Sends):
         call = self._call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes, **about)
         if not choice.compresses:
             return self._native(
-                lambda s, r, turn, events: native(
+                lambda s, r, ticket, events: native(
                     lambda: self.mpi.Iallgather(
                         MPI.IN_PLACE if same_memory(s.data, r.data[own]) else raw(s), raw(r)
                     ),
-                    turn,
+                    ticket,
                     events,
                 ),
                 call,
@@ -72,15 +72,15 @@ class Moves(Sends):
         request = self._compiled(key, call, send, recv, device, algorithm=algorithm)
         if request is not None:
             return request
-        way, tags = self._way("all_gather", recv, choice.codec, algorithm)
+        chosen, tags = self._choose_algorithm("all_gather", recv, choice.codec, algorithm)
         return self._carried(
-            lambda carrier, s, r, _: way.run(carrier, s, r, tags),
+            lambda carrier, s, r, _: chosen.run(carrier, s, r, tags),
             choice.codec,
             call,
             send,
             recv,
             device,
-            way=way,
+            chosen=chosen,
         )
 
     def bcast(
@@ -102,7 +102,7 @@ class Moves(Sends):
         loads = self.rank == root
         if not choice.compresses:
             return self._native(
-                lambda _, r, turn, events: native(lambda: self.mpi.Ibcast(raw(r), root), turn, events),
+                lambda _, r, ticket, events: native(lambda: self.mpi.Ibcast(raw(r), root), ticket, events),
                 call,
                 None,
                 buf,
@@ -113,15 +113,15 @@ class Moves(Sends):
         request = self._compiled(key, call, buf, buf, device, algorithm=algorithm)
         if request is not None:
             return request
-        way, tags = self._way("broadcast", buf, choice.codec, algorithm)
+        chosen, tags = self._choose_algorithm("broadcast", buf, choice.codec, algorithm)
         return self._carried(
-            lambda carrier, _s, r, _m: way.run(carrier, r, root, tags),
+            lambda carrier, _s, r, _m: chosen.run(carrier, r, root, tags),
             choice.codec,
             call,
             None,
             buf,
             device,
-            way=way,
+            chosen=chosen,
             loads=loads,
         )
 
@@ -155,7 +155,7 @@ class Moves(Sends):
 
         counts = tuple(size for _, size in extents)
         key = OperationKey.of("all_gather", choice, send.dtype, counts, receives=tuple(extents))
-        return self._moved(
+        return self._start_exchange(
             post,
             lambda carrier, s, r, tag: allgatherv(carrier, s, r, extents, [tag]),
             key,
@@ -214,7 +214,7 @@ class Moves(Sends):
         counts = tuple(n for _, n in parts) if at_root else self._own_count(send.size)
         receives = tuple(parts) if at_root else None
         key = OperationKey.of("gather", choice, send.dtype, counts, root=root, receives=receives)
-        return self._moved(
+        return self._start_exchange(
             post,
             lambda carrier, s, r, tag: gatherv(carrier, s, r, parts, root, [tag]),
             key,
@@ -271,7 +271,7 @@ class Moves(Sends):
         counts = tuple(n for _, n in parts) if at_root else self._own_count(recv.size)
         sends = tuple(parts) if at_root else None
         key = OperationKey.of("scatter", choice, recv.dtype, counts, root=root, sends=sends)
-        return self._moved(
+        return self._start_exchange(
             post,
             lambda carrier, s, r, tag: scatterv(carrier, s, r, parts, root, [tag]),
             key,
@@ -318,7 +318,7 @@ class Moves(Sends):
         key = OperationKey.of(
             "all_to_all", choice, send.dtype, (), sends=tuple(outgoing), receives=tuple(incoming)
         )
-        return self._moved(
+        return self._start_exchange(
             post,
             lambda carrier, s, r, tag: alltoallv(carrier, s, outgoing, r, incoming, tag),
             key,
@@ -333,7 +333,7 @@ class Moves(Sends):
         """Return the counts of all ranks where a rank knows its own alone: 0 for the others."""
         return tuple(n if q == self.rank else 0 for q in range(self.size))
 
-    def _moved(
+    def _start_exchange(
         self,
         post: Callable[[Any, Any], MPI.Request],
         run: Callable[[Carrier, Any, Any, int], Steps],
@@ -344,10 +344,10 @@ class Moves(Sends):
         device: list[DeviceArray],
         written: Callable[[], ByteExtents] | None = None,
     ) -> Request:
-        """Start a movement: by MPI, which ``post`` asks; where it is compressed by the engine, or by ``run``."""
+        """Start a gather, scatter or all-to-all: by MPI with ``post``; if compressed, by the engine or by ``run``."""
         if not key.compresses:
             return self._native(
-                lambda s, r, turn, events: native(lambda: post(s, r), turn, events),
+                lambda s, r, ticket, events: native(lambda: post(s, r), ticket, events),
                 call,
                 send,
                 recv,

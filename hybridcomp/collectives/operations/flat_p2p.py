@@ -27,7 +27,7 @@ from hybridcomp.policy import Choice, check_feedback, place
 _FRAMED_MODES = {"Ibsend": "Isend", "Irsend": "Isend"}
 
 
-class Sends(Session):
+class FlatPointToPoint(Session):
     """A communicator's point-to-point operations, all non-blocking."""
 
     def send(
@@ -60,8 +60,8 @@ class Sends(Session):
         if not framed:
             post = getattr(t.comm, mode)
             return self._native(
-                lambda s, _, turn, events: native(
-                    lambda: t.start(dest, lambda: post(raw(s), dest, tag)), turn, events, dest
+                lambda s, _, ticket, events: native(
+                    lambda: t.start(dest, lambda: post(raw(s), dest, tag)), ticket, events, dest
                 ),
                 call,
                 data,
@@ -82,7 +82,7 @@ class Sends(Session):
         if encodes:
             carrier = DeviceCarrier(t, choice.codec, data.dtype, call, device)
         return self._native(
-            lambda s, _, turn, _events: p2p.send_message(carrier, s, dest, tag, mode, turn, link),
+            lambda s, _, ticket, _events: p2p.send_message(carrier, s, dest, tag, mode, ticket, link),
             call,
             data,
             None,
@@ -104,8 +104,8 @@ class Sends(Session):
         device = together(out)
         if not self._may_be_encoded(out.dtype, codec):
             return self._native(
-                lambda _, r, turn, events: native(
-                    lambda: t.comm.Irecv(raw(r), source, tag), turn, events, source, status
+                lambda _, r, ticket, events: native(
+                    lambda: t.comm.Irecv(raw(r), source, tag), ticket, events, source, status
                 ),
                 call,
                 None,
@@ -129,7 +129,9 @@ class Sends(Session):
             direct = t.direct and all(map(has_driver, codecs))
             carrier = DeviceCarrier(t, NONE, out.dtype, call, device, direct=direct, others=codecs)
         return self._native(
-            lambda _, r, turn, _events: p2p.receive_message(carrier, r, longest, source, tag, status, turn),
+            lambda _, r, ticket, _events: p2p.receive_message(
+                carrier, r, longest, source, tag, status, ticket
+            ),
             call,
             None,
             out,
@@ -161,7 +163,7 @@ class Sends(Session):
 
     def _programs_now(self, device: list[DeviceArray]) -> MessagePrograms | None:
         """Return the engine's programs; None where it may not post a message now: it does so at once."""
-        return None if device or not self._p2p_transport.turns.empty else self._message_programs
+        return None if device or not self._p2p_transport.post_queue.empty else self._message_programs
 
     def _choose_send(self, data: Flat, name: str | None, phase: str | None, codec: CodecLike) -> Choice:
         choice = self._choose("send", data, name, phase, codec)

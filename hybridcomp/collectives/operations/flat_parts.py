@@ -12,7 +12,7 @@ from hybridcomp.collectives.engine.linear import Part, linear_allreduce
 from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.collectives.execution.progress import Request, Steps
-from hybridcomp.collectives.operations.flat_gather_scatter import Moves
+from hybridcomp.collectives.operations.flat_gather_scatter import FlatGatherScatter
 from hybridcomp.collectives.session import Op
 from hybridcomp.collectives.stats import Call
 from hybridcomp.device import DeviceArray
@@ -39,7 +39,7 @@ class Extent(Protocol):
         """Return the number of its elements."""
 
 
-class PartSums(Moves):
+class PartSums(FlatGatherScatter):
     """The all-reduces of :class:`~hybridcomp.collectives.operations.flat_reductions.Core` that carry several arrays."""
 
     def allreduce_parts(

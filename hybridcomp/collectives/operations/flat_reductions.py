@@ -128,15 +128,15 @@ class Core(PartSums):
             return self._reduced(self.mpi.Iallreduce, op, (), call, send, recv, device)
         if choice.codec.linear:
             return self._linear(choice, call, [Part(send, recv, name)], mean, step, device)
-        way, tags = self._way("all_reduce", recv, choice.codec, algorithm, form)
+        chosen, tags = self._choose_algorithm("all_reduce", recv, choice.codec, algorithm, form)
         return self._carried(
-            lambda carrier, s, r, memory: way.run(carrier, s, r, tags, mean=mean, memory=memory),
+            lambda carrier, s, r, memory: chosen.run(carrier, s, r, tags, mean=mean, memory=memory),
             choice.codec,
             call,
             send,
             recv,
             device,
-            way=way,
+            chosen=chosen,
             feedback=feedback,
         )
 
@@ -175,15 +175,15 @@ class Core(PartSums):
         request = self._compiled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
         if request is not None:
             return request
-        way, tags = self._way("reduce_scatter", send, choice.codec, algorithm, form)
+        chosen, tags = self._choose_algorithm("reduce_scatter", send, choice.codec, algorithm, form)
         return self._carried(
-            lambda carrier, s, r, memory: way.run(carrier, s, r, tags, mean=mean, memory=memory),
+            lambda carrier, s, r, memory: chosen.run(carrier, s, r, tags, mean=mean, memory=memory),
             choice.codec,
             call,
             send,
             recv,
             device,
-            way=way,
+            chosen=chosen,
             feedback=feedback,
         )
 
@@ -272,21 +272,21 @@ class Core(PartSums):
         request = self._compiled(key, call, send, recv, device, algorithm=algorithm)
         if request is not None:
             return request
-        way, tags = self._way("reduce", send, choice.codec, algorithm)
+        chosen, tags = self._choose_algorithm("reduce", send, choice.codec, algorithm)
         return self._carried(
-            lambda carrier, s, r, _: way.run(carrier, s, r, root, tags, mean=mean),
+            lambda carrier, s, r, _: chosen.run(carrier, s, r, root, tags, mean=mean),
             choice.codec,
             call,
             send,
             recv,
             device,
-            way=way,
+            chosen=chosen,
         )
 
     def barrier(self) -> Request:
         """Start a barrier."""
         return self._native(
-            lambda _s, _r, turn, events: native(self.mpi.Ibarrier, turn, events),
+            lambda _s, _r, ticket, events: native(self.mpi.Ibarrier, ticket, events),
             self._plain_call("barrier", 0, 0),
             None,
             None,
@@ -308,8 +308,8 @@ class Core(PartSums):
         mpi_op = MPI.SUM if op == AVG else op
         plain = reduces_directly(send.dtype, by)
         return self._native(
-            lambda s, r, turn, events: reduce_native(
-                lambda a, b: post(a, b, mpi_op, *extra), s, r, by, turn, events
+            lambda s, r, ticket, events: reduce_native(
+                lambda a, b: post(a, b, mpi_op, *extra), s, r, by, ticket, events
             ),
             call,
             send,

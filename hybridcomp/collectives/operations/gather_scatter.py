@@ -12,7 +12,7 @@ from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, like
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution import progress as engine
-from hybridcomp.collectives.operations.fast_path import Quick
+from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.vectors import parse_vector
@@ -23,7 +23,7 @@ Buffer = Any
 _BARRIER: Key = ("barrier", 0, None, None, None, None)
 
 
-class Movement(Quick):
+class GatherScatter(FastPath):
     """Allgather(v), Alltoall(v, w), Bcast and Barrier."""
 
     # -- all-gather ----------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ class Movement(Quick):
         ``sendbuf`` may be ``MPI.IN_PLACE`` or any part of ``recvbuf``.
         """
         key = ("all_gather", 0, name, phase, codec, algorithm)
-        if self._done(key, self._moves, sendbuf, recvbuf):
+        if self._done(key, self._gather_scatter, sendbuf, recvbuf):
             return
         return self.start_allgather(sendbuf, recvbuf, name, phase, codec, algorithm).wait()
 
@@ -71,7 +71,7 @@ class Movement(Quick):
     ) -> engine.Request:
         """Start :meth:`Iallgather` as an operation that is none of MPI's requests."""
         key = ("all_gather", 0, name, phase, codec, algorithm)
-        request = self._begun(key, self._moves, (sendbuf, recvbuf))
+        request = self._begun(key, self._gather_scatter, (sendbuf, recvbuf))
         if request is not None:
             return request
         try:
@@ -139,7 +139,7 @@ class Movement(Quick):
     ) -> None:
         """Send equal parts of ``sendbuf`` to all ranks; a rank's own part is copied exactly."""
         key = ("all_to_all", 0, name, phase, codec, None)
-        if self._done(key, self._moves, sendbuf, recvbuf):
+        if self._done(key, self._gather_scatter, sendbuf, recvbuf):
             return
         return self._alltoall(sendbuf, recvbuf, name, phase, codec).wait()
 
@@ -159,7 +159,7 @@ class Movement(Quick):
         self, sendbuf: Buffer, recvbuf: Buffer, name: str | None, phase: str | None, codec: CodecLike
     ) -> engine.Request:
         key = ("all_to_all", 0, name, phase, codec, None)
-        request = self._begun(key, self._moves, (sendbuf, recvbuf))
+        request = self._begun(key, self._gather_scatter, (sendbuf, recvbuf))
         if request is not None:
             return request
         try:
@@ -244,7 +244,7 @@ class Movement(Quick):
     ) -> None:
         """Broadcast from ``root``. Where it is compressed, the root, too, ends with the decoded values."""
         key = ("broadcast", root, name, phase, codec, algorithm)
-        if self._done(key, self._moves, buf, buf):
+        if self._done(key, self._gather_scatter, buf, buf):
             return
         return self.start_bcast(buf, root, name, phase, codec, algorithm).wait()
 
@@ -272,7 +272,7 @@ class Movement(Quick):
     ) -> engine.Request:
         """Start :meth:`Ibcast` as an operation that is none of MPI's requests."""
         key = ("broadcast", root, name, phase, codec, algorithm)
-        request = self._begun(key, self._moves, (buf, buf))
+        request = self._begun(key, self._gather_scatter, (buf, buf))
         if request is not None:
             return request
         try:
@@ -296,12 +296,12 @@ class Movement(Quick):
         request = self._begun(_BARRIER, self._barriers)
         return self.barrier() if request is None else request
 
-    # -- quickly -------------------------------------------------------------------------------------
+    # -- on the fast path ----------------------------------------------------------------------------
 
     def _barriers(self, *_: Any) -> Kind:
         return self._plain_call("barrier", 0, 0), [self.mpi.handle]
 
-    def _moves(self, key: Key, send: Any, recv: Any, _op: Any) -> Kind | None:
+    def _gather_scatter(self, key: Key, send: Any, recv: Any, _op: Any) -> Kind | None:
         """Return the kind of a gather, broadcast or all-to-all of plain arrays; None if MPI cannot do it alone."""
         what, root, name, phase, codec, _ = key
         p = self.size
@@ -316,7 +316,7 @@ class Movement(Quick):
         choice = self._choose(what, flat, name, phase, codec, flat.size if what == "all_to_all" else None)
         raw, sent, comm = flat.nbytes, (p - 1) * flat.nbytes, self.mpi.handle
         if choice.compresses:
-            return self._moves_compressed(key, choice, flat)
+            return self._compressed_gather_scatter(key, choice, flat)
         if flat.dtype.is_float and flat.dtype.itemsize == 2:
             return None
         if what == "broadcast":
@@ -333,23 +333,23 @@ class Movement(Quick):
         part_of = [0, each, MPI.BYTE.handle]
         return self._call(what, choice, raw, sent), [*part_of, *part_of, comm]
 
-    def _moves_compressed(self, key: Key, choice: Choice, flat: Flat) -> Kind | None:
+    def _compressed_gather_scatter(self, key: Key, choice: Choice, flat: Flat) -> Kind | None:
         """Return the kind of an operation whose messages are compressed; None if the engine does not do it."""
         what, root, _, _, _, algorithm = key
         p, n = self.size, flat.size
         if what == "all_gather":
-            asked = OperationKey.of(what, choice, flat.dtype, (n,) * p)
+            operation = OperationKey.of(what, choice, flat.dtype, (n,) * p)
             call = self._call(what, choice, p * flat.nbytes, (p - 1) * flat.nbytes)
         elif what == "all_to_all" and n % p == 0:
             parts = tuple((q * (n // p), n // p) for q in range(p))
-            asked = OperationKey.of(what, choice, flat.dtype, (), sends=parts, receives=parts)
+            operation = OperationKey.of(what, choice, flat.dtype, (), sends=parts, receives=parts)
             call = self._call(what, choice, flat.nbytes, (p - 1) * flat.nbytes // p)
         elif what == "broadcast":
-            asked = OperationKey.of(what, choice, flat.dtype, (n,), root=root)
+            operation = OperationKey.of(what, choice, flat.dtype, (n,), root=root)
             call = self._call(what, choice, flat.nbytes, self._sent_on(root) * flat.nbytes)
         else:
             return None
-        program = None if self._programs is None else self._programs.find(asked, algorithm, alone=True)
+        program = None if self._programs is None else self._programs.find(operation, algorithm, alone=True)
         return None if program is None else (call, program)
 
     def _sent_on(self, root: int) -> int:

@@ -19,7 +19,7 @@ Buffer = Any
 _MOST_BYTES = 1 << 32  # of a message whose length nobody said
 
 
-class Messages(Probes):
+class PointToPoint(Probes):
     """mpi4py's sends and receives of a communicator.
 
     Where a policy compresses sends on an axis, both ends must be communicators of ours.

@@ -14,7 +14,7 @@ from hybridcomp.collectives.buffers import raw, typed
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import native, reduces_directly
-from hybridcomp.collectives.operations.fast_path import Quick
+from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.session import Op
 from hybridcomp.collectives.stats import Call
@@ -85,7 +85,7 @@ class Plan:
             self.free()
 
 
-class Plans(Quick):
+class Plans(FastPath):
     """Persistent operations. The codec is chosen when a plan is made, at the communicator's ``step`` of then.
 
     Making a plan is collective. Keyword arguments are those of the operation.
@@ -183,7 +183,9 @@ class Plans(Quick):
 
         def begin() -> engine.Request:
             call: Call = self._call(op, choice, nbytes, sent, count=send.size, dtype=send.dtype)
-            return self._native(lambda _s, _r, turn, events: native(post, turn, events), call, None, None, [])
+            return self._native(
+                lambda _s, _r, ticket, events: native(post, ticket, events), call, None, None, []
+            )
 
         return Plan(send, recv, begin, request.Free)
 

@@ -10,20 +10,20 @@ from typing import Any, Literal
 from mpi4py import MPI
 
 from hybridcomp.collectives.execution.progress import engine
-from hybridcomp.collectives.operations.fast_path import Quick
+from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.errors import CollectiveTimeoutError
 
-_LOOK_SECONDS = 50e-6  # between looks for a message, once it is late
+_POLL_SECONDS = 50e-6  # between polls for a message, once it is late
 
 
-class Probes(Quick):
+class Probes(FastPath):
     """Probe, Mprobe and their kin, by MPI's own: their counts are of the bytes on the wire."""
 
     def Probe(
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> Literal[True]:
         """Wait until a message is here; its count is that of the bytes on the wire."""
-        self._look(lambda: self._p2p.Iprobe(source, tag, status), source)
+        self._poll(lambda: self._p2p.Iprobe(source, tag, status), source)
         return True
 
     def Iprobe(
@@ -37,7 +37,7 @@ class Probes(Quick):
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> MPI.Message:
         """Wait until a message is here, and take it; what it gives is MPI's own."""
-        message: MPI.Message = self._look(lambda: self._p2p.Improbe(source, tag, status), source)
+        message: MPI.Message = self._poll(lambda: self._p2p.Improbe(source, tag, status), source)
         return message
 
     def Improbe(
@@ -47,7 +47,7 @@ class Probes(Quick):
         engine().check_process("probe")
         return self._p2p.Improbe(source, tag, status)
 
-    def _look(self, ask: Callable[[], Any], source: int) -> Any:
+    def _poll(self, ask: Callable[[], Any], source: int) -> Any:
         engine().check_process("probe")
         began = monotonic()
         while True:
@@ -63,4 +63,4 @@ class Probes(Quick):
                     f"{self.timeout:g} s"
                 )
             engine().poll()
-            sleep(_LOOK_SECONDS)
+            sleep(_POLL_SECONDS)

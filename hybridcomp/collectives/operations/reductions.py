@@ -22,7 +22,7 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly
-from hybridcomp.collectives.operations.fast_path import Quick
+from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.session import Op
@@ -30,7 +30,7 @@ from hybridcomp.collectives.session import Op
 Buffer = Any
 
 
-class Reductions(Quick):
+class Reductions(FastPath):
     """Allreduce, Reduce, Reduce_scatter, Reduce_scatter_block, Scan and Exscan.
 
     ``op`` is an MPI operation, or ``"avg"``. Floats are compressed for ``MPI.SUM`` and ``"avg"`` alone.
@@ -57,13 +57,13 @@ class Reductions(Quick):
             op: see the class.
             name, phase, codec, algorithm: see :mod:`~hybridcomp.collectives.communicator`.
         """
-        if self.allreduce_at_once(
+        if self.allreduce_immediate(
             sendbuf, recvbuf, op, name=name, phase=phase, codec=codec, algorithm=algorithm
         ):
             return
         return self.start_allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
 
-    def allreduce_at_once(
+    def allreduce_immediate(
         self,
         sendbuf: Buffer,
         recvbuf: Buffer,
@@ -316,7 +316,7 @@ class Reductions(Quick):
         """Start :meth:`Exscan`."""
         return Request(self._foreign("exscan", lambda: self.mpi.Iexscan(sendbuf, recvbuf, op)))
 
-    # -- quickly -------------------------------------------------------------------------------------
+    # -- on the fast path ----------------------------------------------------------------------------
 
     def _sums(self, key: Key, send: Any, recv: Any, op: Any) -> Kind | None:
         """Return the kind of a reduction on plain arrays; None if neither MPI nor the engine does it alone."""
@@ -336,8 +336,8 @@ class Reductions(Quick):
         direct = self._direct(choice, flat, op)
         if self._programs is not None and (whole or direct) and (choice.feedback is None or name is None):
             counts = (flat.size,) if whole else (recv.size,) * p
-            asked = OperationKey.of(what, choice, flat.dtype, counts, op)
-            program = self._programs.find(asked, algorithm, alone=True)
+            operation = OperationKey.of(what, choice, flat.dtype, counts, op)
+            program = self._programs.find(operation, algorithm, alone=True)
             if program is not None:
                 return call, program
         if not isinstance(op, MPI.Op) or direct or choice.codec.linear or not reduces_directly(flat.dtype, 1):

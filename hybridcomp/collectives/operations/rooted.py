@@ -7,14 +7,14 @@ from typing import Any
 from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, parse, part, same_dtype
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
-from hybridcomp.collectives.operations.fast_path import Quick
+from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.vectors import parse_vector
 
 Buffer = Any
 
 
-class Rooted(Quick):
+class Rooted(FastPath):
     """Gather(v) and Scatter(v): exact unless the policy names them. A rank's own part is copied exactly."""
 
     # -- gather --------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ _PAGE = mmap.PAGESIZE
 _TOKEN_BYTES = 8
 
 
-class Card(NamedTuple):
+class ArenaHandle(NamedTuple):
     """The descriptor by which another process finds an arena."""
 
     pid: int
@@ -44,15 +44,15 @@ class Arena:
     """An arena, mapped into this process.
 
     Attributes:
-        card: where it is.
+        handle: where it is.
         memory: all of it.
         start: its address here.
     """
 
-    def __init__(self, card: Card, fd: int) -> None:
-        mapped = mmap.mmap(fd, card.nbytes)
+    def __init__(self, handle: ArenaHandle, fd: int) -> None:
+        mapped = mmap.mmap(fd, handle.nbytes)
         mapped.madvise(mmap.MADV_DONTDUMP)
-        self.card = card
+        self.handle = handle
         self._mapped = mapped
         self.memory: ByteArray = np.frombuffer(mapped, np.uint8)
         self.start = address(self.memory)
@@ -63,8 +63,8 @@ class Arena:
         Raises:
             WireError: no block can be there.
         """
-        if offset % LINE or offset < _FIRST or not 0 < nbytes <= self.card.nbytes - offset:
-            raise WireError(f"a shared message of {nbytes} bytes at {offset} of {self.card.nbytes}")
+        if offset % LINE or offset < _FIRST or not 0 < nbytes <= self.handle.nbytes - offset:
+            raise WireError(f"a shared message of {nbytes} bytes at {offset} of {self.handle.nbytes}")
         return self.memory[offset : offset + nbytes]
 
     def lease(self, offset: int) -> int:
@@ -131,7 +131,7 @@ class ArenaPool:
             offset = bare.pop()
         else:
             offset = self._used + LINE
-            if offset + size > self.arena.card.nbytes:
+            if offset + size > self.arena.handle.nbytes:
                 return self._heap.take(nbytes)
             self._used = offset + size
             self._sizes[offset] = size
@@ -177,7 +177,7 @@ def make_arena() -> Arena:
     fd = os.memfd_create("hybridcomp")
     try:
         os.ftruncate(fd, nbytes)
-        arena = Arena(Card(os.getpid(), fd, token, nbytes), fd)
+        arena = Arena(ArenaHandle(os.getpid(), fd, token, nbytes), fd)
     except OSError:
         os.close(fd)
         raise
@@ -185,19 +185,19 @@ def make_arena() -> Arena:
     return arena
 
 
-def open_arena(card: Card) -> Arena:
+def open_arena(handle: ArenaHandle) -> Arena:
     """Map another process's arena.
 
     Raises:
         OSError: it is not to be had: another user's, or of another process namespace.
     """
-    fd = os.open(f"/proc/{card.pid}/fd/{card.fd}", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+    fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     try:
-        if os.fstat(fd).st_size != card.nbytes or os.pread(fd, _TOKEN_BYTES, 0) != card.token.to_bytes(
+        if os.fstat(fd).st_size != handle.nbytes or os.pread(fd, _TOKEN_BYTES, 0) != handle.token.to_bytes(
             _TOKEN_BYTES, "little"
         ):
-            raise OSError(f"process {card.pid} has something else there")
-        return Arena(card, fd)
+            raise OSError(f"process {handle.pid} has something else there")
+        return Arena(handle, fd)
     finally:
         os.close(fd)
 

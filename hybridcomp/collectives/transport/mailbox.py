@@ -23,7 +23,7 @@ from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, he
 from hybridcomp.errors import MismatchError
 from hybridcomp.schedules.topology import Topology
 
-_NOTE_FROM = 1 << 12  # bytes: shorter messages travel as they are
+_DESCRIBED_FROM = 1 << 12  # bytes: shorter messages travel as they are
 _MOST_TAGS = 64  # of one operation
 _TAGS = 30_000  # below MPI's guaranteed 32767; a tag comes round after as many operations
 
@@ -37,10 +37,10 @@ class Transport:
     Attributes:
         comm: a duplicate that nobody else uses.
         rank, size: of ``comm``.
-        turns: of what is matched in the order in which it is posted.
+        post_queue: of what is matched in the order in which it is posted.
         direct: every rank's MPI takes device pointers in messages.
         topology: which of them are on which host.
-        near: the ranks with whom this one shares memory, if any.
+        shm_peers: the ranks with whom this one shares memory, if any.
         contacts: which ranks have had a message from this process.
     """
 
@@ -48,22 +48,22 @@ class Transport:
         self,
         comm: MPI.Comm,
         topology: Topology,
-        near: SharedMemoryPeers | None = None,
+        shm_peers: SharedMemoryPeers | None = None,
         *,
         direct: bool = False,
         group: Any = None,
     ) -> None:
-        """Send and receive on ``comm``, to ``near`` ranks by descriptors. The engine's ``group`` counts tags."""
+        """Send and receive on ``comm``, to ``shm_peers`` ranks by descriptors. The engine's ``group`` counts tags."""
         self.topology = topology
         self.comm = comm
-        self.near = near
+        self.shm_peers = shm_peers
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
-        self.turns = PostQueue()
+        self.post_queue = PostQueue()
         self.contacts = Contacts(comm)
         self.direct = direct
         self._tags = Tags() if group is None else group
-        self._pool: Pool = heap() if near is None else near.pool
+        self._pool: Pool = heap() if shm_peers is None else shm_peers.pool
         self._failed: list[object] = []
 
     def tag(self) -> int:
@@ -207,15 +207,17 @@ class Mailbox:
 
     def _post(self, message: Sealed, peers: list[int], tag: int, buffer: ByteArray | None) -> _Sent:
         data = message.wire()
-        call, near, post = self._call, self._transport.near, self._transport.isend
+        call, shm_peers, post = self._call, self._transport.shm_peers, self._transport.isend
         call.wire_bytes += data.size * len(peers)
-        if near is not None and data.size >= _NOTE_FROM:
-            readers = sum(peer in near.ranks for peer in peers)
-            note = near.lend(data, readers) if readers else None
-            if note is not None:
+        if shm_peers is not None and data.size >= _DESCRIBED_FROM:
+            readers = sum(peer in shm_peers.ranks for peer in peers)
+            descriptor = shm_peers.publish(data, readers) if readers else None
+            if descriptor is not None:
                 call.shared_bytes += data.size * readers
-                requests = [post(note if peer in near.ranks else data, peer, tag) for peer in peers]
-                return _Sent(requests, peers, buffer, note)
+                requests = [
+                    post(descriptor if peer in shm_peers.ranks else data, peer, tag) for peer in peers
+                ]
+                return _Sent(requests, peers, buffer, descriptor)
         return _Sent([post(data, peer, tag) for peer in peers], peers, buffer, None)
 
     def _settled(self, sent: _Sent) -> bool:
@@ -223,9 +225,9 @@ class Mailbox:
         for request in sent.requests:
             if not request.Test():
                 return False
-        near = self._transport.near
+        shm_peers = self._transport.shm_peers
         if sent.buffer is not None:
-            if near is not None and sent.note is not None and near.pool.unread(sent.buffer):
+            if shm_peers is not None and sent.descriptor is not None and shm_peers.pool.unread(sent.buffer):
                 return False
             self._transport.give(sent.buffer)
         return True
@@ -257,11 +259,11 @@ class Mailbox:
             WireError: the descriptor names no message.
             MismatchError: the descriptor is of a message that this rank has no room for.
         """
-        near = self._transport.near
-        if near is None or message.peer not in near.ranks:
+        shm_peers = self._transport.shm_peers
+        if shm_peers is None or message.peer not in shm_peers.ranks:
             return message.buffer
         if message.shared is None:
-            message.shared = near.read(message.buffer)
+            message.shared = shm_peers.read(message.buffer)
             if message.shared is None:
                 return message.buffer
             if message.shared.size > message.buffer.size:
@@ -278,23 +280,23 @@ class Mailbox:
 
     def _put_back(self, message: Incoming) -> None:
         message.used = True
-        if message.shared is not None and self._transport.near is not None:
-            self._transport.near.release([message.shared])
+        if message.shared is not None and self._transport.shm_peers is not None:
+            self._transport.shm_peers.release([message.shared])
         self._transport.give(message.buffer)
 
     def finish(self) -> Steps:
         """Wait until all is sent, and give the buffers back."""
-        sends, near = [*self._sends, *self._kept], self._transport.near
+        sends, shm_peers = [*self._sends, *self._kept], self._transport.shm_peers
         requests = [request for s in sends for request in s.requests]
         yield Pending(requests, [peer for s in sends for peer in s.peers], sends=True)
         for message in self._inbox:
             if not message.used:
                 self._put_back(message)
         self._inbox.clear()
-        if near is not None and near.pool.crowded:
+        if shm_peers is not None and shm_peers.pool.crowded:
             # MPI makes the sender of a large message wait for its receiver; descriptors are sent at once.
             unread = _Unread(
-                near.pool, [s.buffer for s in sends if s.note is not None and s.buffer is not None]
+                shm_peers.pool, [s.buffer for s in sends if s.descriptor is not None and s.buffer is not None]
             )
             yield Pending([], [], events=[unread], source="ranks of this host that read its messages")
         for sent in sends:
@@ -310,7 +312,7 @@ class _Sent(NamedTuple):
     requests: list[MPI.Request]
     peers: list[int]
     buffer: ByteArray | None
-    note: ByteArray | None
+    descriptor: ByteArray | None
 
 
 class _Unread:

@@ -18,13 +18,12 @@ from mpi4py import MPI
 
 from hybridcomp import native
 from hybridcomp.arrays import ByteArray
-from hybridcomp.collectives.transport.arena import Arena, ArenaPool, Card, address, open_arena
+from hybridcomp.collectives.transport.arena import Arena, ArenaHandle, ArenaPool, address, open_arena
 from hybridcomp.collectives.transport.pools import HeapPool
 from hybridcomp.errors import WireError
 
-_NOTE = struct.Struct("<IIQQQ")
+_DESCRIPTOR = struct.Struct("<IIQQQ")
 _MAGIC = 0x01455948  # b"HYE\x01"
-_CARD = struct.Struct("<QQQQ")
 _SWITCH = "HYBRIDCOMP_SHARED_MEMORY"
 
 
@@ -41,10 +40,10 @@ class SharedMemoryPeers:
         self.pool = pool
         self.ranks = frozenset(arenas)
         everyone: list[Arena] = [pool.arena, *arenas.values()]
-        self._arenas = {arena.card.token: arena for arena in everyone}
-        self._spans = [(a.start, a.start + a.card.nbytes, a) for a in everyone]
+        self._arenas = {arena.handle.token: arena for arena in everyone}
+        self._spans = [(a.start, a.start + a.handle.nbytes, a) for a in everyone]
 
-    def lend(self, message: ByteArray, readers: int) -> ByteArray | None:
+    def publish(self, message: ByteArray, readers: int) -> ByteArray | None:
         """Return a descriptor of a message for ``readers`` ranks, which each :meth:`release` it; None if it
         is not shared.
 
@@ -57,9 +56,9 @@ class SharedMemoryPeers:
             if start <= at < end:
                 offset = at - start
                 native.kernels().lease_add(arena.lease(offset), readers)
-                note = np.empty(_NOTE.size, np.uint8)
-                _NOTE.pack_into(note.data, 0, _MAGIC, 0, arena.card.token, offset, message.size)
-                return note
+                descriptor = np.empty(_DESCRIPTOR.size, np.uint8)
+                _DESCRIPTOR.pack_into(descriptor.data, 0, _MAGIC, 0, arena.handle.token, offset, message.size)
+                return descriptor
         return None
 
     def read(self, buffer: ByteArray) -> ByteArray | None:
@@ -68,12 +67,14 @@ class SharedMemoryPeers:
         Raises:
             WireError: it names no message that can be.
         """
-        magic, _, token, offset, nbytes = _NOTE.unpack_from(buffer.data, 0)
+        magic, _, token, offset, nbytes = _DESCRIPTOR.unpack_from(buffer.data, 0)
         if magic != _MAGIC:
             return None
         arena = self._arenas.get(token)
         if arena is None:
-            raise WireError(f"a note of a message in an arena that this rank does not know ({token:#x})")
+            raise WireError(
+                f"a descriptor of a message in an arena that this rank does not know ({token:#x})"
+            )
         return arena.block(offset, nbytes)
 
     def release(self, messages: Iterable[ByteArray]) -> None:
@@ -102,25 +103,25 @@ def heap() -> HeapPool:
 
 
 @functools.cache
-def _arena_at(card: Card) -> Arena | None:
+def _arena_at(handle: ArenaHandle) -> Arena | None:
     """Map another process's arena, once; return None where that fails."""
     try:
-        return open_arena(card)
+        return open_arena(handle)
     except (OSError, ValueError):
         return None
 
 
-def meet(comm: MPI.Comm, node: MPI.Comm) -> SharedMemoryPeers | None:
+def connect_peers(comm: MPI.Comm, node: MPI.Comm) -> SharedMemoryPeers | None:
     """Map the arenas of the ranks of this host; None unless each of them can see all others'. Collective.
 
     Args:
-        comm: whose ranks meet.
+        comm: whose ranks share memory.
         node: those of this host.
     """
     if node.size == 1:
         return None
     pool = own_pool() if shares_memory() else None
-    found = map_arenas(comm, node, None if pool is None else pool.arena.card)
+    found = map_arenas(comm, node, None if pool is None else pool.arena.handle)
     if pool is None or found is None:
         return None
     return SharedMemoryPeers(pool, dict(neighbour for neighbour in found if neighbour is not None))
@@ -131,28 +132,30 @@ def shares_memory() -> bool:
     return os.environ.get(_SWITCH) != "0"
 
 
-def map_arenas(comm: MPI.Comm, node: MPI.Comm, card: Card | None) -> list[tuple[int, Arena] | None] | None:
+def map_arenas(
+    comm: MPI.Comm, node: MPI.Comm, handle: ArenaHandle | None
+) -> list[tuple[int, Arena] | None] | None:
     """Map the arenas of the ranks of this host. Collective.
 
     Args:
         comm: whose ranks.
         node: those of this host.
-        card: of this process's arena; None if it has none.
+        handle: of this process's arena; None if it has none.
 
     Returns:
         For each rank of ``node``, its rank in ``comm`` and its arena; None for this one. None in all unless each of
         them can see all others'.
     """
     mine = np.zeros(5, np.uint64)
-    if card is not None:
-        mine[:] = (comm.Get_rank(), *card)
-    cards = np.empty((node.size, mine.size), np.uint64)
-    node.Allgather(mine, cards)
+    if handle is not None:
+        mine[:] = (comm.Get_rank(), *handle)
+    handles = np.empty((node.size, mine.size), np.uint64)
+    node.Allgather(mine, handles)
     found: list[tuple[int, Arena] | None] = []
-    for place, (rank, pid, fd, token, nbytes) in enumerate(cards.tolist()):
-        arena = _arena_at(Card(pid, fd, token, nbytes)) if token and place != node.rank else None
+    for place, (rank, pid, fd, token, nbytes) in enumerate(handles.tolist()):
+        arena = _arena_at(ArenaHandle(pid, fd, token, nbytes)) if token and place != node.rank else None
         found.append(None if arena is None else (rank, arena))
-    good = card is not None and sum(one is None for one in found) == 1
+    good = handle is not None and sum(one is None for one in found) == 1
     verdict = np.array([good], np.uint8)
     node.Allreduce(MPI.IN_PLACE, verdict, MPI.MIN)
     return found if verdict[0] else None

@@ -46,7 +46,7 @@ class Starter:
             _scale(target.data, how.factor)
             commit, array = self._committed(how, target), _given(target.data)
         now = phase()
-        if immediate and self.comm.allreduce_at_once(MPI.IN_PLACE, array, how.op, phase=now):
+        if immediate and self.comm.allreduce_immediate(MPI.IN_PLACE, array, how.op, phase=now):
             return CommWork([], [tensor], commit)
         request = self.comm.start_allreduce(MPI.IN_PLACE, array, how.op, phase=now)
         return CommWork([request], [tensor], commit)

@@ -79,7 +79,7 @@ def test_after_a_collective_that_was_not_posted_the_next_fail_at_once(make, monk
         verdict(isinstance(error, hc.MismatchError if WORLD.rank == 0 else hc.RemoteError), repr(error))
         verdict("started before this one has failed" in str(error), repr(error))
     verdict(time.monotonic() - began < 10)
-    verdict(WORLD.rank != 0 or len(comm._transport.turns.line) == 1)
+    verdict(WORLD.rank != 0 or len(comm._transport.post_queue.tickets) == 1)
 
 
 def test_an_operation_that_is_given_up_in_line_keeps_no_message_back(make):
@@ -91,7 +91,7 @@ def test_an_operation_that_is_given_up_in_line_keeps_no_message_back(make):
 
     transport: Transport = comm._p2p_transport
     stuck = comm._native(
-        lambda _s, _r, turn, _e: (yield from turn.post(lambda: MPI.REQUEST_NULL, [Never()])),
+        lambda _s, _r, ticket, _e: (yield from ticket.post(lambda: MPI.REQUEST_NULL, [Never()])),
         comm._plain_call("send", 0, 0),
         None,
         None,
@@ -105,4 +105,4 @@ def test_an_operation_that_is_given_up_in_line_keeps_no_message_back(make):
     received = comm.Irecv(got, BEFORE, 5)
     comm.Isend(gaussian(N), NEXT, 5).wait()
     received.wait()
-    verdict(bool((got == gaussian(N, BEFORE)).all()) and transport.turns.empty)
+    verdict(bool((got == gaussian(N, BEFORE)).all()) and transport.post_queue.empty)

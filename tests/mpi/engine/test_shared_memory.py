@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.transport import arena as arenas
-from hybridcomp.collectives.transport import shared_memory as notes
+from hybridcomp.collectives.transport import shared_memory
 from hybridcomp.errors import CollectiveTimeoutError, MismatchError, WireError
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict
 from tests.mpi.hosts import Hosts
@@ -71,17 +71,17 @@ def test_the_same_bits_as_by_mpi(monkeypatch, codec, hosts):
     shared = hc.Communicator(layout, "none", timeout=30.0)
     monkeypatch.setenv(SWITCH, "0")
     plain = hc.Communicator(layout, "none", timeout=30.0)
-    near = shared._transport.near
+    peers = shared._transport.shm_peers
     expected = {q for q in range(WORLD.size) if layout.of[q] == layout.of[WORLD.rank]} - {WORLD.rank}
-    verdict((set(near.ranks) if near else set()) == expected, "near")
-    verdict(plain._transport.near is None, "switched off")
+    verdict((set(peers.ranks) if peers else set()) == expected, "peers")
+    verdict(plain._transport.shm_peers is None, "switched off")
     for n in (3, 70_001):
         verdict(results(shared, codec, n) == results(plain, codec, n), f"{n} elements")
     for comm in (shared, plain):
         comm.Free()
 
 
-def test_notes_are_what_travels(make):
+def test_descriptors_are_what_travels(make):
     if WORLD.size == 1:
         return
     comm = make("int8")
@@ -97,7 +97,7 @@ def test_blocks_are_used_again(make):
         return
     parts = WORLD.Split(WORLD.rank % 2)
     comms = [make("int8"), make("lossless"), hc.Communicator(parts, "int8", timeout=30.0)]
-    pool = notes.own_pool()
+    pool = shared_memory.own_pool()
     pool._collect()
     before = set(pool._lent)  # of operations that have failed on a reader
     used = []
@@ -127,12 +127,14 @@ def test_a_sender_waits_for_late_readers(by_python, monkeypatch):
     x = gaussian(100_000)
     comm.Bcast(x, 0, codec="lossless")
     WORLD.Barrier()
-    before = notes.own_pool().used
+    before = shared_memory.own_pool().used
     for _ in range(30):
         if WORLD.rank:
             time.sleep(0.002)
         comm.Bcast(x, 0, codec="lossless")
-    verdict(notes.own_pool().used - before <= 4 << 20, f"{notes.own_pool().used - before} bytes")
+    verdict(
+        shared_memory.own_pool().used - before <= 4 << 20, f"{shared_memory.own_pool().used - before} bytes"
+    )
     verdict(identical(x))
 
 
@@ -163,11 +165,11 @@ def test_one_rank_that_cannot_share_is_enough(make, monkeypatch, fault):
         return
     if WORLD.rank == WORLD.size - 1:
         if fault == "no memory to share":
-            monkeypatch.setattr(notes, "own_pool", lambda: None)
+            monkeypatch.setattr(shared_memory, "own_pool", lambda: None)
         else:
-            monkeypatch.setattr(notes, "_arena_at", lambda card: None)
+            monkeypatch.setattr(shared_memory, "_arena_at", lambda handle: None)
     comm = make("int8")
-    verdict(comm._transport.near is None)
+    verdict(comm._transport.shm_peers is None)
     x = gaussian(70_001)
     comm.Allreduce(MPI.IN_PLACE, x)
     verdict(identical(x))
@@ -184,36 +186,36 @@ def hostile(comm: hc.Communicator, data: np.ndarray) -> None:
     [
         ("nothing", WireError),
         ("three bytes", WireError),
-        ("ten bytes of a note", WireError),
-        ("a note of an unknown arena", WireError),
-        ("a note of what is outside", WireError),
-        ("a note of noise", WireError),
-        ("a note of more than there is room for", MismatchError),
+        ("ten bytes of a descriptor", WireError),
+        ("a descriptor of an unknown arena", WireError),
+        ("a descriptor of what is outside", WireError),
+        ("a descriptor of noise", WireError),
+        ("a descriptor of more than there is room for", MismatchError),
     ],
 )
-def test_hostile_notes(by_python, what, error):
+def test_hostile_descriptors(by_python, what, error):
     if WORLD.size == 1:
         return
     comm = by_python("none", timeout=2.0)
-    pool = notes.own_pool()
+    pool = shared_memory.own_pool()
     x = gaussian(50_000)
-    for _ in range(3):  # pool buffers now hold notes of messages
+    for _ in range(3):  # pool buffers now hold descriptors of messages
         comm.Bcast(x, 0, codec="int8")
         WORLD.Barrier()
     block = pool.take(8 << 20)
     block[:4096] = 0xA5
-    lend = comm._transport.near.lend
-    sent = lend(block[:40_000] if what == "a note of noise" else block, 1)
+    publish = comm._transport.shm_peers.publish
+    sent = publish(block[:40_000] if what == "a descriptor of noise" else block, 1)
     if what == "nothing":
         sent = sent[:0]
     elif what == "three bytes":
         sent = sent[:3]
-    elif what == "ten bytes of a note":
+    elif what == "ten bytes of a descriptor":
         sent = sent[:10]
-    elif what == "a note of an unknown arena":
+    elif what == "a descriptor of an unknown arena":
         sent[8:16] ^= 1
-    elif what == "a note of what is outside":
-        sent[16:24].view(np.uint64)[0] = pool.arena.card.nbytes - 64
+    elif what == "a descriptor of what is outside":
+        sent[16:24].view(np.uint64)[0] = pool.arena.handle.nbytes - 64
     good = True
     hostile(comm, sent)
     if WORLD.rank == 1:
@@ -230,7 +232,7 @@ def test_an_operation_that_fails_keeps_its_blocks(make):
     if WORLD.size == 1:
         return
     comm = communicator(timeout=0.5)  # never freed: its messages are still on their way
-    pool = notes.own_pool()
+    pool = shared_memory.own_pool()
     n = 50_000
     lost: list[int] = []
     if WORLD.rank == 0:

@@ -111,7 +111,7 @@ def test_one_that_hears_nothing_is_called_silent(make, monkeypatch):
     comm = make("int8", timeout=0.5)
     absent = WORLD.size - 1
     if WORLD.rank == absent:
-        monkeypatch.setattr(comm._notices, "look", lambda: False)
+        monkeypatch.setattr(comm._notices, "poll", lambda: False)
     WORLD.Barrier()
     error = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N))) if WORLD.rank != absent else None
     WORLD.Barrier()

@@ -31,10 +31,10 @@ class Later:
     """Is done at the third look of the main thread, which runs the next step."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.polls = 0
 
     def done(self) -> bool:
-        self.looks += threading.current_thread() is threading.main_thread()
+        self.polls += threading.current_thread() is threading.main_thread()
         return self.looks > 2 and threading.current_thread() is threading.main_thread()
 
 

@@ -81,7 +81,7 @@ def test_what_goes_wrong_while_mpi_makes_it_is_told_to_all(monkeypatch):
     if last:  # what the others' threads still wait for in MPI
         comm, node = left[0]
         honest(comm, node)
-        making.meet(comm, node)
+        making.connect_peers(comm, node)
         making.join(comm, node)
         making.same_text(comm, "")
     verdict(ended())
@@ -113,7 +113,7 @@ def test_a_rank_that_stops_while_mpi_makes_it_is_waited_for_no_longer_than_the_t
 
     if last:
         monkeypatch.setattr(making, "discover", discover)
-        monkeypatch.setattr(Notices, "look", lambda _: False)  # as if it were stopped
+        monkeypatch.setattr(Notices, "poll", lambda _: False)  # as if it were stopped
         error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=20.0))
         verdict(error is None, repr(error))
     else:

@@ -76,7 +76,7 @@ def test_a_notice_that_came_while_nobody_waited_is_not_forgotten(make):
                 time.sleep(0.001)
             # As `_listen_idle` does, which holds the lock when it looks.
             while not notices.failures:
-                notices.look()
+                notices.poll()
     else:
         WORLD.Barrier()
         words = b"WireError: made up"
