@@ -62,7 +62,7 @@ class Background:
     def _go_on(self) -> None:
         engine = self._engine
         idle = engine.idle
-        if (idle or engine.waited_for) and engine.quiet() < _DOZING:
+        if (idle or engine.foreground.waits) and engine.quiet() < _DOZING:
             self.dozes = True
             time.sleep(_DOZE)
             self.dozes = False  # and then it polls what there is
@@ -70,12 +70,12 @@ class Background:
             self._wake.clear()
             if engine.idle and not self._wake.wait(_IDLE if engine.listens else None):
                 engine.listen_idle()
-        elif engine.waited_for:
+        elif engine.foreground.waits:
             self._wake.wait(_ASIDE)
             self._wake.clear()
         else:
             engine.poll()
-            time.sleep(engine.pause(_MIN, _SHARE))
+            time.sleep(engine.foreground.pause(_MIN, _SHARE))
 
 
 class Attended:

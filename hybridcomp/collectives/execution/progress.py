@@ -3,7 +3,7 @@
 An operation's code runs in steps. The first step runs in the thread that starts it, so that operations get
 their tags and post their MPI collectives in program order; every later step runs as soon as the requests and
 events it yielded have completed, in whichever thread polls: the foreground while somebody waits, otherwise one
-background thread. Polling sleeps between polls. A blocking MPI call would spin, and take the core that training
+background thread. Both sleep between polls. A blocking MPI call would spin, and take the core that training
 computes on; no step waits for a device either.
 
 Urgent operations step first, small before large: a bulk transfer is looked away from as soon as its steps have taken
@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager
 from mpi4py import MPI
 
 from hybridcomp.collectives.execution.background import Attended, Background
+from hybridcomp.collectives.execution.foreground import LISTEN, SLEEP_MIN, Foreground
 from hybridcomp.collectives.execution.request import Pending, Ready, Request, Steps
 from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.collectives.failure.notices import Notices
@@ -33,20 +34,9 @@ from hybridcomp.errors import CollectiveTimeoutError
 
 __all__ = ["Engine", "Pending", "Ready", "Request", "Steps", "engine"]
 
-_YIELDS = 20  # polls that only give up the time slice, before waiting begins to sleep
-# Between polls a waiter sleeps for a sixteenth of the time that nothing has happened: late by six per cent at
-# most, and many ranks waiting long for a slow link leave the cores to those that compute.
-_SLEEP_SHARE = 1 / 16
-_SLEEP_MIN = 20e-6
-_SLEEP_MAX = 4e-3
-# A thread that has waited long polls less often even where much happens: the next messages are on their way meanwhile.
-_AGE_SHARE = 1 / 400
-# A thread that waits beside others which compute.
-_ASIDE_MIN = 500e-6
 _URGENT = 0.3e-3  # of steps, before more urgent operations are polled again
 _ROUND = 3e-3  # of steps in one poll, before others may have the lock
-_LISTEN = 5e-3  # between polls of notices while operations wait
-_LISTEN_IDLE = 0.1  # while none is in flight
+_LISTEN_IDLE = 0.1  # between polls of notices while no operation is in flight
 _ANSWER_SECONDS = 1.0  # that other ranks have to say how far they are
 _EXIT_SECONDS = 5.0  # that a process which exits gives its operations in flight
 
@@ -55,6 +45,7 @@ class Engine:
     """The progress engine of this process (:func:`engine`), with all its operations in flight.
 
     Attributes:
+        foreground: the threads that wait for operations.
         attending: the thread that waits for what it starts now; None if none does.
         begun: operations that compiled code has posted, and that nobody has polled yet; it adds to them itself.
         thrown: into a step, by a thread that is to learn of it: a signal's handler that could not be deferred.
@@ -68,9 +59,9 @@ class Engine:
         self._listening: list[Notices] = []
         self._listened = 0.0
         self._listened_to_all = 0.0
-        self._foreground = 0
         self.attending: int | None = None
         self._moved = time.monotonic()  # when a step last ran
+        self.foreground = Foreground(self)
         self._background = Background(self)
         self._pid = os.getpid()
         self.thrown: BaseException | None = None
@@ -165,6 +156,11 @@ class Engine:
         with self._lock:
             return any(request._notices is notices for request in [*self._active, *self.begun])
 
+    def hand_over(self) -> None:
+        """Let the background thread go on with what is in flight, as a thread that has polled does so no longer."""
+        if not (self.idle or self._background.dozes):
+            self._background.wake()
+
     def cancel(self, request: Request) -> bool:
         """See :meth:`Request.cancel`."""
         with deferral:
@@ -228,7 +224,7 @@ class Engine:
             request = active.pop(at)
             close(request)
             return (request,)
-        if not moved and self._listening and began - self._listened > _LISTEN:
+        if not moved and self._listening and began - self._listened > LISTEN:
             self._listened = began
             return self._hear()
         return ()
@@ -267,83 +263,11 @@ class Engine:
 
     def wait(self, request: Request, timeout: float | None) -> None:
         """Poll until ``request`` has ended; see :meth:`Request.wait`."""
-        if request.run is not None and not request.done and (timeout is None or timeout > _LISTEN):
-            # What nobody has polled yet is left to compiled code, which needs no lock of this engine's.
-            self._foreground += 1
-            try:
-                request.run.wait(_LISTEN)
-            finally:
-                self._foreground -= 1
-        deadline = None if timeout is None else time.monotonic() + timeout
-
-        def ended() -> bool:
-            if not request.done and deadline is not None and time.monotonic() > deadline:
-                assert timeout is not None
-                raise CollectiveTimeoutError(request._late_message(timeout))
-            return request.done
-
-        self.attend(ended)
+        self.foreground.wait(request, timeout)
 
     def attend(self, until: Callable[[], bool], *, aside: bool = False) -> None:
-        """Poll in this thread until a condition holds, looked at after every poll; what it raises ends this, too.
-
-        Args:
-            until: the condition.
-            aside: other threads of this process compute meanwhile: poll less often.
-        """
-        with deferral:
-            self._attend(until, aside)
-
-    def _attend(self, until: Callable[[], bool], aside: bool) -> None:
-        least = _ASIDE_MIN if aside else _SLEEP_MIN
-        began = time.monotonic()
-        polls = 0
-        self._foreground += 1
-        try:
-            while True:
-                self.poll()
-                if until():
-                    return
-                if deferral.came:
-                    deferral.answer()
-                between = max(least, (time.monotonic() - began) * _AGE_SHARE)
-                if not aside and self._wait_natively():
-                    continue
-                if not aside and self._wait_for_messages(between):
-                    continue
-                polls += 1
-                if polls <= _YIELDS and not aside:
-                    os.sched_yield()
-                else:
-                    time.sleep(self.pause(between))
-        finally:
-            self._foreground -= 1
-            if not (self.idle or self._background.dozes):
-                self._background.wake()  # it goes on
-
-    def _wait_natively(self) -> bool:
-        """Wait for the compiled engine, if nothing else is in flight; return whether it was so."""
-        runs = [request._pending.run for request in self._active]
-        if not runs or None in runs:
-            return False
-        if not runs[0].wait(_LISTEN) and self._lock.busy():
-            time.sleep(_SLEEP_MIN)  # the engine may ask Python for a step that another thread will take
-        return True
-
-    def _wait_for_messages(self, least: float) -> bool:
-        """Wait until one of the messages that operations wait for is there, for some milliseconds at most.
-
-        Returns:
-            Whether it has: not if there is more to poll, or another thread polls.
-        """
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            return self._lock.wait(
-                self._active, self.quiet(), least=least, most=_SLEEP_MAX, share=_SLEEP_SHARE, longest=_LISTEN
-            )
-        finally:
-            self._lock.release()
+        """Poll in this thread until a condition holds; see :meth:`Foreground.attend`."""
+        self.foreground.attend(until, aside=aside)
 
     # -- the background's side -----------------------------------------------------------------------
 
@@ -353,11 +277,6 @@ class Engine:
         return not (self._active or self.begun)
 
     @property
-    def waited_for(self) -> bool:
-        """Tell whether some thread waits, and makes progress."""
-        return self._foreground > 0
-
-    @property
     def listens(self) -> bool:
         """Tell whether there are communicators whose notices are polled."""
         return bool(self._listening)
@@ -365,10 +284,6 @@ class Engine:
     def quiet(self) -> float:
         """Return the seconds for which nothing has moved."""
         return time.monotonic() - self._moved
-
-    def pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
-        """Return the seconds between two polls: at least so many, and a share of the time that nothing has moved."""
-        return min(max(least, self.quiet() * share), _SLEEP_MAX)
 
     def listen_idle(self) -> None:
         """Poll all notices while nothing is in flight."""
@@ -386,8 +301,8 @@ class Engine:
         deadline = time.monotonic() + _EXIT_SECONDS
         try:
             while not self.idle and time.monotonic() < deadline:
-                if not self.poll() and not self._wait_natively():
-                    time.sleep(self.pause(_SLEEP_MIN))
+                if not self.poll() and not self.foreground.wait_natively():
+                    time.sleep(self.foreground.pause(SLEEP_MIN))
         finally:
             # MPI_Finalize makes progress, too: what a peer sends even now must not be written to freed memory.
             for request in [*self._active, *self.begun, *self._abandoned]:

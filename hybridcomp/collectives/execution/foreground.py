@@ -1,0 +1,130 @@
+"""Wait for operations in the calling thread, which makes all of them progress meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hybridcomp.collectives.failure.signals import deferral
+from hybridcomp.errors import CollectiveTimeoutError
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.execution.progress import Engine
+    from hybridcomp.collectives.execution.request import Request
+
+_YIELDS = 20  # polls that only give up the time slice, before waiting begins to sleep
+# Between polls a waiter sleeps for a sixteenth of the time that nothing has happened: late by six per cent at
+# most, and many ranks waiting long for a slow link leave the cores to those that compute.
+_SLEEP_SHARE = 1 / 16
+SLEEP_MIN = 20e-6
+_SLEEP_MAX = 4e-3
+# A thread that has waited long polls less often even where much happens: the next messages are on their way meanwhile.
+_AGE_SHARE = 1 / 400
+# A thread that waits beside others which compute.
+_ASIDE_MIN = 500e-6
+LISTEN = 5e-3  # between polls of notices while operations wait
+
+
+class Foreground:
+    """The threads that wait for operations of an engine: each polls it, or leaves MPI's requests to compiled code."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting = 0  # threads
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether some thread waits, and makes progress."""
+        return self._waiting > 0
+
+    def wait(self, request: Request, timeout: float | None) -> None:
+        """Poll until ``request`` has ended; see :meth:`Request.wait`."""
+        if request.run is not None and not request.done and (timeout is None or timeout > LISTEN):
+            # What nobody has polled yet is left to compiled code, which needs no lock of the engine's.
+            self._waiting += 1
+            try:
+                request.run.wait(LISTEN)
+            finally:
+                self._waiting -= 1
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def ended() -> bool:
+            if not request.done and deadline is not None and time.monotonic() > deadline:
+                assert timeout is not None
+                raise CollectiveTimeoutError(request._late_message(timeout))
+            return request.done
+
+        self.attend(ended)
+
+    def attend(self, until: Callable[[], bool], *, aside: bool = False) -> None:
+        """Poll in this thread until a condition holds, tested after every poll; what it raises ends this, too.
+
+        Args:
+            until: the condition.
+            aside: other threads of this process compute meanwhile: poll less often.
+        """
+        with deferral:
+            self._attend(until, aside)
+
+    def _attend(self, until: Callable[[], bool], aside: bool) -> None:
+        least = _ASIDE_MIN if aside else SLEEP_MIN
+        began = time.monotonic()
+        polls = 0
+        self._waiting += 1
+        try:
+            while True:
+                self._engine.poll()
+                if until():
+                    return
+                if deferral.came:
+                    deferral.answer()
+                between = max(least, (time.monotonic() - began) * _AGE_SHARE)
+                if not aside and self.wait_natively():
+                    continue
+                if not aside and self._wait_for_messages(between):
+                    continue
+                polls += 1
+                if polls <= _YIELDS and not aside:
+                    os.sched_yield()
+                else:
+                    time.sleep(self.pause(between))
+        finally:
+            self._waiting -= 1
+            self._engine.hand_over()
+
+    def wait_natively(self) -> bool:
+        """Wait for the compiled engine, if nothing else is in flight; return whether it was so."""
+        engine = self._engine
+        runs = [request._pending.run for request in engine._active]
+        if not runs or None in runs:
+            return False
+        if not runs[0].wait(LISTEN) and engine._lock.busy():
+            time.sleep(SLEEP_MIN)  # the engine may ask Python for a step that another thread will take
+        return True
+
+    def _wait_for_messages(self, least: float) -> bool:
+        """Wait until one of the messages that operations wait for is there, for some milliseconds at most.
+
+        Returns:
+            Whether it has: not if there is more to poll, or another thread polls.
+        """
+        engine = self._engine
+        if not engine._lock.acquire(blocking=False):
+            return False
+        try:
+            return engine._lock.wait(
+                engine._active,
+                engine.quiet(),
+                least=least,
+                most=_SLEEP_MAX,
+                share=_SLEEP_SHARE,
+                longest=LISTEN,
+            )
+        finally:
+            engine._lock.release()
+
+    def pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
+        """Return the seconds between two polls: at least so many, and a share of the time that nothing has moved."""
+        return min(max(least, self._engine.quiet() * share), _SLEEP_MAX)
