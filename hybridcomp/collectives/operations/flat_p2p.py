@@ -19,7 +19,7 @@ from hybridcomp.collectives.device.data_path import DeviceCarrier
 from hybridcomp.collectives.engine.messages import MessagePrograms, receiving, sending
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
-from hybridcomp.collectives.session import Session
+from hybridcomp.collectives.starting import OperationStarter
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback, place
 
@@ -27,7 +27,7 @@ from hybridcomp.policy import Choice, check_feedback, place
 _FRAMED_MODES = {"Ibsend": "Isend", "Irsend": "Isend"}
 
 
-class FlatPointToPoint(Session):
+class FlatPointToPoint(OperationStarter):
     """A communicator's point-to-point operations, all non-blocking."""
 
     def send(
