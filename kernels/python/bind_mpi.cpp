@@ -1,51 +1,29 @@
-// MPI's non-blocking operations on plain arrays: posted, and polled for a moment, at the cost of a few
-// comparisons.
-//
-// The module is not linked with MPI, of which every process has its own: Python tells where its functions
-// are. All their arguments are integers or pointers, in an order that the standard sets. A handle is an int
-// in one MPI and a pointer in another; the calling conventions of x86-64 and AArch64 pass either in a slot of
-// eight bytes, and do not mind slots after the last argument.
+// MPI's non-blocking operations on plain arrays: what is learnt of arrays of a kind, and operations on them.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <climits>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
 
-#include "python/backoff.hpp"
 #include "python/bind.hpp"
 #include "python/flight.hpp"
+#include "python/mpi_call.hpp"
 
 namespace hybridcomp {
 using namespace nb::literals;
 namespace {
-
-constexpr int kSpins = 12;            // polls that do not give way
-constexpr double kYielding = 300e-6;  // seconds in which a poll gives way to whoever waits for the core
-constexpr double kWaiting = 5e-3;     // seconds until the engine takes over
-constexpr double kSleepMin = 20e-6, kSleepMax = 1e-3, kSleepShare = 1.0 / 16;
-constexpr std::size_t kBrief = 1 << 17;  // bytes that are moved before others may have the interpreter
 
 // One of MPI's operations, with what arguments it has in common for all arrays.
 class Operation {
  public:
   Operation(const Library& library, std::uintptr_t post, int send_at, int recv_at, int request_at,
             bool in_place)
-      : library_(library),
-        post_(reinterpret_cast<Post>(post)),
-        send_at_(send_at),
-        recv_at_(recv_at),
-        request_at_(request_at),
-        in_place_(in_place) {
-    for (const int at : {send_at, recv_at, request_at})
-      if (at >= kSlots) Buffer::fail("an operation has at most eight arguments");
-    if (!post || request_at < 0) Buffer::fail("an operation has an address, and makes a request");
-  }
+      : call_(library, post, send_at, recv_at, request_at), library_(library), in_place_(in_place) {}
 
   // See hybridcomp/collectives/operations/fast_path.py, as for the other methods.
   void learn(nb::handle send, nb::handle recv, nb::object note, const std::vector<std::uint64_t>& arguments,
@@ -77,7 +55,7 @@ class Operation {
     std::shared_ptr<Kind> kind;
     const nb::object refused = prepare(arrays, send, recv, nullptr, &kind);
     if (refused.is_valid()) return refused;
-    return done(waited(arrays, std::move(kind), nullptr, nullptr), send, recv);
+    return done(call_.post_and_settle(arrays, std::move(kind), nullptr, nullptr), send, recv);
   }
 
   nb::object message(nb::handle array, nb::handle peer, nb::handle tag, std::uintptr_t status) {
@@ -86,7 +64,8 @@ class Operation {
     engine::Envelope ends{};
     const nb::object refused = prepare_message(arrays, array, peer, tag, &ends, &kind);
     if (refused.is_valid()) return refused;
-    return done(waited(arrays, std::move(kind), &ends, reinterpret_cast<void*>(status)), array, array);
+    return done(call_.post_and_settle(arrays, std::move(kind), &ends, reinterpret_cast<void*>(status)), array,
+                array);
   }
 
   // Begin an operation: None and False as above, or True. Then its flight has what is left of it, and whoever
@@ -134,11 +113,11 @@ class Operation {
       const auto until = [&] { return kWaiting - seconds_since(posted[0].began); };
       posted[0].status = status ? reinterpret_cast<void*>(status) : scratch[0].data();
       posted[1].status = scratch[1].data();
-      codes[0] = post(posted[0], theirs, std::move(received), &here, 0);
-      if (!codes[0]) codes[1] = send.post(posted[1], ours, std::move(sent), &there, 0);
+      codes[0] = call_.post(posted[0], theirs, std::move(received), &here, 0);
+      if (!codes[0]) codes[1] = send.call_.post(posted[1], ours, std::move(sent), &there, 0);
       if (!codes[0] && !codes[1]) {
-        codes[1] = send.settle(posted[1], kWaiting, release);
-        codes[0] = settle(posted[0], std::max(0.0, until()), release);
+        codes[1] = send.call_.settle(posted[1], kWaiting, release);
+        codes[0] = call_.settle(posted[0], std::max(0.0, until()), release);
       }
     }
     const auto result = [&](Posted& one, int code, nb::handle array) -> nb::object {
@@ -199,85 +178,9 @@ class Operation {
       if (overflow || value != static_cast<int>(value)) return nb::bool_(false);
       *out[i] = static_cast<int>(value);
     }
-    const bool sends = send_at_ >= 0;
+    const bool sends = call_.sends();
     return prepare(arrays, sends ? array : nb::handle(Py_None), sends ? nb::handle(Py_None) : array, ends,
                    kind);
-  }
-
-  // Post an operation, by the engine without the interpreter's lock, where it computes for so many seconds;
-  // MPI's error.
-  int post(Posted& posted, const Arrays& arrays, std::shared_ptr<Kind>&& kind, const engine::Envelope* ends,
-           double seconds) {
-    posted.kind = std::move(kind);
-    const std::uint64_t to = arrays.to.held() ? arrays.to.begin() : arrays.from.begin();
-    const std::uint64_t from = arrays.from.held() ? arrays.from.begin() : to;
-    if (posted.kind->program) {
-      posted.execution =
-          engine::launch(*posted.kind->program, std::nullopt, ends, from, to, nullptr, seconds, false);
-      return 0;
-    }
-    Slots slots = posted.kind->slots;
-    if (send_at_ >= 0) slots[send_at_] = arrays.in_place ? library_.in_place_address : from;
-    if (recv_at_ >= 0) slots[recv_at_] = to;
-    if (ends) {
-      slots[3] = static_cast<std::uint64_t>(static_cast<std::int64_t>(ends->peer));
-      slots[4] = static_cast<std::uint64_t>(static_cast<std::int64_t>(ends->tag));
-    }
-    slots[request_at_] = reinterpret_cast<std::uint64_t>(&posted.request);
-    return post_(slots[0], slots[1], slots[2], slots[3], slots[4], slots[5], slots[6], slots[7]);
-  }
-
-  // Poll what was posted until it has ended, for so many seconds at most; MPI's error.
-  int settle(Posted& posted, double seconds, Release& release) {
-    int done = 0, code = 0;
-    if (posted.execution) {
-      engine::Execution& execution = *posted.execution;
-      posted.done =
-          engine::the_engine()->wait(execution, seconds) && execution.failure().fault == engine::Fault::kNone;
-      if (posted.done && posted.status && !execution.status().empty())
-        std::memcpy(posted.status, execution.status().data(), execution.status().size());
-      return 0;
-    }
-    code = library_.test(&posted.request, &done, posted.status);
-    if (!code && !done && !release) release.emplace();
-    for (int polls = 1; !code && !done && polls <= kSpins; ++polls)
-      code = library_.test(&posted.request, &done, posted.status);
-    if (!code && !done) {
-      const Backoff backoff(0, kYielding, kSleepMin, kSleepMax, kSleepShare);
-      for (double left = seconds; !code && !done && left > 0; left = seconds - backoff.seconds()) {
-        backoff.wait(left);
-        code = library_.test(&posted.request, &done, posted.status);
-      }
-    }
-    posted.done = !code && done;
-    return code;
-  }
-
-  // Whether others may have the interpreter from the start.
-  bool lengthy(const Arrays& arrays, const Kind& kind) const {
-    return kind.program || arrays.from.bytes() + arrays.to.bytes() > kBrief || library_.calls_python();
-  }
-
-  void check(int code) const {
-    if (!code) return;
-    PyErr_SetObject(library_.error.ptr(), nb::int_(code).ptr());
-    throw nb::python_error();
-  }
-
-  Posted waited(const Arrays& arrays, std::shared_ptr<Kind>&& kind, const engine::Envelope* ends,
-                void* status) {
-    alignas(16) std::array<std::uint8_t, 256> scratch;  // more than any MPI's status
-    Posted posted;
-    posted.status = status ? status : scratch.data();
-    int code = 0;
-    {
-      Release release;
-      if (lengthy(arrays, *kind)) release.emplace();
-      code = post(posted, arrays, std::move(kind), ends, 0);
-      if (!code) code = settle(posted, kWaiting, release);
-    }
-    check(code);
-    return posted;
   }
 
   // Count what has ended; or what is left of it.
@@ -305,10 +208,10 @@ class Operation {
     int code = 0;
     {
       Release release;
-      if (lengthy(arrays, *kind)) release.emplace();
-      code = post(posted, arrays, std::move(kind), ends, seconds);
+      if (call_.lengthy(arrays, *kind)) release.emplace();
+      code = call_.post(posted, arrays, std::move(kind), ends, seconds);
     }
-    check(code);
+    call_.check(code);
     flight.take(std::move(posted), std::move(keep));
     if (PyObject* const none =
             PyObject_CallMethodOneArg(library_.begun.ptr(), library_.append.ptr(), request.ptr()))
@@ -321,7 +224,7 @@ class Operation {
   // The arrays of one operation; false if MPI cannot take them as they are.
   bool open(Arrays& arrays, nb::handle send, nb::handle recv) const {
     arrays.in_place = in_place_ && send.is(library_.in_place);
-    const bool sends = send_at_ >= 0 && !arrays.in_place, receives = recv_at_ >= 0;
+    const bool sends = call_.sends() && !arrays.in_place, receives = call_.receives();
     if ((sends && !plain(send)) || (receives && !plain(recv))) return false;
     arrays.dtype = receives ? dtype_of(recv) : sends ? dtype_of(send) : nb::none();
     if (sends && receives && !dtype_of(send).is(arrays.dtype)) return false;
@@ -353,9 +256,8 @@ class Operation {
     return nullptr;
   }
 
+  const MpiCall call_;
   const Library& library_;
-  Post post_;
-  int send_at_, recv_at_, request_at_;
   bool in_place_;  // whether the send buffer may be MPI's IN_PLACE
   std::vector<std::shared_ptr<Kind>> kinds_;
   mutable std::size_t last_ = 0;

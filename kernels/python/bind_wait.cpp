@@ -12,7 +12,7 @@ namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
-// MPI_Request_get_status: leaves the request as it is. Of its arguments see bind_mpi.cpp.
+// MPI_Request_get_status: leaves the request as it is. Of its arguments see mpi_call.hpp.
 using GetStatus = int (*)(std::uint64_t, int*, void*);
 
 class Wait {

@@ -1,0 +1,127 @@
+// One of MPI's non-blocking operations: posted, and polled for a moment, at the cost of a few comparisons.
+//
+// The module is not linked with MPI, of which every process has its own: Python tells where its functions
+// are. All their arguments are integers or pointers, in an order that the standard sets. A handle is an int
+// in one MPI and a pointer in another; the calling conventions of x86-64 and AArch64 pass either in a slot of
+// eight bytes, and do not mind slots after the last argument.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "python/backoff.hpp"
+#include "python/bind.hpp"
+#include "python/flight.hpp"
+
+namespace hybridcomp {
+
+constexpr int kSpins = 12;            // polls that do not give way
+constexpr double kYielding = 300e-6;  // seconds in which a poll gives way to whoever waits for the core
+constexpr double kWaiting = 5e-3;     // seconds until the engine takes over
+constexpr double kSleepMin = 20e-6, kSleepMax = 1e-3, kSleepShare = 1.0 / 16;
+constexpr std::size_t kBrief = 1 << 17;  // bytes that are moved before others may have the interpreter
+
+// MPI's function, and where its arguments are that differ from call to call.
+class MpiCall {
+ public:
+  MpiCall(const Library& library, std::uintptr_t post, int send_at, int recv_at, int request_at)
+      : library_(library),
+        post_(reinterpret_cast<Post>(post)),
+        send_at_(send_at),
+        recv_at_(recv_at),
+        request_at_(request_at) {
+    for (const int at : {send_at, recv_at, request_at})
+      if (at >= kSlots) Buffer::fail("an operation has at most eight arguments");
+    if (!post || request_at < 0) Buffer::fail("an operation has an address, and makes a request");
+  }
+
+  bool sends() const { return send_at_ >= 0; }
+  bool receives() const { return recv_at_ >= 0; }
+
+  // Post an operation, by the engine without the interpreter's lock, where it computes for so many seconds;
+  // MPI's error.
+  int post(Posted& posted, const Arrays& arrays, std::shared_ptr<Kind>&& kind, const engine::Envelope* ends,
+           double seconds) const {
+    posted.kind = std::move(kind);
+    const std::uint64_t to = arrays.to.held() ? arrays.to.begin() : arrays.from.begin();
+    const std::uint64_t from = arrays.from.held() ? arrays.from.begin() : to;
+    if (posted.kind->program) {
+      posted.execution =
+          engine::launch(*posted.kind->program, std::nullopt, ends, from, to, nullptr, seconds, false);
+      return 0;
+    }
+    Slots slots = posted.kind->slots;
+    if (send_at_ >= 0) slots[send_at_] = arrays.in_place ? library_.in_place_address : from;
+    if (recv_at_ >= 0) slots[recv_at_] = to;
+    if (ends) {
+      slots[3] = static_cast<std::uint64_t>(static_cast<std::int64_t>(ends->peer));
+      slots[4] = static_cast<std::uint64_t>(static_cast<std::int64_t>(ends->tag));
+    }
+    slots[request_at_] = reinterpret_cast<std::uint64_t>(&posted.request);
+    return post_(slots[0], slots[1], slots[2], slots[3], slots[4], slots[5], slots[6], slots[7]);
+  }
+
+  // Poll what was posted until it has ended, for so many seconds at most; MPI's error.
+  int settle(Posted& posted, double seconds, Release& release) const {
+    int done = 0, code = 0;
+    if (posted.execution) {
+      engine::Execution& execution = *posted.execution;
+      posted.done =
+          engine::the_engine()->wait(execution, seconds) && execution.failure().fault == engine::Fault::kNone;
+      if (posted.done && posted.status && !execution.status().empty())
+        std::memcpy(posted.status, execution.status().data(), execution.status().size());
+      return 0;
+    }
+    code = library_.test(&posted.request, &done, posted.status);
+    if (!code && !done && !release) release.emplace();
+    for (int polls = 1; !code && !done && polls <= kSpins; ++polls)
+      code = library_.test(&posted.request, &done, posted.status);
+    if (!code && !done) {
+      const Backoff backoff(0, kYielding, kSleepMin, kSleepMax, kSleepShare);
+      for (double left = seconds; !code && !done && left > 0; left = seconds - backoff.seconds()) {
+        backoff.wait(left);
+        code = library_.test(&posted.request, &done, posted.status);
+      }
+    }
+    posted.done = !code && done;
+    return code;
+  }
+
+  // Post an operation and poll it for a moment; raises MPI's error.
+  Posted post_and_settle(const Arrays& arrays, std::shared_ptr<Kind>&& kind, const engine::Envelope* ends,
+                         void* status) const {
+    alignas(16) std::array<std::uint8_t, 256> scratch;  // more than any MPI's status
+    Posted posted;
+    posted.status = status ? status : scratch.data();
+    int code = 0;
+    {
+      Release release;
+      if (lengthy(arrays, *kind)) release.emplace();
+      code = post(posted, arrays, std::move(kind), ends, 0);
+      if (!code) code = settle(posted, kWaiting, release);
+    }
+    check(code);
+    return posted;
+  }
+
+  // Whether others may have the interpreter from the start.
+  bool lengthy(const Arrays& arrays, const Kind& kind) const {
+    return kind.program || arrays.from.bytes() + arrays.to.bytes() > kBrief || library_.calls_python();
+  }
+
+  void check(int code) const {
+    if (!code) return;
+    PyErr_SetObject(library_.error.ptr(), nb::int_(code).ptr());
+    throw nb::python_error();
+  }
+
+ private:
+  const Library& library_;
+  Post post_;
+  int send_at_, recv_at_, request_at_;
+};
+
+}  // namespace hybridcomp
