@@ -1,4 +1,4 @@
-"""Signals that end a command in an orderly way."""
+"""End a command in an orderly way when a signal comes."""
 
 from __future__ import annotations
 

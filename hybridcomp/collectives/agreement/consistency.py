@@ -1,4 +1,4 @@
-"""``HYBRIDCOMP_DEBUG=detail``: before a collective moves data, all ranks compare what they are about to do.
+"""Compare what all ranks are about to do before a collective moves data, for ``HYBRIDCOMP_DEBUG=detail``.
 
 Every rank sends 256 bytes, the operation's number and a digest of its description and as much of that as fits, on a
 communicator of their own: the k-th operation of a rank meets the k-th of every other, whatever they are.

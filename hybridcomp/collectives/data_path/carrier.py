@@ -1,4 +1,4 @@
-"""One operation's data path: encode a slice to a message, check and decode a message into a slice.
+"""Encode an operation's slices to messages, and check and decode messages into slices.
 
 The algorithms are written once, over this class; :class:`~.device.data_path.DeviceCarrier` does the
 same for memory of a device, where a message that was encoded is not ready yet.

@@ -1,4 +1,4 @@
-"""Messages of an operation on a device's memory, and when each is ready.
+"""Send and receive the messages of an operation on a device's memory, each when it is ready.
 
 What is encoded becomes ready when an event says so: then its bytes are in pinned memory, and MPI may send them. What
 arrives is pinned, too, and read there by the host as far as its header and the beginning of its payload. An MPI that

@@ -1,4 +1,4 @@
-"""A device's streams and staging memory for operations in flight.
+"""Pool a device's streams and staging memory for operations in flight.
 
 Each operation has a stream pair of its own, so that one which waits for gradients that are still being computed holds
 up no other. What the device is still using is used again only after an event says that it is done.

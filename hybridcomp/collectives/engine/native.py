@@ -1,4 +1,4 @@
-"""The process's compiled engine: made once, with the functions of the MPI that mpi4py uses."""
+"""Make the process's compiled engine, once, with the functions of the MPI that mpi4py uses."""
 
 from __future__ import annotations
 

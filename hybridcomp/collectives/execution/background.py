@@ -1,4 +1,4 @@
-"""The thread that makes operations progress while nobody waits for them."""
+"""Make operations progress in a background thread while nobody waits for them."""
 
 from __future__ import annotations
 

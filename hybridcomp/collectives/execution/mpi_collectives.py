@@ -1,4 +1,4 @@
-"""MPI's own operations, for what is not compressed; and the casts that MPI's reductions need.
+"""Run MPI's own operations for what is not compressed, with the casts that MPI's reductions need.
 
 MPI matches collectives in the order in which they are posted: each takes a ticket, since some wait for a device first.
 """

@@ -1,4 +1,4 @@
-"""Progress: operations as generators that yield the MPI requests, and events of a device, that they wait for.
+"""Make operations progress: generators that yield the MPI requests, and events of a device, that they wait for.
 
 An operation's code runs in steps. The first step runs in the thread that starts it, so that operations get
 their tags and post their MPI collectives in program order; every later step runs as soon as the requests and

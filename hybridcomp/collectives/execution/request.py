@@ -1,4 +1,4 @@
-"""An operation in flight: the events that its steps wait for, and the request that its caller holds."""
+"""Describe an operation in flight: the events that its steps wait for, and the request that its caller holds."""
 
 from __future__ import annotations
 

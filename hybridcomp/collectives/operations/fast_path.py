@@ -1,4 +1,4 @@
-"""Operations on plain arrays that need no Python to start: MPI's own, and programs of the compiled engine.
+"""Start operations on plain arrays without Python: MPI's own, and programs of the compiled engine.
 
 A small message takes a few microseconds, and so does starting an operation. What the policy says of arrays of a kind is
 learnt once; then the compiled module posts MPI's non-blocking operation, or starts the program, at once. A blocking

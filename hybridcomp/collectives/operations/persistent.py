@@ -1,4 +1,4 @@
-"""Persistent operations: started again and again on arrays of their own, nothing is parsed or chosen at a start."""
+"""Start operations again and again on arrays of their own: nothing is parsed or chosen at a start."""
 
 from __future__ import annotations
 

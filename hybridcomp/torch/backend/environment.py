@@ -1,4 +1,4 @@
-"""The variables that torchrun sets, for libraries that look for their ranks there."""
+"""Set the variables that torchrun sets, for libraries that look for their ranks there."""
 
 from __future__ import annotations
 
