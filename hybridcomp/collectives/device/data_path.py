@@ -1,4 +1,4 @@
-"""Encode, send, receive and decode on a device's memory; see :class:`~hybridcomp.collectives.data_path.carrier.Carrier`.
+"""Encode, send, receive and decode on a device's memory; see :class:`~.data_path.carrier.Carrier`.
 
 All work is put on the operation's stream pair and is done in its order. The host reads a message's header and the
 first bytes of its payload; the CRC and the rest are checked on the device, which the operation's end reports.

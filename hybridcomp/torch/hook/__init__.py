@@ -1,4 +1,4 @@
-"""Average the gradients of ``DistributedDataParallel`` by a communication hook, over hybridcomp, gloo, NCCL or any other backend."""
+"""Average the gradients of ``DistributedDataParallel`` by a hook, over hybridcomp, gloo, NCCL or any other backend."""
 
 from hybridcomp.torch.hook.state import HookState, comm_hook
 
