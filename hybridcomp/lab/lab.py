@@ -34,6 +34,7 @@ END_SECONDS = 5.0  # how long mpiexec may take to end its ranks itself
 
 # Bytes/s between hosts of this machine, in about: what bounds it is the cores.
 _UNSHAPED = 1_500_000_000
+_LATENCY = "1.5e-5"  # seconds, in about, of a small message between them
 
 
 class Lab:
@@ -231,6 +232,9 @@ class Lab:
         result.setdefault("HYBRIDCOMP_BANDWIDTH", str(_UNSHAPED if bits is None else bits // 8))
         if bits is not None:
             result.setdefault("HYBRIDCOMP_BURST", str(self.rate.burst_bytes))
+        result.setdefault("HYBRIDCOMP_LATENCY", _LATENCY)
+        cores = len(os.sched_getaffinity(0)) / (self.hosts * ppn)  # of one machine, by all hosts
+        result.setdefault("HYBRIDCOMP_CORES", f"{min(1.0, cores):.3g}")
         result["HYBRIDCOMP_LAB_KIND"] = self.kind
         result["HYBRIDCOMP_LAB_RATE"] = str(self.rate)
         result["HYBRIDCOMP_LAB_HOSTS"] = str(self.hosts)

@@ -66,9 +66,10 @@ def allreduce_ring(c: Case) -> float:
 def allreduce_halving(c: Case) -> float:
     """Return the time of a reduce-scatter by halving, + log2 p a + [E(s) + D(n) || l W(n - s)] for the way back.
 
-    Ranks beyond a power of two hand all of theirs to a partner first, and get the result from it: 2 (a + E(n) || W(n)).
+    Plain values are also copied into messages, C(n - 2 s). Ranks beyond a power of two hand all of theirs to a partner
+    first, and get the result from it: 2 (a + E(n) || W(n)).
     """
-    return _halving(c) + _doubling(c)
+    return _halving(c, rested=0.5) + _doubling(c, rested=0.5)
 
 
 def allreduce_hierarchical(c: Case) -> float:
@@ -129,7 +130,7 @@ def scatter_ring(c: Case) -> float:
 
 
 def scatter_halving(c: Case) -> float:
-    """Return C(n / 2) + sum over i = 1 .. log2 p of a + [E(n / 2^i) + A(n / 2^i) || l W(n / 2^i)]."""
+    """Return C(n / 2) (not compiled) + sum over i = 1 .. log2 p of a + [E(n / 2^i) + A(n / 2^i) || l W(n / 2^i)]."""
     return _halving(c)
 
 
@@ -282,15 +283,18 @@ def _one_exchange(c: Case, phase: Phase, n: float, away: bool) -> None:
     phase.send(n, near=0 if away else 1, far=c.l if away else 0, own=1)
 
 
-def _halving(c: Case) -> float:
+def _halving(c: Case, rested: float = 1.0) -> float:
     """Return the time of recursive halving, each step's sums encoded for the next; other ranks are folded in before."""
     total = 0.0
     exchanges = _exchanges(c)
     if c.p != 1 << len(exchanges):
         exchanges = [(c.n, c.network and c.l == 1), *exchanges]
-    kept = exchanges[0][0] if exchanges else 0.0  # what is added to: a copy of it first
+    # What is added to: a copy of it first, which the compiled engine makes as it adds.
+    kept = exchanges[0][0] if exchanges and not c.setting.compiled else 0.0
+    sent = sum(n for n, _ in exchanges) or 1.0
     for n, away in exchanges:
         phase = c.phase()
+        phase.rested = rested * n / sent
         phase.copy(kept)
         kept = 0.0
         phase.encode(n)
@@ -300,13 +304,17 @@ def _halving(c: Case) -> float:
     return total
 
 
-def _doubling(c: Case) -> float:
-    """Return the time of recursive doubling of encoded results, decoded by all; ranks folded in get theirs after."""
+def _doubling(c: Case, rested: float) -> float:
+    """Return the time of recursive doubling of results, decoded by all; ranks folded in get theirs after."""
     phase = c.phase()
+    phase.rested = rested
     exchanges = _exchanges(c)
-    phase.encode(c.n / (1 << len(exchanges)))
     phase.decode(c.n)
+    own = c.n / (1 << len(exchanges))
+    phase.encode(own)
     for n, away in exchanges:
+        if c.setting.codec.name == "none" and n > own:  # what a rank has by then is copied into one message
+            phase.copy(n)
         _one_exchange(c, phase, n, away)
     if c.p != 1 << len(exchanges):
         _one_exchange(c, phase, c.n, c.network and c.l == 1)

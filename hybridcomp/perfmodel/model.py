@@ -5,6 +5,7 @@ Pure functions of a profile and a setting: ranks that have both in common choose
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from hybridcomp.perfmodel.case import Case
@@ -41,6 +42,8 @@ def predict(profile: Profile, algorithm: str, setting: Setting) -> float:
 def choose(profile: Profile, setting: Setting, candidates: Sequence[str]) -> str:
     """Return the fastest of ``candidates`` in a setting: of those within 2% of the fastest, the first.
 
+    Where ranks share cores, it is of those within 2% the one that would be fastest if they did not.
+
     Raises:
         ValueError: there is none, or as from :func:`predict`.
     """
@@ -48,7 +51,10 @@ def choose(profile: Profile, setting: Setting, candidates: Sequence[str]) -> str
         raise ValueError(f"no algorithm to choose from for {setting.op}")
     seconds = [predict(profile, algorithm, setting) for algorithm in candidates]
     limit = min(seconds) * _EQUAL
-    return next(name for name, taken in zip(candidates, seconds, strict=True) if taken <= limit)
+    fastest = [name for name, taken in zip(candidates, seconds, strict=True) if taken <= limit]
+    if len(fastest) > 1 and profile.cores < 1:
+        return choose(dataclasses.replace(profile, cores=1.0), setting, fastest)
+    return fastest[0]
 
 
 def chunk_bytes(profile: Profile, setting: Setting, algorithm: str) -> int:
@@ -61,6 +67,8 @@ def chunk_bytes(profile: Profile, setting: Setting, algorithm: str) -> int:
         ValueError: as from :func:`predict`.
     """
     formula = _formula(algorithm, setting)
+    # Where ranks share cores, these bound the time whatever the chunks are. Small ones still fill the pipeline sooner.
+    profile = dataclasses.replace(profile, cores=1.0)
     seconds = {chunk: formula(Case(profile, setting, chunk)) for chunk in _CHUNKS}
     limit = min(seconds.values()) * _EQUAL_CHUNKS
     return max(chunk for chunk in _CHUNKS if seconds[chunk] <= limit)

@@ -6,6 +6,7 @@
     memory = 1.1e10                        # bytes/s of a copy in memory
     message = 6e-5                         # seconds of a core for a message, however short: to send, receive, decode it
     wire = 5e-10                           # seconds of a core for each byte to another host, or from one
+    cores = 0.5                            # that a rank has, where ranks outnumber them; 1 if left out
 
     [host]                                 # between ranks of a host
     latency = 5e-6                         # seconds of a small message
@@ -44,6 +45,8 @@ from hybridcomp.errors import ConfigError
 VARIABLE = "HYBRIDCOMP_PROFILE"
 BANDWIDTH_VARIABLE = "HYBRIDCOMP_BANDWIDTH"
 BURST_VARIABLE = "HYBRIDCOMP_BURST"
+LATENCY_VARIABLE = "HYBRIDCOMP_LATENCY"
+CORES_VARIABLE = "HYBRIDCOMP_CORES"
 VERSION = 1
 DEFAULT = "default"
 MAX_BYTES = 65536  # of a profile as text
@@ -84,6 +87,7 @@ class Speed:
     size: float
 
 
+_OPTIONS = ("message", "wire", "cores")
 _TIER_KEYS = ("latency", "bandwidth")
 _TIER_OPTIONS = ("burst",)
 _SPEED_KEYS = tuple(f.name for f in dataclasses.fields(Speed))
@@ -99,6 +103,7 @@ class Profile:
         memory: bytes/s of a copy in memory by one thread.
         message: seconds of a core that a message takes however short it is, with all that belongs to it.
         wire: seconds of a core for each byte that goes to another host or comes from there.
+        cores: that a rank has, at most 1: less where ranks share them.
         codecs: speeds by spec string; holds ``"default"``.
         name: the file it is from, for people.
     """
@@ -109,6 +114,7 @@ class Profile:
     codecs: Mapping[str, Speed]
     message: float = 60e-6
     wire: float = 0.5e-9
+    cores: float = 1.0
     name: str = field(default="built-in", compare=False)
 
     def speed(self, codec: Codec) -> Speed:
@@ -129,7 +135,7 @@ class Profile:
     def to_toml(self) -> str:
         """Return the text of its file."""
         lines = [f"version = {VERSION}"]
-        lines += [f"{key} = {getattr(self, key)!r}" for key in ("memory", "message", "wire")]
+        lines += [f"{key} = {getattr(self, key)!r}" for key in ("memory", *_OPTIONS)]
         for tier in ("host", "network"):
             lines += ["", f"[{tier}]", *_lines(getattr(self, tier))]
         for spec, speed in self.codecs.items():
@@ -201,8 +207,9 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
 
     Args:
         path: its file. None: the one at :func:`wanted_path`, or :data:`BUILT_IN` where there is none in the user's
-            configuration, with the network's bandwidth that ``HYBRIDCOMP_BANDWIDTH`` says, in bytes/s, and the burst
-            of ``HYBRIDCOMP_BURST``, in bytes.
+            configuration, with what the environment says of the links between hosts (``HYBRIDCOMP_BANDWIDTH`` in
+            bytes/s, ``HYBRIDCOMP_LATENCY`` in seconds, ``HYBRIDCOMP_BURST`` in bytes) and ``HYBRIDCOMP_CORES``, those
+            that a rank has.
 
     Raises:
         ConfigError: a file that was named is missing, or any is wrong.
@@ -222,17 +229,18 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
 
 
 def _built_in() -> Profile:
-    """Return the built-in profile, with what the environment says of the links between hosts."""
+    """Return the built-in profile, with what the environment says."""
     network = BUILT_IN.network
-    bandwidth = _environment(BANDWIDTH_VARIABLE, _LEAST, "bytes per second, such as 125e6")
-    burst = _environment(BURST_VARIABLE, 0.0, "bytes, such as 5e5")
-    if bandwidth is None and burst is None:
-        return BUILT_IN
-    tier = Tier(network.latency, bandwidth or network.bandwidth, burst or network.burst)
-    return dataclasses.replace(BUILT_IN, network=tier)
+    tier = Tier(
+        _environment(LATENCY_VARIABLE, "seconds, such as 2e-5") or network.latency,
+        _environment(BANDWIDTH_VARIABLE, "bytes per second, such as 125e6") or network.bandwidth,
+        _environment(BURST_VARIABLE, "bytes, such as 5e5", least=0.0) or network.burst,
+    )
+    cores = _environment(CORES_VARIABLE, "a number of cores up to 1, such as 0.5", most=1.0)
+    return dataclasses.replace(BUILT_IN, network=tier, cores=cores or BUILT_IN.cores)
 
 
-def _environment(name: str, least: float, allowed: str) -> float | None:
+def _environment(name: str, allowed: str, *, least: float = _LEAST, most: float = _MOST) -> float | None:
     text = os.environ.get(name)
     if not text:
         return None
@@ -240,7 +248,7 @@ def _environment(name: str, least: float, allowed: str) -> float | None:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not least <= number <= _MOST:
+    if not least <= number <= most:
         raise ConfigError(f"{name} is {text!r}; allowed: {allowed}")
     return number
 
@@ -258,7 +266,7 @@ class _Reader:
         self._name = name
 
     def profile(self, document: dict[str, Any]) -> Profile:
-        self._keys("", document, ("version", "memory", "message", "wire", "host", "network", "codecs"))
+        self._keys("", document, ("version", "memory", *_OPTIONS, "host", "network", "codecs"))
         version = document.get("version")
         if isinstance(version, bool) or version != VERSION:
             self._fail(
@@ -276,6 +284,7 @@ class _Reader:
             memory=self._number("memory", document.get("memory", BUILT_IN.memory)),
             message=self._number("message", document.get("message", BUILT_IN.message)),
             wire=self._number("wire", document.get("wire", BUILT_IN.wire)),
+            cores=self._number("cores", document.get("cores", BUILT_IN.cores), most=1.0),
             codecs=codecs,
             name=self._name,
         )
@@ -316,10 +325,10 @@ class _Reader:
                 self._fail(f"{key}.{name}", "is missing")
         return {name: self._number(f"{key}.{name}", value) for name, value in table.items()}
 
-    def _number(self, key: str, value: Any) -> float:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and _LEAST <= value <= _MOST
+    def _number(self, key: str, value: Any, most: float = _MOST) -> float:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and _LEAST <= value <= most
         if not good:  # NaN compares false
-            self._fail(key, f"must be a number from {_LEAST:g} to {_MOST:g}, not {value!r:.40}")
+            self._fail(key, f"must be a number from {_LEAST:g} to {most:g}, not {value!r:.40}")
         return float(value)
 
     def _keys(self, prefix: str, table: dict[str, Any], allowed: tuple[str, ...]) -> None:

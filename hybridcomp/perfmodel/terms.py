@@ -17,6 +17,7 @@ _FP32 = 4  # bytes; speeds are of fp32
 _COMPILED_NEAR = 1e-6
 _COMPILED_FAR = 16e-6
 _COMPILED_CALL = 0.2e-6
+_SWITCH = 2e-6  # and for a message to a rank of the same host that has to be given the core first
 _OF_BURST = 0.25  # of what an idle link passes at once: this one may have been used just before
 
 
@@ -77,6 +78,7 @@ class Phase:
         sent: bytes that leave a host.
         chunks: that the pipeline has.
         depth: chunks that it takes in before the first one comes out.
+        rested: share of a link's burst that is there for it; the others are for the algorithm's other parts.
     """
 
     def __init__(self, profile: Profile, setting: Setting, chunk: int) -> None:
@@ -88,19 +90,23 @@ class Phase:
         self.latency = self.cpu = self.sent = 0.0
         self.chunks = 1.0
         self.depth = 1.0
+        self.rested = 1.0
 
     @property
     def link(self) -> float:
         """Return the seconds that a host's link is busy: with all but what it passes at once after a rest."""
         network = self._profile.network
-        return max(0.0, self.sent - _OF_BURST * network.burst) / network.bandwidth
+        return max(0.0, self.sent - self.rested * _OF_BURST * network.burst) / network.bandwidth
 
     def seconds(self) -> float:
-        """Return the part's seconds: the busier of rank and link in full, the other for ``depth`` chunks: no
-        overlap.
+        """Return the part's seconds.
+
+        The busier of rank and link in full, the other for ``depth`` chunks: no overlap. While a rank waits, those with
+        which it shares cores compute: so it is no less than what all of them need.
         """
         busy, idle = max(self.cpu, self.link), min(self.cpu, self.link)
-        return self.latency + busy + idle * min(1.0, self.depth / self.chunks)
+        alone = self.latency + busy + idle * min(1.0, self.depth / self.chunks)
+        return max(alone, self.cpu / self._profile.cores)
 
     def pieces(self, n: float) -> float:
         """Return the number of messages that ``n`` elements make."""
@@ -141,7 +147,8 @@ class Phase:
         nbytes = pieces * self.message_bytes(n / pieces)
         each = across = self._profile.message
         if self._setting.compiled:
-            each, across = min(each, _COMPILED_NEAR), min(across, _COMPILED_FAR)
+            switch = _SWITCH if self._profile.cores < 1 else 0.0
+            each, across = min(each, _COMPILED_NEAR + switch), min(across, _COMPILED_FAR)
         away = far / self._setting.ranks_per_host
         self.cpu += pieces * ((own - away) * each + away * across)
         self.cpu += near * nbytes / self._profile.host.bandwidth

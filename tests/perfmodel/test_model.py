@@ -176,6 +176,15 @@ def test_choices(profile, where, candidates, best):
     assert choose(profile, where, candidates) == best
 
 
+def test_ranks_that_share_cores_send_fewer_messages():
+    """Six messages in two exchanges, or four in four: with a core for each rank the latter wait longer."""
+    network = dataclasses.replace(BUILT_IN.network, latency=15e-6, bandwidth=1.5e9)
+    where = dataclasses.replace(setting(nbytes=1 << 16, codec="none"), compiled=True)
+    for cores, best in ((1.0, "direct"), (0.5, "halving")):
+        profile = dataclasses.replace(BUILT_IN, network=network, cores=cores)
+        assert choose(profile, where, ["direct", "ring", "one_shot", "halving"]) == best
+
+
 def test_equals_go_to_the_first():
     alone = setting(ranks=2, hosts=2)  # direct and ring are the same of two ranks
     assert choose(BUILT_IN, alone, ["ring", "direct"]) == "ring"
@@ -191,6 +200,14 @@ def test_chunks():
     )  # long pipelines are slow to fill
     tree = setting("broadcast", nbytes=MIB, ranks=64, hosts=64)
     assert chunk_bytes(BUILT_IN, tree, "tree") < MIB  # hops are
+
+
+def test_chunks_do_not_depend_on_cores():
+    shared = dataclasses.replace(BUILT_IN, cores=0.25)
+    for codec in ("none", "int8"):
+        assert chunk_bytes(shared, setting(codec=codec), "direct") == chunk_bytes(
+            BUILT_IN, setting(codec=codec), "direct"
+        )
 
 
 def test_messages_whose_size_depends_on_the_data_are_taken_as_measured():

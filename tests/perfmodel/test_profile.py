@@ -37,7 +37,7 @@ def test_round_trip(host, network, memory, codecs):
 
 
 def test_written_and_read_by_path_by_variable_and_from_its_place(tmp_path, monkeypatch):
-    assert load_profile() is BUILT_IN
+    assert load_profile() == BUILT_IN
     fast = dataclasses.replace(BUILT_IN, memory=123e9)
     slow = dataclasses.replace(BUILT_IN, memory=1e9)
     fast.write(wanted_path())
@@ -76,6 +76,14 @@ def test_the_environment_says_what_links_there_are(monkeypatch):
     assert load_profile().network == Tier(BUILT_IN.network.latency, 25e6, 131072.0)
     monkeypatch.delenv("HYBRIDCOMP_BANDWIDTH")
     assert load_profile().network == dataclasses.replace(BUILT_IN.network, burst=131072.0)
+    monkeypatch.setenv("HYBRIDCOMP_LATENCY", "1e-4")
+    monkeypatch.setenv("HYBRIDCOMP_CORES", "0.25")
+    network = dataclasses.replace(BUILT_IN.network, latency=1e-4, burst=131072.0)
+    assert load_profile() == dataclasses.replace(BUILT_IN, network=network, cores=0.25)
+    monkeypatch.setenv("HYBRIDCOMP_CORES", "2")
+    with pytest.raises(ConfigError, match="HYBRIDCOMP_CORES is '2'; allowed: a number of cores up to 1"):
+        load_profile()
+    monkeypatch.delenv("HYBRIDCOMP_CORES")
     monkeypatch.setenv("HYBRIDCOMP_BURST", "much")
     with pytest.raises(ConfigError, match="HYBRIDCOMP_BURST is 'much'; allowed: bytes, such as 5e5"):
         load_profile()
@@ -93,6 +101,7 @@ WRONG = [
     ("version = 1\nmemory = -1.0", ["memory", "not -1.0"]),
     ("version = 1\nmemory = nan", ["memory", "not nan"]),
     ("version = 1\nmemory = inf", ["memory", "not inf"]),
+    ("version = 1\ncores = 2", ["cores", "from 1e-12 to 1", "not 2"]),
     ("version = 1\nmemory = 1e300", ["memory"]),
     ("version = 1\nmemory = true", ["memory", "not True"]),
     ("version = 1\nmemory = '1'", ["memory", "not '1'"]),
