@@ -201,7 +201,7 @@ def test_the_engine_sums_integers_by_every_algorithm(both, monkeypatch, dtype):
     wrong = []
     for algorithm in algorithms(topology, "none"):
         comm._chooser._forced = {"all_reduce": algorithm}
-        comm._chooser._ways.clear()
+        comm._chooser._choices.clear()
         for op in FOLDS if dtype.startswith("u") else ("sum",):
             for n in (1, 130, 10_001):
                 array = integers(n, dtype, WORLD.rank)

@@ -35,7 +35,7 @@ class Later:
 
     def done(self) -> bool:
         self.polls += threading.current_thread() is threading.main_thread()
-        return self.looks > 2 and threading.current_thread() is threading.main_thread()
+        return self.polls > 2 and threading.current_thread() is threading.main_thread()
 
 
 def test_a_signal_in_a_step_is_answered_after_it():
