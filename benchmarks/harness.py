@@ -32,8 +32,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 import hybridcomp as hc
-from hybridcomp.collectives.algorithms.registry import ALGORITHMS
+from hybridcomp.collectives.algorithms.selection import OPERATIONS
 from hybridcomp.launcher import abort
+from hybridcomp.schedules.registry import ALGORITHMS
 
 WORLD = MPI.COMM_WORLD
 _GRACE = 30.0  # seconds over the timeout, in which an operation of ours raises its own error
@@ -344,8 +345,8 @@ def run(work: Callable[[], None]) -> None:
 def main(op: Operation, description: str) -> None:
     """The main program of a benchmark."""
     flags = parser(description)
-    if op.name in ALGORITHMS:
-        names = [algorithm.name for algorithm in ALGORITHMS[op.name]]
+    if op.name in OPERATIONS:
+        names = list(ALGORITHMS[op.name])
         flags.add_argument("--algorithm", choices=names, help="of ours (default: the library's choice)")
     flags.add_argument("--plot", type=Path, help="also draw busbw over size there (.png)")
     flags.add_argument(

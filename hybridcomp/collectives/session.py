@@ -9,11 +9,12 @@ from mpi4py import MPI
 
 from hybridcomp import trace
 from hybridcomp.arrays import Flat
-from hybridcomp.codecs import Codec, ErrorFeedback
+from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives.agreement.agreement import Preparation
 from hybridcomp.collectives.agreement.consistency import Comparison, described, in_detail
 from hybridcomp.collectives.agreement.making import make
-from hybridcomp.collectives.algorithms.selection import AlgorithmChoice, own_settings
+from hybridcomp.collectives.algorithms.schedules import Schedules
+from hybridcomp.collectives.algorithms.selection import own_settings
 from hybridcomp.collectives.choices import Choices, CodecLike, explicit_choice
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.device.cuda_aware import awareness
@@ -60,10 +61,11 @@ class Session:
         self._topology = parts.topology
         self._choices = Choices(self._topology.count)
         self._chooser = parts.chooser
+        self._schedules = Schedules(self._topology, self.rank, self._chooser)
         self._programs: Programs | None = None
         self._message_programs: MessagePrograms | None = None
         if parts.group is not None:
-            self._programs = Programs(parts.group, self._topology, self.rank, self._chooser)
+            self._programs = Programs(parts.group, self._schedules)
             self._message_programs = MessagePrograms(join_for_messages(self._p2p))
         self._transport = Transport(
             self.mpi, self._topology, parts.shm_peers, direct=direct, group=parts.group
@@ -147,13 +149,6 @@ class Session:
             return explicit_choice(codec, op, data)
         shape = data.shape if elements is None else (elements,)
         return self._choices.choose(self.policy, self.axis, op, data.dtype, shape, name, phase, self.step)
-
-    def _choose_algorithm(
-        self, op: str, data: Flat, codec: Codec, algorithm: str | None, feedback: str | None = None
-    ) -> tuple[AlgorithmChoice, list[int]]:
-        """Choose the algorithm of an operation on a buffer of all its elements; return it with the tags for it."""
-        chosen = self._chooser.choose(op, data.nbytes, data.dtype, codec, feedback, algorithm)
-        return chosen, [self._transport.tag() for _ in range(chosen.algorithm.tags)]
 
     # -- starting ------------------------------------------------------------------------------------
 

@@ -10,15 +10,16 @@ from mpi4py import MPI
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.codecs.device.driver import has_driver
-from hybridcomp.collectives.algorithms.selection import AlgorithmChoice
+from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE
+from hybridcomp.collectives.data_path.schedule_run import TAGS, run_schedule
 from hybridcomp.collectives.device.data_path import DeviceCarrier
 from hybridcomp.collectives.device.streams import callers_events
 from hybridcomp.collectives.device.through_host import Extents as ByteExtents
 from hybridcomp.collectives.device.through_host import through_host
-from hybridcomp.collectives.engine.programs import STREAM_BYTES, OperationKey, running
+from hybridcomp.collectives.engine.programs import STREAM_BYTES, running
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.post_queue import PostTicket
 from hybridcomp.collectives.execution.progress import Ready, Request, Steps, engine
@@ -47,7 +48,6 @@ class OperationStarter(Session):
         recv: Flat | None,
         device: list[DeviceArray],
         *,
-        chosen: AlgorithmChoice | None = None,
         on_host: bool = False,
         feedback: Callable[[Carrier], Any] | None = None,
         loads: bool = False,
@@ -61,7 +61,6 @@ class OperationStarter(Session):
             call: statistics.
             send, recv: its buffers, at least one.
             device: the caller's, if they are on a device.
-            chosen: the algorithm, if it was chosen among several.
             on_host: it cannot run on a device.
             feedback: gives the memory, and the carrier the codec of its step.
             loads, written: as of :func:`~hybridcomp.collectives.device.through_host.through_host`.
@@ -69,15 +68,11 @@ class OperationStarter(Session):
         given = send if recv is None else recv
         assert given is not None
         t, dtype = self._transport, given.dtype
-        if chosen is not None:
-            on_host = on_host or not chosen.algorithm.device
         encodes = bool(device) and not on_host and has_driver(codec)
         if encodes:
             carrier: Carrier = DeviceCarrier(t, codec, dtype, call, device)
         else:
             carrier = Carrier(t, codec, dtype, call)
-        if chosen is not None:
-            carrier.chunk_bytes = chosen.chunk_bytes
         carrier.stream = recv is not None and recv.nbytes >= STREAM_BYTES
 
         def steps() -> Steps:
@@ -125,6 +120,42 @@ class OperationStarter(Session):
         if program is None:
             return None
         return self._execute(program, key.codec, call, send, recv, device, feedback=feedback, written=written)
+
+    def _scheduled(
+        self,
+        key: OperationKey,
+        call: Call,
+        send: Flat | None,
+        recv: Flat | None,
+        device: list[DeviceArray],
+        *,
+        algorithm: str | None = None,
+        feedback: Callable[[Carrier], Any] | None = None,
+        written: Callable[[], ByteExtents] | None = None,
+    ) -> Request:
+        """Start an operation whose messages are encoded: in the compiled engine, else step by step in Python.
+
+        The arguments are those of :meth:`_compiled`.
+        """
+        request = self._compiled(
+            key, call, send, recv, device, algorithm=algorithm, feedback=feedback, written=written
+        )
+        if request is not None:
+            return request
+        key = key._replace(compresses=True)
+        schedule = self._schedules.find(key, algorithm)
+        tags = [self._transport.tag() for _ in range(TAGS)]
+        return self._carried(
+            lambda carrier, s, r, memory: run_schedule(carrier, schedule, s, r, tags, memory),
+            key.codec,
+            call,
+            send,
+            recv,
+            device,
+            on_host=schedule.on_host,  # the sizes of messages decide, which a device's do not tell in time
+            feedback=feedback,
+            written=written,
+        )
 
     def _execute(
         self,

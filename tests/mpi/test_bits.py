@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import hybridcomp as hc
-from hybridcomp.collectives.algorithms.registry import ALGORITHMS
+from hybridcomp.collectives.algorithms.selection import OPERATIONS, refusal
+from hybridcomp.schedules.registry import ALGORITHMS
 from tests.codecs.common import SPECS
 from tests.mpi.conftest import WORLD, gaussian
 from tests.mpi.hosts import Hosts
@@ -66,13 +67,13 @@ def ways(comm: hc.Communicator, op: str, spec: str, done: set[tuple[str, str, st
     codec = hc.get_codec(spec)
     if codec.linear:
         return [None] if op == "all_reduce" else []
-    names = [a.name for a in ALGORITHMS[op] if a.refuses(comm._topology, codec) is None]
+    names = [a.name for a in ALGORITHMS[op].values() if refusal(a, comm._topology, codec) is None]
     new = [name for name in names if THOROUGH or (op, spec, name) not in done]
     done.update((op, spec, name) for name in new)
     return [None] if spec == "none" and new else list(new)
 
 
-@pytest.mark.parametrize("op", ALGORITHMS)
+@pytest.mark.parametrize("op", OPERATIONS)
 def test_every_codec_by_every_algorithm(op):
     if WORLD.size == 1:
         return

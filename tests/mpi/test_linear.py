@@ -197,7 +197,7 @@ def test_the_engine_sums_integers_by_every_algorithm(both, monkeypatch, dtype):
         raise AssertionError("integers do not go by the engine")
 
     monkeypatch.setattr(LatticeCodec, "reduce", reduce)
-    monkeypatch.setattr(linear, "allreduce", refuse)
+    monkeypatch.setattr(linear, "run_schedule", refuse)
     wrong = []
     for algorithm in algorithms(topology, "none"):
         comm._chooser._forced = {"all_reduce": algorithm}

@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.algorithms import selection as choosing
+from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.engine.native import native_engine
-from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.transport.shared_memory import _SWITCH
 from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict

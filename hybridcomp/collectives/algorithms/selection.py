@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec, parse_form
-from hybridcomp.collectives.algorithms.registry import ALGORITHMS, Algorithm
-from hybridcomp.collectives.execution.request import Steps
+from hybridcomp.codecs.sparse.base import SparseCodec
 from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel import Profile, Setting, choose, chunk_bytes, load_profile
+from hybridcomp.schedules.registry import ALGORITHMS, Algorithm
 from hybridcomp.schedules.topology import Topology
 
 VARIABLE = "HYBRIDCOMP_ALGORITHM"
 CHUNK_VARIABLE = "HYBRIDCOMP_CHUNK_BYTES"
 _LEAST_CHUNK = 64
+#: Those with more than one algorithm.
+OPERATIONS = tuple(op for op, named in ALGORITHMS.items() if len(named) > 1)
 
 
 class AlgorithmChoice(NamedTuple):
@@ -25,11 +27,18 @@ class AlgorithmChoice(NamedTuple):
     algorithm: Algorithm
     chunk_bytes: int
 
-    @property
-    def run(self) -> Callable[..., Steps]:
-        """Return the Python generator of an algorithm that was not chosen for the compiled engine."""
-        assert self.algorithm.run is not None
-        return self.algorithm.run
+
+def refusal(
+    algorithm: Algorithm, topology: Topology, codec: Codec, feedback: str | None = None
+) -> str | None:
+    """Say why an algorithm cannot be used by these ranks, with this codec and form of feedback; None if it can."""
+    if algorithm.sparse and not isinstance(codec, SparseCodec):
+        return f"{codec.name} is not a sparse codec"
+    if feedback is not None and not algorithm.feedback:
+        return "it has no error feedback"
+    if feedback is not None and not algorithm.estimates and parse_form(feedback).name == "ef21":
+        return "it has no error feedback of the form ef21"
+    return algorithm.refuses(topology)
 
 
 class Chooser:
@@ -61,26 +70,24 @@ class Chooser:
         requested: str | None = None,
         *,
         engine: bool = False,
-        plain: bool = False,
     ) -> AlgorithmChoice:
         """Choose the algorithm and the chunk size of an operation.
 
         Args:
-            op: one of :data:`~hybridcomp.collectives.algorithms.registry.ALGORITHMS`.
+            op: one of :data:`OPERATIONS`.
             nbytes: of the whole buffer, uncompressed.
             dtype: of its elements.
             codec: that carries it.
             feedback: the form of its memory; None if it has none.
             requested: the caller's algorithm; None to choose.
-            engine: the compiled engine can run the operation where the algorithm has a schedule.
-            plain: the engine is to run it without compression.
+            engine: the compiled engine is to run it, which needs less of a core.
 
         Raises:
             ValueError: there is no algorithm of that name, or it cannot be used here.
         """
         # Sizes within an eighth of each other are as one: to ask the model takes a millisecond or more.
         coarse = max(0, nbytes.bit_length() - 4)
-        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, requested, engine, plain)
+        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, requested, engine)
         chosen = self._choices.get(key)
         if chosen is None:
             if len(self._choices) > 4096:
@@ -97,20 +104,11 @@ class Chooser:
         feedback: str | None,
         requested: str | None,
         engine: bool,
-        plain: bool,
     ) -> AlgorithmChoice:
         able: dict[str, Algorithm] = {}
         refused: dict[str, str] = {}
-        for algorithm in ALGORITHMS[op]:
-            why = algorithm.refuses(self._topology, codec)
-            if feedback is not None and not algorithm.feedback:
-                why = "it has no error feedback"
-            elif feedback is not None and not algorithm.estimates and parse_form(feedback).name == "ef21":
-                why = "it has no error feedback of the form ef21"
-            elif algorithm.run is None and not engine:
-                why = "only the compiled engine runs it, on arrays in host memory without error feedback"
-            elif plain and not algorithm.scheduled(op):
-                why = "it has no schedule"
+        for algorithm in ALGORITHMS[op].values():
+            why = refusal(algorithm, self._topology, codec, feedback)
             if why is None:
                 able[algorithm.name] = algorithm
             else:
@@ -177,9 +175,8 @@ def parse_forced(text: str) -> dict[str, str]:
     forced = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         op, _, name = part.partition("=")
-        known = [a.name for a in ALGORITHMS.get(op, ())]
-        if name not in known:
-            allowed = "; ".join(f"{o}={'|'.join(a.name for a in ways)}" for o, ways in ALGORITHMS.items())
+        if op not in OPERATIONS or name not in ALGORITHMS[op]:
+            allowed = "; ".join(f"{one}={'|'.join(ALGORITHMS[one])}" for one in OPERATIONS)
             raise ConfigError(f"{VARIABLE} has {part!r}; allowed, separated by commas: {allowed}")
         forced[op] = name
     return forced

@@ -289,6 +289,10 @@ class Coder:
                 f"{self.dtype.label}, rank {peer} sent {header.count} {header.dtype.label}"
             )
 
+    def room(self, n: int, dtype: DType) -> Array:
+        """Return room for ``n`` elements."""
+        return np.empty(n, dtype.storage)
+
     # -- copies --------------------------------------------------------------------------------------
 
     def copy(self, source: Array, out: Array) -> None:

@@ -327,6 +327,10 @@ class DeviceCarrier(DeviceReader):
         self._used([message, values])
         return header.count
 
+    def room(self, n: int, dtype: DType) -> Any:
+        """Return room for ``n`` elements on the device."""
+        return self.queue.array(n, dtype.storage)
+
     # -- copies --------------------------------------------------------------------------------------
 
     def copy(self, source: Any, out: Any) -> None:

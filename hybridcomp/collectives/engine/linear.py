@@ -23,11 +23,12 @@ import numpy as np
 from hybridcomp.arrays import Flat, as_dtype
 from hybridcomp.codecs import LinearCodec
 from hybridcomp.codecs.linear.base import FOLDS, Reduced, Round
-from hybridcomp.collectives.algorithms.allreduce import allreduce
+from hybridcomp.collectives.algorithms.schedules import OperationKey, Schedules
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coalesced import Coalesced
 from hybridcomp.collectives.data_path.coding import NONE, Array
-from hybridcomp.collectives.engine.programs import OperationKey, Programs, running
+from hybridcomp.collectives.data_path.schedule_run import run_schedule
+from hybridcomp.collectives.engine.programs import Programs, running
 from hybridcomp.collectives.execution.progress import Pending, Steps
 from hybridcomp.native import kernels
 
@@ -53,6 +54,7 @@ def linear_allreduce(
     carrier: Carrier,
     parts: Sequence[Part],
     numbers: Sequence[tuple[Sequence[int], int]],
+    schedules: Schedules,
     programs: Programs | None,
     *,
     mean: bool,
@@ -65,7 +67,7 @@ def linear_allreduce(
         carrier: a linear codec, transport and statistics.
         parts: the arrays, at least one, of one dtype. Where there are several, there are programs.
         numbers: for each part and round, tags for where there are no programs, and the numbers reserved for one.
-        programs: of the engine, where it is in use.
+        schedules, programs: of the communicator; programs of the engine, where it is in use.
         mean: divide the sum by the number of ranks.
         step: of training; codecs that draw random numbers draw others.
         warm: what the codec keeps by name between calls.
@@ -89,13 +91,13 @@ def linear_allreduce(
         if len(small) > 1:
             together = Coalesced(small, carrier.transport.size)
             together.gather()
-            yield from _sum(carrier, together.values, op, "direct", *next(reserved), programs)
+            yield from _sum(carrier, together.values, op, "direct", *next(reserved), schedules, programs)
             together.write_back()
         elif small:
-            yield from _sum(carrier, small[0], op, "direct", *next(reserved), programs)
+            yield from _sum(carrier, small[0], op, "direct", *next(reserved), schedules, programs)
         for array in arrays:
             if array.nbytes >= _COALESCED_BYTES:
-                yield from _sum(carrier, array, op, None, *next(reserved), programs)
+                yield from _sum(carrier, array, op, None, *next(reserved), schedules, programs)
     for one in reductions:
         one.end()
     yield from mailbox.finish()
@@ -108,6 +110,7 @@ def _sum(
     algorithm: str | None,
     tags: Sequence[int],
     first: int,
+    schedules: Schedules,
     programs: Programs | None,
 ) -> Steps:
     """Reduce the array of a round over all ranks, in place; floats by an algorithm, or by the fastest."""
@@ -115,11 +118,13 @@ def _sum(
     flat = Flat(array, kind, array.shape, True, False)
     fold = "" if kind.is_float else op
     round_carrier = Carrier(carrier.transport, NONE, kind, carrier.call)
+    # Messages are framed, by ``none``, where an algorithm is asked for.
+    named = programs is None or (algorithm is not None and not fold)
+    key = OperationKey("all_reduce", NONE, named, kind, (flat.size,), fold=fold)
     if programs is None:
-        yield from allreduce(round_carrier, flat, flat, tags, fold=FOLDS[op] if fold else None)
+        how = schedules.find(key, "direct" if fold else algorithm)
+        yield from run_schedule(round_carrier, how, flat, flat, tags, fold=FOLDS[op] if fold else None)
     elif flat.size:
-        named = algorithm is not None and not fold  # which is asked for where messages are framed
-        key = OperationKey("all_reduce", NONE, named, kind, (flat.size,), fold=fold)
         yield from running(programs.find(key, algorithm), first, flat, flat, round_carrier)
 
 

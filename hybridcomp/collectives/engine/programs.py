@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-from mpi4py import MPI
+from typing import Any
 
 from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.feedback.joined import JoinedMemory
 from hybridcomp.codecs.linear.base import FOLDS
-from hybridcomp.collectives.algorithms.registry import ALGORITHMS
-from hybridcomp.collectives.algorithms.selection import AlgorithmChoice, Chooser
+from hybridcomp.collectives.algorithms.schedules import Extents, OperationKey, Schedules
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import Coder
 from hybridcomp.collectives.engine.faults import error_of
@@ -25,24 +22,16 @@ from hybridcomp.collectives.engine.python_steps import (
     message_bounds,
     needs_python,
 )
-from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.collectives.execution.request import Pending, Steps
 from hybridcomp.native import kernels
-from hybridcomp.policy import Choice
-from hybridcomp.schedules import registry
 from hybridcomp.schedules.joined import joined
-from hybridcomp.schedules.placement import placed
-from hybridcomp.schedules.results import REDUCTIONS, layout
-from hybridcomp.schedules.schedule import Buffer, Operation, Schedule
-from hybridcomp.schedules.shards import CHUNK_BYTES
-from hybridcomp.schedules.topology import Topology
+from hybridcomp.schedules.results import REDUCTIONS
+from hybridcomp.schedules.schedule import Schedule
 
 _MOST_PROGRAMS = 1024
 STREAM_BYTES = 1 << 23  # results from here on are written past the caches
 _FOLDS = ("", *FOLDS)  # as kernels/engine/fold.hpp numbers them
 START_SECONDS = 5e-6  # that an operation computes before its start returns
-
-Extents = tuple[tuple[int, int], ...]
 
 
 class Ended:
@@ -56,60 +45,17 @@ class Ended:
         return bool(self._run.done())
 
 
-class OperationKey(NamedTuple):
-    """The key under which the program of an operation on one rank is cached.
-
-    Attributes:
-        kind: of :data:`~hybridcomp.schedules.registry.ALGORITHMS`.
-        codec: of the messages.
-        compresses: messages are encoded, and not the elements as they are.
-        dtype: of the caller's elements.
-        counts: as of :class:`~hybridcomp.schedules.schedule.Operation`; a rank may say 0 where it has no part. Of an
-            all-to-all they follow from the two below.
-        reduction: of a reduction: ``"sum"``, ``"avg"``, or ``""`` for all that the engine does not do.
-        feedback: the form of its memory; None if it has none.
-        root: of operations that have one.
-        fold: of an all-reduce of integers as they are, which of
-            :data:`~hybridcomp.codecs.linear.base.FOLDS` it is; ``""`` for all else.
-        sends, receives: where the parts of the rank's buffers lie, if they are parts of any size: the chunks of such
-            operations are not chosen, since ranks may not know each other's sizes.
-    """
-
-    kind: str
-    codec: Codec
-    compresses: bool
-    dtype: DType
-    counts: tuple[int, ...]
-    reduction: str = "sum"
-    feedback: str | None = None
-    root: int = 0
-    fold: str = ""
-    sends: Extents | None = None
-    receives: Extents | None = None
-
-    @classmethod
-    def of(
-        cls, kind: str, choice: Choice, dtype: DType, counts: tuple[int, ...], op: Any = MPI.SUM, **more: Any
-    ) -> OperationKey:
-        """Make the key of an operation with a policy's choice and the caller's reduction."""
-        reduction = "avg" if op == AVG else "sum" if op == MPI.SUM else ""
-        return cls(kind, choice.codec, choice.compresses, dtype, counts, reduction, **more)
-
-
 class Programs:
     """The compiled schedules of one communicator.
 
     Args:
         group: the engine's.
-        topology, rank: of the communicator.
-        chooser: of algorithms.
+        schedules: of the communicator.
     """
 
-    def __init__(self, group: Any, topology: Topology, rank: int, chooser: Chooser) -> None:
+    def __init__(self, group: Any, schedules: Schedules) -> None:
         self.group = group
-        self._topology = topology
-        self._rank = rank
-        self._chooser = chooser
+        self._schedules = schedules
         self._programs: dict[tuple[Any, ...], Any] = {}
 
     def reserve(self) -> int:
@@ -135,13 +81,7 @@ class Programs:
             return None
         if alone and _asks_python(key):
             return None
-        # Sizes that are the same on all ranks decide how; else it is always the first algorithm.
-        name, chunk = "direct", CHUNK_BYTES
-        if key.kind in ALGORITHMS and key.sends is None and key.receives is None:
-            chosen = self._choose_algorithm(key, algorithm if key.compresses else None)
-            if chosen is None:
-                return None
-            name, chunk = chosen.algorithm.name, chosen.chunk_bytes
+        name, chunk = self._schedules.choose(key, algorithm, engine=True)
         entry = (key, name, chunk)
         program = self._programs.get(entry)
         if program is None:
@@ -166,10 +106,8 @@ class Programs:
         schedules = []
         for count in key.counts:
             part = key._replace(counts=(count,))
-            chosen = self._choose_algorithm(part, None)
-            if chosen is None:
-                return None
-            schedule, _ = self._schedule(part, chosen.algorithm.name, chosen.chunk_bytes)
+            name, chunk = self._schedules.choose(part, engine=True)
+            schedule, _ = self._schedules.build(part, name, chunk)
             if schedule.regions:
                 return None
             schedules.append(schedule)
@@ -185,60 +123,14 @@ class Programs:
             self._programs.clear()
         self._programs[entry] = program
 
-    def _choose_algorithm(self, key: OperationKey, algorithm: str | None) -> AlgorithmChoice | None:
-        """Choose the algorithm and chunks of an operation; return None where the algorithm has no schedule."""
-        chosen = self._chooser.choose(
-            key.kind,
-            sum(key.counts) * key.dtype.itemsize,
-            key.dtype,
-            key.codec,
-            key.feedback,
-            algorithm,
-            engine=True,
-            plain=not key.compresses,
-        )
-        return chosen if chosen.algorithm.scheduled(key.kind) else None
-
-    def _schedule(self, key: OperationKey, algorithm: str, chunk: int) -> tuple[Schedule, Operation]:
-        dtype, codec = key.dtype, key.codec
-        operation = Operation(
-            key.kind,
-            self._counts(key),
-            dtype.itemsize,
-            plain=not key.compresses,
-            exact=codec.lossless,
-            feedback=key.feedback is not None,
-            mean=key.reduction == "avg",
-            root=key.root,
-            chunk_bytes=chunk,
-        )
-        return registry.find(key.kind, algorithm).build(operation, self._topology, self._rank), operation
-
     def _compile(self, key: OperationKey, algorithm: str, chunk: int) -> Any:
         dtype, codec = key.dtype, key.codec
-        schedule, operation = self._schedule(key, algorithm, chunk)
-        room = layout(operation, len(self._topology.hosts), self._rank)
-        sizes = [room.send, room.recv]
-        for at, (buffer, extents) in enumerate(((Buffer.SEND, key.sends), (Buffer.RECV, key.receives))):
-            if extents is not None and sizes[at]:
-                schedule = placed(schedule, buffer, extents)
-                sizes[at] = max(start + n for start, n in extents)
+        schedule, sizes = self._schedules.build(key, algorithm, chunk)
         if not _asks_python(key):
             own = codec if key.compresses else None
             return compiled(self.group, schedule, own, dtype, sizes, fold=key.fold)
         bounds = message_bounds(schedule, codec, dtype)
         return PythonProgram(compiled(self.group, schedule, codec, dtype, sizes, bounds=bounds), schedule)
-
-    def _counts(self, key: OperationKey) -> tuple[int, ...]:
-        if key.kind != "all_to_all":
-            return key.counts
-        assert key.sends is not None
-        assert key.receives is not None
-        ranks = len(self._topology.hosts)
-        counts = [0] * (ranks * ranks)  # a rank knows of its own parts alone
-        counts[self._rank :: ranks] = [n for _, n in key.receives]
-        counts[self._rank * ranks : (self._rank + 1) * ranks] = [n for _, n in key.sends]
-        return tuple(counts)
 
 
 def compiled(

@@ -8,21 +8,18 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
-from hybridcomp.collectives.algorithms.alltoall import alltoallv
-from hybridcomp.collectives.algorithms.bcast import binomial_tree
-from hybridcomp.collectives.algorithms.gather import allgatherv, gatherv, scatterv
+from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.buffers import copied, overlap, part, raw, same_memory, together
 from hybridcomp.collectives.choices import CodecLike
-from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.device.through_host import Extents as ByteExtents
-from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution.mpi_collectives import native
-from hybridcomp.collectives.execution.progress import Request, Steps
+from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.operations.flat_p2p import FlatPointToPoint
 from hybridcomp.collectives.session import MANY
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.vectors import Extents, byte_extents, following
 from hybridcomp.device import DeviceArray
+from hybridcomp.schedules.algorithms.tree import family
 
 
 class FlatGatherScatter(FlatPointToPoint):
@@ -69,19 +66,7 @@ class FlatGatherScatter(FlatPointToPoint):
                 device,
             )
         key = OperationKey.of("all_gather", choice, send.dtype, (n,) * p)
-        request = self._compiled(key, call, send, recv, device, algorithm=algorithm)
-        if request is not None:
-            return request
-        chosen, tags = self._choose_algorithm("all_gather", recv, choice.codec, algorithm)
-        return self._carried(
-            lambda carrier, s, r, _: chosen.run(carrier, s, r, tags),
-            choice.codec,
-            call,
-            send,
-            recv,
-            device,
-            chosen=chosen,
-        )
+        return self._scheduled(key, call, send, recv, device, algorithm=algorithm)
 
     def bcast(
         self,
@@ -96,7 +81,7 @@ class FlatGatherScatter(FlatPointToPoint):
         self._check_rank(root, "root")
         device = together(buf)
         choice = self._choose("broadcast", buf, name, phase, codec)
-        down = len(binomial_tree((self.rank - root) % self.size, self.size)[1])
+        down = len(family(root, self.rank, self.size)[1])
         about = {"count": buf.size, "dtype": buf.dtype, "root": root, "name": name}
         call = self._call("broadcast", choice, buf.nbytes, down * buf.nbytes, **about)
         loads = self.rank == root
@@ -110,20 +95,7 @@ class FlatGatherScatter(FlatPointToPoint):
                 loads=loads,
             )
         key = OperationKey.of("broadcast", choice, buf.dtype, (buf.size,), root=root)
-        request = self._compiled(key, call, buf, buf, device, algorithm=algorithm)
-        if request is not None:
-            return request
-        chosen, tags = self._choose_algorithm("broadcast", buf, choice.codec, algorithm)
-        return self._carried(
-            lambda carrier, _s, r, _m: chosen.run(carrier, r, root, tags),
-            choice.codec,
-            call,
-            None,
-            buf,
-            device,
-            chosen=chosen,
-            loads=loads,
-        )
+        return self._scheduled(key, call, buf, buf, device, algorithm=algorithm)
 
     def allgatherv(
         self,
@@ -157,7 +129,6 @@ class FlatGatherScatter(FlatPointToPoint):
         key = OperationKey.of("all_gather", choice, send.dtype, counts, receives=tuple(extents))
         return self._start_exchange(
             post,
-            lambda carrier, s, r, tag: allgatherv(carrier, s, r, extents, [tag]),
             key,
             call,
             send,
@@ -216,7 +187,6 @@ class FlatGatherScatter(FlatPointToPoint):
         key = OperationKey.of("gather", choice, send.dtype, counts, root=root, receives=receives)
         return self._start_exchange(
             post,
-            lambda carrier, s, r, tag: gatherv(carrier, s, r, parts, root, [tag]),
             key,
             call,
             send,
@@ -273,7 +243,6 @@ class FlatGatherScatter(FlatPointToPoint):
         key = OperationKey.of("scatter", choice, recv.dtype, counts, root=root, sends=sends)
         return self._start_exchange(
             post,
-            lambda carrier, s, r, tag: scatterv(carrier, s, r, parts, root, [tag]),
             key,
             call,
             send,
@@ -320,7 +289,6 @@ class FlatGatherScatter(FlatPointToPoint):
         )
         return self._start_exchange(
             post,
-            lambda carrier, s, r, tag: alltoallv(carrier, s, outgoing, r, incoming, tag),
             key,
             call,
             send,
@@ -336,7 +304,6 @@ class FlatGatherScatter(FlatPointToPoint):
     def _start_exchange(
         self,
         post: Callable[[Any, Any], MPI.Request],
-        run: Callable[[Carrier, Any, Any, int], Steps],
         key: OperationKey,
         call: Call,
         send: Flat | None,
@@ -344,7 +311,7 @@ class FlatGatherScatter(FlatPointToPoint):
         device: list[DeviceArray],
         written: Callable[[], ByteExtents] | None = None,
     ) -> Request:
-        """Start a gather, scatter or all-to-all: by MPI with ``post``; if compressed, by the engine or by ``run``."""
+        """Start a gather, scatter or all-to-all: by MPI with ``post`` if nothing is compressed."""
         if not key.compresses:
             return self._native(
                 lambda s, r, ticket, events: native(lambda: post(s, r), ticket, events),
@@ -354,19 +321,7 @@ class FlatGatherScatter(FlatPointToPoint):
                 device,
                 written=written,
             )
-        request = self._compiled(key, call, send, recv, device, written=written)
-        if request is not None:
-            return request
-        tag = self._transport.tag()
-        return self._carried(
-            lambda carrier, s, r, _: run(carrier, s, r, tag),
-            key.codec,
-            call,
-            send,
-            recv,
-            device,
-            written=written,
-        )
+        return self._scheduled(key, call, send, recv, device, written=written)
 
 
 def raw_parts(flat: Flat, extents: Extents) -> list[Any]:

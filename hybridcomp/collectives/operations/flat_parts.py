@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import LinearCodec
+from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.schedule_run import TAGS
 from hybridcomp.collectives.engine.linear import Part, linear_allreduce
-from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.collectives.execution.progress import Request, Steps
 from hybridcomp.collectives.operations.flat_gather_scatter import FlatGatherScatter
@@ -96,7 +97,7 @@ class PartSums(FlatGatherScatter):
         codec, programs, tag = choice.codec, self._programs, self._transport.tag
         assert isinstance(codec, LinearCodec)
         numbers = [
-            ((tag(), tag()), 0) if programs is None else ((), programs.reserve())
+            ([tag() for _ in range(TAGS)], 0) if programs is None else ([], programs.reserve())
             for _ in range(codec.rounds * len(arrays))
         ]
         drawn = self.step if step is None else step
@@ -113,7 +114,8 @@ class PartSums(FlatGatherScatter):
                 here = [arrays[0]._replace(send=send, recv=recv)]
             # In the operation: the other ranks are told if it fails.
             parts = [self._with_residual(choice, part) for part in here]
-            return linear_allreduce(carrier, parts, numbers, programs, mean=mean, step=drawn, warm=self.warm)
+            ways = self._schedules, programs
+            return linear_allreduce(carrier, parts, numbers, *ways, mean=mean, step=drawn, warm=self.warm)
 
         return self._carried(run, codec, call, first.send, first.recv, device, on_host=on_host)
 

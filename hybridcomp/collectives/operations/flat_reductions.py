@@ -11,13 +11,12 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.collectives.algorithms.reduce_scatterv import reduce_scatterv
+from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.buffers import copied, overlap, same_memory, together
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.engine.linear import Part
-from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution.mpi_collectives import AVG, native, reduce_native, reduces_directly
 from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.operations.flat_parts import PartSums, at_step
@@ -112,7 +111,6 @@ class Core(PartSums):
         choice = self._choose_sum("all_reduce", recv, op, name, phase, codec)
         about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": name}
         call = self._call("all_reduce", choice, recv.nbytes, 2 * (p - 1) * recv.nbytes // p, **about)
-        mean = op == AVG
         feedback = None
         if not choice.codec.linear:
             feedback = self._remembering("all_reduce", choice, name, recv.size)
@@ -121,24 +119,14 @@ class Core(PartSums):
             feedback = at_step(step)
         key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), op, feedback=form)
         key = key._replace(compresses=key.compresses or framed)
+        if choice.codec.linear:
+            return self._linear(choice, call, [Part(send, recv, name)], op == AVG, step, device)
+        if framed or self._direct(choice, recv, op):
+            return self._scheduled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
         request = self._compiled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
         if request is not None:
             return request
-        if not (framed or self._direct(choice, recv, op)):
-            return self._reduced(self.mpi.Iallreduce, op, (), call, send, recv, device)
-        if choice.codec.linear:
-            return self._linear(choice, call, [Part(send, recv, name)], mean, step, device)
-        chosen, tags = self._choose_algorithm("all_reduce", recv, choice.codec, algorithm, form)
-        return self._carried(
-            lambda carrier, s, r, memory: chosen.run(carrier, s, r, tags, mean=mean, memory=memory),
-            choice.codec,
-            call,
-            send,
-            recv,
-            device,
-            chosen=chosen,
-            feedback=feedback,
-        )
+        return self._reduced(self.mpi.Iallreduce, op, (), call, send, recv, device)
 
     def reduce_scatter_block(
         self,
@@ -163,7 +151,6 @@ class Core(PartSums):
         choice = self._choose_sum("reduce_scatter", send, op, name, phase, codec)
         about = {"count": send.size, "dtype": send.dtype, "reduction": op, "name": name}
         call = self._call("reduce_scatter", choice, send.nbytes, (p - 1) * recv.nbytes, **about)
-        mean = op == AVG
         if choice.codec.linear or not self._direct(choice, send, op):
             if overlap(send, recv):
                 send = copied(send)
@@ -172,20 +159,7 @@ class Core(PartSums):
         form = choice.feedback if feedback else None
         counts = (recv.size,) * p
         key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, op, feedback=form)
-        request = self._compiled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
-        if request is not None:
-            return request
-        chosen, tags = self._choose_algorithm("reduce_scatter", send, choice.codec, algorithm, form)
-        return self._carried(
-            lambda carrier, s, r, memory: chosen.run(carrier, s, r, tags, mean=mean, memory=memory),
-            choice.codec,
-            call,
-            send,
-            recv,
-            device,
-            chosen=chosen,
-            feedback=feedback,
-        )
+        return self._scheduled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
 
     def reduce_scatter(
         self,
@@ -211,7 +185,6 @@ class Core(PartSums):
         choice = self._choose_sum("reduce_scatter", send, op, name, phase, codec)
         about = {"counts": counts, "dtype": send.dtype, "reduction": op, "name": name}
         call = self._call("reduce_scatter", choice, send.nbytes, send.nbytes - recv.nbytes, **about)
-        mean = op == AVG
         if choice.codec.linear or not self._direct(choice, send, op):
 
             def post(a: Any, b: Any, mpi_op: MPI.Op) -> MPI.Request:
@@ -224,21 +197,7 @@ class Core(PartSums):
         key = OperationKey.of(
             "reduce_scatter", choice, send.dtype, tuple(counts), op, feedback=form, sends=extents
         )
-        request = self._compiled(key, call, send, recv, device, feedback=feedback)
-        if request is not None:
-            return request
-        tags = [self._transport.tag()]
-        return self._carried(
-            lambda carrier, s, r, memory: reduce_scatterv(
-                carrier, s, r, counts, tags, mean=mean, memory=memory
-            ),
-            choice.codec,
-            call,
-            send,
-            recv,
-            device,
-            feedback=feedback,
-        )
+        return self._scheduled(key, call, send, recv, device, feedback=feedback)
 
     def reduce(
         self,
@@ -267,21 +226,8 @@ class Core(PartSums):
             raise ValueError(
                 f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
             )
-        mean = op == AVG
         key = OperationKey.of("reduce", choice, send.dtype, (send.size,), op, root=root)
-        request = self._compiled(key, call, send, recv, device, algorithm=algorithm)
-        if request is not None:
-            return request
-        chosen, tags = self._choose_algorithm("reduce", send, choice.codec, algorithm)
-        return self._carried(
-            lambda carrier, s, r, _: chosen.run(carrier, s, r, root, tags, mean=mean),
-            choice.codec,
-            call,
-            send,
-            recv,
-            device,
-            chosen=chosen,
-        )
+        return self._scheduled(key, call, send, recv, device, algorithm=algorithm)
 
     def barrier(self) -> Request:
         """Start a barrier."""

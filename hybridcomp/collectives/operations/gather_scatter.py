@@ -7,16 +7,16 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
-from hybridcomp.collectives.algorithms.bcast import binomial_tree
+from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, like, parse, part, same_dtype
 from hybridcomp.collectives.choices import CodecLike
-from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.vectors import parse_vector
 from hybridcomp.policy import Choice
+from hybridcomp.schedules.algorithms.tree import family
 
 Buffer = Any
 
@@ -354,4 +354,4 @@ class GatherScatter(FastPath):
 
     def _sent_on(self, root: int) -> int:
         """Return how many ranks get a broadcast from this one, by MPI's usual algorithm."""
-        return len(binomial_tree((self.rank - root) % self.size, self.size)[1])
+        return len(family(root, self.rank, self.size)[1])

@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
+from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.buffers import (
     ForeignBufferError,
     is_in_place,
@@ -19,7 +20,6 @@ from hybridcomp.collectives.buffers import (
     typed,
 )
 from hybridcomp.collectives.choices import CodecLike
-from hybridcomp.collectives.engine.programs import OperationKey
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly
 from hybridcomp.collectives.operations.fast_path import FastPath

@@ -25,7 +25,7 @@ def broadcast(operation: Operation, topology: Topology, rank: int) -> Schedule:
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
     slots = Slots(r, _AHEAD, parts.longest(0))
-    parent, children = _family(operation.root, rank, r.ranks)
+    parent, children = family(operation.root, rank, r.ranks)
 
     def begin(k: int) -> None:
         if parent is None:
@@ -48,9 +48,9 @@ def reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
     """Sum ``SEND`` over all ranks into ``RECV`` of the root."""
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
-    parent, children = _family(operation.root, rank, r.ranks)
+    parent, children = family(operation.root, rank, r.ranks)
     children.reverse()  # the smallest subtree first: it is ready first
-    leaves = {child: not _family(operation.root, child, r.ranks)[1] for child in children}
+    leaves = {child: not family(operation.root, child, r.ranks)[1] for child in children}
     incoming = {child: Slots(r, _AHEAD, parts.longest(0), wide=not leaves[child]) for child in children}
     outgoing = Slots(r, _AHEAD, parts.longest(0), wide=bool(children))
 
@@ -73,7 +73,7 @@ def reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
     return r.finish()
 
 
-def _family(root: int, rank: int, ranks: int) -> tuple[int | None, list[int]]:
+def family(root: int, rank: int, ranks: int) -> tuple[int | None, list[int]]:
     """Return parent and children, largest subtree first, in the binomial tree that has its root at a rank."""
     place = (rank - root) % ranks
     low = place & -place if place else 1 << (ranks - 1).bit_length()

@@ -11,7 +11,8 @@ import numpy as np
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.algorithms.registry import ALGORITHMS
+from hybridcomp.collectives.algorithms.selection import refusal
+from hybridcomp.schedules.registry import ALGORITHMS
 
 LARGEST = 8  # of a value: sums of a few ranks are exact in every dtype
 # Elements of a lossy sum are off by at most so much of the ranks' largest values; None: that is not for elements.
@@ -159,9 +160,7 @@ class _Start:
         if self.codec is None or self.p == 1:
             return None
         codec = hc.get_codec(self.codec)
-        able = [
-            a for a in ALGORITHMS[op] if a.run is not None and a.refuses(self.comm._topology, codec) is None
-        ]
+        able = [a for a in ALGORITHMS[op].values() if refusal(a, self.comm._topology, codec) is None]
         chosen = [None, *able][self.d.way % (len(able) + 1)]
         if chosen is None:
             return None

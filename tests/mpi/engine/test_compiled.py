@@ -13,10 +13,11 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.algorithms import selection as choosing
-from hybridcomp.collectives.algorithms.registry import ALGORITHMS
+from hybridcomp.collectives.algorithms.selection import refusal
 from hybridcomp.collectives.engine.groups import DEVICES
 from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.policy.toml import parse_policy
+from hybridcomp.schedules.registry import ALGORITHMS
 from hybridcomp.schedules.topology import Topology
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, total, verdict
 
@@ -44,8 +45,8 @@ def both(request, monkeypatch) -> Iterator[tuple[hc.Communicator, hc.Communicato
 
 
 def algorithms(topology: Topology, codec: str, op: str = "all_reduce") -> list[str]:
-    able = [a for a in ALGORITHMS[op] if a.scheduled(op) and a.run is not None]
-    return [a.name for a in able if a.refuses(topology, hc.get_codec(codec)) is None]
+    by = hc.get_codec(codec)
+    return [a.name for a in ALGORITHMS[op].values() if refusal(a, topology, by) is None]
 
 
 @pytest.mark.parametrize("codec", CODECS)

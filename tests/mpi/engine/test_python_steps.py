@@ -17,11 +17,12 @@ from hybridcomp import trace
 from hybridcomp.codecs.lossless import LosslessCodec
 from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.algorithms import selection as choosing
-from hybridcomp.collectives.algorithms.registry import ALGORITHMS
+from hybridcomp.collectives.algorithms.selection import refusal
 from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.collectives.engine.python_steps import PythonSteps
 from hybridcomp.collectives.transport.shared_memory import _SWITCH
 from hybridcomp.policy.toml import parse_policy
+from hybridcomp.schedules.registry import ALGORITHMS
 from hybridcomp.schedules.topology import Topology
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict
 from tests.mpi.engine.test_compiled import overlap
@@ -104,12 +105,10 @@ def test_same_memories_as_the_generators(hosts, counted, codec, form):
     comms[1]._programs = None
     wrong = []
     for op in ("all_reduce", "reduce_scatter"):
-        for algorithm in ALGORITHMS[op]:
-            if algorithm.run is None or not algorithm.feedback or not algorithm.scheduled(op):
+        for algorithm in ALGORITHMS[op].values():
+            if refusal(algorithm, hosts, hc.get_codec(codec), form):
                 continue
-            if algorithm.refuses(hosts, hc.get_codec(codec)):
-                continue
-            if form == "ef21" and (op == "reduce_scatter" or not algorithm.estimates):
+            if form == "ef21" and op == "reduce_scatter":
                 continue
             for reduction in (MPI.SUM, "avg"):
                 for step in range(4):

@@ -1,0 +1,413 @@
+"""Run a schedule in Python, step by step, over a carrier: in a device's memory, or where the engine is not in use.
+
+Steps are done in the order of the schedule, which waits for a message only where a step reads it: no rank's order makes
+another one wait for ever (tests/schedules/test_sequential.py). Messages have headers and CRCs of their own; those of
+plain slots are by the codec ``none``. In place of the schedule's channels there are :data:`TAGS` tags: the last one
+carries all channels from there on, whose messages between two ranks are sent and received in one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import NONE
+from hybridcomp.collectives.execution.progress import Pending, Steps
+from hybridcomp.schedules import cuts
+from hybridcomp.schedules.schedule import Buffer, Kind, Schedule, Span, Step
+
+TAGS = 4  # that an operation takes, whatever its schedule is: ranks' schedules differ
+
+
+class Group(NamedTuple):
+    """A step, or several sends of one message, with what follows of the message that it makes.
+
+    Attributes:
+        step: the step, or the first of the sends.
+        peers: of the sends.
+        summed: a later step adds the message to others.
+        kept: the message is read after it was sent, and not at once.
+    """
+
+    step: Step
+    peers: tuple[int, ...] = ()
+    summed: bool = False
+    kept: bool = False
+
+
+@dataclass(slots=True)
+class _Held:
+    """The content of a slot.
+
+    Attributes:
+        message: encoded here, or received.
+        received: it came from another rank.
+        own: encoded here, in the form that sums take.
+        here: it has arrived.
+        passing: it was checked, to be sent on.
+        sent: encoded here, it was sent.
+    """
+
+    message: Any
+    received: bool = False
+    own: Any = None
+    here: bool = False
+    passing: Any = None
+    sent: bool = False
+
+
+class Prepared(NamedTuple):
+    """A schedule, and its steps as they are run.
+
+    Attributes:
+        schedule: of one rank; its messages are encoded.
+        groups: its steps.
+    """
+
+    schedule: Schedule
+    groups: list[Group]
+
+    @property
+    def on_host(self) -> bool:
+        """Tell whether it runs in host memory alone: sizes of messages decide, which a device tells too late."""
+        return self.schedule.regions > 0
+
+
+def prepare(schedule: Schedule) -> Prepared:
+    """Find out what becomes of each message of a schedule."""
+    steps, groups, at = schedule.steps, [], 0
+    while at < len(steps):
+        step, end = steps[at], at + 1
+        if step.kind is Kind.SEND:
+            while end < len(steps) and _same_send(steps[end], step):
+                end += 1
+            reader = _next_reader(steps, end, step.slot)
+            at_once = reader == end and steps[end].kind is Kind.DECODE
+            peers = tuple(one.peer for one in steps[at:end])
+            groups.append(Group(step, peers, kept=reader is not None and not at_once))
+        else:
+            groups.append(Group(step, summed=step.writes >= 0 and _is_summed(steps, end, step.writes)))
+        at = end
+    return Prepared(schedule, groups)
+
+
+def _same_send(step: Step, first: Step) -> bool:
+    """Tell whether a step sends what the first one does, under the same condition."""
+    alike = (step.slot, step.channel, step.region, step.owner)
+    return step.kind is Kind.SEND and alike == (first.slot, first.channel, first.region, first.owner)
+
+
+def _users(steps: Sequence[Step], start: int, slot: int) -> Iterator[int]:
+    """Yield the indices of the steps that read a slot, before it is written again."""
+    for index in range(start, len(steps)):
+        if slot in steps[index].reads:
+            yield index
+        if steps[index].writes == slot:
+            return
+
+
+def _next_reader(steps: Sequence[Step], start: int, slot: int) -> int | None:
+    """Return the first step that reads a slot otherwise than to send it."""
+    return next((i for i in _users(steps, start, slot) if steps[i].kind is not Kind.SEND), None)
+
+
+def _is_summed(steps: Sequence[Step], start: int, slot: int) -> bool:
+    return any(steps[i].kind in (Kind.SUM, Kind.SUM_ENCODE) for i in _users(steps, start, slot))
+
+
+def run_schedule(
+    carrier: Carrier,
+    prepared: Prepared,
+    send: Flat | None,
+    recv: Flat | None,
+    tags: Sequence[int],
+    memory: Any = None,
+    fold: np.ufunc | None = None,
+) -> Steps:
+    """Run a schedule on two arrays, which its carrier's kind of memory holds.
+
+    Args:
+        carrier: codec, transport and statistics.
+        prepared: the schedule of this rank.
+        send, recv: the arrays; None where the schedule uses none.
+        tags: as many as :data:`TAGS`.
+        memory: of error feedback, whose step has begun.
+        fold: for sums of integers, in host memory: what reduces two arrays.
+
+    Raises:
+        WireError, MismatchError: from a peer's message.
+    """
+    run = _Run(carrier, prepared.schedule, send, recv, tags, memory, fold)
+    with carrier.transport.keeping(run):
+        for group in prepared.groups:
+            if run.does(group.step):
+                yield from run.do(group)
+        yield from run.mailbox.finish()
+
+
+class _Run:
+    """One run of a schedule on this rank."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        schedule: Schedule,
+        send: Flat | None,
+        recv: Flat | None,
+        tags: Sequence[int],
+        memory: Any,
+        fold: np.ufunc | None,
+    ) -> None:
+        assert len(tags) == TAGS
+        self.mailbox = carrier.mailbox()
+        self._carrier, self._schedule, self._tags = carrier, schedule, tags
+        self._memory, self._fold = memory, fold
+        self._narrow, self._wide = carrier.dtype, carrier.dtype.accumulator
+        plain = any(slot.plain for slot in schedule.slots)
+        self._plain = carrier.alike(codec=NONE) if plain else carrier
+        self._arrays: dict[Buffer, Any] = {
+            Buffer.SEND: None if send is None else send.data,
+            Buffer.RECV: None if recv is None else recv.data,
+            Buffer.SCRATCH: carrier.room(schedule.scratch, self._wide) if schedule.scratch else None,
+        }
+        # Of the elements of the scratch memory, which are the accumulator's.
+        self._widened = carrier.alike(dtype=self._wide) if schedule.scratch else carrier
+        # Of messages of sizes, which only a schedule with regions has.
+        self._ledger = carrier.alike(codec=NONE, dtype=DType.UINT32) if schedule.regions else carrier
+        self._owners: dict[int, int] = {}
+        self._held: dict[int, _Held] = {}
+
+    def does(self, step: Step) -> bool:
+        """Tell whether a step is carried out: those of a region by its owner's."""
+        return step.region < 0 or self._owners[step.region] == step.owner
+
+    def do(self, group: Group) -> Steps:
+        """Do a step, or send a message to several ranks."""
+        step = group.step
+        match step.kind:
+            case Kind.ENCODE:
+                self._made(group, self._encode(step))
+            case Kind.SEND:
+                self._send(group)
+            case Kind.RECV:
+                carrier, n = self._by(step.slot), step.count
+                room = carrier.inbox_bytes(n, self._kind(step.slot))
+                message: Any = self.mailbox.receive(room, step.peer, self._tag(step))
+                self._held[step.slot] = _Held(message, received=True)
+            case Kind.CHECK:
+                yield from self._arrival([step.slot])
+                held = self._held[step.slot]
+                held.passing = self._by(step.slot).checked(held.message, step.count, self._kind(step.slot))
+            case Kind.DECODE:
+                yield from self._arrival([step.slot])
+                self._decode(step)
+            case Kind.SUM:
+                yield from self._arrival(step.slots)
+                self._sum(step)
+            case Kind.SUM_ENCODE:
+                yield from self._arrival(step.slots)
+                self._made(group, self._sum_encode(step))
+            case Kind.COPY:
+                assert step.span is not None
+                assert step.out is not None
+                self._carrier.copy(self._at(step.span), self._at(step.out))
+            case Kind.SIZES:
+                sizes = [self._held[slot].message.nbytes for slot in step.slots]
+                message = self._ledger.encode(np.array(sizes, np.uint32))
+                self._held[step.slot] = _Held(message, own=sizes, here=True)
+            case Kind.CUT:
+                yield from self._arrival([slot for slot in step.slots if self._held[slot].received])
+                self._cut(step)
+
+    def _arrival(self, slots: Sequence[int]) -> Steps:
+        """Wait until the messages in slots are here, and until this rank's own ones can be summed."""
+        held = [self._held[slot] for slot in slots]
+        coming = [one.message for one in held if not one.here]
+        events = [event for one in held if one.own is not None for event in one.own.events]
+        if coming or events:
+            arrival: Pending = self.mailbox.arrival(coming)
+            yield arrival._replace(events=[*arrival.events, *events])
+        for one in held:
+            one.here = True
+
+    # -- messages ------------------------------------------------------------------------------------
+
+    def _made(self, group: Group, message: Any) -> None:
+        """Put a message that was encoded here into its slot."""
+        slot, own = group.step.slot, None
+        if group.summed:
+            own = self._by(slot).own_message(message, group.step.count, self._kind(slot))
+        self._held[slot] = _Held(message, own=own, here=True)
+
+    def _send(self, group: Group) -> None:
+        step, peers = group.step, list(group.peers)
+        held = self._held[step.slot]
+        if held.passing is not None:
+            self.mailbox.forward(held.passing, peers, self._tag(step))
+        else:
+            self.mailbox.send(held.message, peers, self._tag(step), keep=group.kept)
+            held.sent = True
+
+    def _encode(self, step: Step) -> Any:
+        assert step.span is not None
+        data = self._at(step.span)
+        if step.memory >= 0:
+            return self._of(step.span).encode_with_feedback(data, self._memory, _part(step))
+        return self._by(step.slot).encode(data, self._kind(step.slot))
+
+    def _decode(self, step: Step) -> None:
+        assert step.out is not None
+        held, out = self._held[step.slot], self._at(step.out)
+        carrier, kind = self._by(step.slot), self._kind(step.slot)
+        if step.memory < 0:
+            decode = carrier.decode if held.received else carrier.decode_own
+            decode(held.message, out, kind)
+        else:
+            follow = carrier.decode_result if held.received else carrier.decode_own_result
+            follow(held.message, out, self._memory, _part(step))
+
+    def _cut(self, step: Step) -> None:
+        """Find the owner of each region, from all ranks' sizes."""
+        weights = np.zeros(step.count, np.uint64)
+        sizes = np.empty(step.count, np.uint32)
+        for slot in step.slots:
+            held = self._held[slot]
+            if held.received:
+                self._ledger.decode(held.message, sizes)
+                weights += sizes
+            else:
+                weights += np.array(held.own, np.uint64)
+        owned = cuts.balanced(weights.tolist(), self._schedule.ranks)
+        self._owners = {region: owner for owner, regions in enumerate(owned) for region in regions}
+
+    # -- sums ----------------------------------------------------------------------------------------
+
+    def _sum(self, step: Step) -> None:
+        assert step.out is not None
+        carrier, out = self._carrier, self._at(step.out)
+        if step.span is None:
+            self._sum_of_all(step, out)
+        elif step.out.buffer is Buffer.SCRATCH:
+            self._sum_to_scratch(step, step.span, out)
+        elif self._in_one(step, step.span):
+            plain, messages, source = self._addends(step)
+            data = self._at(step.span)
+            carrier.sum_into(data, messages, source, self._ranks(step), out, plain)
+        else:
+            carrier.store(self._accumulated(step, step.span), out, self._ranks(step))
+
+    def _sum_of_all(self, step: Step, out: Any) -> None:
+        """Add all ranks' messages to zeros, in the order of the ranks."""
+        self._carrier.store(self._total(step, out), out, self._ranks(step))
+
+    def _total(self, step: Step, out: Any) -> Any:
+        held = [self._held[slot] for slot in step.slots]
+        (own,) = (one for one in held if not one.received)
+        messages = [one.message for one in held if one.received]
+        total = self._carrier.total(messages, own.own, out, self._kind(step.slots[0]))
+        if not own.sent:
+            self._carrier.release(own.message)
+        return total
+
+    def _sum_to_scratch(self, step: Step, span: Span, out: Any) -> None:
+        if span == step.out:
+            self._add(step, out)
+            return
+        plain, messages, source = self._addends(step)
+        if span.buffer is Buffer.SCRATCH or (plain and messages):
+            self._carrier.copy(self._accumulated(step, span), out)
+            return
+        carrier = self._plain if plain else self._carrier
+        acc = carrier.summed(self._at(span), plain or messages, source)
+        carrier.copy(acc, out)
+        carrier.spent(acc)
+
+    def _sum_encode(self, step: Step) -> Any:
+        span = step.span
+        out = None if step.out is None else self._at(step.out)
+        carrier, kind, ranks = self._by(step.slot), self._kind(step.slot), self._ranks(step)
+        if span is None:
+            acc = self._total(step, self._carrier.room(step.count, self._narrow) if out is None else out)
+        elif self._in_one(step, span):
+            plain, messages, source = self._addends(step)
+            return carrier.sum_encode(self._at(span), messages, source, kind, ranks, out, plain)
+        else:
+            acc = self._accumulated(step, span)
+        if step.memory >= 0:
+            message = carrier.encode_sum_with_feedback(acc, self._memory, _part(step), ranks)
+            if out is not None:
+                carrier.decode_own_result(message, out, self._memory, _part(step))
+        else:
+            message = carrier.encode_sum(acc, kind, ranks)
+            if out is not None:
+                carrier.decode_own(message, out, kind)
+        return message
+
+    def _in_one(self, step: Step, span: Span) -> bool:
+        """Tell whether a codec sums messages and the own part in one pass."""
+        return step.memory < 0 and span.buffer is not Buffer.SCRATCH and self._fold is None
+
+    def _accumulated(self, step: Step, span: Span) -> Any:
+        """Return a new accumulator with a step's sum."""
+        data = self._at(span)
+        if self._fold is not None:
+            return self._folded(step, data, self._fold)
+        acc = self._of(span).own(data, self._memory if step.memory >= 0 else None, _part(step))
+        self._add(step, acc)
+        return acc
+
+    def _add(self, step: Step, acc: Any) -> None:
+        plain, messages, source = self._addends(step)
+        if plain:
+            self._plain.add(plain, acc, self._narrow)
+        if messages:
+            self._carrier.add(messages, acc, source)
+
+    def _folded(self, step: Step, data: Any, fold: np.ufunc) -> Any:
+        acc, part = data.copy(), np.empty_like(data)
+        for slot in step.slots:
+            self._carrier.decode(self._held[slot].message, part)
+            fold(acc, part, out=acc)
+        return acc
+
+    def _addends(self, step: Step) -> tuple[list[Any], list[Any], DType]:
+        """Return a sum's plain messages, which are added first, the others, and the dtype of those."""
+        slots = self._schedule.slots
+        plain = [self._held[slot].message for slot in step.slots if slots[slot].plain]
+        others = [slot for slot in step.slots if not slots[slot].plain]
+        source = self._kind(others[0]) if others else self._narrow
+        return plain, [self._held[slot].message for slot in others], source
+
+    # -- what steps refer to -------------------------------------------------------------------------
+
+    def _at(self, span: Span) -> Any:
+        return self._arrays[span.buffer][span.start : span.stop]
+
+    def _of(self, span: Span) -> Carrier:
+        """Return the data path of a span's dtype."""
+        return self._widened if span.buffer is Buffer.SCRATCH else self._carrier
+
+    def _by(self, slot: int) -> Carrier:
+        """Return the data path of a slot's codec."""
+        slots = self._schedule.slots[slot]
+        return self._ledger if slots.sizes else self._plain if slots.plain else self._carrier
+
+    def _kind(self, slot: int) -> DType:
+        slots = self._schedule.slots[slot]
+        return DType.UINT32 if slots.sizes else self._wide if slots.wide else self._narrow
+
+    def _tag(self, step: Step) -> int:
+        return self._tags[min(step.channel, TAGS - 1)]
+
+    def _ranks(self, step: Step) -> int:
+        return self._schedule.ranks if step.divide else 1
+
+
+def _part(step: Step) -> slice:
+    """Return the part of a memory that a step uses."""
+    return slice(step.memory, step.memory + step.count)
