@@ -14,7 +14,7 @@ from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE
-from hybridcomp.collectives.data_path.schedule_run import TAGS, run_schedule
+from hybridcomp.collectives.data_path.schedule_run import run_schedule
 from hybridcomp.collectives.device.data_path import DeviceCarrier
 from hybridcomp.collectives.device.streams import callers_events
 from hybridcomp.collectives.device.through_host import Extents as ByteExtents
@@ -29,6 +29,7 @@ from hybridcomp.collectives.transport.mailbox import Transport
 from hybridcomp.device import DeviceArray
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import Choice
+from hybridcomp.schedules.in_order import TAGS
 
 # One of MPI's own operations on a send and a receive buffer, with its ticket and what to wait for before it is posted.
 Native = Callable[[Any, Any, PostTicket, Sequence[Ready]], Steps]

@@ -10,6 +10,8 @@
    the right rank's element. Where all ranks get a result, it is made of the same messages on all of them, also on the
    rank that encoded them: the same bits.
 
+4. They also end where every rank does one step after another (:mod:`.in_order`), as it does without the engine.
+
 Steps 2 and 3 are done with ``SEND`` and ``RECV`` apart, and again as they lie for ``MPI.IN_PLACE``.
 
 Where steps depend on a cut (:mod:`.cuts`), all of this is done for several cuts, with what is carried out then. The cut
@@ -24,6 +26,7 @@ from collections.abc import Sequence
 
 from hybridcomp.schedules import cuts
 from hybridcomp.schedules.faults import ScheduleError
+from hybridcomp.schedules.in_order import check_in_order
 from hybridcomp.schedules.order import Order
 from hybridcomp.schedules.results import check_results, has_in_place
 from hybridcomp.schedules.run import Run
@@ -55,3 +58,4 @@ def verify(schedules: Sequence[Schedule], promise: Promise | None = None) -> Non
             run = Run(order, in_place)
             run.play()
             check_results(run, promise or Promise())
+        check_in_order(case)

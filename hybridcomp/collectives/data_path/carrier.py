@@ -77,24 +77,6 @@ class Carrier(Coder):
             raws = [*self._checked(plain, [n] * len(plain), self.dtype, NONE), *raws]
         return raws
 
-    def sum_parts(
-        self,
-        data: Array,
-        span: slice,
-        messages: Sequence[Incoming],
-        memory: Memory | None,
-        source: DType,
-        ranks: int,
-        out: Array,
-    ) -> None:
-        """Sum others' parts of an owned span of ``data``, from :meth:`encode_parts`, and the own into ``out``."""
-        if memory is None:
-            self.sum_into(data[span], messages, source, ranks, out)
-        else:
-            acc = self.own(data[span], memory, span)
-            self.add(messages, acc, source)
-            self.store(acc, out, ranks)
-
     def summed(self, data: Array, messages: Sequence[Incoming], source: DType) -> Array:
         """Sum messages and this rank's own part into an accumulator, to be given back by :meth:`spent`."""
         wide = self.dtype.accumulator

@@ -20,7 +20,6 @@ from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox, Sealed, Transport
 from hybridcomp.device import Queue
 from hybridcomp.errors import MismatchError
-from hybridcomp.schedules.shards import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.data_path.links import Link
@@ -38,7 +37,6 @@ class Coder:
         codec: what they are encoded with.
         dtype: of the caller's elements.
         call: statistics.
-        chunk_bytes: of the caller's elements, that make one message.
         stream: the result is too large for the caches: write it past them.
     """
 
@@ -47,7 +45,6 @@ class Coder:
         self.codec = codec
         self.dtype = dtype
         self.call = call
-        self.chunk_bytes = CHUNK_BYTES
         self.stream = False
         self._mail: Mailbox | None = None
         self._rooms: dict[tuple[int, DType], int] = {}
@@ -140,19 +137,6 @@ class Coder:
         """Return a message of this rank's own, ``n`` elements of ``dtype``, not yet sent, for :meth:`total` to sum."""
         return message
 
-    def encode_many(self, arrays: Sequence[Array]) -> list[Sealed]:
-        """Encode contiguous slices, each to a message of its own."""
-        with self.call.encoding():
-            buffers = [self.transport.take(self.codec.bound(x.size, self.dtype)) for x in arrays]
-            sizes = self.codec.encode_many(arrays, self.dtype, buffers)
-        return list(map(Sealed, buffers, sizes))
-
-    def encode_parts(self, data: Array, spans: Sequence[slice], memory: Memory | None) -> list[Sealed]:
-        """Encode spans of ``data`` for their owners, each to a message of its own; corrected if there is a memory."""
-        if memory is None:
-            return self.encode_many([data[span] for span in spans])
-        return [self.encode_with_feedback(data[span], memory, span) for span in spans]
-
     # -- from a message ------------------------------------------------------------------------------
 
     def inbox_bytes(self, n: int, dtype: DType | None = None) -> int:
@@ -217,15 +201,6 @@ class Coder:
         """Check a message of ``source`` elements and write its values to ``out``, of the caller's dtype."""
         self._decode(self._mailbox.read(message), out, message.peer, source)
         self._mailbox.used(message)
-
-    def decode_many(
-        self, messages: Sequence[Incoming], outs: Sequence[Array], source: DType | None = None
-    ) -> None:
-        """Check messages of ``source`` elements and write their values, each to its array of the caller's dtype."""
-        with self.call.decoding():
-            raws = self._checked(messages, [out.size for out in outs], source or self.dtype)
-            self.codec.decode_many(raws, outs, self.dtype, stream=self.stream)
-            self._let_go(messages)
 
     def decode_own(self, message: Sealed, out: Array, source: DType | None = None) -> None:
         """Write the values of a message of this rank's own to ``out``; the owner, too, takes what others get."""

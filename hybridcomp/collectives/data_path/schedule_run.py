@@ -1,9 +1,8 @@
 """Run a schedule in Python, step by step, over a carrier: in a device's memory, or where the engine is not in use.
 
-Steps are done in the order of the schedule, which waits for a message only where a step reads it: no rank's order makes
-another one wait for ever (tests/schedules/test_sequential.py). Messages have headers and CRCs of their own; those of
-plain slots are by the codec ``none``. In place of the schedule's channels there are :data:`TAGS` tags: the last one
-carries all channels from there on, whose messages between two ranks are sent and received in one order.
+Steps are done in the order of the schedule, and a message is waited for where a step reads it:
+:mod:`hybridcomp.schedules.in_order` proves that no rank waits for ever, and that few tags do for all channels. Messages
+have headers and CRCs of their own; those of plain slots are by the codec ``none``.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.execution.progress import Pending, Steps
 from hybridcomp.schedules import cuts
+from hybridcomp.schedules.in_order import TAGS, tag_of
 from hybridcomp.schedules.schedule import Buffer, Kind, Schedule, Span, Step
-
-TAGS = 4  # that an operation takes, whatever its schedule is: ranks' schedules differ
 
 
 class Group(NamedTuple):
@@ -135,7 +133,7 @@ def run_schedule(
         carrier: codec, transport and statistics.
         prepared: the schedule of this rank.
         send, recv: the arrays; None where the schedule uses none.
-        tags: as many as :data:`TAGS`.
+        tags: as many as :data:`~hybridcomp.schedules.in_order.TAGS`.
         memory: of error feedback, whose step has begun.
         fold: for sums of integers, in host memory: what reduces two arrays.
 
@@ -402,7 +400,7 @@ class _Run:
         return DType.UINT32 if slots.sizes else self._wide if slots.wide else self._narrow
 
     def _tag(self, step: Step) -> int:
-        return self._tags[min(step.channel, TAGS - 1)]
+        return self._tags[tag_of(step.channel)]
 
     def _ranks(self, step: Step) -> int:
         return self._schedule.ranks if step.divide else 1

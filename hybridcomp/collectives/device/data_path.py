@@ -111,10 +111,6 @@ class DeviceCarrier(DeviceReader):
         """Release a message that no mailbox has sent."""
         message.release()
 
-    def encode_many(self, arrays: Sequence[Any]) -> list[Any]:
-        """Start to encode slices, each to a message of its own."""
-        return [self.encode(data) for data in arrays]
-
     # -- sums ----------------------------------------------------------------------------------------
 
     def sum_encode(
@@ -231,11 +227,6 @@ class DeviceCarrier(DeviceReader):
 
     def spent(self, acc: Any) -> None:
         """Do nothing: the queue frees an accumulator after the work that uses it."""
-
-    def decode_many(self, messages: Sequence[Any], outs: Sequence[Any], source: DType | None = None) -> None:
-        """Start to write the values of messages, each to its array."""
-        for message, out in zip(messages, outs, strict=True):
-            self.decode(message, out, source)
 
     def decode_own(self, message: Any, out: Any, source: DType | None = None) -> None:
         """Write the values of a message of this rank's own to ``out``: now, or when its length and head are known."""

@@ -9,7 +9,6 @@ from hybridcomp.arrays import Flat
 from hybridcomp.codecs import LinearCodec
 from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.data_path.carrier import Carrier
-from hybridcomp.collectives.data_path.schedule_run import TAGS
 from hybridcomp.collectives.engine.linear import Part, linear_allreduce
 from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.collectives.execution.progress import Request, Steps
@@ -18,6 +17,7 @@ from hybridcomp.collectives.session import Op
 from hybridcomp.collectives.stats import Call
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback
+from hybridcomp.schedules.in_order import TAGS
 
 
 class Extent(Protocol):
