@@ -30,7 +30,7 @@ Keyword arguments of ours:
 *   ``name``: of the parameter or bucket. Named messages can be excluded by a policy and get error feedback.
 *   ``phase``: ``"forward"`` or ``"backward"``.
 *   ``codec``: a codec or spec that this call uses whatever the policy says; ``"none"`` for exact.
-*   ``algorithm``: of those in :mod:`~.algorithms.registry`, the one to use if the call is compressed; the
+*   ``algorithm``: of those in :mod:`hybridcomp.schedules.registry`, the one to use if the call is compressed; the
     environment variable ``HYBRIDCOMP_ALGORITHM`` (of rank 0; ``all_reduce=ring,broadcast=tree``) is for all calls.
 
 Operations on one communicator must be started in the same order on all its ranks, as MPI asks. Errors: those of mpi4py

@@ -214,7 +214,7 @@ def test_the_engine_sums_integers_by_every_algorithm(both, monkeypatch, dtype):
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "randomblock" not in spec])
-def test_linear_sums_of_integers_have_the_generators_bits(both, spec):
+def test_linear_sums_of_integers_have_the_bits_of_python(both, spec):
     compiled, generated, _ = both
     part, wrong = sparse if "sketch" in spec else gaussian, []
     for n in (1, 130, 10_001):

@@ -1,4 +1,4 @@
-"""Balanced parts in the compiled engine: the generator's bits and memories, whoever owns what, and damaged sizes."""
+"""Balanced parts in the compiled engine: the bits and memories of Python's run, whoever owns what, and damaged sizes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def key(codec: str, n: int, dtype: str = "float32") -> OperationKey:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_engine_has_the_generators_bits(both, codec):
+def test_the_engine_has_the_bits_of_python(both, codec):
     compiled, generated, _ = both
     wrong = []
     for n in SIZES:
@@ -67,7 +67,7 @@ def test_the_engine_has_the_generators_bits(both, codec):
     verdict(not wrong, str(wrong))
 
 
-def test_bfloat16_has_the_generators_bits(both):
+def test_bfloat16_has_the_bits_of_python(both):
     torch = pytest.importorskip("torch")
     compiled, generated, _ = both
     for codec in ("topk:ratio=0.1", "topk:ratio=0.2,values=int8"):
@@ -93,7 +93,7 @@ def test_some_ranks_own_nothing(both, where):
 
 @pytest.mark.parametrize("codec", ["topk:ratio=0.1", "threshold:abs=1.5", "topk:ratio=0.2,values=int8"])
 @pytest.mark.parametrize("form", ["ef", "loco", "dgc", "dgc:momentum=0"])
-def test_the_engine_has_the_generators_memories(make, monkeypatch, form, codec):
+def test_the_engine_has_in_python_memories(make, monkeypatch, form, codec):
     if P == 1:
         return
     monkeypatch.setattr(choosing, "chunk_bytes", lambda *_: SHORT_REGIONS)

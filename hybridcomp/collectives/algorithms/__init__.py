@@ -1,1 +1,1 @@
-"""The algorithms as generators, for arrays in a device's memory, and the choice between algorithms."""
+"""Choose algorithms, and build the schedules of operations."""

@@ -1,1 +1,1 @@
-"""Encode, send, receive and decode for generators; frame single messages."""
+"""Run schedules step by step in Python: encode, send, receive, decode; frame single messages."""

@@ -1,1 +1,1 @@
-"""The compiled engine, by its operations and against the generators."""
+"""The compiled engine, by its operations and against the run in Python."""

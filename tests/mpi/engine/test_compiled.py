@@ -1,4 +1,4 @@
-"""The compiled engine: the generators' bits, many operations at once, from several threads, and full rings."""
+"""The compiled engine: the bits of Python's run, many operations at once, from several threads, and full rings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORMS = ["ef", "loco", "dgc", "ef21"]
 
 @pytest.fixture(params=["one host", "two hosts"])
 def both(request, monkeypatch) -> Iterator[tuple[hc.Communicator, hc.Communicator, Topology]]:
-    """A communicator of the engine's, and one whose operations go by generators; chunks are small."""
+    """A communicator of the engine's, and one whose operations run in Python; chunks are small."""
     hosts = tuple(r * 2 // WORLD.size if request.param == "two hosts" else 0 for r in range(WORLD.size))
     topology = Topology(hosts)
     monkeypatch.setattr(making, "discover", lambda comm, node: topology)
@@ -50,7 +50,7 @@ def algorithms(topology: Topology, codec: str, op: str = "all_reduce") -> list[s
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_same_bits_as_the_generators(both, codec):
+def test_same_bits_as_in_python(both, codec):
     compiled, generated, topology = both
     wrong = []
     for n in (1, 130, 10_001):
@@ -146,7 +146,7 @@ def moves(comm: hc.Communicator, codec: str, dtype: str, n: int) -> Iterator[tup
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_other_operations_have_the_bits_of_the_generators(both, codec):
+def test_other_operations_have_the_bits_of_python(both, codec):
     compiled, generated, _ = both
     wrong = []
     for n in (1, 1_300):
@@ -164,7 +164,7 @@ def test_other_operations_have_the_bits_of_the_generators(both, codec):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_same_memories_as_the_generators(both, form):
+def test_same_memories_as_in_python(both, form):
     *_, topology = both
     if WORLD.size == 1:
         return

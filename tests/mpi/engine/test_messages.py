@@ -1,4 +1,4 @@
-"""Sends and receives by the compiled engine: the generators' bits, MPI's order, and messages that do not fit."""
+"""Sends and receives by the compiled engine: the bits of Python's messages, MPI's order, and messages that do not fit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CODECS = [
 
 @pytest.fixture
 def make(monkeypatch) -> Iterator[Callable[..., hc.Communicator]]:
-    """Make communicators; freed after the test. ``devices="1"`` has them take the generators."""
+    """Make communicators; freed after the test. ``devices="1"`` has Python run them."""
     made: list[hc.Communicator] = []
 
     def factory(policy: object = "none", devices: str = "0", timeout: float = 30) -> hc.Communicator:
@@ -56,7 +56,7 @@ def compiled(comm: hc.Communicator) -> int:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_same_bits_as_the_generators(make, codec):
+def test_same_bits_as_in_python(make, codec):
     comms = [make(devices=devices) for devices in "01"]
     wrong = []
     for n in (1, 2, 255, 10_001):

@@ -95,7 +95,7 @@ CODECS = [
 
 @pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef21"])
 @pytest.mark.parametrize("codec", CODECS)
-def test_same_memories_as_the_generators(hosts, counted, codec, form):
+def test_same_memories_as_in_python(hosts, counted, codec, form):
     dtype = "float32" if codec == CODECS[0] else "float16"
     rule = f"{{ codec = '{codec}', feedback = '{form}' }}"
     lines = ["min_bytes = 0", "[dp]", f"all_reduce = {rule}"]
