@@ -1,4 +1,4 @@
-"""Balanced parts in the compiled engine: the bits and memories of Python's run, whoever owns what, and damaged sizes."""
+"""Balanced parts in the compiled engine: the bits and memories of the run in Python, owners, and damaged sizes."""
 
 from __future__ import annotations
 

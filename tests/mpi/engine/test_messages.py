@@ -1,4 +1,4 @@
-"""Sends and receives by the compiled engine: the bits of Python's messages, MPI's order, and messages that do not fit."""
+"""Sends and receives by the compiled engine: the bits of Python's, MPI's order, and messages that do not fit."""
 
 from __future__ import annotations
 
