@@ -41,10 +41,11 @@ def allreduce_direct(c: Case) -> float:
 
 
 def allreduce_one_shot(c: Case) -> float:
-    """Return a + E(n) + p A(n) + (p - 1) o + l (p - l) W(n): every message whole to everyone, who sums all."""
+    """Return a + E(n) + D(n) + (p - 1) (A(n) + o) + l (p - l) W(n): every message whole to everyone, who sums all."""
     phase = Phase(c.profile, c.setting, max(1, c.setting.nbytes))
     phase.encode(c.n)
-    phase.add(c.n, c.p)
+    phase.decode(c.n)
+    phase.add(c.n, c.p - 1)
     c.to_all(phase, c.n)
     phase.chunks = 1.0  # one message for all, and a sum of all of them
     return phase.seconds()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -294,8 +295,7 @@ class _Run:
             self._sum_to_scratch(step, step.span, out)
         elif self._in_one(step, step.span):
             plain, messages, source = self._addends(step)
-            data = self._at(step.span)
-            carrier.sum_into(data, messages, source, self._ranks(step), out, plain)
+            carrier.sum_into(self._at(step.span), messages, source, self._ranks(step), out, plain)
         else:
             carrier.store(self._accumulated(step, step.span), out, self._ranks(step))
 
@@ -317,7 +317,7 @@ class _Run:
             self._add(step, out)
             return
         plain, messages, source = self._addends(step)
-        if span.buffer is Buffer.SCRATCH or (plain and messages):
+        if not self._in_one(step, span) or (plain and messages):
             self._carrier.copy(self._accumulated(step, span), out)
             return
         carrier = self._plain if plain else self._carrier
@@ -347,8 +347,9 @@ class _Run:
         return message
 
     def _in_one(self, step: Step, span: Span) -> bool:
-        """Tell whether a codec sums messages and the own part in one pass."""
-        return step.memory < 0 and span.buffer is not Buffer.SCRATCH and self._fold is None
+        """Tell whether a codec sums messages and the own part in one pass: of data as they are, by one dtype."""
+        alike = len(self._kinds(step)) < 2
+        return alike and step.memory < 0 and span.buffer is not Buffer.SCRATCH and self._fold is None
 
     def _accumulated(self, step: Step, span: Span) -> Any:
         """Return a new accumulator with a step's sum."""
@@ -360,11 +361,17 @@ class _Run:
         return acc
 
     def _add(self, step: Step, acc: Any) -> None:
-        plain, messages, source = self._addends(step)
+        plain, _, _ = self._addends(step)
         if plain:
             self._plain.add(plain, acc, self._narrow)
-        if messages:
-            self._carrier.add(messages, acc, source)
+        others = [slot for slot in step.slots if not self._schedule.slots[slot].plain]
+        for kind, slots in groupby(
+            others, self._kind
+        ):  # those of leaves of a tree are not of the accumulator's
+            self._carrier.add([self._held[slot].message for slot in slots], acc, kind)
+
+    def _kinds(self, step: Step) -> set[DType]:
+        return {self._kind(slot) for slot in step.slots if not self._schedule.slots[slot].plain}
 
     def _folded(self, step: Step, data: Any, fold: np.ufunc) -> Any:
         acc, part = data.copy(), np.empty_like(data)
@@ -374,7 +381,7 @@ class _Run:
         return acc
 
     def _addends(self, step: Step) -> tuple[list[Any], list[Any], DType]:
-        """Return a sum's plain messages, which are added first, the others, and the dtype of those."""
+        """Return a sum's plain messages, which are added first, the others, and the dtype of the first of those."""
         slots = self._schedule.slots
         plain = [self._held[slot].message for slot in step.slots if slots[slot].plain]
         others = [slot for slot in step.slots if not slots[slot].plain]
