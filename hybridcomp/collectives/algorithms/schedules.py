@@ -9,11 +9,11 @@ from mpi4py import MPI
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
 from hybridcomp.collectives.algorithms.selection import OPERATIONS, Chooser
-from hybridcomp.collectives.data_path.schedule_run import Prepared, prepare
 from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.policy import Choice
 from hybridcomp.schedules import registry
 from hybridcomp.schedules.placement import placed
+from hybridcomp.schedules.prepared import Prepared, prepare
 from hybridcomp.schedules.results import layout
 from hybridcomp.schedules.schedule import Buffer, Operation, Schedule
 from hybridcomp.schedules.shards import CHUNK_BYTES

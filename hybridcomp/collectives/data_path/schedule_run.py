@@ -7,10 +7,10 @@ have headers and CRCs of their own; those of plain slots are by the codec ``none
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,23 +20,8 @@ from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.execution.progress import Pending, Steps
 from hybridcomp.schedules import cuts
 from hybridcomp.schedules.in_order import TAGS, tag_of
+from hybridcomp.schedules.prepared import Group, Prepared
 from hybridcomp.schedules.schedule import Buffer, Kind, Schedule, Span, Step
-
-
-class Group(NamedTuple):
-    """A step, or several sends of one message, with what follows of the message that it makes.
-
-    Attributes:
-        step: the step, or the first of the sends.
-        peers: of the sends.
-        summed: a later step adds the message to others.
-        kept: the message is read after it was sent, and not at once.
-    """
-
-    step: Step
-    peers: tuple[int, ...] = ()
-    summed: bool = False
-    kept: bool = False
 
 
 @dataclass(slots=True)
@@ -58,65 +43,6 @@ class _Held:
     here: bool = False
     passing: Any = None
     sent: bool = False
-
-
-class Prepared(NamedTuple):
-    """A schedule, and its steps as they are run.
-
-    Attributes:
-        schedule: of one rank; its messages are encoded.
-        groups: its steps.
-    """
-
-    schedule: Schedule
-    groups: list[Group]
-
-    @property
-    def on_host(self) -> bool:
-        """Tell whether it runs in host memory alone: sizes of messages decide, which a device tells too late."""
-        return self.schedule.regions > 0
-
-
-def prepare(schedule: Schedule) -> Prepared:
-    """Find out what becomes of each message of a schedule."""
-    steps, groups, at = schedule.steps, [], 0
-    while at < len(steps):
-        step, end = steps[at], at + 1
-        if step.kind is Kind.SEND:
-            while end < len(steps) and _same_send(steps[end], step):
-                end += 1
-            reader = _next_reader(steps, end, step.slot)
-            at_once = reader == end and steps[end].kind is Kind.DECODE
-            peers = tuple(one.peer for one in steps[at:end])
-            groups.append(Group(step, peers, kept=reader is not None and not at_once))
-        else:
-            groups.append(Group(step, summed=step.writes >= 0 and _is_summed(steps, end, step.writes)))
-        at = end
-    return Prepared(schedule, groups)
-
-
-def _same_send(step: Step, first: Step) -> bool:
-    """Tell whether a step sends what the first one does, under the same condition."""
-    alike = (step.slot, step.channel, step.region, step.owner)
-    return step.kind is Kind.SEND and alike == (first.slot, first.channel, first.region, first.owner)
-
-
-def _users(steps: Sequence[Step], start: int, slot: int) -> Iterator[int]:
-    """Yield the indices of the steps that read a slot, before it is written again."""
-    for index in range(start, len(steps)):
-        if slot in steps[index].reads:
-            yield index
-        if steps[index].writes == slot:
-            return
-
-
-def _next_reader(steps: Sequence[Step], start: int, slot: int) -> int | None:
-    """Return the first step that reads a slot otherwise than to send it."""
-    return next((i for i in _users(steps, start, slot) if steps[i].kind is not Kind.SEND), None)
-
-
-def _is_summed(steps: Sequence[Step], start: int, slot: int) -> bool:
-    return any(steps[i].kind in (Kind.SUM, Kind.SUM_ENCODE) for i in _users(steps, start, slot))
 
 
 def run_schedule(
