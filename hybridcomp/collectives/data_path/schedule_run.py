@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 
@@ -221,6 +221,8 @@ class _Run:
             case Kind.CUT:
                 yield from self._arrival([slot for slot in step.slots if self._held[slot].received])
                 self._cut(step)
+            case _:
+                assert_never(step.kind)
 
     def _arrival(self, slots: Sequence[int]) -> Steps:
         """Wait until the messages in slots are here, and until this rank's own ones can be summed."""
