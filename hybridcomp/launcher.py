@@ -1,4 +1,4 @@
-"""Find the launcher of MPI programs, this environment's ``mpiexec``, and end processes under one."""
+"""Find the launcher of MPI programs, this environment's ``mpiexec``; recognise its ranks, and end them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from hybridcomp import trace
 from hybridcomp.errors import ConfigError
 
 LAST_WORDS_SECONDS = 0.3  # from what a rank prints to its abort
+# Variables that launchers set for ranks: MPICH's and Slurm's, PMIx's, Open MPI's, Intel MPI's.
+_STARTED_BY = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
+_SLURM_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")  # a batch script has neither, srun's tasks have both
 
 
 def find_mpiexec() -> str:
@@ -31,6 +34,13 @@ def find_mpiexec() -> str:
             "`pip install 'hybridcomp[mpich]'` brings MPICH's, or load the site's MPI"
         )
     return found
+
+
+def inside_mpi() -> bool:
+    """Tell whether an MPI launcher (mpiexec, srun) started this process; does not initialise MPI."""
+    if any(name in os.environ for name in _STARTED_BY):
+        return True
+    return all(name in os.environ for name in _SLURM_STEP) and int(os.environ[_SLURM_STEP[1]]) > 1
 
 
 def abort(comm: Any, code: int) -> None:

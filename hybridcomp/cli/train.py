@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from hybridcomp.errors import ConfigError, HybridcompError, PolicyError
-from hybridcomp.launcher import LAST_WORDS_SECONDS, abort
+from hybridcomp.launcher import LAST_WORDS_SECONDS, abort, inside_mpi
 from hybridcomp.train import launch, start
 from hybridcomp.train.interrupt import StopRequest
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     the ranks check again, agree, and train.
     """
     job = None
-    if not launch.inside_mpi():
+    if not inside_mpi():
         try:
             job = start.prepare(arguments)
             if job.config.ranks > 1:

@@ -1,4 +1,4 @@
-"""Codecs: one file each, the contract in :mod:`.base`, names and wire ids in :mod:`.registry`."""
+"""Codecs: one file each; the contract in :mod:`.base`, names and wire ids in :mod:`.table`, specs: :mod:`.registry`."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from hybridcomp.perfmodel.case import Case
 from hybridcomp.perfmodel.formulas import FORMULAS, Formula
 from hybridcomp.perfmodel.profile import Profile
 from hybridcomp.perfmodel.terms import Setting
+from hybridcomp.schedules.registry import find
 
 _CHUNKS = tuple(1 << power for power in range(18, 23))  # 256 KiB to 4 MiB
 _EQUAL = 1.02  # algorithms whose times differ by less are as good: the model is no more exact
@@ -78,6 +79,6 @@ def _formula(algorithm: str, setting: Setting) -> Formula:
     if algorithm not in algorithms(setting.op):
         known = ", ".join(algorithms(setting.op))
         raise ValueError(f"no model of the {setting.op} algorithm {algorithm!r}; known: {known}")
-    if algorithm in ("sparse", "oktopk") and not setting.sparse:
+    if find(setting.op, algorithm).sparse and not setting.sparse:
         raise ValueError(f"the algorithm {algorithm!r} takes a sparse codec, not {setting.codec.spec!r}")
     return FORMULAS[setting.op][algorithm]

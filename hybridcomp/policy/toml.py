@@ -151,13 +151,13 @@ class _Reader:
         return Rule(
             codecs,
             feedback,
-            table.get("warmup_steps", 0),
-            table.get("min_bytes"),
-            None if exclude is None else tuple(exclude),
-            table.get("only"),
-            table.get("stages"),
-            table.get("from_layer", 0),
-            self._flag(table, "between_hosts", section, entry),
+            warmup_steps=table.get("warmup_steps", 0),
+            min_bytes=table.get("min_bytes"),
+            exclude=None if exclude is None else tuple(exclude),
+            only=table.get("only"),
+            stages=table.get("stages"),
+            from_layer=table.get("from_layer", 0),
+            between_hosts=self._flag(table, "between_hosts", section, entry),
         )
 
     def _feedback(self, value: Any, section: str | None, entry: str | None) -> str | None:

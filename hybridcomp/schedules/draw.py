@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.schedules.faults import describe
+from hybridcomp.schedules.faults import describe, words
 from hybridcomp.schedules.order import Order
 from hybridcomp.schedules.schedule import Kind, Schedule, Slot
 from hybridcomp.schedules.simulate import Timeline
@@ -29,6 +29,7 @@ _SENDS = {
     Kind.RECV: ("send on", "#E9B08A"),
     Kind.SIZES: ("send sizes", "#999999"),
 }
+_OTHER = "#000000"  # what is in neither table
 _Style = tuple[str, str]  # what, and its colour
 _LABELLED = 0.012  # of the width: shorter bars have no label
 _EDGED = 0.004  # and these no edge, which would hide them
@@ -131,7 +132,8 @@ def picture(schedules: Sequence[Schedule], timeline: Timeline, title: str, path:
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", alpha=0.25)
     axes.set_axisbelow(True)
-    styles = [style for style in (*_COMPUTES.values(), *_SENDS.values()) if style in shown]
+    known = [style for style in (*_COMPUTES.values(), *_SENDS.values()) if style in shown]
+    styles = list(dict.fromkeys([*known, *shown]))
     patches = [Patch(facecolor=colour, label=what) for what, colour in styles]
     if patches:
         figure.legend(
@@ -151,7 +153,10 @@ def _lanes(axes: Any, schedule: Schedule, timeline: Timeline, scale: float) -> d
         if step.kind in (Kind.RECV, Kind.CHECK, Kind.SIZES, Kind.CUT):
             continue
         sends = step.kind is Kind.SEND
-        style, top = (_SENDS[made[step.slot]], 0.5) if sends else (_COMPUTES[step.kind], 0.07)
+        if sends:
+            style, top = _SENDS.get(made[step.slot], ("send", _OTHER)), 0.5
+        else:
+            style, top = _COMPUTES.get(step.kind, (words(step.kind), _OTHER)), 0.07
         begin, width = begins[index] * scale, (ends[index] - begins[index]) * scale
         share = width / (timeline.seconds * scale)
         bars.setdefault((style, top, share > _EDGED), []).append((begin, width))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 from hybridcomp.schedules.schedule import Kind, Schedule, Span, Step
@@ -14,27 +15,30 @@ class ScheduleError(ValueError):
 def describe(step: Step) -> str:
     """Say what a step does, in a few words."""
     match step.kind:
-        case Kind.ENCODE:
-            return f"encode {_span(step.span)} into slot {step.slot}"
         case Kind.SEND:
             return f"send slot {step.slot} to rank {step.peer}"
         case Kind.RECV:
             return f"receive slot {step.slot} from rank {step.peer}"
-        case Kind.CHECK:
-            return f"check slot {step.slot}"
-        case Kind.DECODE:
-            return f"decode slot {step.slot} to {_span(step.out)}"
         case Kind.SUM:
             return f"{_addends(step)} to {_span(step.out)}"
         case Kind.SUM_ENCODE:
             also = f" and {_span(step.out)}" if step.out is not None else ""
             return f"{_addends(step)}, encode into slot {step.slot}{also}"
-        case Kind.COPY:
-            return f"copy {_span(step.span)} to {_span(step.out)}"
         case Kind.SIZES:
-            return f"write the sizes of {_slots(step)} into slot {step.slot}"
+            return f"write the sizes of {_slots(step.slots)} into slot {step.slot}"
         case Kind.CUT:
-            return f"cut {step.count} regions by {_slots(step)}"
+            return f"cut {step.count} regions by {_slots(step.slots)}"
+        case _:  # the kind's name, what it reads, and what it writes
+            read = [] if step.span is None else [_span(step.span)]
+            read += [_slots(step.reads)] if step.reads else []
+            into = f" into slot {step.writes}" if step.writes >= 0 else ""
+            to = f" to {_span(step.out)}" if step.out is not None else ""
+            return f"{words(step.kind)} {' and '.join(read) or 'nothing'}{into}{to}"
+
+
+def words(kind: Kind) -> str:
+    """Return the name of a kind of steps in small letters: ``sum and encode``."""
+    return kind.name.lower().replace("_", " and ")
 
 
 def fail(schedule: Schedule, index: int, problem: str) -> NoReturn:
@@ -48,9 +52,9 @@ def _span(span: Span | None) -> str:
 
 def _addends(step: Step) -> str:
     own = [] if step.span is None else [_span(step.span)]
-    terms = own + ([_slots(step)] if step.slots else [])
+    terms = own + ([_slots(step.slots)] if step.slots else [])
     return f"{'average' if step.divide else 'sum'} {' and '.join(terms) or 'nothing'}"
 
 
-def _slots(step: Step) -> str:
-    return f"slot{'s' * (len(step.slots) > 1)} {', '.join(map(str, step.slots))}"
+def _slots(slots: Sequence[int]) -> str:
+    return f"slot{'s' * (len(slots) > 1)} {', '.join(map(str, slots))}"

@@ -155,6 +155,8 @@ class Run:
                 assert step.span is not None
                 assert step.out is not None
                 self._write(g, step.out, self._read(g, step.span))
+            case _:
+                raise AssertionError(f"nobody says what {step.kind!r} does")
 
     def _send(self, g: int, step: Step) -> None:
         runs = self._message(g, step.slot, step.count)

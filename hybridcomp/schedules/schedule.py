@@ -41,7 +41,7 @@ from hybridcomp.schedules.topology import Topology
 
 
 class Kind(IntEnum):
-    """The kinds of steps; the engine knows them by these numbers."""
+    """The kinds of steps; ``Kind`` of kernels/engine/program.hpp has the same numbers."""
 
     ENCODE = 0
     SEND = 1

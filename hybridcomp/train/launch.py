@@ -1,4 +1,4 @@
-"""Start ranks: tell whether this process is one, become several, and agree before they start."""
+"""Start ranks: become several, and agree before they start."""
 
 from __future__ import annotations
 
@@ -16,16 +16,6 @@ from hybridcomp.train.config import TERMINAL
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-_STARTED_BY = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
-_SLURM_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")  # a batch script has neither, srun's tasks have both
-
-
-def inside_mpi() -> bool:
-    """Tell whether an MPI launcher (mpiexec, srun) started this process; does not initialise MPI."""
-    if any(name in os.environ for name in _STARTED_BY):
-        return True
-    return all(name in os.environ for name in _SLURM_STEP) and int(os.environ[_SLURM_STEP[1]]) > 1
 
 
 def exec_under_mpiexec(ranks: int, threads: int, arguments: Sequence[str]) -> NoReturn:

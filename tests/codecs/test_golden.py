@@ -9,6 +9,7 @@ import pytest
 
 import hybridcomp as hc
 from hybridcomp.arrays import DType
+from hybridcomp.codecs import names
 from tests.codecs import common
 from tests.golden import make
 
@@ -16,6 +17,7 @@ GOLDEN = json.loads(make.FILE.read_text())
 
 
 def test_golden_messages_are_complete():
+    assert {hc.get_codec(spec).name for spec in make.SPECS} == set(names())
     assert len(GOLDEN) == len(make.SPECS) * len(make.DTYPES) * len(make.COUNTS)
 
 

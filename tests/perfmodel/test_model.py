@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hybridcomp import get_codec
 from hybridcomp.perfmodel import BUILT_IN, Setting, Speed, Tier, algorithms, choose, chunk_bytes, predict
+from hybridcomp.schedules.registry import ALGORITHMS
 
 CODECS = (
     "none",
@@ -32,7 +33,11 @@ def setting(op="all_reduce", nbytes=64 * MIB, codec="int8", ranks=4, hosts=4, pe
 
 
 def known(where):
-    return [a for a in algorithms(where.op) if where.sparse or a not in ("sparse", "oktopk")]
+    return [a for a in algorithms(where.op) if where.sparse or not ALGORITHMS[where.op][a].sparse]
+
+
+def test_the_model_knows_all_algorithms():
+    assert {op: set(algorithms(op)) for op in OPS} == {op: set(ALGORITHMS[op]) for op in OPS}
 
 
 @st.composite

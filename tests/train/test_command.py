@@ -62,7 +62,7 @@ def check_one_error(done, parts):
 @pytest.mark.parametrize(("arguments", "parts"), WRONG, ids=[arguments for arguments, _ in WRONG])
 def test_wrong_input_is_one_message_before_any_rank_starts(folder, monkeypatch, capsys, arguments, parts):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(launch, "inside_mpi", lambda: False)
+    monkeypatch.setattr(command, "inside_mpi", lambda: False)
     monkeypatch.setattr(launch, "exec_under_mpiexec", lambda *_: pytest.fail("ranks were started"))
     monkeypatch.setattr(command, "_run_as_rank", lambda _: pytest.fail("MPI was started"))
     code = command.main(arguments.split())
@@ -75,7 +75,7 @@ def test_a_missing_extra_is_named_with_its_remedy(folder, monkeypatch, capsys):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name)
     )
-    monkeypatch.setattr(launch, "inside_mpi", lambda: False)
+    monkeypatch.setattr(command, "inside_mpi", lambda: False)
     assert command.main([]) == 2
     assert "torch is missing: pip install 'hybridcomp[train]'" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -148,6 +148,8 @@ class _Run:
             case Kind.CUT:
                 yield from self._arrival([slot for slot in step.slots if self._held[slot].received])
                 self._cut(step)
+            case _:
+                assert_never(step.kind)
 
     def _arrival(self, slots: Sequence[int]) -> Steps:
         """Wait until the messages in slots are here, and until this rank's own ones can be summed."""
