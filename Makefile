@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules bench-step studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -150,6 +150,13 @@ bench-schedules: $(VENV)/.installed
 	    --json $(RESULTS)/cyclic_$${n}hosts.json; \
 	done
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/study_doc.py)
+
+# Where the time of a training step goes, by policy and beside gloo: three minutes. Takes root and Linux's perf. With
+# RESULTS=benchmarks/results it renews docs/study.md too.
+STEP ?=
+bench-step: $(VENV)/.installed
+	HYBRIDCOMP_SUMMARY=0 $(BIN)/python benchmarks/step_profile.py --json $(RESULTS)/step_profile.json $(STEP)
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/step_profile_doc.py)
 
 # Every study of studies/: six hours on two cores. It goes on where it was ended.
 STUDIES ?= policies axes slow-link cyclic

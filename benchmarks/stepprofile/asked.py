@@ -1,0 +1,65 @@
+"""Define what a profiled rank is asked, and what it tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The steps that a rank is to sample: the last ones.
+
+    Attributes:
+        folder: to write ``rank-N.json`` to.
+        control: the pipe on which perf is told to begin and to end.
+        settling: steps that are not timed.
+        plain: steps after them that are timed without a sampler.
+        sampled: steps after those.
+        hertz: samples a second.
+    """
+
+    folder: str
+    control: str
+    settling: int
+    plain: int
+    sampled: int
+    hertz: float
+
+    @property
+    def steps(self) -> int:
+        """Return the number of all steps."""
+        return self.settling + self.plain + self.sampled
+
+
+@dataclass(frozen=True)
+class Told:
+    """The record of a rank.
+
+    Attributes:
+        rank: which.
+        pid: of its process.
+        plain_seconds: of the steps without a sampler.
+        plain_core: processor seconds of this process in those steps.
+        began, ended: when it sampled, in seconds of the monotonic clock, which all processes share.
+        samples: how many.
+        other_threads: processor seconds of the process's other threads meanwhile.
+        parts: seconds of the main thread, ``wall``, ``core`` and ``ready``, by part.
+        places: part, function and seconds by the clock of each function that samples fell in.
+    """
+
+    rank: int
+    pid: int
+    plain_seconds: float
+    plain_core: float
+    began: float
+    ended: float
+    samples: int
+    other_threads: float
+    parts: dict[str, dict[str, float]]
+    places: list[list[Any]]
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it sampled."""
+        return self.ended - self.began
