@@ -72,11 +72,11 @@ def _named(*algorithms: Algorithm) -> dict[str, Algorithm]:
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_reduce": _named(
         Algorithm("direct", direct.all_reduce, feedback=True),
+        Algorithm("one_shot", one_shot.all_reduce, _GATHERED, feedback=True, estimates=False),
         Algorithm(
             "hierarchical", hierarchical.all_reduce, _HOSTS, feedback=True, refuses=hierarchical.refuses
         ),
         Algorithm("ring", ring.all_reduce, feedback=True),
-        Algorithm("one_shot", one_shot.all_reduce, _GATHERED, feedback=True, estimates=False),
         Algorithm("halving", halving.all_reduce, _TREE, reencodes=True),
         Algorithm("sparse", sparse.all_reduce, _GATHERED, feedback=True, estimates=False, sparse=True),
         Algorithm("oktopk", oktopk.all_reduce, _BALANCED, feedback=True, estimates=False, sparse=True),
