@@ -199,8 +199,10 @@ class Coder:
 
     def decode(self, message: Incoming, out: Array, source: DType | None = None) -> None:
         """Check a message of ``source`` elements and write its values to ``out``, of the caller's dtype."""
-        self._decode(self._mailbox.read(message), out, message.peer, source)
-        self._mailbox.used(message)
+        with self.call.decoding():
+            raws = self._checked([message], [out.size], source or self.dtype)
+            self.codec.decode_many(raws, [out], self.dtype, stream=self.stream)
+            self._mailbox.used(message)
 
     def decode_own(self, message: Sealed, out: Array, source: DType | None = None) -> None:
         """Write the values of a message of this rank's own to ``out``; the owner, too, takes what others get."""
