@@ -69,7 +69,10 @@ def test_a_rank_alone_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         (("all_reduces",), "invalid choice: 'all_reduces'"),
         (("all_reduce", "--size", "much"), "'much' is no size; write 4096, 64K, 1M or 1G"),
         (("all_reduce", "--latency", "50"), "'50' is no time; write 50us, 0.5ms or 1s"),
-        (("all_reduce", "--algorithm", "rings"), "no algorithm 'rings'; allowed: direct, one_shot, hierarchical, ring"),
+        (
+            ("all_reduce", "--algorithm", "rings"),
+            "no algorithm 'rings'; allowed: direct, one_shot, hierarchical, ring",
+        ),
         (("all_reduce", "--algorithm", "hierarchical"), "each rank has a host of its own"),
         (
             ("all_reduce", "--algorithm", "halving", "--feedback"),
