@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules bench-step studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -131,6 +131,18 @@ bench-ddp: $(VENV)/.installed
 	done
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/ddp_doc.py)
 
+# All-reduces from 4 KiB on, on one host and on four, beside MPI's own and gloo: four minutes. With
+# RESULTS=benchmarks/results it renews docs/performance.md too.
+SIZED := python benchmarks/allreduce.py --peer mpi,gloo --codec none,int8,int4 --size 4K,16K,64K,256K,1M,64M
+bench-sizes: $(VENV)/.installed
+	set -e; for n in 4 2; do \
+	  OMP_NUM_THREADS=1 HYBRIDCOMP_SUMMARY=0 $(MPIEXEC) -n $$n $(BIN)/$(SIZED) --json $(RESULTS)/sizes/sharedmemory_$${n}ranks.json; \
+	done
+	set -e; for rate in none 1gbit; do \
+	  HYBRIDCOMP_SUMMARY=0 $(BIN)/hybridcomp lab -n 4 --rate $$rate -- $(SIZED) --json $(RESULTS)/sizes/$${rate}_4hosts.json; \
+	done
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/sizes_doc.py)
+
 # Every codec beside memcpy and the peers that are installed, then other sizes and types, on one thread. With
 # RESULTS=benchmarks/results it renews docs/codecs.md too.
 bench-codecs: $(VENV)/.installed
@@ -143,11 +155,11 @@ bench-codecs: $(VENV)/.installed
 # parallelism balances. With RESULTS=benchmarks/results it renews docs/study.md too.
 bench-schedules: $(VENV)/.installed
 	OMP_NUM_THREADS=1 HYBRIDCOMP_SUMMARY=0 $(MPIEXEC) -n 4 $(BIN)/python benchmarks/pipelines.py --milliseconds 30 \
-	  --json $(RESULTS)/pipelines.json
+	  --json $(RESULTS)/schedules/pipelines.json
 	set -e; for n in 2 4 8; do \
 	  how="--milliseconds 200"; if [ $$n = 8 ]; then how="--milliseconds 400 --steps 8"; fi; \
 	  HYBRIDCOMP_SUMMARY=0 $(BIN)/hybridcomp lab -n $$n --rate 1gbit -- python benchmarks/cyclic.py $$how \
-	    --json $(RESULTS)/cyclic_$${n}hosts.json; \
+	    --json $(RESULTS)/schedules/cyclic_$${n}hosts.json; \
 	done
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/study_doc.py)
 

@@ -1,6 +1,6 @@
 """What cyclic data parallelism balances: activations alive at once, and the rate of the links, beside data parallelism.
 
-hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/cyclic.py --json benchmarks/results/cyclic_4hosts.json
+hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/cyclic.py --json benchmarks/results/schedules/cyclic_4hosts.json
 
 One replica a host, one block a stage, as many stages as replicas; blocks sleep for a time-step in each pass, so that
 all replicas "compute" at once on any machine; weights, messages and updates are those of `hybridcomp train`. Data

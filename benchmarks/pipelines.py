@@ -1,6 +1,6 @@
 """What a pipeline's flush costs: steps of 1F1B, GPipe and PipeDream-2BW at depth 4, by the number of micro-batches.
 
-mpiexec -n 4 python benchmarks/pipelines.py --json benchmarks/results/pipelines.json
+mpiexec -n 4 python benchmarks/pipelines.py --json benchmarks/results/schedules/pipelines.json
 
 Stages sleep for their passes, so that all ranks "compute" at once on any machine; weights, messages and updates are
 those of `hybridcomp train`. Beside each: the limit, which is m passes without a flush and m + d - 1 with one, weight

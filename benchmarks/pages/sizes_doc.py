@@ -46,14 +46,14 @@ def table(records: dict[str, dict[str, Any]], value: str, digits: int) -> str:
         f"|---|---|{'---|' * len(COLUMNS)}",
     ]
     for name, record in records.items():
-        place = f"[{PLACES[name]}](../benchmarks/results/sizes_{name}.json)"
+        place = f"[{PLACES[name]}](../benchmarks/results/sizes/{name}.json)"
         made += lines(record["rows"], value, digits, place)
     return "\n".join(made)
 
 
 def main() -> None:
     """Rewrite or check the page."""
-    records = {name: json.loads((RESULTS / f"sizes_{name}.json").read_text()) for name in PLACES}
+    records = {name: json.loads((RESULTS / f"sizes/{name}.json").read_text()) for name in PLACES}
     processors = sorted({record["machine"]["processor"] for record in records.values()})
     for record in records.values():
         for row in record["rows"]:

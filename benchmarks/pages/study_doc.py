@@ -29,7 +29,7 @@ def report(name: str) -> str:
 
 def pipelines(_: str) -> str:
     """Steps of pipelines by micro-batches."""
-    values = _load("pipelines.json")
+    values = _load("schedules/pipelines.json")
     lines = [
         "| micro-batches | schedule | step (ms) | limit (ms) | step over 2BW's | that of the limits "
         "| weight versions | stashes by rank | weights off |",
@@ -59,7 +59,7 @@ def cyclic(_: str) -> str:
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for hosts in (2, 4, 8):
-        values = _load(f"cyclic_{hosts}hosts.json")
+        values = _load(f"schedules/cyclic_{hosts}hosts.json")
         base = values["rows"][0]
         lines += [
             f"| {hosts} | {row['schedule']} | {row['activations']} | {row['activations_rule']} "
