@@ -93,6 +93,15 @@ class OperationStarter(Session):
 
         return self._start(steps(), call)
 
+    def start_failed(self, op: str, error: Exception) -> Request:
+        """Start an operation that fails at once, in place of one that could not begin here: other ranks are told."""
+
+        def steps() -> Steps:
+            yield from ()
+            raise error
+
+        return self._start(steps(), self._plain_call(op, 0, 0))
+
     def _compiled(
         self,
         key: OperationKey,

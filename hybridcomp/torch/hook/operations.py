@@ -9,8 +9,9 @@ linear codecs. What waits is the backward pass itself when it has nothing else t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -86,9 +87,11 @@ class Operations:
         """
         values = flatten(buffer.detach(), writable=True)
         bucket = _Bucket(buffer, values.dtype, self._counts, self.comm.size)
-        started = [self._start_small(bucket, values, split.small)] if split.small else []
+        started = []
+        if split.small:
+            started += self._started(bucket, lambda: [self._start_small(bucket, values, split.small)])
         for pieces in _alike(split.alone):
-            started += self._start_alike(bucket, values, pieces, step)
+            started += self._started(bucket, partial(self._start_alike, bucket, values, pieces, step))
         self._flying = [request for request in self._flying if not request.done] + started
         bucket.all_started()
         return bucket.promise.future
@@ -99,6 +102,15 @@ class Operations:
         for request in requests:
             with suppress(Exception):
                 request.wait()
+
+    def _started(self, bucket: _Bucket, start: Callable[[], list[Request]]) -> list[Request]:
+        """Start operations; if that fails, one that fails, since the other ranks wait for it and have to be told."""
+        try:
+            return start()
+        except Exception as error:
+            request = self.comm.start_failed("all_reduce", error)
+            bucket.follow(request, self._noted(), [])
+            return [request]
 
     def _start_alike(self, bucket: _Bucket, values: Flat, pieces: list[Piece], step: int) -> list[Request]:
         """Start the pieces that go by one codec: as one operation where the engine does that."""

@@ -18,6 +18,7 @@ import hybridcomp.torch as hct
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.codecs.linear import powersgd
 from hybridcomp.codecs.lossless import LosslessCodec
+from hybridcomp.collectives.engine.programs import Programs
 from hybridcomp.torch.hook import links, reduce_tasks
 from tests.torch.cases.hook import BACKENDS, group, hooked, policy, step
 from tests.torch.models.ddp import assert_near, batch, loss_of
@@ -161,6 +162,7 @@ FAILURES = {
     ],
     "hybridcomp": [
         ("int8+ef", ErrorFeedback, "memory"),
+        ("int4", Programs, "find_joined"),
         ("powersgd:rank=2+ef", ErrorFeedback, "residual"),
         ("powersgd:rank=2", powersgd, "orthogonalize"),
         ("lossless", LosslessCodec, "encode_flat"),
