@@ -14,8 +14,7 @@ from hybridcomp.train.interrupt import INTERRUPTED
 from tests.train.harness import TINY, environment, metrics, train, under_mpiexec
 from tests.train.same import losses, stored, unequal
 
-STEPS = 30
-COMMON = f"{TINY} --policy policy.toml --steps {STEPS} --warmup-steps 2 --lr 1e-2 --checkpoint-every {STEPS}"
+COMMON = f"{TINY} --policy policy.toml --warmup-steps 2 --lr 1e-2"
 POLICY = """
 exclude = ["*norm*", "*embed*"]
 min_bytes = 512
@@ -25,11 +24,12 @@ send = "int8:block=32"
 [pp]
 codec = "int8:block=32"
 """
+# And the steps of each: enough that it does not end before the signal comes, however late that is.
 RUNS = {
-    "1f1b": "--pp 2",
-    "2bw": "--pp 2 --schedule 2bw",
-    "cdp-v1": "--dp 2 --micro-batches 1 --schedule cdp-v1",
-    "one process": "--dp 1",
+    "1f1b": ("--pp 2", 30),
+    "2bw": ("--pp 2 --schedule 2bw", 30),
+    "cdp-v1": ("--dp 2 --micro-batches 1 --schedule cdp-v1", 30),
+    "one process": ("--dp 1", 300),
 }
 
 
@@ -69,7 +69,8 @@ def one_rank(launcher: int, rank: int) -> int:
 @pytest.mark.parametrize("schedule", RUNS)
 def test_a_run_that_is_asked_to_stop_goes_on_bit_for_bit(schedule, tmp_path):
     (tmp_path / "policy.toml").write_text(POLICY)
-    arguments = f"{COMMON} {RUNS[schedule]}"
+    how, all_steps = RUNS[schedule]
+    arguments = f"{COMMON} {how} --steps {all_steps} --checkpoint-every {all_steps}"
     whole = train(f"{arguments} --out whole", tmp_path)
     assert whole.returncode == 0, whole.stderr
 
@@ -87,14 +88,14 @@ def test_a_run_that_is_asked_to_stop_goes_on_bit_for_bit(schedule, tmp_path):
     assert process.returncode == INTERRUPTED, err
     assert "Traceback" not in err
     steps = len(metrics(tmp_path / "cut", "train"))
-    assert 3 <= steps < STEPS
+    assert 3 <= steps < all_steps
     assert metrics(tmp_path / "cut", "summary") == []
     path = f"cut/checkpoints/step-{steps:08d}"
-    assert f"asked to stop (SIGUSR1) after step {steps} of {STEPS}: to go on, --resume {path}" in out
+    assert f"asked to stop (SIGUSR1) after step {steps} of {all_steps}: to go on, --resume {path}" in out
 
     resumed = train(f"{arguments} --out cut --resume auto", tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert f"resumed from {path}" in resumed.stdout
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-    a, b = (stored(tmp_path / run / f"checkpoints/step-{STEPS:08d}") for run in ("whole", "cut"))
+    a, b = (stored(tmp_path / run / f"checkpoints/step-{all_steps:08d}") for run in ("whole", "cut"))
     assert unequal(a, b) == []
