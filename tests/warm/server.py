@@ -118,7 +118,8 @@ class Server:
             for number in files:
                 if number < HIGH:
                     os.close(number)
-        client.sendall(b"%d\n" % pid)
+        with contextlib.suppress(OSError):  # it died already: that is seen below, and the program is ended
+            client.sendall(b"%d\n" % pid)
         process = os.pidfd_open(pid)
         self._watch(client, lambda: self._gone(client, pid))
         self._watch(process, lambda: self._ended(client, pid, process))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import array
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ import pytest
 
 from tests.torch.harness import mpiexec
 from tests.warm import python
+from tests.warm.client import connect
 
 pytestmark = pytest.mark.timeout(120)
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | {"OMP_NUM_THREADS": "1"}
@@ -80,6 +83,29 @@ def test_a_signal_gets_to_the_program(number: signal.Signals) -> None:
         assert process.wait(timeout=20) == -number
     deadline = time.monotonic() + 20
     while Path(f"/proc/{program}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_program_whose_client_dies_before_it_is_told_ends() -> None:
+    """The server stands still from before the request until its client is gone."""
+    assert run(python(), "-c", "").returncode == 0  # it is there
+    with connect(os.path.join(os.path.dirname(python()), "0")) as connection:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        server = int.from_bytes(credentials[:4], sys.byteorder)
+        os.kill(server, signal.SIGSTOP)
+        try:
+            wanted = {"arguments": ["-c", "import time; time.sleep(60)"], "environment": ENVIRONMENT}
+            body = json.dumps({**wanted, "folder": "/", "files": [0]}).encode()
+            head, files = len(body).to_bytes(8, "little"), array.array("i", [0])
+            connection.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+            connection.sendall(body)
+            connection.close()
+        finally:
+            os.kill(server, signal.SIGCONT)
+    assert run(python(), "-c", "").returncode == 0  # it has answered the one before
+    children, deadline = Path(f"/proc/{server}/task/{server}/children"), time.monotonic() + 10
+    while children.read_text().split():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
