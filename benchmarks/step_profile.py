@@ -1,4 +1,4 @@
-"""Where a step's time goes: ``python benchmarks/step_profile.py --json step_profile.json``.
+"""Profile where a training step's time goes: ``python benchmarks/step_profile.py --json step_profile.json``.
 
 Trains as a study does, on the study's lab, and samples some of the steps from two sides: in each rank a timer samples
 the main thread's Python stack, and perf samples all cores. Takes root, Linux's perf, and about a minute a variant.

@@ -173,7 +173,7 @@ def sample():
 
 
 def result(scale=1.0):
-    """What two ranks leave of 10 steps of 100 ms on two cores."""
+    """Return the figures of two ranks that did 10 steps of 100 ms on two cores."""
     told = [
         Told(
             rank=rank,

@@ -1,4 +1,4 @@
-"""What must hold of every key of a policy file and every field of a rule."""
+"""Check what holds for every key of a policy file and every field of a rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to be said of every kind of steps, in whatever file."""
+"""Check that every kind of step is in all files that list them."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ have headers and CRCs of their own; those of plain slots are by the codec ``none
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, assert_never
@@ -218,7 +218,7 @@ class _Run:
         assert step.out is not None
         carrier, out = self._carrier, self._at(step.out)
         if step.span is None:
-            self._sum_of_all(step, out)
+            carrier.store(self._total(step, out), out, self._ranks(step))
         elif step.out.buffer is Buffer.SCRATCH:
             self._sum_to_scratch(step, step.span, out)
         elif self._in_one(step, step.span):
@@ -227,11 +227,8 @@ class _Run:
         else:
             carrier.store(self._accumulated(step, step.span), out, self._ranks(step))
 
-    def _sum_of_all(self, step: Step, out: Any) -> None:
-        """Add all ranks' messages to zeros, in the order of the ranks."""
-        self._carrier.store(self._total(step, out), out, self._ranks(step))
-
     def _total(self, step: Step, out: Any) -> Any:
+        """Add all ranks' messages to zeros, in the order of the ranks."""
         held = [self._held[slot] for slot in step.slots]
         (own,) = (one for one in held if not one.received)
         messages = [one.message for one in held if one.received]
@@ -276,7 +273,7 @@ class _Run:
 
     def _in_one(self, step: Step, span: Span) -> bool:
         """Tell whether a codec sums messages and the own part in one pass: of data as they are, by one dtype."""
-        alike = len(self._kinds(step)) < 2
+        alike = len({self._kind(slot) for slot in self._split(step)[1]}) < 2
         return alike and step.memory < 0 and span.buffer is not Buffer.SCRATCH and self._fold is None
 
     def _accumulated(self, step: Step, span: Span) -> Any:
@@ -289,17 +286,12 @@ class _Run:
         return acc
 
     def _add(self, step: Step, acc: Any) -> None:
-        plain, _, _ = self._addends(step)
+        plain, others = self._split(step)
         if plain:
-            self._plain.add(plain, acc, self._narrow)
-        others = [slot for slot in step.slots if not self._schedule.slots[slot].plain]
-        for kind, slots in groupby(
-            others, self._kind
-        ):  # those of leaves of a tree are not of the accumulator's
-            self._carrier.add([self._held[slot].message for slot in slots], acc, kind)
-
-    def _kinds(self, step: Step) -> set[DType]:
-        return {self._kind(slot) for slot in step.slots if not self._schedule.slots[slot].plain}
+            self._plain.add(self._messages(plain), acc, self._narrow)
+        # Messages of leaves of a tree are not of the accumulator's dtype, those of branches are.
+        for kind, slots in groupby(others, self._kind):
+            self._carrier.add(self._messages(slots), acc, kind)
 
     def _folded(self, step: Step, data: Any, fold: np.ufunc) -> Any:
         acc, part = data.copy(), np.empty_like(data)
@@ -310,11 +302,17 @@ class _Run:
 
     def _addends(self, step: Step) -> tuple[list[Any], list[Any], DType]:
         """Return a sum's plain messages, which are added first, the others, and the dtype of the first of those."""
-        slots = self._schedule.slots
-        plain = [self._held[slot].message for slot in step.slots if slots[slot].plain]
-        others = [slot for slot in step.slots if not slots[slot].plain]
+        plain, others = self._split(step)
         source = self._kind(others[0]) if others else self._narrow
-        return plain, [self._held[slot].message for slot in others], source
+        return self._messages(plain), self._messages(others), source
+
+    def _split(self, step: Step) -> tuple[list[int], list[int]]:
+        """Return a sum's slots whose messages are plain, and the others."""
+        slots = self._schedule.slots
+        return [at for at in step.slots if slots[at].plain], [at for at in step.slots if not slots[at].plain]
+
+    def _messages(self, slots: Iterable[int]) -> list[Any]:
+        return [self._held[slot].message for slot in slots]
 
     # -- what steps refer to -------------------------------------------------------------------------
 
