@@ -303,6 +303,11 @@ std::vector<int> Engine::waiting_for(const Execution& execution) {
   return execution.waiting_for();
 }
 
+std::vector<Unfinished> Engine::unfinished(const Execution& execution) {
+  const std::lock_guard lock(mutex_);
+  return execution.unfinished();
+}
+
 // The thread that makes progress while nobody waits.
 void Engine::run() {
   sleep_precisely();

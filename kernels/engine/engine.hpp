@@ -35,6 +35,7 @@ class Engine {
   // Cancel a receive that no message has reached; whether that was so.
   bool cancel(Execution& execution);
   std::vector<int> waiting_for(const Execution& execution);
+  std::vector<Unfinished> unfinished(const Execution& execution);
   // See Execution. Whoever asks for a step while there is none looks at all operations, as `poll` does; after
   // an answer, this computes for so many seconds at most.
   std::optional<Asked> take(Execution& execution);

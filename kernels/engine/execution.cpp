@@ -349,4 +349,24 @@ std::vector<int> Execution::waiting_for() const {
   return peers;
 }
 
+std::vector<Unfinished> Execution::unfinished() const {
+  const auto among = [](const std::vector<std::uint32_t>& steps, std::uint32_t index) {
+    return std::find(steps.begin(), steps.end(), index) != steps.end();
+  };
+  std::vector<Unfinished> found;
+  for (std::uint32_t i = 0; i < states_.size(); ++i) {
+    if (states_[i] != kPosted) continue;
+    const Step& step = program_->steps[i];
+    Unfinished::Reason reason = Unfinished::kInMpi;
+    if (step.kind == kRecv)
+      reason = Unfinished::kNoMessage;
+    else if (among(lending_, i))
+      reason = Unfinished::kUnread;
+    else if (among(blocked_, i))
+      reason = Unfinished::kRingFull;
+    found.push_back({i, peer(step), step.channel, reason});
+  }
+  return found;
+}
+
 }  // namespace hybridcomp::engine

@@ -62,6 +62,14 @@ struct Interval {
   double began, ended;
 };
 
+// A send or receive that has begun and not ended.
+struct Unfinished {
+  enum Reason : std::uint8_t { kNoMessage, kInMpi, kUnread, kRingFull };
+  std::uint32_t step;
+  int peer, channel;
+  Reason reason;
+};
+
 class Engine;
 
 class Execution {
@@ -103,8 +111,10 @@ class Execution {
   std::optional<Asked> take();
   void answer(std::uint32_t step, std::size_t bytes);
 
-  // Peers that it waits for, in order; under the lock.
+  // Peers that it waits for, in order; and every send and receive that has begun and not ended, in the order
+  // of the schedule. Under the lock.
   std::vector<int> waiting_for() const;
+  std::vector<Unfinished> unfinished() const;
 
  private:
   // A slot while it holds a message.

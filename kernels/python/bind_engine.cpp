@@ -1,12 +1,14 @@
 // The engine in Python: hybridcomp/collectives/execution has what is made of it.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <list>
 #include <mutex>
 #include <optional>
+#include <tuple>
 
 #include "python/objects.hpp"
 
@@ -242,6 +244,24 @@ nb::list intervals(const Run& run) {
   return all;
 }
 
+// The sends and receives that have begun and not ended: step, peer, channel, and what each waits for.
+std::vector<std::tuple<std::uint32_t, int, int, const char*>> unfinished(const Run& run) {
+  std::vector<Unfinished> steps;
+  {
+    nb::gil_scoped_release release;
+    steps = the_engine()->unfinished(*run);
+  }
+  std::vector<std::tuple<std::uint32_t, int, int, const char*>> found;
+  for (const Unfinished& one : steps) {
+    const char* reason = "it is with MPI";
+    if (one.reason == Unfinished::kNoMessage) reason = "no message is here";
+    if (one.reason == Unfinished::kUnread) reason = "the message is not read";
+    if (one.reason == Unfinished::kRingFull) reason = "the ring is full";
+    found.emplace_back(one.step, one.peer, one.channel, reason);
+  }
+  return found;
+}
+
 }  // namespace
 }  // namespace engine
 
@@ -305,6 +325,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "waiting_for", [](const Run& run) { return the_engine()->waiting_for(*run); },
           nb::call_guard<nb::gil_scoped_release>())
+      .def("unfinished", &unfinished)
       .def("failure", &failure)
       .def("tally", &tally)
       .def("intervals", &intervals);

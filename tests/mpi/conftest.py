@@ -24,6 +24,7 @@ _SECONDS = 30.0
 # That a device runs an algorithm as the host does, and Python a step as the engine, depends little on how many ranks
 # there are.
 _THREE = ["device/test_device_algorithms.py", "engine/test_python_steps.py"]
+_FEW = 4
 collect_ignore = [] if WORLD.size == 3 else _THREE
 # One rank's hook has nothing to do, and one rank compresses no message.
 _SEVERAL = ["device/test_device_hook.py", "engine/test_messages.py", "engine/test_parts.py"]
@@ -36,6 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if WORLD.rank and reporter is not None:
         reporter._tw._file = io.StringIO()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what has been tried on fewer ranks: to run schedules in Python takes long on many."""
+    if WORLD.size > _FEW:
+        left_out = [item for item in items if item.get_closest_marker("few_ranks")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

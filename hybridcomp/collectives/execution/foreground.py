@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hybridcomp.collectives.failure.signals import deferral
-from hybridcomp.errors import CollectiveTimeoutError
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.progress import Engine
@@ -52,8 +51,7 @@ class Foreground:
 
         def ended() -> bool:
             if not request.done and deadline is not None and time.monotonic() > deadline:
-                assert timeout is not None
-                raise CollectiveTimeoutError(request._late_message(timeout))
+                raise request.late(timeout)
             return request.done
 
         self.attend(ended)

@@ -30,7 +30,6 @@ from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.supervision import close, heed
-from hybridcomp.errors import CollectiveTimeoutError
 
 __all__ = ["Engine", "Pending", "Ready", "Request", "Steps", "engine"]
 
@@ -237,7 +236,7 @@ class Engine:
             request._deadline = time.monotonic() + _ANSWER_SECONDS
             notices.ask(request.number)
             return
-        request._abandon(CollectiveTimeoutError(request._late_message(request._timeout)))
+        request._abandon(request.late())
         self._abandoned.append(request)
 
     def _hear(self) -> list[Request]:

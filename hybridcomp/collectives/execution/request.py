@@ -13,7 +13,7 @@ from mpi4py import MPI
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.unraisable import report
-from hybridcomp.errors import HybridcompError, MismatchError
+from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchError
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.progress import Engine
@@ -74,6 +74,8 @@ def sender(peer: int) -> str:
 # communicator the axis, this rank, and how many there are.
 Name = tuple[str, int, str, int, int]
 _NAMED = "{} number {} on axis {!r}, rank {} of {}"
+
+_MOST_NOTES = 16  # of steps in an error
 
 _callback_lock = threading.Lock()
 
@@ -280,6 +282,20 @@ class Request:
             fn(self)
         except Exception as error:
             report(error, f"{fn!r}, a callback of {self.what}")
+
+    def late(self, timeout: float | None = None) -> CollectiveTimeoutError:
+        """Return the error of an operation whose time is over; its notes list the steps that wait.
+
+        Args:
+            timeout: seconds that it had; None is its own.
+        """
+        error = CollectiveTimeoutError(self._late_message(self._timeout if timeout is None else timeout))
+        steps = [] if self._pending.run is None else self._pending.run.unfinished()
+        for step, peer, channel, reason in steps[:_MOST_NOTES]:
+            error.add_note(f"step {step} (rank {peer}, channel {channel}) waits: {reason}")
+        if len(steps) > _MOST_NOTES:
+            error.add_note(f"and {len(steps) - _MOST_NOTES} steps more")
+        return error
 
     def _late_message(self, timeout: float) -> str:
         waiting = set()

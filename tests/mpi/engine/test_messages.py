@@ -55,6 +55,7 @@ def compiled(comm: hc.Communicator) -> int:
     return 0 if programs is None else sum(program is not None for program in programs._programs.values())
 
 
+@pytest.mark.few_ranks
 @pytest.mark.parametrize("codec", CODECS)
 def test_same_bits_as_in_python(make, codec):
     comms = [make(devices=devices) for devices in "01"]
