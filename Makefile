@@ -21,11 +21,12 @@ demo: $(VENV)/.installed
 test: test-unit test-mpi
 
 # Those of codecs, kernels and schedules start no ranks: they share the cores. Those that start ranks of PyTorch spend a
-# fifth of their time waiting: two at a time, file by file, in the order of the list, which has at its end what is short;
-# three at a time take longer. The others, which measure time or use the lab, have the machine for themselves.
+# fifth of their time waiting: two at a time, file by file, in the order of the list, which has at its end what is short or
+# waits; three at a time take longer. The others, which measure time or the lab's links, have the machine for themselves.
 TOGETHER := tests/codecs tests/cuda tests/schedules
 IN_PAIRS := tests/mpi4py_suite tests/torch/test_hook.py tests/train tests/torch tests/examples tests/peer tests/warm tests/emulation \
-  tests/soak tests/study/test_study.py tests/test_bench_codecs.py
+  tests/soak tests/study/test_study.py tests/test_bench_codecs.py tests/test_benchmarks.py tests/lab/test_cut.py tests/demo \
+  tests/lab/test_killed.py
 test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TOGETHER) -n auto
 	$(BIN)/python -m pytest $(IN_PAIRS) -n 2 --dist loadfile --no-loadscope-reorder --durations=20

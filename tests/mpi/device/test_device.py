@@ -19,8 +19,9 @@ from tests.mpi.conftest import identical, verdict
 from tests.mpi.device.devices import CODECS, RANK, SIZE, agrees, both, empty, values
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-# Every form of each codec on three ranks, one of each on others.
-FORMS = SPECS if SIZE == 3 else list({spec.split(":")[0]: spec for spec in reversed(SPECS)}.values())
+# Every form of each codec on three ranks and by one way, one of each otherwise.
+ONE_EACH = list({spec.split(":")[0]: spec for spec in reversed(SPECS)}.values())
+FORMS = [("direct", spec) for spec in (SPECS if SIZE == 3 else ONE_EACH)] + [("staged", s) for s in ONE_EACH]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
@@ -38,7 +39,7 @@ def test_allreduce(make, way, codec, dtype):
         agrees(x, y, f"average of {n} {dtype} in place")
 
 
-@pytest.mark.parametrize("spec", FORMS)
+@pytest.mark.parametrize(("way", "spec"), FORMS, indirect=["way"])
 def test_every_codec(make, way, spec):
     comm = make(spec)
     x, y = both(values(3001, "float32").reshape(1, 3001), "float32")
