@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprofile import figures, perf, tables
-from stepprofile.asked import Asked, Told
+from stepprofile.records import RankRecord, Sampling
 from tqdm import tqdm
 
 from hybridcomp.demo import machine
@@ -81,23 +81,23 @@ def profile(
     files = {name: folder / f"policy-{i}.toml" for i, name in enumerate(study.policies)}
     for name, path in files.items():
         path.write_text(study.policies[name], encoding="utf-8")
-    asked = Asked(str(folder), str(recording.control), SETTLING, args.plain, args.steps, args.hertz)
-    run = dataclasses.replace(run, fields={**run.fields, "steps": asked.steps})
+    sampling = Sampling(str(folder), str(recording.control), SETTLING, args.plain, args.steps, args.hertz)
+    run = dataclasses.replace(run, fields={**run.fields, "steps": sampling.steps})
     command = run.command(folder, files)
     record = RunRecord(run.name)
-    with recording, tqdm(total=asked.steps, desc=run.variant.name, leave=False, disable=None) as bar:
-        started = ["python", str(RANK), json.dumps(dataclasses.asdict(asked)), *command[1:]]
+    with recording, tqdm(total=sampling.steps, desc=run.variant.name, leave=False, disable=None) as bar:
+        started = ["python", str(RANK), json.dumps(dataclasses.asdict(sampling)), *command[1:]]
         train_in(lab, started, study.ppn, folder, record, lambda: bool(bar.update(len(record.train) - bar.n)))
-    told = [
-        Told(**json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")))
+    records = [
+        RankRecord(**json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")))
         for rank in range(study.hosts * study.ppn)
     ]
-    began, ended = max(one.began for one in told), min(one.ended for one in told)
+    began, ended = max(one.began for one in records), min(one.ended for one in records)
     parts, places = perf.by_part(
-        perf.read(recording.lines()), frozenset(one.pid for one in told), began, ended
+        perf.read(recording.lines()), frozenset(one.pid for one in records), began, ended
     )
     cores = os.cpu_count() or 1
-    rows = figures.of_main_threads(told, args.steps)
+    rows = figures.of_main_threads(records, args.steps)
     tokens = record.train[-1]["tokens"] / record.train[-1]["step"]
     # perf's time is a little shorter than that of each rank: as many steps as fit into it.
     fit = (ended - began) * 1e3 / rows["step_ms"]
@@ -105,7 +105,7 @@ def profile(
         "name": run.variant.name,
         "command": shlex.join(command),
         "steps": args.steps,
-        **figures.of_plain_steps(told, args.plain, tokens),
+        **figures.of_plain_steps(records, args.plain, tokens),
         **rows,
         **figures.of_cores(parts, places, cores * (ended - began), fit),
     }

@@ -1,6 +1,6 @@
 """Train as one rank, and sample some of the steps: what ``step_profile.py`` starts instead of ``hybridcomp``.
 
-python benchmarks/step_rank.py ASKED train ...    # ASKED: the fields of stepprofile.asked.Asked as JSON
+python benchmarks/step_rank.py SAMPLING train ...    # SAMPLING: the fields of stepprofile.records.Sampling as JSON
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from stepprofile.asked import Asked, Told
 from stepprofile.parts import part_of_code
+from stepprofile.records import RankRecord, Sampling
 from stepprofile.sampler import Sampler
 
 import hybridcomp.torch as hct
@@ -24,11 +24,11 @@ class Watch:
     """A watch over a rank's steps, of which the trainer tells process groups.
 
     Args:
-        asked: which steps to sample.
+        sampling: which steps to sample.
     """
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
         self._advance = hct.advance_step
         self._sampler = Sampler(part_of_code)
         self._step = 0
@@ -38,16 +38,16 @@ class Watch:
         """Do what the trainer's call does, and begin or end what this step begins or ends."""
         self._advance()
         self._step += 1
-        asked = self._asked
-        if self._step == asked.settling:
+        sampling = self._sampling
+        if self._step == sampling.settling:
             self._began, self._core = time.monotonic(), time.process_time()
-        elif self._step == asked.settling + asked.plain:
+        elif self._step == sampling.settling + sampling.plain:
             self._plain, self._core = time.monotonic() - self._began, time.process_time() - self._core
             self._control("enable")
             self._began = time.monotonic()
             self._others = time.process_time() - time.thread_time()
-            self._sampler.start(asked.hertz)
-        elif self._step == asked.steps:
+            self._sampler.start(sampling.hertz)
+        elif self._step == sampling.steps:
             self._sampler.stop()
             ended = time.monotonic()
             others = time.process_time() - time.thread_time() - self._others
@@ -57,13 +57,13 @@ class Watch:
     def _control(self, word: str) -> None:
         """Tell perf to begin or to end, as rank 0."""
         if _rank() == 0:
-            pipe = os.open(self._asked.control, os.O_WRONLY | os.O_NONBLOCK)
+            pipe = os.open(self._sampling.control, os.O_WRONLY | os.O_NONBLOCK)
             os.write(pipe, f"{word}\n".encode())
             os.close(pipe)
 
     def _write(self, ended: float, others: float) -> None:
         sampler = self._sampler
-        told = Told(
+        record = RankRecord(
             rank=_rank(),
             pid=os.getpid(),
             plain_seconds=self._plain,
@@ -78,8 +78,8 @@ class Watch:
             },
             places=[[part, place, seconds] for (part, place), seconds in sampler.places.items()],
         )
-        path = Path(self._asked.folder) / f"rank-{told.rank}.json"
-        path.write_text(json.dumps(asdict(told)), encoding="utf-8")
+        path = Path(self._sampling.folder) / f"rank-{record.rank}.json"
+        path.write_text(json.dumps(asdict(record)), encoding="utf-8")
 
 
 def _rank() -> int:
@@ -91,7 +91,7 @@ def _rank() -> int:
 
 def main() -> int:
     """Run the trainer under watch; returns its exit code."""
-    watch = Watch(Asked(**json.loads(sys.argv[1])))
+    watch = Watch(Sampling(**json.loads(sys.argv[1])))
     hct.advance_step = watch.advance
     return hybridcomp(sys.argv[2:])
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.stepprofile import figures, parts, perf, tables
-from benchmarks.stepprofile.asked import Told
 from benchmarks.stepprofile.parts import Place, part_of_code, part_of_sample
+from benchmarks.stepprofile.records import RankRecord
 from benchmarks.stepprofile.sampler import Sampler
 
 ROOT = Path(__file__).parent.parent
@@ -150,32 +150,32 @@ def test_sampler_charges_all_time():
     assert wall == pytest.approx(
         seconds, rel=0.1, abs=0.05
     )  # a busy machine may stop it between the two clocks
-    assert spun["core"] > 0.15
-    assert rested["wall"] > 0.15
-    assert rested["wall"] - rested["core"] - rested["ready"] > 0.1  # it waits, however busy the machine is
+    assert spun["core"] > 0.2
+    assert rested["wall"] > 0.3
+    assert rested["wall"] - rested["core"] - rested["ready"] > 0.1
     assert count > 5
 
 
 def sample():
     sampler = Sampler(lambda _, name: name if name in ("spin", "rest") else None)
-    sampler.start(200)
+    sampler.start(25)  # seldom: on a busy machine each sample of a sleep waits for a core
     began = time.perf_counter()
-    spin(0.2)
-    rest(0.2)
+    spin(0.3)
+    rest(0.4)
     sampler.stop()
     seconds = time.perf_counter() - began
     wall = sum(times.wall for times in sampler.parts.values())
-    told = [
+    records = [
         {key: getattr(sampler.parts[name], key) for key in ("wall", "core", "ready")}
         for name in ("spin", "rest")
     ]
-    print(json.dumps([seconds, wall, *told, sampler.count]))
+    print(json.dumps([seconds, wall, *records, sampler.count]))
 
 
 def result(scale=1.0):
     """Return the figures of two ranks that did 10 steps of 100 ms on two cores."""
-    told = [
-        Told(
+    records = [
+        RankRecord(
             rank=rank,
             pid=7 + rank,
             plain_seconds=0.9,
@@ -195,8 +195,8 @@ def result(scale=1.0):
     variant = {
         "name": "none",
         "steps": 10,
-        **figures.of_plain_steps(told, 10, 2048),
-        **figures.of_main_threads(told, 10),
+        **figures.of_plain_steps(records, 10, 2048),
+        **figures.of_main_threads(records, 10),
         **figures.of_cores({parts.TORCH: 1.0, parts.IDLE: 0.9}, {(parts.TORCH, "add"): 1.0}, 2.0, 10),
     }
     machine = {"processor": "a processor, 2 cores for this process"}

@@ -7,19 +7,19 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .asked import Told
 from .parts import MAIN_THREAD, PROCESSOR
+from .records import RankRecord
 
 MOST = 12  # places that are kept of each kind
 
 
-def of_plain_steps(told: Sequence[Told], steps: int, tokens: float) -> dict[str, Any]:
+def of_plain_steps(records: Sequence[RankRecord], steps: int, tokens: float) -> dict[str, Any]:
     """Return the time of the steps without a sampler, in milliseconds, and the speed of so many tokens a step.
 
     ``core_ms`` is of all ranks together.
     """
-    seconds = statistics.fmean(one.plain_seconds for one in told) / steps
-    core = sum(one.plain_core for one in told) / steps
+    seconds = statistics.fmean(one.plain_seconds for one in records) / steps
+    core = sum(one.plain_core for one in records) / steps
     return {
         "plain_step_ms": round(seconds * 1e3, 3),
         "plain_core_ms": round(core * 1e3, 3),
@@ -27,30 +27,30 @@ def of_plain_steps(told: Sequence[Told], steps: int, tokens: float) -> dict[str,
     }
 
 
-def of_main_threads(told: Sequence[Told], steps: int) -> dict[str, Any]:
+def of_main_threads(records: Sequence[RankRecord], steps: int) -> dict[str, Any]:
     """Return the main threads' time a step by part, in milliseconds: the mean over the ranks."""
-    per_step = 1e3 / steps / len(told)
+    per_step = 1e3 / steps / len(records)
     parts = {
         part: {
-            key: round(sum(one.parts.get(part, {}).get(key, 0.0) for one in told) * per_step, 3)
+            key: round(sum(one.parts.get(part, {}).get(key, 0.0) for one in records) * per_step, 3)
             for key in ("wall", "core", "ready")
         }
         for part in MAIN_THREAD
     }
     places: dict[tuple[str, str], float] = defaultdict(float)
-    for one in told:
+    for one in records:
         for part, place, seconds in one.places:
             places[part, place] += seconds
     return {
-        "step_ms": round(statistics.fmean(one.seconds for one in told) * 1e3 / steps, 3),
+        "step_ms": round(statistics.fmean(one.seconds for one in records) * 1e3 / steps, 3),
         "core_ms": round(
-            sum(times["core"] for times in parts.values()) * len(told)
-            + sum(one.other_threads for one in told) * 1e3 / steps,
+            sum(times["core"] for times in parts.values()) * len(records)
+            + sum(one.other_threads for one in records) * 1e3 / steps,
             3,
         ),
         "main_thread": parts,
-        "other_threads": round(sum(one.other_threads for one in told) * per_step, 3),
-        "samples": sum(one.samples for one in told),
+        "other_threads": round(sum(one.other_threads for one in records) * per_step, 3),
+        "samples": sum(one.samples for one in records),
         "main_thread_places": most(places, per_step),
     }
 

@@ -194,25 +194,6 @@ class Codec(abc.ABC):
 
     # -- several messages at once ----------------------------------------------------------------------
 
-    def encode_many(
-        self, sources: Sequence[np.ndarray[Any, Any]], dtype: DType, outs: Sequence[ByteArray]
-    ) -> list[int]:
-        """Encode arrays, each to a message of its own.
-
-        Args:
-            sources: 1-D contiguous arrays of ``dtype.storage``, which :meth:`can_carry` takes.
-            dtype: of their elements.
-            outs: as many 1-D uint8 buffers of at least ``bound(source.size, dtype)`` bytes.
-
-        Returns:
-            The messages' bytes.
-        """
-        if dtype.is_float and self.encoder is not None:
-            sizes: list[int] = native.kernels().encode_many(self.encoder, list(sources), dtype, list(outs))
-            return sizes
-        pairs = zip(sources, outs, strict=True)
-        return [self.encode_flat(Flat(x, dtype, x.shape, True, False), out) for x, out in pairs]
-
     def decode_many(
         self,
         messages: Sequence[ByteArray],

@@ -57,25 +57,6 @@ std::size_t decode_many(const nb::list& messages, const nb::list& outs, int out_
   return from.size();
 }
 
-// The bytes of each message.
-std::vector<std::size_t> encode_many(const Encoder& encoder, const nb::list& sources, int dtype,
-                                     const nb::list& outs) {
-  const DTypeCode type = float_dtype(dtype);
-  const Buffers from(sources, false), to(outs, true);
-  if (from.size() != to.size()) Buffer::fail("one output for every source");
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    const std::size_t need = encoder.bound(from[i].elements(size_of(type), "a source"), type);
-    if (!need) Buffer::fail("the codec does not take this dtype");
-    if (to[i].bytes() < need) Buffer::fail("an output is too small");
-  }
-  std::vector<std::size_t> sizes(from.size());
-  nb::gil_scoped_release release;
-  for (std::size_t i = 0; i < from.size(); ++i)
-    sizes[i] = encoder.write(kernels(), from[i].data(), type, from[i].bytes() / size_of(type), thread_count(),
-                             to[i].data());
-  return sizes;
-}
-
 // The payloads of messages of n elements that can be added to elements of `dtype`; false if one cannot.
 bool payloads_of(const Buffers& messages, DTypeCode dtype, std::size_t n, std::vector<Payload>* payloads) {
   payloads->resize(messages.size());
@@ -138,8 +119,6 @@ void bind_sums(nb::module_& m) {
         "The index of the first message that is not whole or not as expected, or None.");
   m.def("decode_many", &decode_many, "messages"_a, "outs"_a, "out_dtype"_a, "stream"_a,
         "Returns how many messages, from the first, were decoded.");
-  m.def("encode_many", &encode_many, "encoder"_a, "sources"_a, "dtype"_a, "outs"_a,
-        "Returns the messages' bytes.");
   m.def("sum_encode", &sum_encode, "encoder"_a, "own"_a, "own_dtype"_a, "messages"_a, "ranks"_a, "dtype"_a,
         "out"_a, "result"_a.none(), "result_dtype"_a, "stream"_a,
         "Returns the message's bytes, or 0 if it must be done in separate steps.");

@@ -1,4 +1,4 @@
-"""Define what a profiled rank is asked, and what it tells."""
+"""Define which steps a profiled rank samples, and what it records of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Asked:
+class Sampling:
     """The steps that a rank is to sample: the last ones.
 
     Attributes:
@@ -33,7 +33,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Told:
+class RankRecord:
     """The record of a rank.
 
     Attributes:
