@@ -10,11 +10,17 @@ namespace {
 constexpr int kMostThreads = 64;  // that may be left behind
 constexpr auto kIdle = std::chrono::seconds(1);
 
+// Whether two jobs are messages of one operation to one rank.
+bool alike(const Contacts::Job& a, const Contacts::Job& b) {
+  return a.owner.execution == b.owner.execution && a.comm == b.comm && a.peer == b.peer;
+}
+
 }  // namespace
 
 void Contacts::post(const Job& job) {
   ++waiting_;
   const std::lock_guard lock(shared_->mutex);
+  if (shared_->refuse(job)) return;
   shared_->jobs.push_back(job);
   // One that is free takes it; those that are busy may never come back.
   if (shared_->free < static_cast<int>(shared_->jobs.size()) && shared_->threads < kMostThreads) {
@@ -51,14 +57,21 @@ std::deque<Contacts::Job>::iterator Contacts::Shared::next() {
 
 void Contacts::Shared::refuse_behind(const Job& refused) {
   std::erase_if(jobs, [&](Job& job) {
-    const bool behind = job.owner.execution == refused.owner.execution && job.comm == refused.comm &&
-                        job.peer == refused.peer;
-    if (behind) {
-      job.code = refused.code;
-      posted.push_back(job);
-    }
-    return behind;
+    if (!alike(job, refused)) return false;
+    job.code = refused.code;
+    posted.push_back(job);
+    return true;
   });
+}
+
+bool Contacts::Shared::refuse(const Job& job) {
+  const auto refused = std::find_if(posted.begin(), posted.end(),
+                                    [&](const Job& other) { return other.code && alike(other, job); });
+  if (refused == posted.end()) return false;
+  Job behind = job;
+  behind.code = refused->code;
+  posted.push_back(behind);
+  return true;
 }
 
 void Contacts::run(const std::shared_ptr<Shared>& shared) {

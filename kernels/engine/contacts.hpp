@@ -52,8 +52,10 @@ class Contacts {
     int threads = 0, free = 0;
 
     std::deque<Job>::iterator next();  // the first job whose rank is not busy: messages keep their order
-    // Refuse the messages of an operation behind one that MPI refused: the rank would take them for that one.
+    // Refuse the messages of an operation behind one that MPI refused, those that wait and those that come
+    // before the engine knows: the rank would take them for that one.
     void refuse_behind(const Job& refused);
+    bool refuse(const Job& job);  // whether it is behind one
   };
   static void run(const std::shared_ptr<Shared>& shared);
 
