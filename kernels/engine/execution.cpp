@@ -364,7 +364,9 @@ std::vector<Unfinished> Execution::unfinished() const {
       reason = Unfinished::kUnread;
     else if (among(blocked_, i))
       reason = Unfinished::kRingFull;
-    found.push_back({i, peer(step), step.channel, reason});
+    const bool unread = reason == Unfinished::kUnread;
+    const std::uint32_t readers = unread ? lease_of(held_[step.slot].data).load() : 0;
+    found.push_back({i, peer(step), step.channel, reason, readers});
   }
   return found;
 }

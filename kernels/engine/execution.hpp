@@ -68,6 +68,7 @@ struct Unfinished {
   std::uint32_t step;
   int peer, channel;
   Reason reason;
+  std::uint32_t readers;  // of a message that is not read
 };
 
 class Engine;

@@ -1,6 +1,7 @@
 // The engine in Python: hybridcomp/collectives/execution has what is made of it.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,6 +9,7 @@
 #include <list>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include "python/objects.hpp"
@@ -245,17 +247,20 @@ nb::list intervals(const Run& run) {
 }
 
 // The sends and receives that have begun and not ended: step, peer, channel, and what each waits for.
-std::vector<std::tuple<std::uint32_t, int, int, const char*>> unfinished(const Run& run) {
+std::vector<std::tuple<std::uint32_t, int, int, std::string>> unfinished(const Run& run) {
   std::vector<Unfinished> steps;
   {
     nb::gil_scoped_release release;
     steps = the_engine()->unfinished(*run);
   }
-  std::vector<std::tuple<std::uint32_t, int, int, const char*>> found;
+  std::vector<std::tuple<std::uint32_t, int, int, std::string>> found;
   for (const Unfinished& one : steps) {
-    const char* reason = "it is with MPI";
+    std::string reason = "it is with MPI";
     if (one.reason == Unfinished::kNoMessage) reason = "no message is here";
-    if (one.reason == Unfinished::kUnread) reason = "the message is not read";
+    if (one.reason == Unfinished::kUnread) {
+      // None, where nobody has looked since they were through.
+      reason = "the message is not read (readers: " + std::to_string(one.readers) + ")";
+    }
     if (one.reason == Unfinished::kRingFull) reason = "the ring is full";
     found.emplace_back(one.step, one.peer, one.channel, reason);
   }
