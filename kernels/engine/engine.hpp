@@ -36,7 +36,7 @@ class Engine {
   bool cancel(Execution& execution);
   std::vector<int> waiting_for(const Execution& execution);
   std::vector<Unfinished> unfinished(const Execution& execution);
-  // See Execution. Whoever asks for a step while there is none looks at all operations, as `poll` does; after
+  // See Execution. Whoever asks for a step while it has none looks at all operations, as `poll` does; after
   // an answer, this computes for so many seconds at most.
   std::optional<Asked> take(Execution& execution);
   void answer(Execution& execution, std::uint32_t step, std::size_t bytes, double seconds);

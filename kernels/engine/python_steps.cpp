@@ -113,6 +113,8 @@ std::optional<Asked> Engine::take(Execution& execution) {
     asked = execution.take();
     if (!asked) retire();
   }
+  // The steps that wait are of other operations: those may be long in coming to them.
+  if (!asked && !waiters_.load()) poll();
   if (asked && execution.program().steps[asked->step].count >= kLong && !waiters_.load()) wake();
   return asked;
 }
