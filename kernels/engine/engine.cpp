@@ -298,11 +298,6 @@ bool Engine::cancel(Execution& execution) {
   return execution.cancelled();
 }
 
-std::vector<int> Engine::waiting_for(const Execution& execution) {
-  const std::lock_guard lock(mutex_);
-  return execution.waiting_for();
-}
-
 std::vector<Unfinished> Engine::unfinished(const Execution& execution) {
   const std::lock_guard lock(mutex_);
   return execution.unfinished();

@@ -34,7 +34,6 @@ class Engine {
   void abandon(Execution& execution);
   // Cancel a receive that no message has reached; whether that was so.
   bool cancel(Execution& execution);
-  std::vector<int> waiting_for(const Execution& execution);
   std::vector<Unfinished> unfinished(const Execution& execution);
   // See Execution. Whoever asks for a step while it has none looks at all operations, as `poll` does; after
   // an answer, this computes for so many seconds at most.

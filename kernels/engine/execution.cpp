@@ -337,18 +337,6 @@ void Execution::abandon() {
   done_.store(true, std::memory_order_release);
 }
 
-std::vector<int> Execution::waiting_for() const {
-  std::vector<int> peers;
-  for (const Kind kind : {kRecv, kSend}) {
-    for (std::size_t i = 0; i < states_.size(); ++i)
-      if (program_->steps[i].kind == kind && states_[i] == kPosted) peers.push_back(peer(program_->steps[i]));
-    if (!peers.empty()) break;
-  }
-  std::sort(peers.begin(), peers.end());
-  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-  return peers;
-}
-
 std::vector<Unfinished> Execution::unfinished() const {
   const auto among = [](const std::vector<std::uint32_t>& steps, std::uint32_t index) {
     return std::find(steps.begin(), steps.end(), index) != steps.end();
@@ -357,16 +345,16 @@ std::vector<Unfinished> Execution::unfinished() const {
   for (std::uint32_t i = 0; i < states_.size(); ++i) {
     if (states_[i] != kPosted) continue;
     const Step& step = program_->steps[i];
-    Unfinished::Reason reason = Unfinished::kInMpi;
-    if (step.kind == kRecv)
-      reason = Unfinished::kNoMessage;
-    else if (among(lending_, i))
-      reason = Unfinished::kUnread;
-    else if (among(blocked_, i))
-      reason = Unfinished::kRingFull;
-    const bool unread = reason == Unfinished::kUnread;
-    const std::uint32_t readers = unread ? lease_of(held_[step.slot].data).load() : 0;
-    found.push_back({i, peer(step), step.channel, reason, readers});
+    Unfinished one{i, peer(step), step.channel, Unfinished::kInMpi, 0};
+    if (step.kind == kRecv) {
+      one.reason = Unfinished::kNoMessage;
+    } else if (among(lending_, i)) {
+      one.reason = Unfinished::kUnread;
+      one.readers = lease_of(held_[step.slot].data).load();
+    } else if (among(blocked_, i)) {
+      one.reason = Unfinished::kRingFull;
+    }
+    found.push_back(one);
   }
   return found;
 }

@@ -68,7 +68,7 @@ struct Unfinished {
   std::uint32_t step;
   int peer, channel;
   Reason reason;
-  std::uint32_t readers;  // of a message that is not read
+  std::uint32_t readers;  // of an unread message; 0 if nobody has looked since the last one read it
 };
 
 class Engine;
@@ -112,9 +112,7 @@ class Execution {
   std::optional<Asked> take();
   void answer(std::uint32_t step, std::size_t bytes);
 
-  // Peers that it waits for, in order; and every send and receive that has begun and not ended, in the order
-  // of the schedule. Under the lock.
-  std::vector<int> waiting_for() const;
+  // Every send and receive that has begun and not ended, in the order of the schedule; under the lock.
   std::vector<Unfinished> unfinished() const;
 
  private:

@@ -246,24 +246,25 @@ nb::list intervals(const Run& run) {
   return all;
 }
 
-// The sends and receives that have begun and not ended: step, peer, channel, and what each waits for.
-std::vector<std::tuple<std::uint32_t, int, int, std::string>> unfinished(const Run& run) {
-  std::vector<Unfinished> steps;
-  {
-    nb::gil_scoped_release release;
-    steps = the_engine()->unfinished(*run);
+std::string reason_of(const Unfinished& one) {
+  switch (one.reason) {
+    case Unfinished::kNoMessage:
+      return "no message is here";
+    case Unfinished::kUnread:
+      return "the message is not read (readers: " + std::to_string(one.readers) + ")";
+    case Unfinished::kRingFull:
+      return "the ring is full";
+    default:
+      return "it is with MPI";
   }
-  std::vector<std::tuple<std::uint32_t, int, int, std::string>> found;
-  for (const Unfinished& one : steps) {
-    std::string reason = "it is with MPI";
-    if (one.reason == Unfinished::kNoMessage) reason = "no message is here";
-    if (one.reason == Unfinished::kUnread) {
-      // None, where nobody has looked since they were through.
-      reason = "the message is not read (readers: " + std::to_string(one.readers) + ")";
-    }
-    if (one.reason == Unfinished::kRingFull) reason = "the ring is full";
-    found.emplace_back(one.step, one.peer, one.channel, reason);
-  }
+}
+
+// The sends and receives that have begun and not ended: step, whether it receives, peer, channel, and what it
+// waits for.
+std::vector<std::tuple<std::uint32_t, bool, int, int, std::string>> unfinished(const Run& run) {
+  std::vector<std::tuple<std::uint32_t, bool, int, int, std::string>> found;
+  for (const Unfinished& one : the_engine()->unfinished(*run))
+    found.emplace_back(one.step, one.reason == Unfinished::kNoMessage, one.peer, one.channel, reason_of(one));
   return found;
 }
 
@@ -327,10 +328,7 @@ void bind_engine(nb::module_& m) {
              const auto& status = run->status();
              return nb::bytes(reinterpret_cast<const char*>(status.data()), run->done() ? status.size() : 0);
            })
-      .def(
-          "waiting_for", [](const Run& run) { return the_engine()->waiting_for(*run); },
-          nb::call_guard<nb::gil_scoped_release>())
-      .def("unfinished", &unfinished)
+      .def("unfinished", &unfinished, nb::call_guard<nb::gil_scoped_release>())
       .def("failure", &failure)
       .def("tally", &tally)
       .def("intervals", &intervals);

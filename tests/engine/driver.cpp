@@ -59,7 +59,7 @@ void overlap(World& world, const Cases& cases, std::uint64_t seed, int steps) {
         continue;
       }
       flight->watched.store(true);
-      flight.waiting_for();
+      flight.unfinished();
       open.push_back(&flight);
       while (!open.empty() && own() % 5 < 2) {
         const auto which = open.begin() + static_cast<std::ptrdiff_t>(own() % open.size());
@@ -121,7 +121,7 @@ std::vector<Failure> broken(World& world, const Case& what, const World::Groups&
       std::this_thread::sleep_for(std::chrono::microseconds(seed % 400));
       told.store(true);
     }
-    for (; !flight->done() && !told.load(); std::this_thread::yield()) flight.waiting_for();
+    for (; !flight->done() && !told.load(); std::this_thread::yield()) flight.unfinished();
     if (!flight->done()) flight.abandon();
     waiting.join();
     const Fault fault = flight->failure().fault;

@@ -312,7 +312,7 @@ class Flight {
     }
   }
   void abandon() const { engine_->abandon(*execution_); }
-  std::vector<int> waiting_for() const { return engine_->waiting_for(*execution_); }
+  std::vector<Unfinished> unfinished() const { return engine_->unfinished(*execution_); }
 
   // It ended well, with the sum.
   void check() const {

@@ -289,22 +289,25 @@ class Request:
         Args:
             timeout: seconds that it had; None is its own.
         """
-        error = CollectiveTimeoutError(self._late_message(self._timeout if timeout is None else timeout))
         steps = [] if self._pending.run is None else self._pending.run.unfinished()
-        for step, peer, channel, reason in steps[:_MOST_NOTES]:
+        error = CollectiveTimeoutError(
+            self._late_message(self._timeout if timeout is None else timeout, steps)
+        )
+        for step, _, peer, channel, reason in steps[:_MOST_NOTES]:
             error.add_note(f"step {step} (rank {peer}, channel {channel}) waits: {reason}")
         if len(steps) > _MOST_NOTES:
             error.add_note(f"and {len(steps) - _MOST_NOTES} steps more")
         return error
 
-    def _late_message(self, timeout: float) -> str:
-        waiting = set()
+    def _late_message(self, timeout: float, steps: Sequence[tuple[Any, ...]]) -> str:
+        waiting: set[int] = set()
         for peer, request in zip(self._pending.peers, self._pending.requests, strict=True):
             with suppress(MPI.Exception):
                 if request != MPI.REQUEST_NULL and not request.Get_status():
                     waiting.add(peer)
         if self._pending.run is not None:
-            waiting.update(self._pending.run.waiting_for() or [-1])
+            receiving = {peer for _, receives, peer, *_ in steps if receives}
+            waiting |= receiving or {peer for _, _, peer, *_ in steps} or {-1}
         if not waiting and self._pending.events:
             who = self._pending.source
         elif -1 in waiting or not waiting:
