@@ -20,8 +20,8 @@ from hybridcomp.lab.rate import Rate
 from hybridcomp.schedules import cuts
 from hybridcomp.schedules.draw import HEADINGS, picture, rows, summarize
 from hybridcomp.schedules.faults import ScheduleError
+from hybridcomp.schedules.layout import REDUCTIONS, WHOLE
 from hybridcomp.schedules.registry import ALGORITHMS, Algorithm, build, find
-from hybridcomp.schedules.results import REDUCTIONS, WHOLE
 from hybridcomp.schedules.schedule import Operation, Schedule, Slot
 from hybridcomp.schedules.simulate import Link, Machine, simulate
 from hybridcomp.schedules.topology import Topology

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.schedules.faults import describe, words
-from hybridcomp.schedules.order import Order
+from hybridcomp.schedules.proofs.order import Order
 from hybridcomp.schedules.schedule import Kind, Schedule, Slot
 from hybridcomp.schedules.simulate import Timeline
 

@@ -18,10 +18,10 @@ from hybridcomp.schedules.algorithms import (
     sparse,
     tree,
 )
-from hybridcomp.schedules.results import REDUCTIONS, WHOLE
+from hybridcomp.schedules.layout import REDUCTIONS, WHOLE
+from hybridcomp.schedules.proofs.values import Promise, any_order, host_order, owner_first, rank_order
 from hybridcomp.schedules.schedule import Operation, Schedule
 from hybridcomp.schedules.topology import Topology
-from hybridcomp.schedules.values import Promise, any_order, host_order, owner_first, rank_order
 
 _KEPT = 1024  # schedules that are not built again
 _MOST_TIMES = 64  # a part is encoded again, at most: once for each bit of the number of ranks

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hybridcomp.schedules.order import Order
+from hybridcomp.schedules.proofs.order import Order
 from hybridcomp.schedules.schedule import Kind, Schedule, Slot, Step
 
 _Port = tuple[str, int]
@@ -106,7 +106,7 @@ def passes(step: Step) -> int:
 
 
 class _Simulation:
-    """A simulation; steps are numbered through as in :class:`~hybridcomp.schedules.order.Order`."""
+    """A simulation; steps are numbered through as in :class:`~hybridcomp.schedules.proofs.order.Order`."""
 
     def __init__(self, order: Order, machine: Machine, message_bytes: Callable[[Slot, int], int]) -> None:
         self._order, self._machine, self._bytes = order, machine, message_bytes

@@ -1,9 +1,9 @@
 """Prove that the schedules of all ranks do what their operation promises: a symbolic run, without MPI and without data.
 
-1. Every send has its receive, and no step waits for itself through others (:mod:`.order`): no deadlock.
-2. All steps run in an order in which they may happen, on symbolic values (:mod:`.values`). Of two steps that touch one
-   slot, overlapping spans of a buffer or of the memory of error feedback, one of them writing, one has certainly ended
-   before the other begins; so any other order gives the same values. Nothing is read before it is written. What was
+1. Every send has its receive, and no step waits for itself through others (:mod:`.proofs.order`): no deadlock.
+2. All steps run in an order in which they may happen, on symbolic values (:mod:`.proofs.values`). Of two steps that
+   touch one slot, overlapping spans of a buffer or of the memory of error feedback, one of them writing, one has certainly
+   ended before the other begins; so any other order gives the same values. Nothing is read before it is written. What was
    received is checked before it is sent on. Sums of some ranks' parts are never rounded to the caller's dtype.
 3. At the end every element of every result is what the operation promises: of a reduction each rank's part of this
    element, exactly once, in the promised order, encoded as often as promised and divided once for a mean; of a movement
@@ -27,11 +27,12 @@ from collections.abc import Sequence
 from hybridcomp.schedules import cuts
 from hybridcomp.schedules.faults import ScheduleError
 from hybridcomp.schedules.in_order import check_in_order
-from hybridcomp.schedules.order import Order
-from hybridcomp.schedules.results import check_results, has_in_place
-from hybridcomp.schedules.run import Run
+from hybridcomp.schedules.layout import has_in_place
+from hybridcomp.schedules.proofs.order import Order
+from hybridcomp.schedules.proofs.results import check_results
+from hybridcomp.schedules.proofs.run import Run
+from hybridcomp.schedules.proofs.values import Promise
 from hybridcomp.schedules.schedule import Schedule
-from hybridcomp.schedules.values import Promise
 
 
 def verify(schedules: Sequence[Schedule], promise: Promise | None = None) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from hybridcomp.schedules.layout import WHOLE
 from hybridcomp.schedules.registry import ALGORITHMS, Algorithm
-from hybridcomp.schedules.results import WHOLE
 from hybridcomp.schedules.schedule import Operation, Schedule, Step
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.verify import verify

@@ -13,7 +13,7 @@ import pytest
 from hybridcomp.cli.main import main
 from hybridcomp.schedules import cuts
 from hybridcomp.schedules.faults import ScheduleError
-from hybridcomp.schedules.order import Order
+from hybridcomp.schedules.proofs.order import Order
 from hybridcomp.schedules.registry import ALGORITHMS, build
 from hybridcomp.schedules.schedule import Kind, Slot
 from hybridcomp.schedules.simulate import Link, Machine, simulate

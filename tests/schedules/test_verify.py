@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from hybridcomp.schedules.faults import ScheduleError
-from hybridcomp.schedules.order import Order
+from hybridcomp.schedules.layout import REDUCTIONS, WHOLE, layout
+from hybridcomp.schedules.proofs.order import Order
+from hybridcomp.schedules.proofs.run import Run
+from hybridcomp.schedules.proofs.values import Promise, host_order, owner_first, rank_order
 from hybridcomp.schedules.recorder import Recorder
 from hybridcomp.schedules.registry import ALGORITHMS
-from hybridcomp.schedules.results import REDUCTIONS, WHOLE, layout
-from hybridcomp.schedules.run import Run
 from hybridcomp.schedules.schedule import Buffer, Kind, Operation, Schedule, Span
 from hybridcomp.schedules.topology import Topology
-from hybridcomp.schedules.values import Promise, host_order, owner_first, rank_order
 from hybridcomp.schedules.verify import verify
 from tests.schedules.cases import (
     PAIRS,

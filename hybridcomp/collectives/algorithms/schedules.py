@@ -12,9 +12,9 @@ from hybridcomp.collectives.algorithms.selection import OPERATIONS, Chooser
 from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.policy import Choice
 from hybridcomp.schedules import registry
+from hybridcomp.schedules.layout import layout
 from hybridcomp.schedules.placement import placed
 from hybridcomp.schedules.prepared import Prepared, prepare
-from hybridcomp.schedules.results import layout
 from hybridcomp.schedules.schedule import Buffer, Operation, Schedule
 from hybridcomp.schedules.shards import CHUNK_BYTES
 from hybridcomp.schedules.topology import Topology

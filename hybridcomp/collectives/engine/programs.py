@@ -25,7 +25,7 @@ from hybridcomp.collectives.engine.python_steps import (
 from hybridcomp.collectives.execution.request import Pending, Steps
 from hybridcomp.native import kernels
 from hybridcomp.schedules.joined import joined
-from hybridcomp.schedules.results import REDUCTIONS
+from hybridcomp.schedules.layout import REDUCTIONS
 from hybridcomp.schedules.schedule import Schedule
 
 _MOST_PROGRAMS = 1024

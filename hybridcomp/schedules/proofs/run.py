@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hybridcomp.schedules.faults import ScheduleError
-from hybridcomp.schedules.order import Order
-from hybridcomp.schedules.results import layout
+from hybridcomp.schedules.layout import layout
+from hybridcomp.schedules.proofs.order import Order
+from hybridcomp.schedules.proofs.values import Content, Piece, Values, added
+from hybridcomp.schedules.proofs.values import Run as Elements
 from hybridcomp.schedules.schedule import Buffer, Kind, Span, Step
-from hybridcomp.schedules.values import Content, Piece, Values, added
-from hybridcomp.schedules.values import Run as Elements
 
 _CORRECTED = 1  # by error feedback
 _LOST = 2  # and what a sum lost, whose parts were corrected, has been added
