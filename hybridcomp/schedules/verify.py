@@ -2,9 +2,10 @@
 
 1. Every send has its receive, and no step waits for itself through others (:mod:`.proofs.order`): no deadlock.
 2. All steps run in an order in which they may happen, on symbolic values (:mod:`.proofs.values`). Of two steps that
-   touch one slot, overlapping spans of a buffer or of the memory of error feedback, one of them writing, one has certainly
-   ended before the other begins; so any other order gives the same values. Nothing is read before it is written. What was
-   received is checked before it is sent on. Sums of some ranks' parts are never rounded to the caller's dtype.
+   touch one slot, overlapping spans of a buffer or of the memory of error feedback, one of them writing, one has
+   certainly ended before the other begins; so any other order gives the same values. Nothing is read before it is
+   written. What was received is checked before it is sent on. Sums of some ranks' parts are never rounded to the
+   caller's dtype.
 3. At the end every element of every result is what the operation promises: of a reduction each rank's part of this
    element, exactly once, in the promised order, encoded as often as promised and divided once for a mean; of a movement
    the right rank's element. Where all ranks get a result, it is made of the same messages on all of them, also on the
