@@ -97,6 +97,30 @@ def test_work_that_does_not_end_before_exit_keeps_its_buffers() -> None:
     assert done.stdout.split() == ["True"]
 
 
+def test_a_thread_that_mpi_keeps_does_not_crash_the_exit() -> None:
+    done = mpiexec(
+        2,
+        *program("""
+        import time
+        from mpi4py import MPI
+        from hybridcomp.collectives.agreement import making
+        from hybridcomp.collectives.failure import blocked
+
+        blocked._EXIT_SECONDS = making.LEAST_SECONDS = 0.2
+        if MPI.COMM_WORLD.rank == 1:
+            making._Assembly._assemble = lambda _: time.sleep(60)
+            making.LEAST_SECONDS = 60
+        try:
+            hybridcomp.Communicator(MPI.COMM_WORLD, axis="dp", timeout=0.2)
+        except hybridcomp.CollectiveTimeoutError as error:
+            say(error)
+        """),
+    )
+    assert done.returncode == 1, done.stderr
+    assert "duplicating it did not end within the timeout of 0.2 s" in done.stdout
+    assert "rank 0 is still in MPI at its exit (making a communicator on axis 'dp', " in done.stderr
+
+
 def test_destroying_a_group_with_work_in_flight() -> None:
     done = mpiexec(
         2,

@@ -3,6 +3,7 @@
 A case is a function ``case_*()``. Its verdict is shared after each, so that rank 0 knows what failed anywhere.
 """
 
+import faulthandler
 import importlib
 import json
 import sys
@@ -40,4 +41,5 @@ def run(module_name: str, out: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     run(*sys.argv[1:])

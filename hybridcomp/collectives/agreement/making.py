@@ -19,6 +19,7 @@ from hybridcomp.collectives.agreement.agreement import (
 from hybridcomp.collectives.algorithms.selection import Chooser, chooser
 from hybridcomp.collectives.engine.groups import join
 from hybridcomp.collectives.execution.progress import Pending, Steps, engine
+from hybridcomp.collectives.failure.blocked import watch
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect
 from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, connect_peers
@@ -31,6 +32,8 @@ _POLL_SECONDS = 0.02  # seconds between polls of notices; a communicator is made
 # That MPI gets at least, once all ranks are there: a timeout says how long to wait for others, and not how long MPI
 # takes on hosts where ranks share cores.
 LEAST_SECONDS = 30.0
+# That ranks which have met have to answer each other, beside whatever else their cores do.
+_EXCHANGE_SECONDS = 10.0
 _ANSWER_SECONDS = 1.0  # that other ranks have to say whether they are there
 _MAKING = 0  # its number in notices: operations are numbered from 1 on
 _LEVELS = {
@@ -117,10 +120,15 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
     # Not an Idup: one that stays unmatched confuses Open MPI when it makes the next communicator.
     def meeting() -> Steps:
         yield Pending([comm.Ibarrier()], [-1])
+
+    # Whoever has waited too long takes no part: then this ends on no rank, and none goes on to where MPI waits.
+    def exchange() -> Steps:
         yield Pending([comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE])], [-1])
 
     try:
         engine().start(meeting(), f"{what}: the meeting of all ranks", timeout).wait()
+        limit = max(timeout, _EXCHANGE_SECONDS)
+        engine().start(exchange(), f"{what}: the exchange of what they bring", limit).wait()
     except CollectiveTimeoutError:
         if isinstance(own, BaseException):
             raise own from None
@@ -221,6 +229,7 @@ def bounded(
             errors.append(error)
 
     thread = threading.Thread(target=run, name="hybridcomp-making", daemon=True)
+    watch(thread, what())
     deadline = time.monotonic() + timeout
     thread.start()
     while True:

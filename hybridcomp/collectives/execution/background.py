@@ -21,6 +21,7 @@ _IDLE = 0.1  # between polls of notices while nothing is in flight
 # operation more than all else that the start does in Python.
 _DOZE = 1e-3
 _DOZING = 10e-3
+_STOP_SECONDS = 10.0  # a poll takes far less; a callback of the caller's may never come back
 
 
 class Background:
@@ -45,12 +46,12 @@ class Background:
             atexit.register(self._engine.stop)
         self._wake.set()
 
-    def stop(self, seconds: float) -> None:
-        """Stop the thread, within so many seconds."""
+    def stop(self) -> None:
+        """Stop the thread, which ends after at most one poll: MPI must not be finalised while it polls."""
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(timeout=seconds)
+            self._thread.join(timeout=_STOP_SECONDS)
 
     def _run(self) -> None:
         while not self._stopping:

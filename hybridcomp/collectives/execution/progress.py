@@ -296,7 +296,7 @@ class Engine:
         """End at exit what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
         if os.getpid() != self._pid:
             return  # of a fork that ends: these are its parent's operations
-        self._background.stop(_EXIT_SECONDS)
+        self._background.stop()
         deadline = time.monotonic() + _EXIT_SECONDS
         try:
             while not self.idle and time.monotonic() < deadline:

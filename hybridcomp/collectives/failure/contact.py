@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.failure.blocked import watch
+
 _PATIENCE = 0.05  # seconds in which MPI nearly always has started a message; until then the caller waits
 
 
@@ -101,6 +103,7 @@ class Contact:
                 self._queue.append(posting)
                 if not stuck:
                     self._thread = threading.Thread(target=self._run, name="hybridcomp-contact", daemon=True)
+                    watch(self._thread, "the first message to a rank that does not answer")
                     self._thread.start()
         if met:
             return post()

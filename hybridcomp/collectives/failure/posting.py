@@ -8,6 +8,8 @@ from contextlib import suppress
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.failure.blocked import watch
+
 _PATIENCE = 0.25  # seconds that one start may take; it takes microseconds
 _MOST_STUCK = 4  # starts that have not returned, and sends that are tried nevertheless
 
@@ -36,6 +38,7 @@ class Outbox:
             thread = threading.Thread(
                 target=self._start, args=(raw, left, tag), name="hybridcomp-notice", daemon=True
             )
+            watch(thread, "a notice to a rank that does not answer")
             thread.start()
             before = -1
             while thread.is_alive() and before != len(left):
