@@ -54,6 +54,9 @@ std::uint8_t* Blocks::take(std::size_t bytes) {
   if (!free.empty()) {
     std::uint8_t* const block = free.back();
     free.pop_back();
+    // Nobody reads a free block. Open MPI writes past receive buffers that are too short: whoever takes the
+    // block would wait for ever for readers that such a write has made up.
+    if (shared(block)) lease_of(block).store(0, std::memory_order_relaxed);
     return block;
   }
   std::uint8_t* block = nullptr;

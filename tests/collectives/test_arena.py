@@ -54,6 +54,16 @@ def test_blocks_are_used_again(pool):
         assert pool.used == used
 
 
+def test_a_stray_write_makes_no_readers_of_a_free_block(pool):
+    block = pool.take(4096)
+    pool.give(block)
+    at = arenas.address(block) - pool.arena.start
+    pool.arena.memory[at - LINE : at] = 63
+    again = pool.take(4096)
+    assert arenas.address(again) == arenas.address(block)
+    assert not pool.unread(again)
+
+
 def test_what_is_lent_waits_for_its_readers():
     mine, theirs = pair()
     message = mine.pool.take(5000)

@@ -22,6 +22,17 @@ void same(const Results& results, const std::string& what) {
            what + ": ranks have different bits");
 }
 
+// A write past the end of some buffer into a free block's lease makes no readers for whoever has it next.
+void stray_write() {
+  alignas(kLine) static std::uint8_t memory[1 << 14];
+  Blocks blocks;
+  blocks.use({memory, sizeof(memory)}, 2 * kLine);
+  std::uint8_t* const block = blocks.take(4096);
+  blocks.give(block);
+  lease_of(block).store(0x3f800000);
+  expect(blocks.take(4096) == block && !lease_of(block).load(), "a free block has readers");
+}
+
 // One operation of all ranks, from a thread each.
 void once(World& world, const Case& what, const World::Groups& groups, std::uint64_t seed) {
   Results results(groups.size());
@@ -211,6 +222,11 @@ void all(const std::string& folder, int rounds, std::uint64_t seed, const std::s
       by_hosts[one->hosts].push_back(one.get());
       cases.push_back(std::move(one));
     }
+  if (const char* name = "leases that a stray write has changed"; wanted(name)) {
+    Told told(name);
+    stray_write();
+    ++told.count;
+  }
   if (const char* name = "hostile programs, refused"; wanted(name)) {
     Told told(name);
     for (const auto& one : cases)
