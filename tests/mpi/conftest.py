@@ -21,15 +21,6 @@ from hybridcomp.collectives.requests import called_back
 WORLD = MPI.COMM_WORLD
 _SECONDS = 30.0
 
-# That a device runs an algorithm as the host does, and Python a step as the engine, depends little on how many ranks
-# there are.
-_THREE = ["device/test_device_algorithms.py", "engine/test_python_steps.py"]
-_FEW = 4
-collect_ignore = [] if WORLD.size == 3 else _THREE
-# One rank's hook has nothing to do, and one rank compresses no message.
-_SEVERAL = ["device/test_device_hook.py", "engine/test_messages.py", "engine/test_parts.py"]
-collect_ignore += _SEVERAL if WORLD.size == 1 else []
-
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,11 +31,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what has been tried on fewer ranks: to run schedules in Python takes long on many."""
-    if WORLD.size > _FEW:
-        left_out = [item for item in items if item.get_closest_marker("few_ranks")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    """Leave out the tests that are marked for other numbers of ranks."""
+    left_out = [item for item in items if not all(map(_is_met, item.iter_markers("ranks")))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _is_met(marker: pytest.Mark) -> bool:
+    return bool(marker.kwargs.get("least", 1) <= WORLD.size <= marker.kwargs.get("most", WORLD.size))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

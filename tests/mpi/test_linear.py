@@ -213,7 +213,7 @@ def test_the_engine_sums_integers_by_every_algorithm(both, monkeypatch, dtype):
     verdict(not wrong, str(wrong))
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "randomblock" not in spec])
 def test_linear_sums_of_integers_have_the_bits_of_python(both, spec):
     compiled, generated, _ = both

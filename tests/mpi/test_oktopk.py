@@ -47,7 +47,7 @@ def key(codec: str, n: int, dtype: str = "float32") -> OperationKey:
     return OperationKey("all_reduce", hc.get_codec(codec), True, hc.arrays.as_dtype(dtype), (n,))
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_engine_has_the_bits_of_python(both, codec):
     compiled, generated, _ = both
@@ -68,7 +68,7 @@ def test_the_engine_has_the_bits_of_python(both, codec):
     verdict(not wrong, str(wrong))
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(most=4)
 def test_bfloat16_has_the_bits_of_python(both):
     torch = pytest.importorskip("torch")
     compiled, generated, _ = both
@@ -79,7 +79,7 @@ def test_bfloat16_has_the_bits_of_python(both):
         verdict(bits(pair[0]) == bits(pair[1]), codec)
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("where", [0.0, 0.31, 1.0])
 def test_some_ranks_own_nothing(both, where):
     """All that is sent lies in one place: the same owners, found in C++ and in Python."""
@@ -94,7 +94,7 @@ def test_some_ranks_own_nothing(both, where):
     verdict(abs(sent - expected) <= 64 * P, f"{sent} bytes, not {expected}")
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("codec", ["topk:ratio=0.1", "threshold:abs=1.5", "topk:ratio=0.2,values=int8"])
 @pytest.mark.parametrize("form", ["ef", "loco", "dgc", "dgc:momentum=0"])
 def test_the_engine_has_in_python_memories(make, monkeypatch, form, codec):

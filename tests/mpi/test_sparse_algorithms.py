@@ -231,7 +231,7 @@ def test_another_codec_is_named(make, algorithm):
         verdict(own in caught or " failed: MismatchError: " in caught, caught)
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(most=4)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

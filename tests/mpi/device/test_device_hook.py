@@ -34,6 +34,7 @@ from tests.cuda.common import host_array, runtime, to_device, to_host
 from tests.mpi.conftest import WORLD, communicator, identical, verdict
 from tests.mpi.device.devices import RANK, SIZE, values
 
+pytestmark = pytest.mark.ranks(least=2)  # one rank's hook has nothing to do
 # Odd sizes, nothing at all, what is alone in its shard; two that are large enough to be chunks, in several batches.
 SHAPES = {
     "weight": (23, 61),

@@ -49,7 +49,7 @@ def algorithms(topology: Topology, codec: str, op: str = "all_reduce") -> list[s
     return [a.name for a in ALGORITHMS[op].values() if refusal(a, topology, by) is None]
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("codec", CODECS)
 def test_same_bits_as_in_python(both, codec):
     compiled, generated, topology = both
@@ -146,7 +146,7 @@ def moves(comm: hc.Communicator, codec: str, dtype: str, n: int) -> Iterator[tup
     yield "all_to_allv", got
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("codec", CODECS)
 def test_other_operations_have_the_bits_of_python(both, codec):
     compiled, generated, _ = both
@@ -165,7 +165,7 @@ def test_other_operations_have_the_bits_of_python(both, codec):
     verdict(not apart, str(apart))
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("form", FORMS)
 def test_same_memories_as_in_python(both, form):
     *_, topology = both

@@ -16,6 +16,7 @@ from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, communicator, gaussian, verdict
 
+pytestmark = pytest.mark.ranks(least=2)  # one rank compresses no message
 ME, P = WORLD.rank, WORLD.size
 RIGHT, LEFT = (ME + 1) % P, (ME - 1) % P
 CODECS = [
@@ -55,7 +56,7 @@ def compiled(comm: hc.Communicator) -> int:
     return 0 if programs is None else sum(program is not None for program in programs._programs.values())
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("codec", CODECS)
 def test_same_bits_as_in_python(make, codec):
     comms = [make(devices=devices) for devices in "01"]

@@ -14,6 +14,8 @@ from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.policy import Choice
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 
+pytestmark = pytest.mark.ranks(least=2)  # one rank compresses no message
+
 
 class Part(NamedTuple):
     name: str

@@ -28,6 +28,8 @@ from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict
 from tests.mpi.engine.test_compiled import overlap
 from tests.mpi.failure.test_interrupts import interrupt_often
 
+# That Python computes a step as the engine does depends little on how many ranks there are.
+pytestmark = pytest.mark.ranks(least=3, most=3)
 N = 200_000
 P = WORLD.size
 
