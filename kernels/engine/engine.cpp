@@ -185,7 +185,7 @@ bool Engine::look() {
     Group& group = execution.group();
     shares = shares || !group.neighbours.empty();
     if (&group != last)
-      for (Neighbour& near : group.neighbours) moved |= drain(near);
+      for (Neighbour& neighbour : group.neighbours) moved |= drain(neighbour);
     last = &group;
     if (!execution.done()) moved |= execution.settle();
     if (!execution.done()) moved |= execution.retry();
@@ -194,17 +194,17 @@ bool Engine::look() {
   return moved;
 }
 
-bool Engine::drain(Neighbour& near) {
+bool Engine::drain(Neighbour& neighbour) {
   bool moved = false;
-  for (Entry entry; near.from.pop(&entry); moved = true) {
-    const auto found = std::find_if(near.posted.begin(), near.posted.end(),
+  for (Entry entry; neighbour.from.pop(&entry); moved = true) {
+    const auto found = std::find_if(neighbour.posted.begin(), neighbour.posted.end(),
                                     [&](const auto& posted) { return posted.sequence == entry.sequence; });
-    if (found == near.posted.end()) {
-      near.early.push_back(entry);
+    if (found == neighbour.posted.end()) {
+      neighbour.early.push_back(entry);
       continue;
     }
     const Neighbour::Posted posted = *found;
-    near.posted.erase(found);
+    neighbour.posted.erase(found);
     posted.execution->received(posted.step, entry);
   }
   return moved;

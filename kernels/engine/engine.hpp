@@ -49,7 +49,7 @@ class Engine {
                std::size_t room);
   void forget(Execution* execution);
   // Give blocks back, once nothing in Python refers to them.
-  void give(std::vector<std::uint8_t*> blocks, std::shared_ptr<Lent> lent);
+  void give(std::vector<std::uint8_t*> blocks, std::shared_ptr<Pin> pin);
   void count_asked(int more) { asked_.fetch_add(more); }
   void count_taken(int more) { taken_.fetch_add(more); }
 
@@ -77,7 +77,7 @@ class Engine {
   // them rings, for `longest` at most. Looks once more before; true, and no sleep, if something moved.
   bool rest(double seconds, double longest);
   bool look();
-  bool drain(Neighbour& near);
+  bool drain(Neighbour& neighbour);
   void retire();
   void wake();
   void collect();
@@ -90,8 +90,9 @@ class Engine {
   std::vector<Requests::Done> done_;
   std::vector<std::shared_ptr<Execution>> active_;     // small ones first
   std::vector<std::shared_ptr<Execution>> abandoned_;  // whose memory others may still use
-  std::vector<std::pair<std::shared_ptr<Lent>, std::vector<std::uint8_t*>>> lent_;  // blocks that Python has
-  std::atomic<Bell*> bell_ = nullptr;                                               // of this process's arena
+  std::vector<std::pair<std::shared_ptr<Pin>, std::vector<std::uint8_t*>>>
+      pinned_;                         // blocks that Python refers to
+  std::atomic<Bell*> bell_ = nullptr;  // of this process's arena
   std::atomic<int> waiters_ = 0;
   std::atomic<std::size_t> in_flight_ = 0;
   std::atomic<bool> shares_ = false;     // a group in use has neighbours

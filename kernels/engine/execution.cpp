@@ -83,7 +83,7 @@ void Execution::post_send(std::uint32_t index) {
   const Step& step = program_->steps[index];
   Held& held = held_[step.slot];
   tally_.wire_bytes += held.bytes;
-  if (group_->near(peer(step))) {
+  if (group_->neighbour(peer(step))) {
     tally_.shared_bytes += held.bytes;
     if (blocked(step.queue, blocked_.size()) || !push(index)) blocked_.push_back(index);
     return;
@@ -95,24 +95,24 @@ void Execution::post_send(std::uint32_t index) {
 bool Execution::push(std::uint32_t index) {
   const Step& step = program_->steps[index];
   const Held& held = held_[step.slot];
-  Neighbour& near = *group_->near(step.peer);
+  Neighbour& neighbour = *group_->neighbour(step.peer);
   Entry entry{};
   entry.sequence = sequence(step);
   entry.bytes = held.bytes;
   const bool own = held.data == held.block;
   const int owner = own ? group_->rank : held.owner;
-  const Arena& arena = own ? engine_.blocks.arena() : group_->near(owner)->arena;
+  const Arena& arena = own ? engine_.blocks.arena() : group_->neighbour(owner)->arena;
   entry.owner = static_cast<std::uint32_t>(owner);
   entry.offset = static_cast<std::uint64_t>(held.data - arena.base);
   lease_of(held.data).fetch_add(1, std::memory_order_relaxed);  // the entry is pushed after it
-  if (!near.to.push(entry)) {
+  if (!neighbour.to.push(entry)) {
     lease_of(held.data).fetch_sub(1, std::memory_order_relaxed);
     return false;
   }
-  Bell::of(near.arena).ring();
+  Bell::of(neighbour.arena).ring();
   // What lies in another's arena is not written here: this send need not last until it was read.
   if (own)
-    lending_.push_back(index);
+    leased_.push_back(index);
   else
     end(index);
   return true;
@@ -120,16 +120,16 @@ bool Execution::push(std::uint32_t index) {
 
 void Execution::post_receive(std::uint32_t index) {
   const Step& step = program_->steps[index];
-  if (Neighbour* const near = group_->near(peer(step))) {
+  if (Neighbour* const neighbour = group_->neighbour(peer(step))) {
     const std::uint32_t sequence = this->sequence(step);
-    const auto early = std::find_if(near->early.begin(), near->early.end(),
+    const auto early = std::find_if(neighbour->early.begin(), neighbour->early.end(),
                                     [&](const Entry& entry) { return entry.sequence == sequence; });
-    if (early == near->early.end()) {
-      near->posted.push_back({sequence, index, this});
+    if (early == neighbour->early.end()) {
+      neighbour->posted.push_back({sequence, index, this});
       return;
     }
     const Entry entry = *early;
-    near->early.erase(early);
+    neighbour->early.erase(early);
     return received(index, entry);
   }
   const Slot& slot = program_->slots[step.slot];
@@ -154,7 +154,7 @@ void Execution::post_receive(std::uint32_t index) {
 void Execution::received(std::uint32_t index, const Entry& entry) {
   const Step& step = program_->steps[index];
   const Neighbour* const owner =
-      entry.owner < group_->place.size() ? group_->near(static_cast<int>(entry.owner)) : nullptr;
+      entry.owner < group_->place.size() ? group_->neighbour(static_cast<int>(entry.owner)) : nullptr;
   Held found;
   found.bytes = entry.bytes;
   if (!owner || !owner->arena.holds(entry.offset, entry.bytes) ||
@@ -199,22 +199,22 @@ std::uint8_t* Execution::room(std::uint32_t slot, std::size_t bytes) {
 }
 
 // A slot has its message.
-void Execution::filled(const Step& step, std::uint8_t* data, std::size_t bytes, bool lent, bool trusted) {
+void Execution::filled(const Step& step, std::uint8_t* data, std::size_t bytes, bool leased, bool trusted) {
   Held& held = held_[step.slot];
   held.data = data;
   held.bytes = bytes;
   held.uses = step.readers;
-  held.lent = lent;
+  held.leased = leased;
   held.trusted = trusted;
   held.peer = step.kind == kRecv ? peer(step) : group_->rank;
 }
 
 void Execution::used(std::uint32_t slot) {
   Held& held = held_[slot];
-  if (--held.uses || !held.lent) return;
-  held.lent = false;
+  if (--held.uses || !held.leased) return;
+  held.leased = false;
   // Reads of the block come before this; who then sees none left may write. The bell's look comes after it.
-  if (lease_of(held.data).fetch_sub(1) == 1) Bell::of(group_->near(held.owner)->arena).ring();
+  if (lease_of(held.data).fetch_sub(1) == 1) Bell::of(group_->neighbour(held.owner)->arena).ring();
 }
 
 void Execution::end(std::uint32_t index) {
@@ -245,7 +245,7 @@ void Execution::begin_next(const Step& step) {
 
 // What others read, they may read after the end: the blocks wait for them, unless those are too many already.
 bool Execution::finish_if_ended() {
-  if (done() || left_ != lending_.size() || (left_ && engine_.blocks.crowded())) return false;
+  if (done() || left_ != leased_.size() || (left_ && engine_.blocks.crowded())) return false;
   finish();
   return true;
 }
@@ -253,13 +253,13 @@ bool Execution::finish_if_ended() {
 // End the sends that all have read.
 bool Execution::settle() {
   bool moved = false;
-  for (std::size_t i = 0; i < lending_.size() && !done();) {
-    const std::uint32_t index = lending_[i];
+  for (std::size_t i = 0; i < leased_.size() && !done();) {
+    const std::uint32_t index = leased_[i];
     if (lease_of(held_[program_->steps[index].slot].data).load()) {
       ++i;
       continue;
     }
-    lending_.erase(lending_.begin() + static_cast<std::ptrdiff_t>(i));
+    leased_.erase(leased_.begin() + static_cast<std::ptrdiff_t>(i));
     moved = true;
     end(index);
   }
@@ -313,7 +313,7 @@ void Execution::finish() {
     if (held.block) blocks.push_back(held.block);
   if (scratch_) blocks.push_back(scratch_);
   scratch_ = nullptr;
-  engine_.give(std::move(blocks), std::move(lent_));
+  engine_.give(std::move(blocks), std::move(pin_));
   done_.store(true, std::memory_order_release);
 }
 
@@ -330,8 +330,8 @@ void Execution::fail(Fault fault, std::uint32_t step, int peer, int code, const 
 void Execution::abandon() {
   if (failure_.fault == Fault::kNone) failure_.fault = Fault::kGivenUp;
   engine_.forget(this);
-  for (Neighbour& near : group_->neighbours)
-    std::erase_if(near.posted, [this](const auto& posted) { return posted.execution == this; });
+  for (Neighbour& neighbour : group_->neighbours)
+    std::erase_if(neighbour.posted, [this](const auto& posted) { return posted.execution == this; });
   ready_.clear();
   ask_no_more();
   done_.store(true, std::memory_order_release);
@@ -348,7 +348,7 @@ std::vector<Unfinished> Execution::unfinished() const {
     Unfinished one{i, peer(step), step.channel, Unfinished::kInMpi, 0};
     if (step.kind == kRecv) {
       one.reason = Unfinished::kNoMessage;
-    } else if (among(lending_, i)) {
+    } else if (among(leased_, i)) {
       one.reason = Unfinished::kUnread;
       one.readers = lease_of(held_[step.slot].data).load();
     } else if (among(blocked_, i)) {

@@ -45,7 +45,7 @@ struct Tally {
 
 // Held by whatever in Python refers to blocks of an execution, which may outlast it: then they are not used
 // again.
-struct Lent {};
+struct Pin {};
 
 // A step for Python to compute, and what it works on.
 struct Asked {
@@ -53,7 +53,7 @@ struct Asked {
   std::span<std::uint8_t> room;                   // for the message that it makes; empty if it makes none
   std::span<std::uint8_t> scratch;                // all of it; empty if it uses none
   std::vector<std::span<std::uint8_t>> messages;  // that it reads: checked, without what follows them
-  std::shared_ptr<Lent> lent;
+  std::shared_ptr<Pin> pin;
 };
 
 // An interval of a trace: of a kernel, by the clock CLOCK_MONOTONIC.
@@ -122,7 +122,7 @@ class Execution {
     std::size_t bytes = 0;          // of it
     std::uint8_t* block = nullptr;  // room of this rank's own
     std::uint32_t uses = 0;         // steps that have still to read it
-    bool lent = false;              // it lies in another's arena, or was handed on there
+    bool leased = false;            // it lies in another's arena, or was handed on there
     bool trusted = false;           // checked, or on no wire that could damage it
     int peer = -1;                  // who sent it; this rank itself
     int owner = -1;                 // in whose arena it is
@@ -147,7 +147,7 @@ class Execution {
   bool push(std::uint32_t step);
   bool blocked(std::uint32_t queue, std::size_t first) const;
   void post_receive(std::uint32_t step);
-  void filled(const Step& step, std::uint8_t* data, std::size_t bytes, bool lent, bool trusted);
+  void filled(const Step& step, std::uint8_t* data, std::size_t bytes, bool leased, bool trusted);
   void used(std::uint32_t slot);
   void end(std::uint32_t step);
   void begin_next(const Step& step);
@@ -193,8 +193,8 @@ class Execution {
   std::vector<std::uint32_t> ready_;    // steps that compute: a heap, the first on top
   std::vector<std::uint32_t> asked_;    // steps for Python: the same
   std::uint32_t taken_ = kNowhere;      // the one that Python is at
-  std::shared_ptr<Lent> lent_;          // once Python was at one
-  std::vector<std::uint32_t> lending_;  // sends that others of this host have not read yet
+  std::shared_ptr<Pin> pin_;            // once Python was at one
+  std::vector<std::uint32_t> leased_;   // sends that others of this host have not read yet
   std::vector<std::uint32_t> blocked_;  // sends whose ring was full
   std::vector<Payload> payloads_;       // of a sum
   std::vector<std::int32_t> owners_;    // of each region, once they are found

@@ -46,7 +46,7 @@ struct Group {
   std::vector<std::int32_t> contacts;  // of each rank: first messages that are being posted; -1: it is known
   std::uint32_t sequence = 0;          // of the operations that were started
 
-  Neighbour* near(int peer) {
+  Neighbour* neighbour(int peer) {
     const int at = peer < 0 || peer >= size ? -1 : place[static_cast<std::size_t>(peer)];
     return at < 0 ? nullptr : &neighbours[static_cast<std::size_t>(at)];
   }

@@ -111,7 +111,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
 
     // Whoever reads a slot is counted with whoever filled it last: where that depends on an owner, with each
     // that is carried out when this one is. A message that came is read under the same condition, or it would
-    // stay lent.
+    // stay leased.
     const auto read = [&](std::int64_t slot) {
       if (slot < 0 || slot >= static_cast<std::int64_t>(slots.size())) return false;
       if (kind != kSend && slots[static_cast<std::size_t>(slot)].sizes != (kind == kCut)) return false;

@@ -62,8 +62,8 @@ std::optional<Asked> Execution::take() {
   for (const std::uint32_t slot : program_->list(step.slots)) read(slot);
   std::pop_heap(asked_.begin(), asked_.end(), std::greater<>());
   asked_.pop_back();
-  if (!lent_) lent_ = std::make_shared<Lent>();
-  asked.lent = lent_;
+  if (!pin_) pin_ = std::make_shared<Pin>();
+  asked.pin = pin_;
   taken_ = index;
   engine_.count_asked(-1);
   engine_.count_taken(1);
@@ -90,14 +90,14 @@ void Execution::ask_no_more() {
   engine_.count_taken(-1);
 }
 
-void Engine::give(std::vector<std::uint8_t*> given, std::shared_ptr<Lent> lent) {
-  if (lent && lent.use_count() > 1) return lent_.emplace_back(std::move(lent), std::move(given)), void();
+void Engine::give(std::vector<std::uint8_t*> given, std::shared_ptr<Pin> pin) {
+  if (pin && pin.use_count() > 1) return pinned_.emplace_back(std::move(pin), std::move(given)), void();
   for (std::uint8_t* const block : given) blocks.give(block);
 }
 
 // Give back what nothing in Python refers to any more.
 void Engine::collect() {
-  std::erase_if(lent_, [this](const auto& one) {
+  std::erase_if(pinned_, [this](const auto& one) {
     if (one.first.use_count() > 1) return false;
     for (std::uint8_t* const block : one.second) blocks.give(block);
     return true;

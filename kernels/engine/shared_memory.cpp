@@ -13,8 +13,8 @@
 namespace hybridcomp::engine {
 namespace {
 
-constexpr std::size_t kLeast = 4096;                      // bytes of a block
-constexpr std::size_t kMostLent = std::size_t(64) << 20;  // bytes that late readers may leave behind
+constexpr std::size_t kLeast = 4096;                        // bytes of a block
+constexpr std::size_t kMostLeased = std::size_t(64) << 20;  // bytes that late readers may leave behind
 
 std::size_t size_class(std::size_t bytes) { return std::bit_ceil(bytes < kLeast ? kLeast : bytes); }
 
@@ -50,7 +50,7 @@ void Blocks::release(std::uint8_t* block) {
 std::uint8_t* Blocks::take(std::size_t bytes) {
   const std::size_t size = size_class(bytes);
   auto& free = free_[size];
-  if (free.empty() && !lent_.empty()) collect();
+  if (free.empty() && !leased_.empty()) collect();
   if (!free.empty()) {
     std::uint8_t* const block = free.back();
     free.pop_back();
@@ -78,23 +78,23 @@ void Blocks::give(std::uint8_t* block) {
   if (arena_.base && !shared(block)) return release(block);  // taken before there was an arena
   const std::size_t size = sizes_[block];
   if (shared(block) && lease_of(block).load(std::memory_order_acquire)) {
-    lent_.push_back(block);
-    lent_bytes_ += size;
+    leased_.push_back(block);
+    leased_bytes_ += size;
   } else {
     free_[size].push_back(block);
   }
 }
 
 bool Blocks::crowded() {
-  if (lent_bytes_ > kMostLent) collect();
-  return lent_bytes_ > kMostLent;
+  if (leased_bytes_ > kMostLeased) collect();
+  return leased_bytes_ > kMostLeased;
 }
 
 void Blocks::collect() {
-  for (std::size_t i = lent_.size(); i-- > 0;) {
-    std::uint8_t* const block = lent_.front();
-    lent_.pop_front();
-    lent_bytes_ -= sizes_[block];
+  for (std::size_t i = leased_.size(); i-- > 0;) {
+    std::uint8_t* const block = leased_.front();
+    leased_.pop_front();
+    leased_bytes_ -= sizes_[block];
     give(block);
   }
 }

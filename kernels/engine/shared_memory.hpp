@@ -3,7 +3,7 @@
 // MPI's is made for them.
 //
 // A *lease*, in the line before each block of an arena, counts who still reads the block. That a block is
-// where a ring's entry says, and has been lent, is believed: who can write to an arena of this user could as
+// where a ring's entry says, and has a lease, is believed: who can write to an arena of this user could as
 // well change this process. Bounds are checked nevertheless: a bug must not read elsewhere.
 #pragma once
 
@@ -83,7 +83,7 @@ class Blocks {
   // Bytes of the arena ever taken: does not grow while free blocks serve.
   std::size_t used() const { return used_; }
 
-  // Whether blocks of so many bytes have been given back that others still read, that whoever lends more has
+  // Whether blocks of so many bytes have been given back that others still read, that whoever sends more has
   // to wait for them.
   bool crowded();
 
@@ -95,8 +95,8 @@ class Blocks {
   std::size_t used_ = 0;
   std::unordered_map<const std::uint8_t*, std::size_t> sizes_;
   std::unordered_map<std::size_t, std::vector<std::uint8_t*>> free_;
-  std::deque<std::uint8_t*> lent_;
-  std::size_t lent_bytes_ = 0;
+  std::deque<std::uint8_t*> leased_;
+  std::size_t leased_bytes_ = 0;
 };
 
 // What a ring carries: a message of the operation's sequence number, in which process's arena and where.

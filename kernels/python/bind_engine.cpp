@@ -133,17 +133,17 @@ void add_neighbour(const GroupHandle& handle, int rank, std::uintptr_t base, std
                    std::size_t to, std::size_t from) {
   Group& group = *handle.group;
   const Arena own = the_engine()->blocks.arena(), other{reinterpret_cast<std::uint8_t*>(base), bytes};
-  if (rank < 0 || rank >= group.size || rank == group.rank || group.near(rank))
+  if (rank < 0 || rank >= group.size || rank == group.rank || group.neighbour(rank))
     Buffer::fail("a neighbour is another rank, once");
   if (!base || !other.holds(to, Ring::kBytes) || !own.holds(from, Ring::kBytes))
     Buffer::fail("a ring lies within its arena");
   group.place[static_cast<std::size_t>(rank)] = static_cast<int>(group.neighbours.size());
-  Neighbour near;
-  near.rank = rank;
-  near.arena = other;
-  near.to = Ring(other.base + to);
-  near.from = Ring(own.base + from);
-  group.neighbours.push_back(std::move(near));
+  Neighbour neighbour;
+  neighbour.rank = rank;
+  neighbour.arena = other;
+  neighbour.to = Ring(other.base + to);
+  neighbour.from = Ring(own.base + from);
+  group.neighbours.push_back(std::move(neighbour));
 }
 
 // The number of the next operation that is not the engine's; one mechanism counts for both.

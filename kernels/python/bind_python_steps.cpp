@@ -11,9 +11,9 @@
 namespace hybridcomp::engine {
 namespace {
 
-nb::object array(std::span<std::uint8_t> bytes, bool writable, const std::shared_ptr<Lent>& lent) {
-  const nb::capsule owner(new std::shared_ptr<Lent>(lent),
-                          [](void* p) noexcept { delete static_cast<std::shared_ptr<Lent>*>(p); });
+nb::object array(std::span<std::uint8_t> bytes, bool writable, const std::shared_ptr<Pin>& pin) {
+  const nb::capsule owner(new std::shared_ptr<Pin>(pin),
+                          [](void* p) noexcept { delete static_cast<std::shared_ptr<Pin>*>(p); });
   const std::size_t count = bytes.size();
   if (writable) return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(bytes.data(), 1, &count, owner));
   return nb::cast(nb::ndarray<nb::numpy, const std::uint8_t>(bytes.data(), 1, &count, owner));
@@ -30,9 +30,9 @@ nb::object take(const Run& run) {
   if (!asked) return nb::none();
   nb::list found;
   found.append(asked->step);
-  found.append(array(asked->room, true, asked->lent));
-  found.append(array(asked->scratch, true, asked->lent));
-  for (const auto& message : asked->messages) found.append(array(message, false, asked->lent));
+  found.append(array(asked->room, true, asked->pin));
+  found.append(array(asked->scratch, true, asked->pin));
+  for (const auto& message : asked->messages) found.append(array(message, false, asked->pin));
   return found;
 }
 

@@ -222,7 +222,7 @@ def test_blocks_beyond_what_is_kept_give_their_pages_back(monkeypatch):
 
 
 def test_late_readers_are_noticed(monkeypatch):
-    monkeypatch.setattr(arenas, "_LENT", 10_000)
+    monkeypatch.setattr(arenas, "_MOST_LEASED", 10_000)
     mine, theirs = pair()
     lent = []
     for _ in range(4):

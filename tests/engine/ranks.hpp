@@ -183,24 +183,24 @@ class World {
       group->place.assign(hosts_.size(), -1);
       group->contacts.assign(hosts_.size(), 0);
       groups.push_back(std::move(group));
-      const std::size_t near = neighbours(rank).size();
-      if (!shared || !near) continue;
+      const std::size_t count = neighbours(rank).size();
+      if (!shared || !count) continue;
       use_arena(rank);
       Engine& engine = (*this)[rank].engine;
       const std::lock_guard lock(engine.mutex());
-      rings[static_cast<std::size_t>(rank)] = engine.blocks.take(near * Ring::kBytes);
-      std::memset(rings[static_cast<std::size_t>(rank)], 0, near * Ring::kBytes);
+      rings[static_cast<std::size_t>(rank)] = engine.blocks.take(count * Ring::kBytes);
+      std::memset(rings[static_cast<std::size_t>(rank)], 0, count * Ring::kBytes);
     }
     for (int rank = 0; shared && rank < size(); ++rank)
       for (const int other : neighbours(rank)) {
         Group& group = *groups[static_cast<std::size_t>(rank)];
-        Neighbour near;
-        near.rank = other;
-        near.arena = (*this)[other].arena;
-        near.to = Ring(rings[static_cast<std::size_t>(other)] + place(rank, other) * Ring::kBytes);
-        near.from = Ring(rings[static_cast<std::size_t>(rank)] + place(other, rank) * Ring::kBytes);
+        Neighbour neighbour;
+        neighbour.rank = other;
+        neighbour.arena = (*this)[other].arena;
+        neighbour.to = Ring(rings[static_cast<std::size_t>(other)] + place(rank, other) * Ring::kBytes);
+        neighbour.from = Ring(rings[static_cast<std::size_t>(rank)] + place(other, rank) * Ring::kBytes);
         group.place[static_cast<std::size_t>(other)] = static_cast<int>(group.neighbours.size());
-        group.neighbours.push_back(near);
+        group.neighbours.push_back(neighbour);
       }
     return groups;
   }

@@ -147,6 +147,9 @@ class PythonSteps:
             with call.decoding():
                 self._take(messages[0], step, result)
             return 0
+        assert step.kind in (Kind.SUM, Kind.SUM_ENCODE), (
+            f"the engine computes a step of kind {step.kind.name}"
+        )
         raws = self._addends(step, messages)
         if step.memory >= 0:
             return self._sum_with_feedback(step, raws, own, out, result)

@@ -26,7 +26,7 @@ LINE = 64  # bytes before a block, for its lease
 _FIRST = 2 * LINE  # where blocks begin: after the token and a lease
 _MOST = 1 << 40
 _KEPT = 1 << 30  # bytes of free blocks that keep their pages
-_LENT = 1 << 28  # bytes of blocks that others may be late to read
+_MOST_LEASED = 1 << 28  # bytes of blocks that others may be late to read
 _PAGE = mmap.PAGESIZE
 _TOKEN_BYTES = 8
 _LEASE_BYTES = 4
@@ -97,7 +97,7 @@ class ArenaPool:
         self._free: dict[int, list[int]] = {}  # offsets by size
         self._idle = 0  # bytes of them
         self._bare: dict[int, list[int]] = {}  # free, too, but their pages are gone
-        self._lent: deque[int] = deque()  # given back, but others read them
+        self._leased: deque[int] = deque()  # given back, but others read them
         self._late = 0  # bytes of them
         self._heap = HeapPool()
 
@@ -109,9 +109,9 @@ class ArenaPool:
     @property
     def crowded(self) -> bool:
         """Tell whether readers are so late that the owner should wait for them before it publishes more."""
-        if self._late > _LENT:
+        if self._late > _MOST_LEASED:
             self._collect()
-        return self._late > _LENT
+        return self._late > _MOST_LEASED
 
     def unread(self, buffer: ByteArray) -> bool:
         """Tell whether other processes still read a buffer of this pool."""
@@ -122,7 +122,7 @@ class ArenaPool:
         """Return a buffer of ``nbytes`` that nobody uses."""
         size = size_class(nbytes)
         free = self._free.get(size)
-        if not free and self._lent:
+        if not free and self._leased:
             self._collect()
             free = self._free.get(size)
         if free:
@@ -151,7 +151,7 @@ class ArenaPool:
     def _take_back(self, offset: int) -> None:
         size = self._sizes[offset]
         if native.kernels().lease_held(self.arena.lease(offset)):
-            self._lent.append(offset)
+            self._leased.append(offset)
             self._late += size
         elif self._idle + size <= _KEPT:
             self._idle += size
@@ -161,8 +161,8 @@ class ArenaPool:
             self._bare.setdefault(size, []).append(offset)
 
     def _collect(self) -> None:
-        for _ in range(len(self._lent)):
-            offset = self._lent.popleft()
+        for _ in range(len(self._leased)):
+            offset = self._leased.popleft()
             self._late -= self._sizes[offset]
             self._take_back(offset)
 

@@ -99,7 +99,7 @@ def test_blocks_are_used_again(make):
     comms = [make("int8"), make("lossless"), hc.Communicator(parts, "int8", timeout=30.0)]
     pool = shared_memory.own_pool()
     pool._collect()
-    before = set(pool._lent)  # of operations that have failed on a reader
+    before = set(pool._leased)  # of operations that have failed on a reader
     used = []
     for _ in range(4):
         for n in (1001, 70_001):
@@ -114,7 +114,7 @@ def test_blocks_are_used_again(make):
         used.append(pool.used)
     verdict(len(set(used)) == 1, f"{used}")
     pool._collect()
-    verdict(set(pool._lent) <= before, "blocks are lent though all has been read")
+    verdict(set(pool._leased) <= before, "blocks are leased though all has been read")
     comms[2].Free()
     parts.Free()
 
@@ -122,7 +122,7 @@ def test_blocks_are_used_again(make):
 def test_a_sender_waits_for_late_readers(by_python, monkeypatch):
     if WORLD.size == 1:
         return
-    monkeypatch.setattr(arenas, "_LENT", 1 << 20)
+    monkeypatch.setattr(arenas, "_MOST_LEASED", 1 << 20)
     comm = by_python("none")
     x = gaussian(100_000)
     comm.Bcast(x, 0, codec="lossless")
@@ -141,7 +141,7 @@ def test_a_sender_waits_for_late_readers(by_python, monkeypatch):
 def test_a_sender_whose_readers_stay_away_says_so(by_python, monkeypatch):
     if WORLD.size == 1:
         return
-    monkeypatch.setattr(arenas, "_LENT", -1)
+    monkeypatch.setattr(arenas, "_MOST_LEASED", -1)
     comm = by_python("none", timeout=0.5)
     x = gaussian(50_000)
     if WORLD.rank == 0:
