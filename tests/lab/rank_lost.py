@@ -23,7 +23,8 @@ def say(text: str) -> None:
 
 def killed(policy: str, said: str) -> None:
     """The last rank dies in its third operation; what the others see, if they are not ended, they write to a file."""
-    comm = hc.Communicator(WORLD, policy, "dp", timeout=2.0)
+    comm = hc.Communicator(WORLD, policy, "dp", timeout=30.0)  # to make it may take longer on a busy machine
+    comm.timeout = 2.0
     x = np.ones(2_000_000, np.float32)
     for _ in range(2):
         comm.Allreduce(MPI.IN_PLACE, x)
