@@ -32,7 +32,21 @@ MANY = 1 << 40  # elements: more than any min_bytes
 
 
 class Session:
-    """The state that a communicator's operations share, listed by :class:`~.operations.flat_reductions.Core`."""
+    """The state that a communicator's operations share.
+
+    Attributes:
+        policy: what decides on codecs; the same on all ranks.
+        axis: the mesh axis that this communicator spans.
+        timeout: seconds that any operation may take.
+        step: training step, for policies with a warm-up; the caller advances it.
+        feedback: error-feedback memory of named messages.
+        warm: what linear codecs keep of named messages: PowerSGD's Q.
+        mpi: the duplicate that collectives run on.
+        cuda_aware: whether every rank's MPI takes device pointers.
+        spoilt: messages that nobody will take may be on their way: it is never freed.
+        on_start: called with each operation's statistics, in the thread that starts it, before it moves anything;
+            not for blocking operations on plain arrays that MPI does in one call.
+    """
 
     def __init__(
         self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None

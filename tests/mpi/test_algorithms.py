@@ -15,6 +15,7 @@ import hybridcomp as hc
 from hybridcomp.arrays import as_dtype, flatten
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.engine.programs import Programs
+from hybridcomp.collectives.operations import flat_reductions
 from hybridcomp.collectives.transport.mailbox import Transport
 from hybridcomp.policy.toml import parse_policy
 from tests.cuda.common import host_array
@@ -153,7 +154,7 @@ def reduce(
 ) -> None:
     """Reduce to a root by a codec."""
     out = None if recv is None else flatten(recv, writable=True)
-    comm.reduce(flatten(send), out, op, root, codec=codec, algorithm=algorithm).wait()
+    flat_reductions.reduce(comm, flatten(send), out, op, root, codec=codec, algorithm=algorithm).wait()
 
 
 @pytest.mark.parametrize(("codec", "dtype"), MANY)

@@ -243,3 +243,9 @@ def test_small_messages_keep_the_books_and_the_order(make):
     for request in requests:
         request.wait()
     verdict(sum(r.calls for r in comm.stats() if r.op == "all_reduce") == 120)
+
+
+def test_methods_that_pickle_are_not_offered(make):
+    comm = make("none")
+    offered = [name for name in dir(MPI.Intracomm) if name[0].islower() and hasattr(comm, name)]
+    verdict(set(offered) <= {"rank", "size"}, str(offered))

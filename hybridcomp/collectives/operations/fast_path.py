@@ -32,8 +32,8 @@ from hybridcomp.collectives.execution.progress import Pending, Steps
 from hybridcomp.collectives.execution.request import sender
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.operations.fast_path_cache import CODEC, Ask, Key, Learnt
-from hybridcomp.collectives.operations.flat_reductions import Core
 from hybridcomp.collectives.requests import wait_for
+from hybridcomp.collectives.starting import OperationStarter
 from hybridcomp.collectives.stats import Call, StatRow
 from hybridcomp.errors import MismatchError
 from hybridcomp.native import kernels
@@ -56,7 +56,7 @@ os.register_at_fork(after_in_child=_forked)
 _Left = tuple[Any, Any, int | None, MPI.Status | None]
 
 
-class FastPath(Core):
+class FastPath(OperationStarter):
     """A communicator whose operations on plain arrays start on a native fast path."""
 
     def __init__(

@@ -1,4 +1,8 @@
-"""Gather, scatter, all-gather and all-to-all of flat buffers, of equal parts or of any."""
+"""Start gathers, scatters, all-gathers and all-to-alls of flat buffers, of equal parts or of any.
+
+``extents`` are, per rank, the first element and the number of elements of its part; those that know only their own
+part give None, and the policy is then asked about a large message, alike on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,314 +18,314 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.device.through_host import Extents as ByteExtents
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
-from hybridcomp.collectives.operations.flat_p2p import FlatPointToPoint
 from hybridcomp.collectives.session import MANY
+from hybridcomp.collectives.starting import OperationStarter
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.vectors import Extents, byte_extents, following
 from hybridcomp.device import DeviceArray
 from hybridcomp.schedules.algorithms.tree import family
 
 
-class FlatGatherScatter(FlatPointToPoint):
-    """The gather, scatter, all-gather and all-to-all operations of a communicator, all non-blocking.
-
-    ``extents`` are, per rank, the first element and the number of elements of its part; those that know only their own
-    part give None, and the policy is then asked about a large message, alike on all ranks.
-    """
-
-    def allgather(
-        self,
-        send: Flat,
-        recv: Flat,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        algorithm: str | None = None,
-    ) -> Request:
-        """Start an all-gather of every rank's ``send`` into ``recv``."""
-        p, n = self.size, send.size
-        device = together(send, recv)
-        if recv.size != p * n:
-            raise ValueError(
-                f"all_gather of {n} elements from {p} ranks needs room for {p * n}, not {recv.size}"
-            )
-        own = slice(self.rank * n, (self.rank + 1) * n)
-        if overlap(send, recv) and not same_memory(send.data, recv.data[own]):
-            send = copied(send)
-        choice = self._choose("all_gather", send, name, phase, codec)
-        about = {"count": n, "dtype": send.dtype, "name": name}
-        call = self._call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes, **about)
-        if not choice.compresses:
-            return self._native(
-                lambda s, r, ticket, events: native(
-                    lambda: self.mpi.Iallgather(
-                        MPI.IN_PLACE if same_memory(s.data, r.data[own]) else raw(s), raw(r)
-                    ),
-                    ticket,
-                    events,
+def allgather(
+    comm: OperationStarter,
+    send: Flat,
+    recv: Flat,
+    name: str | None,
+    phase: str | None,
+    codec: CodecLike,
+    algorithm: str | None = None,
+) -> Request:
+    """Start an all-gather of every rank's ``send`` into ``recv``."""
+    p, n = comm.size, send.size
+    device = together(send, recv)
+    if recv.size != p * n:
+        raise ValueError(f"all_gather of {n} elements from {p} ranks needs room for {p * n}, not {recv.size}")
+    own = slice(comm.rank * n, (comm.rank + 1) * n)
+    if overlap(send, recv) and not same_memory(send.data, recv.data[own]):
+        send = copied(send)
+    choice = comm._choose("all_gather", send, name, phase, codec)
+    about = {"count": n, "dtype": send.dtype, "name": name}
+    call = comm._call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes, **about)
+    if not choice.compresses:
+        return comm._native(
+            lambda s, r, ticket, events: native(
+                lambda: comm.mpi.Iallgather(
+                    MPI.IN_PLACE if same_memory(s.data, r.data[own]) else raw(s), raw(r)
                 ),
-                call,
-                send,
-                recv,
-                device,
-            )
-        key = OperationKey.of("all_gather", choice, send.dtype, (n,) * p)
-        return self._scheduled(key, call, send, recv, device, algorithm=algorithm)
+                ticket,
+                events,
+            ),
+            call,
+            send,
+            recv,
+            device,
+        )
+    key = OperationKey.of("all_gather", choice, send.dtype, (n,) * p)
+    return comm._scheduled(key, call, send, recv, device, algorithm=algorithm)
 
-    def bcast(
-        self,
-        buf: Flat,
-        root: int,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        algorithm: str | None = None,
-    ) -> Request:
-        """Start a broadcast of ``buf`` from ``root``."""
-        self._check_rank(root, "root")
-        device = together(buf)
-        choice = self._choose("broadcast", buf, name, phase, codec)
-        down = len(family(root, self.rank, self.size)[1])
-        about = {"count": buf.size, "dtype": buf.dtype, "root": root, "name": name}
-        call = self._call("broadcast", choice, buf.nbytes, down * buf.nbytes, **about)
-        loads = self.rank == root
-        if not choice.compresses:
-            return self._native(
-                lambda _, r, ticket, events: native(lambda: self.mpi.Ibcast(raw(r), root), ticket, events),
-                call,
-                None,
-                buf,
-                device,
-                loads=loads,
-            )
-        key = OperationKey.of("broadcast", choice, buf.dtype, (buf.size,), root=root)
-        return self._scheduled(key, call, buf, buf, device, algorithm=algorithm)
 
-    def allgatherv(
-        self,
-        send: Flat,
-        recv: Flat,
-        extents: Extents,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-    ) -> Request:
-        """Start an all-gather of every rank's ``send`` into its part of ``recv``."""
-        device = together(send, recv)
-        start, n = extents[self.rank]
-        if send.size != n:
-            raise ValueError(f"rank {self.rank} sends {send.size} elements; its count is {n}")
+def bcast(
+    comm: OperationStarter,
+    buf: Flat,
+    root: int,
+    name: str | None,
+    phase: str | None,
+    codec: CodecLike,
+    algorithm: str | None = None,
+) -> Request:
+    """Start a broadcast of ``buf`` from ``root``."""
+    comm._check_rank(root, "root")
+    device = together(buf)
+    choice = comm._choose("broadcast", buf, name, phase, codec)
+    down = len(family(root, comm.rank, comm.size)[1])
+    about = {"count": buf.size, "dtype": buf.dtype, "root": root, "name": name}
+    call = comm._call("broadcast", choice, buf.nbytes, down * buf.nbytes, **about)
+    loads = comm.rank == root
+    if not choice.compresses:
+        return comm._native(
+            lambda _, r, ticket, events: native(lambda: comm.mpi.Ibcast(raw(r), root), ticket, events),
+            call,
+            None,
+            buf,
+            device,
+            loads=loads,
+        )
+    key = OperationKey.of("broadcast", choice, buf.dtype, (buf.size,), root=root)
+    return comm._scheduled(key, call, buf, buf, device, algorithm=algorithm)
+
+
+def allgatherv(
+    comm: OperationStarter,
+    send: Flat,
+    recv: Flat,
+    extents: Extents,
+    name: str | None,
+    phase: str | None,
+    codec: CodecLike,
+) -> Request:
+    """Start an all-gather of every rank's ``send`` into its part of ``recv``."""
+    device = together(send, recv)
+    start, n = extents[comm.rank]
+    if send.size != n:
+        raise ValueError(f"rank {comm.rank} sends {send.size} elements; its count is {n}")
+    if overlap(send, recv) and not same_memory(send.data, recv.data[start : start + n]):
+        send = copied(send)
+    total = sum(size for _, size in extents)
+    choice = comm._choose("all_gather", send, name, phase, codec, elements=total // comm.size)
+    about = {"counts": [size for _, size in extents], "dtype": send.dtype, "name": name}
+    call = comm._call("all_gather", choice, recv.nbytes, (comm.size - 1) * send.nbytes, **about)
+
+    def written() -> list[tuple[int, int]]:
+        return byte_extents(extents, recv.dtype.itemsize)
+
+    def post(s: Flat, r: Flat) -> MPI.Request:
+        source = MPI.IN_PLACE if same_memory(s.data, r.data[start : start + n]) else raw(s)
+        return comm.mpi.Iallgatherv(source, raw_parts(r, extents))
+
+    counts = tuple(size for _, size in extents)
+    key = OperationKey.of("all_gather", choice, send.dtype, counts, receives=tuple(extents))
+    return _start_exchange(
+        comm,
+        post,
+        key,
+        call,
+        send,
+        recv,
+        device,
+        written,
+    )
+
+
+def gather(
+    comm: OperationStarter,
+    send: Flat,
+    recv: Flat | None,
+    extents: Extents | None,
+    root: int,
+    name: str | None,
+    phase: str | None,
+    codec: CodecLike,
+) -> Request:
+    """Start to gather every rank's ``send`` at ``root``; ``extents`` is None for equal parts.
+
+    ``recv`` and ``extents`` say something at the root alone.
+    """
+    comm._check_rank(root, "root")
+    at_root = comm.rank == root
+    equal = extents is None
+    device = together(send, recv)
+    if extents is None:
+        extents = following([send.size] * comm.size)
+    if recv is not None:
+        start, n = extents[root]
+        if n != send.size or (equal and recv.size != comm.size * n):
+            raise ValueError(
+                f"gather of {send.size} elements from each of {comm.size} ranks does not fit {recv.size}"
+            )
         if overlap(send, recv) and not same_memory(send.data, recv.data[start : start + n]):
             send = copied(send)
-        total = sum(size for _, size in extents)
-        choice = self._choose("all_gather", send, name, phase, codec, elements=total // self.size)
-        about = {"counts": [size for _, size in extents], "dtype": send.dtype, "name": name}
-        call = self._call("all_gather", choice, recv.nbytes, (self.size - 1) * send.nbytes, **about)
+    total = comm.size * send.size if equal else MANY
+    choice = comm._choose("gather", send, name, phase, codec, elements=total)
+    about = {"count": send.size if equal else None, "dtype": send.dtype, "root": root, "name": name}
+    call = comm._call("gather", choice, send.nbytes, 0 if at_root else send.nbytes, **about)
+    parts = extents
 
-        def written() -> list[tuple[int, int]]:
-            return byte_extents(extents, recv.dtype.itemsize)
+    def post(s: Flat, r: Flat | None) -> MPI.Request:
+        source: Any = raw(s)
+        if r is not None and same_memory(s.data, part(r, *parts[root]).data):
+            source = MPI.IN_PLACE
+        if equal:
+            return comm.mpi.Igather(source, None if r is None else raw(r), root)
+        return comm.mpi.Igatherv(source, None if r is None else raw_parts(r, parts), root)
 
-        def post(s: Flat, r: Flat) -> MPI.Request:
-            source = MPI.IN_PLACE if same_memory(s.data, r.data[start : start + n]) else raw(s)
-            return self.mpi.Iallgatherv(source, raw_parts(r, extents))
+    def written() -> list[tuple[int, int]]:
+        return byte_extents(parts, send.dtype.itemsize)
 
-        counts = tuple(size for _, size in extents)
-        key = OperationKey.of("all_gather", choice, send.dtype, counts, receives=tuple(extents))
-        return self._start_exchange(
-            post,
-            key,
-            call,
-            send,
-            recv,
-            device,
-            written,
-        )
+    counts = tuple(n for _, n in parts) if at_root else _own_count(comm, send.size)
+    receives = tuple(parts) if at_root else None
+    key = OperationKey.of("gather", choice, send.dtype, counts, root=root, receives=receives)
+    return _start_exchange(
+        comm,
+        post,
+        key,
+        call,
+        send,
+        recv,
+        device,
+        written,
+    )
 
-    def gather(
-        self,
-        send: Flat,
-        recv: Flat | None,
-        extents: Extents | None,
-        root: int,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-    ) -> Request:
-        """Start to gather every rank's ``send`` at ``root``; ``extents`` is None for equal parts.
 
-        ``recv`` and ``extents`` say something at the root alone.
-        """
-        self._check_rank(root, "root")
-        at_root = self.rank == root
-        equal = extents is None
-        device = together(send, recv)
-        if extents is None:
-            extents = following([send.size] * self.size)
-        if recv is not None:
-            start, n = extents[root]
-            if n != send.size or (equal and recv.size != self.size * n):
-                raise ValueError(
-                    f"gather of {send.size} elements from each of {self.size} ranks does not fit {recv.size}"
-                )
-            if overlap(send, recv) and not same_memory(send.data, recv.data[start : start + n]):
-                send = copied(send)
-        total = self.size * send.size if equal else MANY
-        choice = self._choose("gather", send, name, phase, codec, elements=total)
-        about = {"count": send.size if equal else None, "dtype": send.dtype, "root": root, "name": name}
-        call = self._call("gather", choice, send.nbytes, 0 if at_root else send.nbytes, **about)
-        parts = extents
+def scatter(
+    comm: OperationStarter,
+    send: Flat | None,
+    recv: Flat,
+    extents: Extents | None,
+    root: int,
+    name: str | None,
+    phase: str | None,
+    codec: CodecLike,
+) -> Request:
+    """Start to give each rank its part of the root's ``send``; ``extents`` is None for equal parts.
 
-        def post(s: Flat, r: Flat | None) -> MPI.Request:
-            source: Any = raw(s)
-            if r is not None and same_memory(s.data, part(r, *parts[root]).data):
-                source = MPI.IN_PLACE
-            if equal:
-                return self.mpi.Igather(source, None if r is None else raw(r), root)
-            return self.mpi.Igatherv(source, None if r is None else raw_parts(r, parts), root)
-
-        def written() -> list[tuple[int, int]]:
-            return byte_extents(parts, send.dtype.itemsize)
-
-        counts = tuple(n for _, n in parts) if at_root else self._own_count(send.size)
-        receives = tuple(parts) if at_root else None
-        key = OperationKey.of("gather", choice, send.dtype, counts, root=root, receives=receives)
-        return self._start_exchange(
-            post,
-            key,
-            call,
-            send,
-            recv,
-            device,
-            written,
-        )
-
-    def scatter(
-        self,
-        send: Flat | None,
-        recv: Flat,
-        extents: Extents | None,
-        root: int,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-    ) -> Request:
-        """Start to give each rank its part of the root's ``send``; ``extents`` is None for equal parts.
-
-        ``send`` and ``extents`` say something at the root alone.
-        """
-        self._check_rank(root, "root")
-        equal = extents is None
-        device = together(send, recv)
-        if extents is None:
-            extents = following([recv.size] * self.size)
-        if send is not None:
-            start, n = extents[root]
-            if n != recv.size or (equal and send.size != self.size * n):
-                raise ValueError(
-                    f"scatter of {send.size} elements to {self.size} ranks does not give {recv.size} to each"
-                )
-            if overlap(send, recv) and not same_memory(recv.data, send.data[start : start + n]):
-                send = copied(send)
-        total = self.size * recv.size if equal else MANY
-        choice = self._choose("scatter", recv, name, phase, codec, elements=total)
-        sent = 0 if send is None else send.nbytes - recv.nbytes
-        about = {"count": recv.size if equal else None, "dtype": recv.dtype, "root": root, "name": name}
-        call = self._call("scatter", choice, recv.nbytes, sent, **about)
-        parts = extents
-
-        def post(s: Flat | None, r: Flat) -> MPI.Request:
-            target: Any = raw(r)
-            if s is not None and same_memory(r.data, part(s, *parts[root]).data):
-                target = MPI.IN_PLACE
-            if equal:
-                return self.mpi.Iscatter(None if s is None else raw(s), target, root)
-            return self.mpi.Iscatterv(None if s is None else raw_parts(s, parts), target, root)
-
-        at_root = self.rank == root
-        counts = tuple(n for _, n in parts) if at_root else self._own_count(recv.size)
-        sends = tuple(parts) if at_root else None
-        key = OperationKey.of("scatter", choice, recv.dtype, counts, root=root, sends=sends)
-        return self._start_exchange(
-            post,
-            key,
-            call,
-            send,
-            recv,
-            device,
-        )
-
-    def alltoallv(
-        self,
-        send: Flat,
-        outgoing: Extents,
-        recv: Flat,
-        incoming: Extents,
-        largest: int | None,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-    ) -> Request:
-        """Start an all-to-all; ``outgoing`` and ``incoming`` are (first element, count) per rank.
-
-        The policy is asked about ``self.size`` times the largest part, ``largest`` elements, which all ranks
-        must know alike; None is taken for large.
-        """
-        device = together(send, recv)
-        if overlap(send, recv):
-            send = copied(send)
-        away = sum(n for q, (_, n) in enumerate(outgoing) if q != self.rank) * send.dtype.itemsize
-        total = MANY if largest is None else largest * self.size
-        choice = self._choose("all_to_all", send, name, phase, codec, elements=total)
-        call = self._call(
-            "all_to_all", choice, send.nbytes, away, largest=largest, dtype=send.dtype, name=name
-        )
-
-        def written() -> list[tuple[int, int]]:
-            return byte_extents(incoming, recv.dtype.itemsize)
-
-        def post(s: Flat, r: Flat) -> MPI.Request:
-            if largest is None:
-                return self.mpi.Ialltoallv(raw_parts(s, outgoing), raw_parts(r, incoming))
-            return self.mpi.Ialltoall(raw(s), raw(r))
-
-        key = OperationKey.of(
-            "all_to_all", choice, send.dtype, (), sends=tuple(outgoing), receives=tuple(incoming)
-        )
-        return self._start_exchange(
-            post,
-            key,
-            call,
-            send,
-            recv,
-            device,
-            written,
-        )
-
-    def _own_count(self, n: int) -> tuple[int, ...]:
-        """Return the counts of all ranks where a rank knows its own alone: 0 for the others."""
-        return tuple(n if q == self.rank else 0 for q in range(self.size))
-
-    def _start_exchange(
-        self,
-        post: Callable[[Any, Any], MPI.Request],
-        key: OperationKey,
-        call: Call,
-        send: Flat | None,
-        recv: Flat | None,
-        device: list[DeviceArray],
-        written: Callable[[], ByteExtents] | None = None,
-    ) -> Request:
-        """Start a gather, scatter or all-to-all: by MPI with ``post`` if nothing is compressed."""
-        if not key.compresses:
-            return self._native(
-                lambda s, r, ticket, events: native(lambda: post(s, r), ticket, events),
-                call,
-                send,
-                recv,
-                device,
-                written=written,
+    ``send`` and ``extents`` say something at the root alone.
+    """
+    comm._check_rank(root, "root")
+    equal = extents is None
+    device = together(send, recv)
+    if extents is None:
+        extents = following([recv.size] * comm.size)
+    if send is not None:
+        start, n = extents[root]
+        if n != recv.size or (equal and send.size != comm.size * n):
+            raise ValueError(
+                f"scatter of {send.size} elements to {comm.size} ranks does not give {recv.size} to each"
             )
-        return self._scheduled(key, call, send, recv, device, written=written)
+        if overlap(send, recv) and not same_memory(recv.data, send.data[start : start + n]):
+            send = copied(send)
+    total = comm.size * recv.size if equal else MANY
+    choice = comm._choose("scatter", recv, name, phase, codec, elements=total)
+    sent = 0 if send is None else send.nbytes - recv.nbytes
+    about = {"count": recv.size if equal else None, "dtype": recv.dtype, "root": root, "name": name}
+    call = comm._call("scatter", choice, recv.nbytes, sent, **about)
+    parts = extents
+
+    def post(s: Flat | None, r: Flat) -> MPI.Request:
+        target: Any = raw(r)
+        if s is not None and same_memory(r.data, part(s, *parts[root]).data):
+            target = MPI.IN_PLACE
+        if equal:
+            return comm.mpi.Iscatter(None if s is None else raw(s), target, root)
+        return comm.mpi.Iscatterv(None if s is None else raw_parts(s, parts), target, root)
+
+    at_root = comm.rank == root
+    counts = tuple(n for _, n in parts) if at_root else _own_count(comm, recv.size)
+    sends = tuple(parts) if at_root else None
+    key = OperationKey.of("scatter", choice, recv.dtype, counts, root=root, sends=sends)
+    return _start_exchange(
+        comm,
+        post,
+        key,
+        call,
+        send,
+        recv,
+        device,
+    )
+
+
+def alltoallv(
+    comm: OperationStarter,
+    send: Flat,
+    outgoing: Extents,
+    recv: Flat,
+    incoming: Extents,
+    largest: int | None,
+    name: str | None,
+    phase: str | None,
+    codec: CodecLike,
+) -> Request:
+    """Start an all-to-all; ``outgoing`` and ``incoming`` are (first element, count) per rank.
+
+    The policy is asked about ``comm.size`` times the largest part, ``largest`` elements, which all ranks
+    must know alike; None is taken for large.
+    """
+    device = together(send, recv)
+    if overlap(send, recv):
+        send = copied(send)
+    away = sum(n for q, (_, n) in enumerate(outgoing) if q != comm.rank) * send.dtype.itemsize
+    total = MANY if largest is None else largest * comm.size
+    choice = comm._choose("all_to_all", send, name, phase, codec, elements=total)
+    call = comm._call("all_to_all", choice, send.nbytes, away, largest=largest, dtype=send.dtype, name=name)
+
+    def written() -> list[tuple[int, int]]:
+        return byte_extents(incoming, recv.dtype.itemsize)
+
+    def post(s: Flat, r: Flat) -> MPI.Request:
+        if largest is None:
+            return comm.mpi.Ialltoallv(raw_parts(s, outgoing), raw_parts(r, incoming))
+        return comm.mpi.Ialltoall(raw(s), raw(r))
+
+    key = OperationKey.of(
+        "all_to_all", choice, send.dtype, (), sends=tuple(outgoing), receives=tuple(incoming)
+    )
+    return _start_exchange(
+        comm,
+        post,
+        key,
+        call,
+        send,
+        recv,
+        device,
+        written,
+    )
+
+
+def _own_count(comm: OperationStarter, n: int) -> tuple[int, ...]:
+    """Return the counts of all ranks where a rank knows its own alone: 0 for the others."""
+    return tuple(n if q == comm.rank else 0 for q in range(comm.size))
+
+
+def _start_exchange(
+    comm: OperationStarter,
+    post: Callable[[Any, Any], MPI.Request],
+    key: OperationKey,
+    call: Call,
+    send: Flat | None,
+    recv: Flat | None,
+    device: list[DeviceArray],
+    written: Callable[[], ByteExtents] | None = None,
+) -> Request:
+    """Start a gather, scatter or all-to-all: by MPI with ``post`` if nothing is compressed."""
+    if not key.compresses:
+        return comm._native(
+            lambda s, r, ticket, events: native(lambda: post(s, r), ticket, events),
+            call,
+            send,
+            recv,
+            device,
+            written=written,
+        )
+    return comm._scheduled(key, call, send, recv, device, written=written)
 
 
 def raw_parts(flat: Flat, extents: Extents) -> list[Any]:

@@ -27,164 +27,174 @@ from hybridcomp.policy import Choice, check_feedback, place
 _FRAMED_MODES = {"Ibsend": "Isend", "Irsend": "Isend"}
 
 
-class FlatPointToPoint(OperationStarter):
-    """A communicator's point-to-point operations, all non-blocking."""
+def send(
+    comm: OperationStarter,
+    data: Flat,
+    dest: int,
+    tag: int,
+    name: str | None,
+    phase: str | None,
+    codec: CodecLike,
+    *,
+    mode: str = "Isend",
+    frame: bool = False,
+) -> Request:
+    """Start a send.
 
-    def send(
-        self,
-        data: Flat,
-        dest: int,
-        tag: int,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        *,
-        mode: str = "Isend",
-        frame: bool = False,
-    ) -> Request:
-        """Start a send.
-
-        Args:
-            data: what to send.
-            dest, tag: as in MPI.
-            name, phase, codec: as everywhere.
-            mode: the name of MPI's method.
-            frame: encode it whatever the policy says.
-        """
-        self._check_rank(dest, "dest")
-        device = together(data)
-        choice = self._choose_send(data, name, phase, codec)
-        framed = frame or choice.compresses
-        call = self._call("send", choice, data.nbytes, data.nbytes)
-        t = self._p2p_transport
-        if not framed:
-            post = getattr(t.comm, mode)
-            return self._native(
-                lambda s, _, ticket, events: native(
-                    lambda: t.start(dest, lambda: post(raw(s), dest, tag)), ticket, events, dest
-                ),
-                call,
-                data,
-                None,
-                device,
-                direct=t.direct,
-                transport=t,
-            )
-        carrier = Carrier(t, choice.codec, data.dtype, call)
-        link = self._link(choice)
-        mode = _FRAMED_MODES.get(mode, mode)
-        programs = self._programs_now(device)
-        if programs is not None and link is None and mode == "Isend" and dest in t.contacts.met:
-            program = programs.send(choice.codec, data.dtype, data.size)
-            if program is not None:
-                return self._posted(sending(program, data, dest, tag, carrier), call, common=False)
-        encodes = bool(device) and has_driver(choice.codec) and link is None
-        if encodes:
-            carrier = DeviceCarrier(t, choice.codec, data.dtype, call, device)
-        return self._native(
-            lambda s, _, ticket, _events: p2p.send_message(carrier, s, dest, tag, mode, ticket, link),
+    Args:
+        data: what to send.
+        dest, tag: as in MPI.
+        name, phase, codec: as everywhere.
+        mode: the name of MPI's method.
+        frame: encode it whatever the policy says.
+    """
+    comm._check_rank(dest, "dest")
+    device = together(data)
+    choice = choose_send(comm, data, name, phase, codec)
+    framed = frame or choice.compresses
+    call = comm._call("send", choice, data.nbytes, data.nbytes)
+    t = comm._p2p_transport
+    if not framed:
+        post = getattr(t.comm, mode)
+        return comm._native(
+            lambda s, _, ticket, events: native(
+                lambda: t.start(dest, lambda: post(raw(s), dest, tag)), ticket, events, dest
+            ),
             call,
             data,
             None,
             device,
-            direct=encodes,
+            direct=t.direct,
             transport=t,
-            exact=False,
         )
+    carrier = Carrier(t, choice.codec, data.dtype, call)
+    link = _link(comm, choice)
+    mode = _FRAMED_MODES.get(mode, mode)
+    programs = _programs_now(comm, device)
+    if programs is not None and link is None and mode == "Isend" and dest in t.contacts.met:
+        program = programs.send(choice.codec, data.dtype, data.size)
+        if program is not None:
+            return comm._posted(sending(program, data, dest, tag, carrier), call, common=False)
+    encodes = bool(device) and has_driver(choice.codec) and link is None
+    if encodes:
+        carrier = DeviceCarrier(t, choice.codec, data.dtype, call, device)
+    return comm._native(
+        lambda s, _, ticket, _events: p2p.send_message(carrier, s, dest, tag, mode, ticket, link),
+        call,
+        data,
+        None,
+        device,
+        direct=encodes,
+        transport=t,
+        exact=False,
+    )
 
-    def recv(
-        self, out: Flat, source: int, tag: int, codec: CodecLike, status: MPI.Status | None = None
-    ) -> Request:
-        """Start a receive; the request's ``status``, which may be given, tells source and count."""
-        if source != MPI.ANY_SOURCE:
-            self._check_rank(source, "source")
-        status = MPI.Status() if status is None else status
-        call = self._plain_call("recv", out.nbytes, 0)
-        t = self._p2p_transport
-        device = together(out)
-        if not self._may_be_encoded(out.dtype, codec):
-            return self._native(
-                lambda _, r, ticket, events: native(
-                    lambda: t.comm.Irecv(raw(r), source, tag), ticket, events, source, status
-                ),
-                call,
-                None,
-                out,
-                device,
-                direct=t.direct,
-                transport=t,
-                status=status,
-                written=lambda: [(0, status.Get_count(MPI.BYTE))],
-            )
-        codecs = self._codecs(codec)
-        carrier = Carrier(t, NONE, out.dtype, call)
-        programs = self._programs_now(device)
-        if programs is not None:
-            program = programs.recv(codecs, out.dtype, out.size)
-            if program is not None:
-                steps = receiving(program, out, source, tag, status, carrier)
-                return self._posted(steps, call, status=status, common=False)
-        longest = p2p.room(codecs, out.size, out.dtype)
-        if device:
-            direct = t.direct and all(map(has_driver, codecs))
-            carrier = DeviceCarrier(t, NONE, out.dtype, call, device, direct=direct, others=codecs)
-        return self._native(
-            lambda _, r, ticket, _events: p2p.receive_message(
-                carrier, r, longest, source, tag, status, ticket
+
+def recv(
+    comm: OperationStarter,
+    out: Flat,
+    source: int,
+    tag: int,
+    codec: CodecLike,
+    status: MPI.Status | None = None,
+) -> Request:
+    """Start a receive; the request's ``status``, which may be given, tells source and count."""
+    if source != MPI.ANY_SOURCE:
+        comm._check_rank(source, "source")
+    status = MPI.Status() if status is None else status
+    call = comm._plain_call("recv", out.nbytes, 0)
+    t = comm._p2p_transport
+    device = together(out)
+    if not may_be_encoded(comm, out.dtype, codec):
+        return comm._native(
+            lambda _, r, ticket, events: native(
+                lambda: t.comm.Irecv(raw(r), source, tag), ticket, events, source, status
             ),
             call,
             None,
             out,
             device,
-            direct=True,
+            direct=t.direct,
             transport=t,
-            exact=False,
             status=status,
+            written=lambda: [(0, status.Get_count(MPI.BYTE))],
         )
+    codecs = codecs_of(comm, codec)
+    carrier = Carrier(t, NONE, out.dtype, call)
+    programs = _programs_now(comm, device)
+    if programs is not None:
+        program = programs.recv(codecs, out.dtype, out.size)
+        if program is not None:
+            steps = receiving(program, out, source, tag, status, carrier)
+            return comm._posted(steps, call, status=status, common=False)
+    longest = p2p.room(codecs, out.size, out.dtype)
+    if device:
+        direct = t.direct and all(map(has_driver, codecs))
+        carrier = DeviceCarrier(t, NONE, out.dtype, call, device, direct=direct, others=codecs)
+    return comm._native(
+        lambda _, r, ticket, _events: p2p.receive_message(carrier, r, longest, source, tag, status, ticket),
+        call,
+        None,
+        out,
+        device,
+        direct=True,
+        transport=t,
+        exact=False,
+        status=status,
+    )
 
-    def recv_array(
-        self, source: int, tag: int, most_bytes: int, status: MPI.Status | None
-    ) -> tuple[Request, list[Any]]:
-        """Start to receive a framed message of any length; the list will hold the array."""
-        if source != MPI.ANY_SOURCE:
-            self._check_rank(source, "source")
-        status = MPI.Status() if status is None else status
-        call = self._plain_call("recv", 0, 0)
-        carrier = Carrier(self._p2p_transport, NONE, DType.UINT8, call)
-        arrays: list[Any] = []
 
-        def keep(dtype: DType, n: int) -> Array:
-            arrays.append(empty_like_dtype(n, dtype, torch_out=False))
-            values: Array = arrays[0].view(dtype.storage)
-            return values
+def recv_array(
+    comm: OperationStarter, source: int, tag: int, most_bytes: int, status: MPI.Status | None
+) -> tuple[Request, list[Any]]:
+    """Start to receive a framed message of any length; the list will hold the array."""
+    if source != MPI.ANY_SOURCE:
+        comm._check_rank(source, "source")
+    status = MPI.Status() if status is None else status
+    call = comm._plain_call("recv", 0, 0)
+    carrier = Carrier(comm._p2p_transport, NONE, DType.UINT8, call)
+    arrays: list[Any] = []
 
-        steps = p2p.receive_array(carrier, keep, most_bytes, source, tag, status)
-        return self._start(steps, call, status=status, common=False), arrays
+    def keep(dtype: DType, n: int) -> Array:
+        arrays.append(empty_like_dtype(n, dtype, torch_out=False))
+        values: Array = arrays[0].view(dtype.storage)
+        return values
 
-    def _programs_now(self, device: list[DeviceArray]) -> MessagePrograms | None:
-        """Return the engine's programs; None where it may not post a message now: it does so at once."""
-        return None if device or not self._p2p_transport.post_queue.empty else self._message_programs
+    steps = p2p.receive_array(carrier, keep, most_bytes, source, tag, status)
+    return comm._start(steps, call, status=status, common=False), arrays
 
-    def _choose_send(self, data: Flat, name: str | None, phase: str | None, codec: CodecLike) -> Choice:
-        choice = self._choose("send", data, name, phase, codec)
-        if choice.compresses and not data.dtype.is_float:
-            return Choice(NONE, None, f"sends of {data.dtype.label} are not compressed")
-        return choice
 
-    def _link(self, choice: Choice) -> Link | None:
-        """Return the memory of the link that the program names around a send which the policy compresses."""
-        name = place().link
-        if name is None or (choice.feedback is None and choice.codec.name != "powersgd"):
-            return None
-        check_feedback("send", choice.codec, choice.feedback)
-        return Link((self.axis, name), choice.feedback, self.feedback, self.warm)
+def _programs_now(comm: OperationStarter, device: list[DeviceArray]) -> MessagePrograms | None:
+    """Return the engine's programs; None where it may not post a message now: it does so at once."""
+    return None if device or not comm._p2p_transport.post_queue.empty else comm._message_programs
 
-    def _codecs(self, codec: CodecLike) -> tuple[Any, ...]:
-        """Return the codecs that may carry a message here."""
-        if isinstance(codec, Choice):
-            return (codec.codec,)
-        return self.policy.codecs(self.axis, "send") if codec is None else (get_codec(codec),)
 
-    def _may_be_encoded(self, dtype: DType, codec: CodecLike) -> bool:
-        """Tell whether sends of a dtype may be compressed here: the same answer at both ends, whatever the size."""
-        return dtype.is_float and any(c.name != "none" for c in self._codecs(codec))
+def choose_send(
+    comm: OperationStarter, data: Flat, name: str | None, phase: str | None, codec: CodecLike
+) -> Choice:
+    """Choose the codec of a send; none for what is no float."""
+    choice = comm._choose("send", data, name, phase, codec)
+    if choice.compresses and not data.dtype.is_float:
+        return Choice(NONE, None, f"sends of {data.dtype.label} are not compressed")
+    return choice
+
+
+def _link(comm: OperationStarter, choice: Choice) -> Link | None:
+    """Return the memory of the link that the program names around a send which the policy compresses."""
+    name = place().link
+    if name is None or (choice.feedback is None and choice.codec.name != "powersgd"):
+        return None
+    check_feedback("send", choice.codec, choice.feedback)
+    return Link((comm.axis, name), choice.feedback, comm.feedback, comm.warm)
+
+
+def codecs_of(comm: OperationStarter, codec: CodecLike) -> tuple[Any, ...]:
+    """Return the codecs that may carry a message here."""
+    if isinstance(codec, Choice):
+        return (codec.codec,)
+    return comm.policy.codecs(comm.axis, "send") if codec is None else (get_codec(codec),)
+
+
+def may_be_encoded(comm: OperationStarter, dtype: DType, codec: CodecLike) -> bool:
+    """Tell whether sends of a dtype may be compressed here: the same answer at both ends, whatever the size."""
+    return dtype.is_float and any(c.name != "none" for c in codecs_of(comm, codec))

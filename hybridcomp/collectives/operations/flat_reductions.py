@@ -1,6 +1,7 @@
-"""Start operations on flat buffers: ask the policy, pick the algorithm, start it.
+"""Start reductions of flat buffers: ask the policy, pick the algorithm, start it.
 
-:class:`~hybridcomp.collectives.communicator.Communicator` puts mpi4py's face on this.
+Buffers of one call are all in host memory or all on one device; ranks may differ in that.
+:class:`~hybridcomp.collectives.communicator.Communicator` puts mpi4py's face on these functions.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.engine.linear import Part
 from hybridcomp.collectives.execution.mpi_collectives import AVG, native, reduce_native, reduces_directly
 from hybridcomp.collectives.execution.progress import Request
-from hybridcomp.collectives.operations.flat_parts import PartSums, at_step
+from hybridcomp.collectives.operations.flat_parts import allreduce_linear, at_step
 from hybridcomp.collectives.session import Op
+from hybridcomp.collectives.starting import OperationStarter
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.vectors import following
 from hybridcomp.device import DeviceArray
@@ -29,237 +31,234 @@ from hybridcomp.policy import Choice, check_feedback
 _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
 
 
-class Core(PartSums):
-    """A communicator's operations on :class:`~hybridcomp.arrays.Flat` buffers, all non-blocking; here its reductions.
+# -- the policy ----------------------------------------------------------------------------------
 
-    Buffers of one call are all in host memory or all on one device; ranks may differ in that.
 
-    Attributes:
-        policy: what decides on codecs; the same on all ranks.
-        axis: the mesh axis that this communicator spans.
-        timeout: seconds that any operation may take.
-        step: training step, for policies with a warm-up; the caller advances it.
-        feedback: error-feedback memory of named messages.
-        warm: what linear codecs keep of named messages: PowerSGD's Q.
-        mpi: the duplicate that collectives run on.
-        cuda_aware: whether every rank's MPI takes device pointers.
-        spoilt: messages that nobody will take may be on their way: it is never freed.
-        on_start: called with each operation's statistics, in the thread that starts it, before it moves anything;
-            not for blocking operations on plain arrays that MPI does in one call.
+def choose_sum(
+    comm: OperationStarter,
+    op_name: str,
+    data: Flat,
+    op: Op,
+    name: str | None,
+    phase: str | None,
+    codec: CodecLike,
+) -> Choice:
+    """Choose the codec of a reduction; none for what is neither sum nor average of floats."""
+    if op not in (MPI.SUM, AVG):
+        return Choice(NONE, None, "neither sum nor average")
+    choice = comm._choose(op_name, data, name, phase, codec)
+    if choice.codec.linear and op_name != "all_reduce":
+        return Choice(NONE, None, f"{choice.codec.name} only all-reduces")
+    if choice.compresses and not data.dtype.is_float:
+        return Choice(NONE, None, f"sums of {data.dtype.label} are MPI's own")
+    return choice
+
+
+def uses_schedule(choice: Choice, data: Flat, op: Op) -> bool:
+    """Tell whether our own algorithm runs, and not MPI's."""
+    half = data.dtype in (DType.FLOAT16, DType.BFLOAT16)
+    big_half = half and op in (MPI.SUM, AVG) and data.nbytes >= _DIRECT_HALF_BYTES
+    return choice.compresses or (big_half and choice.reason != "one rank")
+
+
+def _remembering(
+    comm: OperationStarter, op: str, choice: Choice, name: str | None, n: int
+) -> Callable[[Carrier], Any] | None:
+    """Return the function that sets a data path's memory and its step's codec; None if there is no feedback."""
+    form = choice.feedback
+    if form is None or name is None:
+        return None
+    check_feedback(op, choice.codec, form)
+    key = (comm.axis, name)
+    return lambda carrier: carrier.remember(comm.feedback, key, n, form)
+
+
+# -- reductions ----------------------------------------------------------------------------------
+
+
+def allreduce(
+    comm: OperationStarter,
+    send: Flat,
+    recv: Flat,
+    op: Op,
+    name: str | None,
+    phase: str | None,
+    codec: CodecLike,
+    algorithm: str | None = None,
+    *,
+    step: int | None = None,
+    framed: bool = False,
+) -> Request:
+    """Start an all-reduce of ``send`` into ``recv``.
+
+    Args:
+        send, recv: of one size and dtype; may be the same memory.
+        op: the reduction.
+        name, phase, codec, algorithm: as of :class:`~hybridcomp.collectives.communicator.Communicator`.
+        step: of training: messages without a memory are of the codec of this step; None leaves the codec as it is.
+        framed: messages are encoded by ``none``, too, and ``algorithm`` decides in which order ranks are summed.
     """
+    p = comm.size
+    device = together(send, recv)
+    if overlap(send, recv) and not same_memory(send.data, recv.data):
+        send = copied(send)
+    choice = choose_sum(comm, "all_reduce", recv, op, name, phase, codec)
+    about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": name}
+    call = comm._call("all_reduce", choice, recv.nbytes, 2 * (p - 1) * recv.nbytes // p, **about)
+    feedback = None
+    if not choice.codec.linear:
+        feedback = _remembering(comm, "all_reduce", choice, name, recv.size)
+    form = choice.feedback if feedback else None
+    if feedback is None and step is not None:
+        feedback = at_step(step)
+    key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), op, feedback=form)
+    key = key._replace(compresses=key.compresses or framed)
+    if choice.codec.linear:
+        return allreduce_linear(comm, choice, call, [Part(send, recv, name)], op == AVG, step, device)
+    if framed or uses_schedule(choice, recv, op):
+        return comm._scheduled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
+    request = comm._compiled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
+    if request is not None:
+        return request
+    return _reduced(comm, comm.mpi.Iallreduce, op, (), call, send, recv, device)
 
-    # -- the policy ----------------------------------------------------------------------------------
 
-    def _choose_sum(
-        self, op_name: str, data: Flat, op: Op, name: str | None, phase: str | None, codec: CodecLike
-    ) -> Choice:
-        if op not in (MPI.SUM, AVG):
-            return Choice(NONE, None, "neither sum nor average")
-        choice = self._choose(op_name, data, name, phase, codec)
-        if choice.codec.linear and op_name != "all_reduce":
-            return Choice(NONE, None, f"{choice.codec.name} only all-reduces")
-        if choice.compresses and not data.dtype.is_float:
-            return Choice(NONE, None, f"sums of {data.dtype.label} are MPI's own")
-        return choice
-
-    @staticmethod
-    def _direct(choice: Choice, data: Flat, op: Op) -> bool:
-        """Tell whether our own algorithm runs, and not MPI's."""
-        half = data.dtype in (DType.FLOAT16, DType.BFLOAT16)
-        big_half = half and op in (MPI.SUM, AVG) and data.nbytes >= _DIRECT_HALF_BYTES
-        return choice.compresses or (big_half and choice.reason != "one rank")
-
-    def _remembering(
-        self, op: str, choice: Choice, name: str | None, n: int
-    ) -> Callable[[Carrier], Any] | None:
-        """Return the function that sets a data path's memory and its step's codec; None if there is no feedback."""
-        form = choice.feedback
-        if form is None or name is None:
-            return None
-        check_feedback(op, choice.codec, form)
-        key = (self.axis, name)
-        return lambda carrier: carrier.remember(self.feedback, key, n, form)
-
-    # -- reductions ----------------------------------------------------------------------------------
-
-    def allreduce(
-        self,
-        send: Flat,
-        recv: Flat,
-        op: Op,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        algorithm: str | None = None,
-        *,
-        step: int | None = None,
-        framed: bool = False,
-    ) -> Request:
-        """Start an all-reduce of ``send`` into ``recv``.
-
-        Args:
-            send, recv: of one size and dtype; may be the same memory.
-            op: the reduction.
-            name, phase, codec, algorithm: as of :class:`~hybridcomp.collectives.communicator.Communicator`.
-            step: of training: messages without a memory are of the codec of this step; None leaves the codec as it is.
-            framed: messages are encoded by ``none``, too, and ``algorithm`` decides in which order ranks are summed.
-        """
-        p = self.size
-        device = together(send, recv)
-        if overlap(send, recv) and not same_memory(send.data, recv.data):
-            send = copied(send)
-        choice = self._choose_sum("all_reduce", recv, op, name, phase, codec)
-        about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": name}
-        call = self._call("all_reduce", choice, recv.nbytes, 2 * (p - 1) * recv.nbytes // p, **about)
-        feedback = None
-        if not choice.codec.linear:
-            feedback = self._remembering("all_reduce", choice, name, recv.size)
-        form = choice.feedback if feedback else None
-        if feedback is None and step is not None:
-            feedback = at_step(step)
-        key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), op, feedback=form)
-        key = key._replace(compresses=key.compresses or framed)
-        if choice.codec.linear:
-            return self._linear(choice, call, [Part(send, recv, name)], op == AVG, step, device)
-        if framed or self._direct(choice, recv, op):
-            return self._scheduled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
-        request = self._compiled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
-        if request is not None:
-            return request
-        return self._reduced(self.mpi.Iallreduce, op, (), call, send, recv, device)
-
-    def reduce_scatter_block(
-        self,
-        send: Flat,
-        recv: Flat,
-        op: Op,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-        algorithm: str | None = None,
-    ) -> Request:
-        """Start a reduce-scatter of equal blocks: ``recv`` gets block ``rank`` of the sum of ``send``."""
-        p = self.size
-        device = together(send, recv)
-        if send.size != p * recv.size:
-            raise ValueError(
-                f"reduce_scatter of {send.size} elements on {p} ranks needs {send.size / p:g}, not {recv.size}"
-            )
-        own = send.data[self.rank * recv.size : (self.rank + 1) * recv.size]
-        if overlap(send, recv) and not same_memory(own, recv.data):
-            send = copied(send)
-        choice = self._choose_sum("reduce_scatter", send, op, name, phase, codec)
-        about = {"count": send.size, "dtype": send.dtype, "reduction": op, "name": name}
-        call = self._call("reduce_scatter", choice, send.nbytes, (p - 1) * recv.nbytes, **about)
-        if choice.codec.linear or not self._direct(choice, send, op):
-            if overlap(send, recv):
-                send = copied(send)
-            return self._reduced(self.mpi.Ireduce_scatter_block, op, (), call, send, recv, device)
-        feedback = self._remembering("reduce_scatter", choice, name, send.size)
-        form = choice.feedback if feedback else None
-        counts = (recv.size,) * p
-        key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, op, feedback=form)
-        return self._scheduled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
-
-    def reduce_scatter(
-        self,
-        send: Flat,
-        recv: Flat,
-        counts: Sequence[int],
-        op: Op,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
-    ) -> Request:
-        """Start a reduce-scatter of parts of any size: ``recv`` gets part ``rank`` of the sum of ``send``."""
-        if len(counts) != self.size or send.size != sum(counts) or recv.size != counts[self.rank]:
-            raise ValueError(
-                f"reduce_scatter of {send.size} elements into {recv.size} on rank {self.rank} of {self.size} does not "
-                f"fit the counts {', '.join(map(str, counts))}"
-            )
-        if len(set(counts)) == 1:
-            return self.reduce_scatter_block(send, recv, op, name, phase, codec)
-        device = together(send, recv)
-        if overlap(send, recv) or not recv.size:  # MPI minds the address of an empty one, too
-            send = copied(send)
-        choice = self._choose_sum("reduce_scatter", send, op, name, phase, codec)
-        about = {"counts": counts, "dtype": send.dtype, "reduction": op, "name": name}
-        call = self._call("reduce_scatter", choice, send.nbytes, send.nbytes - recv.nbytes, **about)
-        if choice.codec.linear or not self._direct(choice, send, op):
-
-            def post(a: Any, b: Any, mpi_op: MPI.Op) -> MPI.Request:
-                return self.mpi.Ireduce_scatter(a, b, counts, mpi_op)
-
-            return self._reduced(post, op, (), call, send, recv, device)
-        feedback = self._remembering("reduce_scatter", choice, name, send.size)
-        form = choice.feedback if feedback else None
-        extents = tuple(following(counts))
-        key = OperationKey.of(
-            "reduce_scatter", choice, send.dtype, tuple(counts), op, feedback=form, sends=extents
+def reduce_scatter_block(
+    comm: OperationStarter,
+    send: Flat,
+    recv: Flat,
+    op: Op,
+    name: str | None,
+    phase: str | None,
+    codec: CodecLike,
+    algorithm: str | None = None,
+) -> Request:
+    """Start a reduce-scatter of equal blocks: ``recv`` gets block ``rank`` of the sum of ``send``."""
+    p = comm.size
+    device = together(send, recv)
+    if send.size != p * recv.size:
+        raise ValueError(
+            f"reduce_scatter of {send.size} elements on {p} ranks needs {send.size / p:g}, not {recv.size}"
         )
-        return self._scheduled(key, call, send, recv, device, feedback=feedback)
-
-    def reduce(
-        self,
-        send: Flat,
-        recv: Flat | None,
-        op: Op,
-        root: int,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-        algorithm: str | None = None,
-    ) -> Request:
-        """Start a reduction to ``root``; elsewhere ``recv`` is not used."""
-        self._check_rank(root, "root")
-        recv = recv if self.rank == root else None
-        device = together(send, recv)
-        if recv is not None and overlap(send, recv) and not same_memory(send.data, recv.data):
+    own = send.data[comm.rank * recv.size : (comm.rank + 1) * recv.size]
+    if overlap(send, recv) and not same_memory(own, recv.data):
+        send = copied(send)
+    choice = choose_sum(comm, "reduce_scatter", send, op, name, phase, codec)
+    about = {"count": send.size, "dtype": send.dtype, "reduction": op, "name": name}
+    call = comm._call("reduce_scatter", choice, send.nbytes, (p - 1) * recv.nbytes, **about)
+    if choice.codec.linear or not uses_schedule(choice, send, op):
+        if overlap(send, recv):
             send = copied(send)
-        about = {"count": send.size, "dtype": send.dtype, "reduction": op, "root": root}
-        choice = self._choose_sum("reduce", send, op, name, phase, codec)
-        call = self._call("reduce", choice, send.nbytes, 0 if self.rank == root else send.nbytes, **about)
-        if not choice.compresses:
-            return self._reduced(self.mpi.Ireduce, op, (root,), call, send, recv, device)
-        if self.rank == root and (recv is None or (recv.size, recv.dtype) != (send.size, send.dtype)):
-            what = "none" if recv is None else f"{recv.size} {recv.dtype.label}"
-            raise ValueError(
-                f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
-            )
-        key = OperationKey.of("reduce", choice, send.dtype, (send.size,), op, root=root)
-        return self._scheduled(key, call, send, recv, device, algorithm=algorithm)
+        return _reduced(comm, comm.mpi.Ireduce_scatter_block, op, (), call, send, recv, device)
+    feedback = _remembering(comm, "reduce_scatter", choice, name, send.size)
+    form = choice.feedback if feedback else None
+    counts = (recv.size,) * p
+    key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, op, feedback=form)
+    return comm._scheduled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
 
-    def barrier(self) -> Request:
-        """Start a barrier."""
-        return self._native(
-            lambda _s, _r, ticket, events: native(self.mpi.Ibarrier, ticket, events),
-            self._plain_call("barrier", 0, 0),
-            None,
-            None,
-            [],
-        )
 
-    def _reduced(
-        self,
-        post: Any,
-        op: Op,
-        extra: tuple[int, ...],
-        call: Call,
-        send: Flat,
-        recv: Flat | None,
-        device: list[DeviceArray],
-    ) -> Request:
-        """Start one of MPI's reductions."""
-        by = self.size if op == AVG else 1
-        mpi_op = MPI.SUM if op == AVG else op
-        plain = reduces_directly(send.dtype, by)
-        return self._native(
-            lambda s, r, ticket, events: reduce_native(
-                lambda a, b: post(a, b, mpi_op, *extra), s, r, by, ticket, events
-            ),
-            call,
-            send,
-            recv,
-            device,
-            direct=None if plain else False,
+def reduce_scatter(
+    comm: OperationStarter,
+    send: Flat,
+    recv: Flat,
+    counts: Sequence[int],
+    op: Op,
+    name: str | None,
+    phase: str | None,
+    codec: CodecLike,
+) -> Request:
+    """Start a reduce-scatter of parts of any size: ``recv`` gets part ``rank`` of the sum of ``send``."""
+    if len(counts) != comm.size or send.size != sum(counts) or recv.size != counts[comm.rank]:
+        raise ValueError(
+            f"reduce_scatter of {send.size} elements into {recv.size} on rank {comm.rank} of {comm.size} does not "
+            f"fit the counts {', '.join(map(str, counts))}"
         )
+    if len(set(counts)) == 1:
+        return reduce_scatter_block(comm, send, recv, op, name, phase, codec)
+    device = together(send, recv)
+    if overlap(send, recv) or not recv.size:  # MPI minds the address of an empty one, too
+        send = copied(send)
+    choice = choose_sum(comm, "reduce_scatter", send, op, name, phase, codec)
+    about = {"counts": counts, "dtype": send.dtype, "reduction": op, "name": name}
+    call = comm._call("reduce_scatter", choice, send.nbytes, send.nbytes - recv.nbytes, **about)
+    if choice.codec.linear or not uses_schedule(choice, send, op):
+
+        def post(a: Any, b: Any, mpi_op: MPI.Op) -> MPI.Request:
+            return comm.mpi.Ireduce_scatter(a, b, counts, mpi_op)
+
+        return _reduced(comm, post, op, (), call, send, recv, device)
+    feedback = _remembering(comm, "reduce_scatter", choice, name, send.size)
+    form = choice.feedback if feedback else None
+    extents = tuple(following(counts))
+    key = OperationKey.of(
+        "reduce_scatter", choice, send.dtype, tuple(counts), op, feedback=form, sends=extents
+    )
+    return comm._scheduled(key, call, send, recv, device, feedback=feedback)
+
+
+def reduce(
+    comm: OperationStarter,
+    send: Flat,
+    recv: Flat | None,
+    op: Op,
+    root: int,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+    algorithm: str | None = None,
+) -> Request:
+    """Start a reduction to ``root``; elsewhere ``recv`` is not used."""
+    comm._check_rank(root, "root")
+    recv = recv if comm.rank == root else None
+    device = together(send, recv)
+    if recv is not None and overlap(send, recv) and not same_memory(send.data, recv.data):
+        send = copied(send)
+    about = {"count": send.size, "dtype": send.dtype, "reduction": op, "root": root}
+    choice = choose_sum(comm, "reduce", send, op, name, phase, codec)
+    call = comm._call("reduce", choice, send.nbytes, 0 if comm.rank == root else send.nbytes, **about)
+    if not choice.compresses:
+        return _reduced(comm, comm.mpi.Ireduce, op, (root,), call, send, recv, device)
+    if comm.rank == root and (recv is None or (recv.size, recv.dtype) != (send.size, send.dtype)):
+        what = "none" if recv is None else f"{recv.size} {recv.dtype.label}"
+        raise ValueError(
+            f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
+        )
+    key = OperationKey.of("reduce", choice, send.dtype, (send.size,), op, root=root)
+    return comm._scheduled(key, call, send, recv, device, algorithm=algorithm)
+
+
+def barrier(comm: OperationStarter) -> Request:
+    """Start a barrier."""
+    return comm._native(
+        lambda _s, _r, ticket, events: native(comm.mpi.Ibarrier, ticket, events),
+        comm._plain_call("barrier", 0, 0),
+        None,
+        None,
+        [],
+    )
+
+
+def _reduced(
+    comm: OperationStarter,
+    post: Any,
+    op: Op,
+    extra: tuple[int, ...],
+    call: Call,
+    send: Flat,
+    recv: Flat | None,
+    device: list[DeviceArray],
+) -> Request:
+    """Start one of MPI's reductions."""
+    by = comm.size if op == AVG else 1
+    mpi_op = MPI.SUM if op == AVG else op
+    plain = reduces_directly(send.dtype, by)
+    return comm._native(
+        lambda s, r, ticket, events: reduce_native(
+            lambda a, b: post(a, b, mpi_op, *extra), s, r, by, ticket, events
+        ),
+        call,
+        send,
+        recv,
+        device,
+        direct=None if plain else False,
+    )

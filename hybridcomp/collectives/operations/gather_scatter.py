@@ -11,6 +11,7 @@ from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, like, parse, part, same_dtype
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
 from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.requests import Request
@@ -83,7 +84,7 @@ class GatherScatter(FastPath):
                 send = same_dtype(parse(sendbuf), recv)
         except ForeignBufferError:
             return self._foreign("all_gather", lambda: self.mpi.Iallgather(sendbuf, recvbuf), codec)
-        return self.allgather(send, recv, name, phase, codec, algorithm)
+        return flat_gather_scatter.allgather(self, send, recv, name, phase, codec, algorithm)
 
     def Allgatherv(
         self,
@@ -124,7 +125,7 @@ class GatherScatter(FastPath):
             send = mine if is_in_place(sendbuf) else same_dtype(parse(sendbuf), recv)
         except ForeignBufferError:
             return self._foreign("all_gather", lambda: self.mpi.Iallgatherv(sendbuf, recvbuf), codec)
-        return self.allgatherv(send, recv, extents, name, phase, codec)
+        return flat_gather_scatter.allgatherv(self, send, recv, extents, name, phase, codec)
 
     # -- all-to-all ----------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class GatherScatter(FastPath):
             )
         n = send.size // self.size
         extents = [(q * n, n) for q in range(self.size)]
-        return self.alltoallv(send, extents, recv, extents, n, name, phase, codec)
+        return flat_gather_scatter.alltoallv(self, send, extents, recv, extents, n, name, phase, codec)
 
     def Alltoallv(
         self,
@@ -220,7 +221,9 @@ class GatherScatter(FastPath):
                 send, outgoing = parse_vector(sendbuf, self.size, writable=False)
         except ForeignBufferError:
             return self._foreign("all_to_all", lambda: self.mpi.Ialltoallv(sendbuf, recvbuf), codec)
-        return self.alltoallv(same_dtype(send, recv), outgoing, recv, incoming, None, name, phase, codec)
+        return flat_gather_scatter.alltoallv(
+            self, same_dtype(send, recv), outgoing, recv, incoming, None, name, phase, codec
+        )
 
     def Alltoallw(self, sendbuf: Buffer, recvbuf: Buffer) -> None:
         """Send parts of any size and datatype, by MPI's own."""
@@ -279,7 +282,7 @@ class GatherScatter(FastPath):
             flat = parse(buf, writable=True)
         except ForeignBufferError:
             return self._foreign("broadcast", lambda: self.mpi.Ibcast(buf, root), codec)
-        return self.bcast(flat, root, name, phase, codec, algorithm)
+        return flat_gather_scatter.bcast(self, flat, root, name, phase, codec, algorithm)
 
     def Barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -294,7 +297,7 @@ class GatherScatter(FastPath):
     def start_barrier(self) -> engine.Request:
         """Start :meth:`Ibarrier` as an operation that is none of MPI's requests."""
         request = self._begun(_BARRIER, self._barriers)
-        return self.barrier() if request is None else request
+        return flat_reductions.barrier(self) if request is None else request
 
     # -- on the fast path ----------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from hybridcomp.collectives.buffers import ForeignBufferError, copied, parse
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.operations import flat_p2p
 from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.operations.probes import Probes
 from hybridcomp.collectives.requests import Request, wait_for
@@ -137,7 +138,7 @@ class PointToPoint(Probes):
                 dest,
                 None if nobody else codec,
             )
-        return self.send(flat, dest, tag, name, phase, codec, mode=mode)
+        return flat_p2p.send(self, flat, dest, tag, name, phase, codec, mode=mode)
 
     # -- receives ------------------------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ class PointToPoint(Probes):
                 None if nobody else codec,
                 status,
             )
-        return self.recv(flat, source, tag, codec, status)
+        return flat_p2p.recv(self, flat, source, tag, codec, status)
 
     # -- both ----------------------------------------------------------------------------------------
 
@@ -291,8 +292,8 @@ class PointToPoint(Probes):
                     status,
                 )
             ]
-        sent = self.send(copied(flat), dest, sendtag, None, None, codec)
-        return [sent, self.recv(flat, source, recvtag, codec, status)]
+        sent = flat_p2p.send(self, copied(flat), dest, sendtag, None, None, codec)
+        return [sent, flat_p2p.recv(self, flat, source, recvtag, codec, status)]
 
     # -- arrays whose length the receiver does not know ----------------------------------------------
 
@@ -311,7 +312,7 @@ class PointToPoint(Probes):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Send_array`."""
-        return Request(self.send(parse(array), dest, tag, name, phase, codec, frame=True))
+        return Request(flat_p2p.send(self, parse(array), dest, tag, name, phase, codec, frame=True))
 
     def Recv_array(
         self,
@@ -335,7 +336,7 @@ class PointToPoint(Probes):
             WireError: what came is damaged, or was sent by another method.
             MismatchError: it is larger than ``most_bytes``.
         """
-        request, arrays = self.recv_array(source, tag, most_bytes, status)
+        request, arrays = flat_p2p.recv_array(self, source, tag, most_bytes, status)
         request.wait()
         return arrays[0]
 
@@ -369,11 +370,11 @@ class PointToPoint(Probes):
             call = self._plain_call("recv", flat.nbytes, 0)
             # A smaller buffer gets no message that the policy has compressed.
             least = self._compressed_from if codec is None and not of_any_size else 0
-            if least is None or flat.nbytes < least or not self._may_be_encoded(flat.dtype, codec):
+            if least is None or flat.nbytes < least or not flat_p2p.may_be_encoded(self, flat.dtype, codec):
                 return call, arguments
-            program = programs and programs.recv(self._codecs(codec), flat.dtype, flat.size)
+            program = programs and programs.recv(flat_p2p.codecs_of(self, codec), flat.dtype, flat.size)
         else:
-            choice = self._choose_send(flat, name, phase, codec)
+            choice = flat_p2p.choose_send(self, flat, name, phase, codec)
             call = self._call("send", choice, flat.nbytes, flat.nbytes)
             if not choice.compresses:
                 return call, arguments

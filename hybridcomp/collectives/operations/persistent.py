@@ -14,6 +14,7 @@ from hybridcomp.collectives.buffers import raw, typed
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import native, reduces_directly
+from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
 from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.session import Op
@@ -103,12 +104,16 @@ class Plans(FastPath):
     ) -> Plan:
         """Plan an all-reduce of arrays of a shape."""
         send, recv, s, r = _arrays(dtype, shape, shape)
-        choice = self._choose_sum("all_reduce", r, op, name, phase, codec)
-        if isinstance(op, MPI.Op) and not self._direct(choice, r, op) and reduces_directly(r.dtype, 1):
+        choice = flat_reductions.choose_sum(self, "all_reduce", r, op, name, phase, codec)
+        if (
+            isinstance(op, MPI.Op)
+            and not flat_reductions.uses_schedule(choice, r, op)
+            and reduces_directly(r.dtype, 1)
+        ):
             post = self.mpi.Allreduce_init(typed(s.data, s.dtype), typed(r.data, r.dtype), op)
             sent = 2 * (self.size - 1) * r.nbytes // self.size
             return self._persistent("all_reduce", choice, post, send, recv, r.nbytes, sent)
-        return _plan(send, recv, lambda: self.allreduce(s, r, op, name, phase, choice))
+        return _plan(send, recv, lambda: flat_reductions.allreduce(self, s, r, op, name, phase, choice))
 
     def plan_reduce_scatter_block(
         self,
@@ -122,14 +127,20 @@ class Plans(FastPath):
     ) -> Plan:
         """Plan a reduce-scatter whose blocks have a shape: ``send`` has one more dimension, the ranks."""
         send, recv, s, r = _arrays(dtype, self._all_of(shape), shape)
-        choice = self._choose_sum("reduce_scatter", s, op, name, phase, codec)
-        plain = not choice.codec.linear and not self._direct(choice, s, op) and reduces_directly(s.dtype, 1)
+        choice = flat_reductions.choose_sum(self, "reduce_scatter", s, op, name, phase, codec)
+        plain = (
+            not choice.codec.linear
+            and not flat_reductions.uses_schedule(choice, s, op)
+            and reduces_directly(s.dtype, 1)
+        )
         if isinstance(op, MPI.Op) and plain:
             post = self.mpi.Reduce_scatter_block_init(typed(s.data, s.dtype), typed(r.data, r.dtype), op)
             return self._persistent(
                 "reduce_scatter", choice, post, send, recv, s.nbytes, (self.size - 1) * r.nbytes
             )
-        return _plan(send, recv, lambda: self.reduce_scatter_block(s, r, op, name, phase, choice))
+        return _plan(
+            send, recv, lambda: flat_reductions.reduce_scatter_block(self, s, r, op, name, phase, choice)
+        )
 
     def plan_allgather(
         self,
@@ -148,7 +159,7 @@ class Plans(FastPath):
             return self._persistent(
                 "all_gather", choice, post, send, recv, r.nbytes, (self.size - 1) * s.nbytes
             )
-        return _plan(send, recv, lambda: self.allgather(s, r, name, phase, choice))
+        return _plan(send, recv, lambda: flat_gather_scatter.allgather(self, s, r, name, phase, choice))
 
     def plan_bcast(
         self,
@@ -167,7 +178,7 @@ class Plans(FastPath):
         if not choice.compresses:
             post = self.mpi.Bcast_init(raw(s), root)
             return self._persistent("broadcast", choice, post, send, send, s.nbytes, 0)
-        return _plan(send, send, lambda: self.bcast(s, root, name, phase, choice))
+        return _plan(send, send, lambda: flat_gather_scatter.bcast(self, s, root, name, phase, choice))
 
     def _all_of(self, shape: Shape) -> tuple[int, ...]:
         return (self.size, *((shape,) if isinstance(shape, int) else shape))

@@ -22,6 +22,7 @@ from hybridcomp.collectives.buffers import (
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly
+from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
 from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.requests import Request
@@ -112,7 +113,7 @@ class Reductions(FastPath):
             send = recv if is_in_place(sendbuf) else like(parse(sendbuf), recv)
         except ForeignBufferError:
             return self._foreign("all_reduce", lambda: self.mpi.Iallreduce(sendbuf, recvbuf, _mpi(op)), codec)
-        return self.allreduce(send, recv, op, name, phase, codec, algorithm)
+        return flat_reductions.allreduce(self, send, recv, op, name, phase, codec, algorithm)
 
     # -- reduce-scatter ------------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ class Reductions(FastPath):
             return self._foreign(
                 "reduce_scatter", lambda: self.mpi.Ireduce_scatter_block(sendbuf, recvbuf, _mpi(op)), codec
             )
-        return self.reduce_scatter_block(send, recv, op, name, phase, codec, algorithm)
+        return flat_reductions.reduce_scatter_block(self, send, recv, op, name, phase, codec, algorithm)
 
     def Reduce_scatter(
         self,
@@ -235,13 +236,13 @@ class Reductions(FastPath):
         counts = self._counts(recv) if recvcounts is None else [int(n) for n in recvcounts]
         if in_place and len(counts) == self.size and sum(counts) == send.size:
             recv = part(recv, 0, counts[self.rank])
-        return self.reduce_scatter(send, recv, counts, op, name, phase, codec)
+        return flat_reductions.reduce_scatter(self, send, recv, counts, op, name, phase, codec)
 
     def _counts(self, recv: Flat) -> list[int]:
         """Gather the number of elements of every rank's receive buffer."""
         counts = np.empty(self.size, np.int64)
         mine, every = parse(np.array([recv.size])), parse(counts, writable=True)
-        self.allgather(mine, every, None, None, "none").wait()
+        flat_gather_scatter.allgather(self, mine, every, None, None, "none").wait()
         return counts.tolist()
 
     # -- to one rank ---------------------------------------------------------------------------------
@@ -296,7 +297,7 @@ class Reductions(FastPath):
                 like(send, recv)
         except ForeignBufferError:
             return self._foreign("reduce", lambda: self.mpi.Ireduce(sendbuf, recvbuf, _mpi(op), root), codec)
-        return self.reduce(send, recv, op, root, name, phase, codec, algorithm)
+        return flat_reductions.reduce(self, send, recv, op, root, name, phase, codec, algorithm)
 
     # -- prefixes ------------------------------------------------------------------------------------
 
@@ -331,9 +332,9 @@ class Reductions(FastPath):
             flat = parse(data)
         except ForeignBufferError:
             return None
-        choice = self._choose_sum(what, flat, op, name, phase, codec)
+        choice = flat_reductions.choose_sum(self, what, flat, op, name, phase, codec)
         call = self._call(what, choice, flat.nbytes, (1 + whole) * (p - 1) * flat.nbytes // p)
-        direct = self._direct(choice, flat, op)
+        direct = flat_reductions.uses_schedule(choice, flat, op)
         if self._programs is not None and (whole or direct) and (choice.feedback is None or name is None):
             counts = (flat.size,) if whole else (recv.size,) * p
             operation = OperationKey.of(what, choice, flat.dtype, counts, op)

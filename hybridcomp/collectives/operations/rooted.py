@@ -7,6 +7,7 @@ from typing import Any
 from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, parse, part, same_dtype
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.operations import flat_gather_scatter
 from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.vectors import parse_vector
@@ -66,7 +67,7 @@ class Rooted(FastPath):
             return self._foreign("gather", lambda: self.mpi.Igather(sendbuf, recvbuf, root), codec)
         if recv is not None:
             same_dtype(send, recv)
-        return self.gather(send, recv, None, root, name, phase, codec)
+        return flat_gather_scatter.gather(self, send, recv, None, root, name, phase, codec)
 
     def Gatherv(
         self,
@@ -117,7 +118,7 @@ class Rooted(FastPath):
             return self._foreign("gather", lambda: self.mpi.Igatherv(sendbuf, recvbuf, root), codec)
         if recv is not None:
             same_dtype(send, recv)
-        return self.gather(send, recv, extents, root, name, phase, codec)
+        return flat_gather_scatter.gather(self, send, recv, extents, root, name, phase, codec)
 
     # -- scatter -------------------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ class Rooted(FastPath):
             return self._foreign("scatter", lambda: self.mpi.Iscatter(sendbuf, recvbuf, root), codec)
         if send is not None:
             same_dtype(send, recv)
-        return self.scatter(send, recv, None, root, name, phase, codec)
+        return flat_gather_scatter.scatter(self, send, recv, None, root, name, phase, codec)
 
     def Scatterv(
         self,
@@ -216,4 +217,4 @@ class Rooted(FastPath):
             return self._foreign("scatter", lambda: self.mpi.Iscatterv(sendbuf, recvbuf, root), codec)
         if send is not None:
             same_dtype(send, recv)
-        return self.scatter(send, recv, extents, root, name, phase, codec)
+        return flat_gather_scatter.scatter(self, send, recv, extents, root, name, phase, codec)

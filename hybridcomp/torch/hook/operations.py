@@ -23,6 +23,7 @@ from hybridcomp.codecs import Codec, ErrorFeedback
 from hybridcomp.collectives import Communicator, StatRow
 from hybridcomp.collectives.data_path.coalesced import Coalesced
 from hybridcomp.collectives.execution.mpi_collectives import AVG
+from hybridcomp.collectives.operations import flat_parts, flat_reductions
 from hybridcomp.policy import Choice, Policy
 from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.hook.counts import Counts
@@ -114,7 +115,7 @@ class Operations:
 
     def _start_alike(self, bucket: _Bucket, values: Flat, pieces: list[Piece], step: int) -> list[Request]:
         """Start the pieces that go by one codec: as one operation where the engine does that."""
-        request = self.comm.allreduce_parts(values, pieces, AVG, pieces[0].choice, step)
+        request = flat_parts.allreduce_parts(self.comm, values, pieces, AVG, pieces[0].choice, step)
         if request is None:
             return [self._start(bucket, values, piece, step) for piece in pieces]
         bucket.follow(request, self._noted(), pieces)
@@ -123,7 +124,9 @@ class Operations:
     def _start(self, bucket: _Bucket, values: Flat, piece: Piece, step: int) -> Request:
         data = values.data[piece.start : piece.stop]
         part = Flat(data, values.dtype, piece.shape, True, False)
-        request = self.comm.allreduce(part, part, AVG, piece.name, "backward", piece.choice, step=step)
+        request = flat_reductions.allreduce(
+            self.comm, part, part, AVG, piece.name, "backward", piece.choice, step=step
+        )
         bucket.follow(request, self._noted(), [piece])
         return request
 
@@ -136,8 +139,8 @@ class Operations:
         coalesced.gather()
         whole = Flat(coalesced.values, values.dtype, coalesced.values.shape, True, False)
         names = ", ".join(piece.name for piece in pieces)
-        request = self.comm.allreduce(
-            whole, whole, AVG, names, "backward", _SMALL, algorithm="direct", framed=True
+        request = flat_reductions.allreduce(
+            self.comm, whole, whole, AVG, names, "backward", _SMALL, algorithm="direct", framed=True
         )
         bucket.follow(request, self._noted(), pieces, coalesced)
         return request
