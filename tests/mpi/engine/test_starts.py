@@ -13,6 +13,7 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp import trace
 from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.collectives.operations import flat_gather_scatter, flat_p2p, flat_reductions
 from hybridcomp.collectives.stats import Call, StatRow
 from tests.mpi.conftest import WORLD, gaussian, identical, total, verdict
 from tests.mpi.failure.test_interrupts import interrupted
@@ -21,7 +22,11 @@ P, ME = WORLD.size, WORLD.rank
 RIGHT, LEFT = (ME + 1) % P, (ME - 1) % P
 N = 6000  # elements, which ranks up to five share evenly
 LATE = 0.05  # seconds: far more than the compiled module looks
-_USUAL = ["allreduce", "reduce_scatter_block", "allgather", "alltoallv", "bcast", "barrier", "send", "recv"]
+_USUAL = {
+    flat_reductions: ["allreduce", "reduce_scatter_block", "barrier"],
+    flat_gather_scatter: ["allgather", "alltoallv", "bcast"],
+    flat_p2p: ["send", "recv"],
+}
 
 Usual = Callable[[hc.Communicator], hc.Communicator]
 
@@ -30,14 +35,25 @@ Usual = Callable[[hc.Communicator], hc.Communicator]
 def quick(make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., hc.Communicator]:
     """Make a communicator of which each rank has met the others, and whose usual way is closed."""
 
-    def closed(*_: Any, **__: Any) -> Any:
-        raise AssertionError("the usual way")
+    made: list[hc.Communicator] = []
+
+    def closed(module: Any, name: str) -> None:
+        honest = getattr(module, name)
+
+        def start(comm: hc.Communicator, *args: Any, **about: Any) -> Any:
+            assert comm not in made, "the usual way"
+            return honest(comm, *args, **about)
+
+        monkeypatch.setattr(module, name, start)
+
+    for module, names in _USUAL.items():
+        for name in names:
+            closed(module, name)
 
     def factory(policy: Any = "none", **about: Any) -> hc.Communicator:
         comm = make(policy, **about)
         meet(comm)
-        for name in _USUAL:
-            monkeypatch.setattr(comm, name, closed)
+        made.append(comm)
         return comm
 
     return factory
