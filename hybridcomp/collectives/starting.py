@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -37,6 +37,22 @@ Native = Callable[[Any, Any, PostTicket, Sequence[Ready]], Steps]
 Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
 
 
+class Operands(NamedTuple):
+    """The buffers of one operation.
+
+    Attributes:
+        send, recv: flat buffers; None where the operation has none here.
+        device: the caller's, if they are on a device.
+        loads, written: as of :func:`~hybridcomp.collectives.device.through_host.through_host`.
+    """
+
+    send: Flat | None = None
+    recv: Flat | None = None
+    device: Sequence[DeviceArray] = ()
+    loads: bool = False
+    written: Callable[[], ByteExtents] | None = None
+
+
 class OperationStarter(Session):
     """The ways in which a communicator's operations start, on buffers in host memory or on a device."""
 
@@ -45,14 +61,10 @@ class OperationStarter(Session):
         algorithm: Algorithm,
         codec: Codec,
         call: Call,
-        send: Flat | None,
-        recv: Flat | None,
-        device: list[DeviceArray],
+        operands: Operands,
         *,
         on_host: bool = False,
         feedback: Callable[[Carrier], Any] | None = None,
-        loads: bool = False,
-        written: Callable[[], ByteExtents] | None = None,
     ) -> Request:
         """Start one of our algorithms, on host memory, on a device's, or on a host's copy of that.
 
@@ -60,12 +72,11 @@ class OperationStarter(Session):
             algorithm: to start.
             codec: that it uses.
             call: statistics.
-            send, recv: its buffers, at least one.
-            device: the caller's, if they are on a device.
+            operands: its buffers, at least one.
             on_host: it cannot run on a device.
             feedback: gives the memory, and the carrier the codec of its step.
-            loads, written: as of :func:`~hybridcomp.collectives.device.through_host.through_host`.
         """
+        send, recv, device, loads, written = operands
         given = send if recv is None else recv
         assert given is not None
         t, dtype = self._transport, given.dtype
@@ -106,50 +117,40 @@ class OperationStarter(Session):
         self,
         key: OperationKey,
         call: Call,
-        send: Flat | None,
-        recv: Flat | None,
-        device: list[DeviceArray],
+        operands: Operands,
         *,
         algorithm: str | None = None,
         feedback: Callable[[Carrier], Any] | None = None,
-        written: Callable[[], ByteExtents] | None = None,
     ) -> Request | None:
         """Start an operation in the compiled engine; None where the engine does not do it.
 
         Args:
             key: the operation.
             call: statistics.
-            send, recv: its buffers.
-            device: the caller's, if they are on a device.
+            operands: its buffers.
             algorithm: the caller's; None to choose.
             feedback: as of :meth:`_carried`.
-            written: as of :func:`~hybridcomp.collectives.device.through_host.through_host`.
         """
         programs = self._programs
         program = None if programs is None else programs.find(key, algorithm)
         if program is None:
             return None
-        return self._execute(program, key.codec, call, send, recv, device, feedback=feedback, written=written)
+        return self._execute(program, key.codec, call, operands, feedback=feedback)
 
     def _scheduled(
         self,
         key: OperationKey,
         call: Call,
-        send: Flat | None,
-        recv: Flat | None,
-        device: list[DeviceArray],
+        operands: Operands,
         *,
         algorithm: str | None = None,
         feedback: Callable[[Carrier], Any] | None = None,
-        written: Callable[[], ByteExtents] | None = None,
     ) -> Request:
         """Start an operation whose messages are encoded: in the compiled engine, else step by step in Python.
 
         The arguments are those of :meth:`_compiled`.
         """
-        request = self._compiled(
-            key, call, send, recv, device, algorithm=algorithm, feedback=feedback, written=written
-        )
+        request = self._compiled(key, call, operands, algorithm=algorithm, feedback=feedback)
         if request is not None:
             return request
         key = key._replace(compresses=True)
@@ -159,12 +160,9 @@ class OperationStarter(Session):
             lambda carrier, s, r, memory: run_schedule(carrier, schedule, s, r, tags, memory),
             key.codec,
             call,
-            send,
-            recv,
-            device,
+            operands,
             on_host=schedule.on_host,  # the sizes of messages decide, which a device's do not tell in time
             feedback=feedback,
-            written=written,
         )
 
     def _execute(
@@ -172,12 +170,9 @@ class OperationStarter(Session):
         program: Any,
         codec: Codec,
         call: Call,
-        send: Flat | None,
-        recv: Flat | None,
-        device: list[DeviceArray],
+        operands: Operands,
         *,
         feedback: Callable[[Carrier], Any] | None = None,
-        written: Callable[[], ByteExtents] | None = None,
     ) -> Request:
         """Start a compiled program; the arguments are those of :meth:`_compiled`, with the program's codec."""
         engine().check_process(call.op)  # a thread of the parent's may have held the lock that this takes
@@ -187,42 +182,34 @@ class OperationStarter(Session):
             lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory, codec=codec),
             codec,
             call,
-            send,
-            recv,
-            device,
+            operands,
             on_host=True,
             feedback=feedback,
-            written=written,
         )
 
     def _native(
         self,
         run: Native,
         call: Call,
-        send: Flat | None,
-        recv: Flat | None,
-        device: list[DeviceArray],
+        operands: Operands,
         *,
         direct: bool | None = None,
         transport: Transport | None = None,
         exact: bool = True,
         status: MPI.Status | None = None,
-        loads: bool = False,
-        written: Callable[[], ByteExtents] | None = None,
     ) -> Request:
         """Start one of MPI's own operations, or one that is matched in the order of posting.
 
         Args:
             run: to start.
             call: statistics.
-            send, recv: its buffers.
-            device: the caller's, if they are on a device.
+            operands: its buffers.
             direct: hand MPI the device's pointers; None where it takes them in collectives.
             transport: whose queue it posts by; None is the collectives'.
             exact: it carries what a plain one would; else it counts its bytes itself.
             status: of a receive.
-            loads, written: as of :func:`~hybridcomp.collectives.device.through_host.through_host`.
         """
+        send, recv, device, loads, written = operands
         t = transport or self._transport
         if direct is None:
             direct = self.cuda_aware.collectives
@@ -278,9 +265,7 @@ class OperationStarter(Session):
         return self._native(
             lambda _s, _r, ticket, events: native(post, ticket, events, peer, status),
             call,
-            None,
-            None,
-            [],
+            Operands(),
             transport=transport,
             status=status,
         )

@@ -15,14 +15,12 @@ from hybridcomp.arrays import Flat
 from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.buffers import copied, overlap, part, raw, same_memory, together
 from hybridcomp.collectives.choices import CodecLike
-from hybridcomp.collectives.device.through_host import Extents as ByteExtents
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.session import MANY
-from hybridcomp.collectives.starting import OperationStarter
+from hybridcomp.collectives.starting import Operands, OperationStarter
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.vectors import Extents, byte_extents, following
-from hybridcomp.device import DeviceArray
 from hybridcomp.schedules.algorithms.tree import family
 
 
@@ -56,12 +54,10 @@ def allgather(
                 events,
             ),
             call,
-            send,
-            recv,
-            device,
+            Operands(send, recv, device),
         )
     key = OperationKey.of("all_gather", choice, send.dtype, (n,) * p)
-    return comm._scheduled(key, call, send, recv, device, algorithm=algorithm)
+    return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
 
 
 def bcast(
@@ -85,13 +81,10 @@ def bcast(
         return comm._native(
             lambda _, r, ticket, events: native(lambda: comm.mpi.Ibcast(raw(r), root), ticket, events),
             call,
-            None,
-            buf,
-            device,
-            loads=loads,
+            Operands(None, buf, device, loads=loads),
         )
     key = OperationKey.of("broadcast", choice, buf.dtype, (buf.size,), root=root)
-    return comm._scheduled(key, call, buf, buf, device, algorithm=algorithm)
+    return comm._scheduled(key, call, Operands(buf, buf, device), algorithm=algorithm)
 
 
 def allgatherv(
@@ -129,10 +122,7 @@ def allgatherv(
         post,
         key,
         call,
-        send,
-        recv,
-        device,
-        written,
+        Operands(send, recv, device, written=written),
     )
 
 
@@ -189,10 +179,7 @@ def gather(
         post,
         key,
         call,
-        send,
-        recv,
-        device,
-        written,
+        Operands(send, recv, device, written=written),
     )
 
 
@@ -247,9 +234,7 @@ def scatter(
         post,
         key,
         call,
-        send,
-        recv,
-        device,
+        Operands(send, recv, device),
     )
 
 
@@ -293,10 +278,7 @@ def alltoallv(
         post,
         key,
         call,
-        send,
-        recv,
-        device,
-        written,
+        Operands(send, recv, device, written=written),
     )
 
 
@@ -310,22 +292,16 @@ def _start_exchange(
     post: Callable[[Any, Any], MPI.Request],
     key: OperationKey,
     call: Call,
-    send: Flat | None,
-    recv: Flat | None,
-    device: list[DeviceArray],
-    written: Callable[[], ByteExtents] | None = None,
+    operands: Operands,
 ) -> Request:
     """Start a gather, scatter or all-to-all: by MPI with ``post`` if nothing is compressed."""
     if not key.compresses:
         return comm._native(
             lambda s, r, ticket, events: native(lambda: post(s, r), ticket, events),
             call,
-            send,
-            recv,
-            device,
-            written=written,
+            operands,
         )
-    return comm._scheduled(key, call, send, recv, device, written=written)
+    return comm._scheduled(key, call, operands)
 
 
 def raw_parts(flat: Flat, extents: Extents) -> list[Any]:

@@ -19,7 +19,7 @@ from hybridcomp.collectives.device.data_path import DeviceCarrier
 from hybridcomp.collectives.engine.messages import MessagePrograms, receiving, sending
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
-from hybridcomp.collectives.starting import OperationStarter
+from hybridcomp.collectives.starting import Operands, OperationStarter
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback, place
 
@@ -61,9 +61,7 @@ def send(
                 lambda: t.start(dest, lambda: post(raw(s), dest, tag)), ticket, events, dest
             ),
             call,
-            data,
-            None,
-            device,
+            Operands(data, None, device),
             direct=t.direct,
             transport=t,
         )
@@ -81,9 +79,7 @@ def send(
     return comm._native(
         lambda s, _, ticket, _events: p2p.send_message(carrier, s, dest, tag, mode, ticket, link),
         call,
-        data,
-        None,
-        device,
+        Operands(data, None, device),
         direct=encodes,
         transport=t,
         exact=False,
@@ -111,13 +107,10 @@ def recv(
                 lambda: t.comm.Irecv(raw(r), source, tag), ticket, events, source, status
             ),
             call,
-            None,
-            out,
-            device,
+            Operands(None, out, device, written=lambda: [(0, status.Get_count(MPI.BYTE))]),
             direct=t.direct,
             transport=t,
             status=status,
-            written=lambda: [(0, status.Get_count(MPI.BYTE))],
         )
     codecs = codecs_of(comm, codec)
     carrier = Carrier(t, NONE, out.dtype, call)
@@ -134,9 +127,7 @@ def recv(
     return comm._native(
         lambda _, r, ticket, _events: p2p.receive_message(carrier, r, longest, source, tag, status, ticket),
         call,
-        None,
-        out,
-        device,
+        Operands(None, out, device),
         direct=True,
         transport=t,
         exact=False,

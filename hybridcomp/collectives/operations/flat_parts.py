@@ -13,7 +13,7 @@ from hybridcomp.collectives.engine.linear import Part, linear_allreduce
 from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.collectives.execution.progress import Request, Steps
 from hybridcomp.collectives.session import Op
-from hybridcomp.collectives.starting import OperationStarter
+from hybridcomp.collectives.starting import Operands, OperationStarter
 from hybridcomp.collectives.stats import Call
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback
@@ -79,7 +79,7 @@ def allreduce_parts(
         keys = [(comm.axis, part.name) for part in parts]
         feedback = lambda carrier: comm.feedback.begin_joined(keys, counts, data.dtype, form)  # noqa: E731
     call = comm._call("all_reduce", choice, nbytes, plain, **about)
-    return comm._execute(program, codec, call, data, data, [], feedback=feedback)
+    return comm._execute(program, codec, call, Operands(data, data), feedback=feedback)
 
 
 def allreduce_linear(
@@ -115,7 +115,7 @@ def allreduce_linear(
         ways = comm._schedules, programs
         return linear_allreduce(carrier, parts, numbers, *ways, mean=mean, step=drawn, warm=comm.warm)
 
-    return comm._carried(run, codec, call, first.send, first.recv, device, on_host=on_host)
+    return comm._carried(run, codec, call, Operands(first.send, first.recv, device), on_host=on_host)
 
 
 def _with_residual(comm: OperationStarter, choice: Choice, part: Part) -> Part:

@@ -22,10 +22,9 @@ from hybridcomp.collectives.execution.mpi_collectives import AVG, native, reduce
 from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.operations.flat_parts import allreduce_linear, at_step
 from hybridcomp.collectives.session import Op
-from hybridcomp.collectives.starting import OperationStarter
+from hybridcomp.collectives.starting import Operands, OperationStarter
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.vectors import following
-from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback
 
 _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
@@ -116,11 +115,13 @@ def allreduce(
     if choice.codec.linear:
         return allreduce_linear(comm, choice, call, [Part(send, recv, name)], op == AVG, step, device)
     if framed or uses_schedule(choice, recv, op):
-        return comm._scheduled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
-    request = comm._compiled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
+        return comm._scheduled(
+            key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback
+        )
+    request = comm._compiled(key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback)
     if request is not None:
         return request
-    return _reduced(comm, comm.mpi.Iallreduce, op, (), call, send, recv, device)
+    return _reduced(comm, comm.mpi.Iallreduce, op, (), call, Operands(send, recv, device))
 
 
 def reduce_scatter_block(
@@ -149,12 +150,12 @@ def reduce_scatter_block(
     if choice.codec.linear or not uses_schedule(choice, send, op):
         if overlap(send, recv):
             send = copied(send)
-        return _reduced(comm, comm.mpi.Ireduce_scatter_block, op, (), call, send, recv, device)
+        return _reduced(comm, comm.mpi.Ireduce_scatter_block, op, (), call, Operands(send, recv, device))
     feedback = _remembering(comm, "reduce_scatter", choice, name, send.size)
     form = choice.feedback if feedback else None
     counts = (recv.size,) * p
     key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, op, feedback=form)
-    return comm._scheduled(key, call, send, recv, device, algorithm=algorithm, feedback=feedback)
+    return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback)
 
 
 def reduce_scatter(
@@ -186,14 +187,14 @@ def reduce_scatter(
         def post(a: Any, b: Any, mpi_op: MPI.Op) -> MPI.Request:
             return comm.mpi.Ireduce_scatter(a, b, counts, mpi_op)
 
-        return _reduced(comm, post, op, (), call, send, recv, device)
+        return _reduced(comm, post, op, (), call, Operands(send, recv, device))
     feedback = _remembering(comm, "reduce_scatter", choice, name, send.size)
     form = choice.feedback if feedback else None
     extents = tuple(following(counts))
     key = OperationKey.of(
         "reduce_scatter", choice, send.dtype, tuple(counts), op, feedback=form, sends=extents
     )
-    return comm._scheduled(key, call, send, recv, device, feedback=feedback)
+    return comm._scheduled(key, call, Operands(send, recv, device), feedback=feedback)
 
 
 def reduce(
@@ -217,14 +218,14 @@ def reduce(
     choice = choose_sum(comm, "reduce", send, op, name, phase, codec)
     call = comm._call("reduce", choice, send.nbytes, 0 if comm.rank == root else send.nbytes, **about)
     if not choice.compresses:
-        return _reduced(comm, comm.mpi.Ireduce, op, (root,), call, send, recv, device)
+        return _reduced(comm, comm.mpi.Ireduce, op, (root,), call, Operands(send, recv, device))
     if comm.rank == root and (recv is None or (recv.size, recv.dtype) != (send.size, send.dtype)):
         what = "none" if recv is None else f"{recv.size} {recv.dtype.label}"
         raise ValueError(
             f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
         )
     key = OperationKey.of("reduce", choice, send.dtype, (send.size,), op, root=root)
-    return comm._scheduled(key, call, send, recv, device, algorithm=algorithm)
+    return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
 
 
 def barrier(comm: OperationStarter) -> Request:
@@ -232,9 +233,7 @@ def barrier(comm: OperationStarter) -> Request:
     return comm._native(
         lambda _s, _r, ticket, events: native(comm.mpi.Ibarrier, ticket, events),
         comm._plain_call("barrier", 0, 0),
-        None,
-        None,
-        [],
+        Operands(),
     )
 
 
@@ -244,21 +243,18 @@ def _reduced(
     op: Op,
     extra: tuple[int, ...],
     call: Call,
-    send: Flat,
-    recv: Flat | None,
-    device: list[DeviceArray],
+    operands: Operands,
 ) -> Request:
     """Start one of MPI's reductions."""
     by = comm.size if op == AVG else 1
     mpi_op = MPI.SUM if op == AVG else op
-    plain = reduces_directly(send.dtype, by)
+    assert operands.send is not None
+    plain = reduces_directly(operands.send.dtype, by)
     return comm._native(
         lambda s, r, ticket, events: reduce_native(
             lambda a, b: post(a, b, mpi_op, *extra), s, r, by, ticket, events
         ),
         call,
-        send,
-        recv,
-        device,
+        operands,
         direct=None if plain else False,
     )

@@ -18,6 +18,7 @@ from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductio
 from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.session import Op
+from hybridcomp.collectives.starting import Operands
 from hybridcomp.collectives.stats import Call
 from hybridcomp.policy import Choice
 
@@ -194,9 +195,7 @@ class Plans(FastPath):
 
         def begin() -> engine.Request:
             call: Call = self._call(op, choice, nbytes, sent, count=send.size, dtype=send.dtype)
-            return self._native(
-                lambda _s, _r, ticket, events: native(post, ticket, events), call, None, None, []
-            )
+            return self._native(lambda _s, _r, ticket, events: native(post, ticket, events), call, Operands())
 
         return Plan(send, recv, begin, request.Free)
 

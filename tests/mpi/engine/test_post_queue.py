@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.codecs import get_codec
+from hybridcomp.collectives.starting import Operands
 from hybridcomp.collectives.transport.mailbox import Transport
 from tests.mpi.conftest import WORLD, gaussian, verdict
 from tests.mpi.failure.test_failure import failure
@@ -93,9 +94,7 @@ def test_an_operation_that_is_given_up_in_line_keeps_no_message_back(make):
     stuck = comm._native(
         lambda _s, _r, ticket, _e: (yield from ticket.post(lambda: MPI.REQUEST_NULL, [Never()])),
         comm._plain_call("send", 0, 0),
-        None,
-        None,
-        [],
+        Operands(),
         transport=transport,
     )
     error = failure(stuck)
