@@ -5,21 +5,25 @@ python benchmarks/run_lab.py                    # all; goes on where an earlier 
 python benchmarks/run_lab.py --only bcast_1gbit --again
 python benchmarks/run_lab.py --report           # only renders what is there
 
-Every cell leaves a JSON file in RESULTS/lab. Those of one benchmark that differ in sizes alone share a run. The
-report is RESULTS/lab.md. Shaped links take root, as ``hybridcomp lab`` does.
+Every cell leaves a line in the file of its benchmark, RESULTS/lab/allreduce.json for instance. Cells of one benchmark
+that differ in sizes alone share a run. The report is RESULTS/lab.md. Shaped links take root, as ``hybridcomp lab``
+does.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from collbench import matrix, report
 from collbench.matrix import SHARED, Cell
+from collbench.records import Records
 from tqdm import tqdm
 
 from hybridcomp.lab import Lab
@@ -42,16 +46,20 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(cells: list[Cell], lab: Lab, folder: Path) -> Iterator[str]:
-    """Run cells of one benchmark on the same ranks, one after the other; yields what went wrong."""
-    outs = [folder / f"{cell.name}.json" for cell in cells]
+def measure(cells: list[Cell], lab: Lab, records: Records, folder: Path) -> Iterator[str]:
+    """Run cells of one benchmark on the same ranks, one after the other; yields what went wrong.
+
+    Args:
+        cells: to run.
+        lab: whose hosts they run on.
+        records: get the results.
+        folder: for the files that the benchmark writes.
+    """
     # A cell has results when it has ended well: when the next one has begun, the last one when the run has.
-    fresh = [out.with_suffix(".part").resolve() for out in outs]
+    fresh = [folder / f"{cell.name}.json" for cell in cells]
     command = [sys.executable, *cells[0].arguments(fresh[0])]
     for cell, part in zip(cells[1:], fresh[1:], strict=True):
         command += cell.more(part)
-    for part in fresh:
-        part.unlink(missing_ok=True)
     limit, ended = TIMEOUT * len(cells), False
     try:
         done = lab.mpirun(command, cells[0].ppn, timeout=limit)
@@ -59,34 +67,32 @@ def measure(cells: list[Cell], lab: Lab, folder: Path) -> Iterator[str]:
         why = f"exit code {done.returncode}\n{done.stderr[-2000:]}"
     except subprocess.TimeoutExpired:
         why = f"no end within {limit:g} s"
-    for cell, part, out in zip(cells, fresh, outs, strict=True):
+    for cell, part in zip(cells, fresh, strict=True):
         if part.exists() and (ended or cell is not cells[-1]):
-            part.replace(out)
+            records.add(cell.name, json.loads(part.read_text(encoding="utf-8")))
         else:
             yield f"{cell.name}: {why}"
 
 
-def run_group(link: str, hosts: int, cells: list[Cell], folder: Path, bar: tqdm) -> Iterator[str]:
+def run_group(link: str, hosts: int, cells: list[Cell], records: Records, bar: tqdm) -> Iterator[str]:
     """Run cells of one link and number of hosts; yields what went wrong."""
     place = ("none", "shared-memory") if link == SHARED else (link, "namespaces")
     with Lab(hosts, place[0], kind=place[1]) as lab:
         for (ppn, benchmark), group in itertools.groupby(cells, key=lambda cell: (cell.ppn, cell.benchmark)):
             same = list(group)
             bar.set_description(f"{benchmark} {link} {hosts}x{ppn}")
-            yield from measure(same, lab, folder)
+            with tempfile.TemporaryDirectory(prefix="run-lab-") as folder:
+                yield from measure(same, lab, records, Path(folder))
             bar.update(len(same))
 
 
 def main() -> None:
     args = arguments()
-    folder = args.results / "lab"
-    folder.mkdir(parents=True, exist_ok=True)
+    records = Records(args.results / "lab")
     cells = [cell for cell in matrix.every() if args.only in cell.name]
     cells = [cell for cell in cells if matrix.is_quick(cell)] if args.quick else cells
     left_out = [cell for cell in cells if cell.iters == 0]
-    wanted = [
-        cell for cell in cells if cell.iters and (args.again or not (folder / f"{cell.name}.json").exists())
-    ]
+    wanted = [cell for cell in cells if cell.iters and (args.again or cell.name not in records)]
     if args.list:
         print("\n".join(f"{cell.name} {cell.iters}" for cell in cells))
         return
@@ -94,11 +100,11 @@ def main() -> None:
     if not args.report:
         bar = tqdm(total=len(wanted), unit="cell")
         for (link, hosts), group in itertools.groupby(wanted, key=lambda cell: (cell.link, cell.hosts)):
-            for failure in run_group(link, hosts, list(group), folder, bar):
+            for failure in run_group(link, hosts, list(group), records, bar):
                 failures.append(failure)
                 tqdm.write(failure, file=sys.stderr)
         bar.close()
-    report.write(folder, args.results / "lab.md", left_out)
+    report.write(records, args.results / "lab.md", left_out)
     sys.exit(1 if failures else 0)
 
 

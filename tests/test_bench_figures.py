@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from benchmarks.collbench import limits, matrix, report
 from benchmarks.collbench.figures import Piece, Values, hidden, link_seconds, parse_sizes, size_text
 from benchmarks.collbench.link import Payload, between, read
+from benchmarks.collbench.records import Records
 
 ROOT = Path(__file__).parent.parent
 NET_DEV = """Inter-|   Receive                                              |  Transmit
@@ -144,14 +144,17 @@ def record(**changes):
 
 
 def test_report(tmp_path):
-    folder = tmp_path / "lab"
-    folder.mkdir()
+    records = Records(tmp_path / "lab")
     with pytest.raises(FileNotFoundError, match="run_lab"):
-        report.write(folder, tmp_path / "lab.md", [])
-    (folder / "one.json").write_text(json.dumps(record()))
-    (folder / "two.json").write_text(json.dumps(record(ranks=8, ranks_per_host=2)))
+        report.write(records, tmp_path / "lab.md", [])
+    records.add("allreduce_1gbit_4x2_64M", record(ranks=8, ranks_per_host=2))
+    records.add("allreduce_1gbit_4x1_64M", record())
+    assert "allreduce_1gbit_4x1_64M" in records
+    assert "allreduce_1gbit_4x1_4K-4M" not in records
+    assert "reduce_scatter_1gbit_4x1_64M" not in records
+    assert [path.name for path in records.folder.iterdir()] == ["allreduce.json"]
     cell = matrix.Cell("bcast", "200mbit", 4, 1, (256 << 20,), 0)
-    report.write(folder, tmp_path / "lab.md", [cell])
+    report.write(records, tmp_path / "lab.md", [cell])
     text = (tmp_path / "lab.md").read_text()
     assert "| all_reduce: int8, share of the wire's limit | 1 Gb/s | 4 x 1 | >= 0.92 | 0.95 | yes |" in text
     assert "| all_reduce: int8, times the best peer | 1 Gb/s | 4 x 1 | >= 3.8 | 4.00 | yes |" in text
@@ -159,13 +162,14 @@ def test_report(tmp_path):
     assert "| all_reduce: int4, times the best peer | 1 Gb/s | 4 x 1 | >= 7.2 | not measured |  |" in text
     assert "| 4 x 1 | 64M | gloo 800.00 | 200.00, **4.00**, 0.95; 1.5 |" in text
     assert "bcast_200mbit_4x1_256M" in text
-    assert (folder / "all_reduce.png").stat().st_size > 1000
+    assert (records.folder / "all_reduce.png").stat().st_size > 1000
 
 
 def test_report_says_what_was_not_met(tmp_path):
     slow = record()
     slow["rows"][0]["speedup"] = 3.0
-    (tmp_path / "one.json").write_text(json.dumps(slow))
-    report.write(tmp_path, tmp_path / "lab.md", [])
+    records = Records(tmp_path / "lab")
+    records.add("allreduce_1gbit_4x1_64M", slow)
+    report.write(records, tmp_path / "lab.md", [])
     wanted = "| all_reduce: int8, times the best peer | 1 Gb/s | 4 x 1 | >= 3.8 | 3.00 | **no** |"
     assert wanted in (tmp_path / "lab.md").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 from . import plots
 from .figures import size_text
 from .matrix import Cell
+from .records import Record, Records
 
-Record = dict[str, Any]
 _LINKS = ("200 Mb/s", "1 Gb/s", "unshaped", "shared memory")
 _MIB64 = 64 << 20
 _THRESHOLD = "threshold:abs=2.5758:values=none"
@@ -117,18 +116,13 @@ def _requirements() -> list[Requirement]:
     ]
 
 
-def load(folder: Path) -> list[Record]:
-    """All result files of a folder, by name."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-
-
-def write(folder: Path, path: Path, left_out: list[Cell]) -> None:
-    """Write the report and, in ``folder``, its pictures.
+def write(results: Records, path: Path, left_out: list[Cell]) -> None:
+    """Write the report and, beside the results, its pictures.
 
     Raises:
         FileNotFoundError: nothing has been measured.
     """
-    records = load(folder)
+    records, folder = results.all(), results.folder
     if not records:
         raise FileNotFoundError(f"no results in {folder}: run benchmarks/run_lab.py first")
     machine = records[0]["machine"]
