@@ -25,7 +25,7 @@ test: test-unit test-mpi
 # waits; three at a time take longer. The others, which measure time or the lab's links, have the machine for themselves.
 TOGETHER := tests/codecs tests/cuda tests/schedules
 IN_PAIRS := tests/mpi4py_suite tests/torch/test_hook.py tests/train tests/torch tests/examples tests/peer tests/warm tests/emulation \
-  tests/soak tests/study/test_study.py tests/test_bench_codecs.py tests/test_benchmarks.py tests/lab/test_cut.py tests/demo \
+  tests/soak tests/study/test_study.py tests/benchmarks/test_codecs.py tests/benchmarks/test_programs.py tests/lab/test_cut.py tests/demo \
   tests/lab/test_killed.py
 test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TOGETHER) -n auto

@@ -16,7 +16,7 @@ from benchmarks.stepprofile.parts import Place, part_of_code, part_of_sample
 from benchmarks.stepprofile.records import RankRecord
 from benchmarks.stepprofile.sampler import Sampler
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SITE = "/home/u/hybridcomp/.venv/lib/python3.11/site-packages"
 KERNEL = "[kernel.kallsyms]"
 
@@ -141,7 +141,7 @@ def rest(seconds):
 
 def test_sampler_charges_all_time():
     """In a process of its own, for a sampler takes a signal and the main thread."""
-    program = "from tests.test_step_profile import sample; sample()"
+    program = "from tests.benchmarks.test_step_profile import sample; sample()"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )

@@ -13,7 +13,7 @@ from benchmarks.collbench.figures import Piece, Values, hidden, link_seconds, pa
 from benchmarks.collbench.link import Payload, between, read
 from benchmarks.collbench.records import Records
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NET_DEV = """Inter-|   Receive                                              |  Transmit
  face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
     lo:       0    0    0    0    0     0          0         0        0    0    0    0    0     0       0          0

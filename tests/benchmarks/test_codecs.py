@@ -18,7 +18,7 @@ from benchmarks.codecbench.gradients import collect
 from benchmarks.codecbench.peers import PEERS
 from hybridcomp.codecs import names
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def run(*args: str, script: str = "codecs.py", code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from hybridcomp.launcher import find_mpiexec
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def run(*args: str, ranks: int = 3, script: str = "allreduce") -> subprocess.CompletedProcess[str]:

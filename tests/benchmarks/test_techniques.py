@@ -10,9 +10,7 @@ import pytest
 
 from hybridcomp.policy.toml import parse_policy
 
-sys.path.append(
-    str(Path(__file__).parent.parent / "benchmarks")
-)  # where its own modules are, as for a script
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where its own modules are, as for a script
 techniques = pytest.importorskip("techniques", reason="the trainer's extras")
 
 

@@ -1,0 +1,1 @@
+"""The benchmark programs, their arithmetic and their pages."""
