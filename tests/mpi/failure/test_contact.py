@@ -101,6 +101,7 @@ def test_messages_that_are_started_late_arrive_in_order(strangers):
         requests += [comm.Irecv(row, 0, 5) for row in got]
     WORLD.Barrier()
     blocked = [request.test() for request in requests[:1]]
+    WORLD.Barrier()  # all have looked: the operation goes on once one of them lets it
     for one in stuck:
         one.back.set()
     for request in requests:
