@@ -19,33 +19,32 @@ class Records:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._records: dict[str, Record] = {}
+        for path in folder.glob("*.json"):
+            self._records |= json.loads(path.read_text(encoding="utf-8"))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._read(self._file(name))
+        return name in self._records
 
     def add(self, name: str, record: Record) -> None:
         """Write a cell's record, in place of an earlier one of that name."""
-        path = self._file(name)
-        records = {**self._read(path), name: record}
-        lines = [f"{json.dumps(key)}: {json.dumps(records[key])}" for key in sorted(records)]
+        self._records[name] = record
+        benchmark = _benchmark(name)
+        lines = [
+            f"{json.dumps(key)}: {json.dumps(self._records[key])}"
+            for key in sorted(self._records)
+            if _benchmark(key) == benchmark
+        ]
+        path = self.folder / f"{benchmark}.json"
         new = path.with_suffix(".new")
         new.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         new.replace(path)
 
     def all(self) -> list[Record]:
         """Return all records, in the order of their names."""
-        found: dict[str, Record] = {}
-        for path in self.folder.glob("*.json"):
-            found |= self._read(path)
-        return [found[name] for name in sorted(found)]
+        return [self._records[name] for name in sorted(self._records)]
 
-    def _file(self, name: str) -> Path:
-        place = name.rsplit("_", 3)  # reduce_scatter_1gbit_4x1_64M
-        return self.folder / f"{place[0]}.json"
 
-    @staticmethod
-    def _read(path: Path) -> dict[str, Record]:
-        if not path.exists():
-            return {}
-        records: dict[str, Record] = json.loads(path.read_text(encoding="utf-8"))
-        return records
+def _benchmark(name: str) -> str:
+    """Return the benchmark of a cell's name: ``reduce_scatter`` of ``reduce_scatter_1gbit_4x1_64M``."""
+    return name.rsplit("_", 3)[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +18,7 @@ from hybridcomp.collectives.agreement.agreement import (
 from hybridcomp.collectives.algorithms.selection import Chooser, chooser
 from hybridcomp.collectives.engine.groups import join
 from hybridcomp.collectives.execution.progress import Pending, Steps, engine
-from hybridcomp.collectives.failure.blocked import watch
+from hybridcomp.collectives.failure.blocked import start_thread
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect
 from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, connect_peers
@@ -117,18 +116,21 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
     record = pack_preparation(own)
     records = record.repeat(size)
 
-    # Not an Idup: one that stays unmatched confuses Open MPI when it makes the next communicator.
-    def meeting() -> Steps:
-        yield Pending([comm.Ibarrier()], [-1])
+    def run(post: Callable[[], MPI.Request], name: str, seconds: float) -> None:
+        def steps() -> Steps:
+            yield Pending([post()], [-1])
 
-    # Whoever has waited too long takes no part: then this ends on no rank, and none goes on to where MPI waits.
-    def exchange() -> Steps:
-        yield Pending([comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE])], [-1])
+        engine().start(steps(), f"{what}: {name}", seconds).wait()
 
     try:
-        engine().start(meeting(), f"{what}: the meeting of all ranks", timeout).wait()
-        limit = max(timeout, _EXCHANGE_SECONDS)
-        engine().start(exchange(), f"{what}: the exchange of what they bring", limit).wait()
+        # Not an Idup: one that stays unmatched confuses Open MPI when it makes the next communicator.
+        run(comm.Ibarrier, "the meeting of all ranks", timeout)
+        # Whoever has waited too long takes no part: then this ends on no rank, and none goes on to where MPI waits.
+        run(
+            lambda: comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE]),
+            "the exchange of what they bring",
+            max(timeout, _EXCHANGE_SECONDS),
+        )
     except CollectiveTimeoutError:
         if isinstance(own, BaseException):
             raise own from None
@@ -228,10 +230,8 @@ def bounded(
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="hybridcomp-making", daemon=True)
-    watch(thread, what())
     deadline = time.monotonic() + timeout
-    thread.start()
+    thread = start_thread("hybridcomp-making", what(), run)
     while True:
         thread.join(_POLL_SECONDS)
         if not thread.is_alive():

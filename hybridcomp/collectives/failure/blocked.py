@@ -1,4 +1,4 @@
-"""End the job at exit where a thread has not come back from MPI.
+"""Start threads that MPI may not come back to, and end the job at exit where one is still inside MPI.
 
 ``MPI_Comm_dup`` and others wait for other ranks without a limit. The threads that call them are left behind where the
 ranks do not come. ``MPI_Finalize`` frees what such a thread works with, and MPICH 5 crashes: the process would end by a
@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from mpi4py import MPI
 
@@ -24,17 +25,21 @@ _CODE = 1
 _threads: dict[threading.Thread, str] = {}
 
 
-def watch(thread: threading.Thread, what: str) -> None:
-    """Abort the job at exit if a thread is alive then.
+def start_thread(name: str, what: str, target: Callable[[], None]) -> threading.Thread:
+    """Start a thread that calls MPI, and that may be left behind there: the job is aborted if it is alive at exit.
 
     Args:
-        thread: to be started; calls MPI.
+        name: of the thread.
         what: it does, for the message.
+        target: to run; must not raise.
     """
     _at_exit()
-    for other in [other for other in list(_threads) if other.ident is not None and not other.is_alive()]:
-        _threads.pop(other, None)
+    for ended in [thread for thread in list(_threads) if not thread.is_alive()]:
+        _threads.pop(ended, None)
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
     _threads[thread] = what
+    return thread
 
 
 @functools.cache
@@ -48,8 +53,7 @@ def _end(pid: int) -> None:
         return
     deadline = time.monotonic() + _EXIT_SECONDS
     for thread, what in list(_threads.items()):
-        if thread.is_alive():
-            thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
             print(
                 f"hybridcomp: rank {MPI.COMM_WORLD.Get_rank()} is still in MPI at its exit ({what}), where "

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.failure.blocked import watch
+from hybridcomp.collectives.failure.blocked import start_thread
 
 _PATIENCE = 0.05  # seconds in which MPI nearly always has started a message; until then the caller waits
 
@@ -102,9 +102,9 @@ class Contact:
                 posting = Posting(post)
                 self._queue.append(posting)
                 if not stuck:
-                    self._thread = threading.Thread(target=self._run, name="hybridcomp-contact", daemon=True)
-                    watch(self._thread, "the first message to a rank that does not answer")
-                    self._thread.start()
+                    self._thread = start_thread(
+                        "hybridcomp-contact", "the first message to a rank that does not answer", self._run
+                    )
         if met:
             return post()
         # Whoever has found MPI stuck does not wait again.

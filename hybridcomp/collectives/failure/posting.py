@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import suppress
+from functools import partial
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.failure.blocked import watch
+from hybridcomp.collectives.failure.blocked import start_thread
 
 _PATIENCE = 0.25  # seconds that one start may take; it takes microseconds
 _MOST_STUCK = 4  # starts that have not returned, and sends that are tried nevertheless
@@ -35,11 +36,11 @@ class Outbox:
             self._stuck = [thread for thread in self._stuck if thread.is_alive()]
             if len(self._stuck) >= _MOST_STUCK:
                 return
-            thread = threading.Thread(
-                target=self._start, args=(raw, left, tag), name="hybridcomp-notice", daemon=True
+            thread = start_thread(
+                "hybridcomp-notice",
+                "a notice to a rank that does not answer",
+                partial(self._start, raw, left, tag),
             )
-            watch(thread, "a notice to a rank that does not answer")
-            thread.start()
             before = -1
             while thread.is_alive() and before != len(left):
                 before = len(left)

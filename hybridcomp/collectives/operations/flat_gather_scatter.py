@@ -44,20 +44,12 @@ def allgather(
     choice = comm._choose("all_gather", send, name, phase, codec)
     about = {"count": n, "dtype": send.dtype, "name": name}
     call = comm._call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes, **about)
-    if not choice.compresses:
-        return comm._native(
-            lambda s, r, ticket, events: native(
-                lambda: comm.mpi.Iallgather(
-                    MPI.IN_PLACE if same_memory(s.data, r.data[own]) else raw(s), raw(r)
-                ),
-                ticket,
-                events,
-            ),
-            call,
-            Operands(send, recv, device),
-        )
+
+    def post(s: Flat, r: Flat) -> MPI.Request:
+        return comm.mpi.Iallgather(MPI.IN_PLACE if same_memory(s.data, r.data[own]) else raw(s), raw(r))
+
     key = OperationKey.of("all_gather", choice, send.dtype, (n,) * p)
-    return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
+    return _start_exchange(comm, post, key, call, Operands(send, recv, device), algorithm)
 
 
 def bcast(
@@ -117,13 +109,7 @@ def allgatherv(
 
     counts = tuple(size for _, size in extents)
     key = OperationKey.of("all_gather", choice, send.dtype, counts, receives=tuple(extents))
-    return _start_exchange(
-        comm,
-        post,
-        key,
-        call,
-        Operands(send, recv, device, written=written),
-    )
+    return _start_exchange(comm, post, key, call, Operands(send, recv, device, written=written))
 
 
 def gather(
@@ -174,13 +160,7 @@ def gather(
     counts = tuple(n for _, n in parts) if at_root else _own_count(comm, send.size)
     receives = tuple(parts) if at_root else None
     key = OperationKey.of("gather", choice, send.dtype, counts, root=root, receives=receives)
-    return _start_exchange(
-        comm,
-        post,
-        key,
-        call,
-        Operands(send, recv, device, written=written),
-    )
+    return _start_exchange(comm, post, key, call, Operands(send, recv, device, written=written))
 
 
 def scatter(
@@ -229,13 +209,7 @@ def scatter(
     counts = tuple(n for _, n in parts) if at_root else _own_count(comm, recv.size)
     sends = tuple(parts) if at_root else None
     key = OperationKey.of("scatter", choice, recv.dtype, counts, root=root, sends=sends)
-    return _start_exchange(
-        comm,
-        post,
-        key,
-        call,
-        Operands(send, recv, device),
-    )
+    return _start_exchange(comm, post, key, call, Operands(send, recv, device))
 
 
 def alltoallv(
@@ -273,13 +247,7 @@ def alltoallv(
     key = OperationKey.of(
         "all_to_all", choice, send.dtype, (), sends=tuple(outgoing), receives=tuple(incoming)
     )
-    return _start_exchange(
-        comm,
-        post,
-        key,
-        call,
-        Operands(send, recv, device, written=written),
-    )
+    return _start_exchange(comm, post, key, call, Operands(send, recv, device, written=written))
 
 
 def _own_count(comm: OperationStarter, n: int) -> tuple[int, ...]:
@@ -293,15 +261,14 @@ def _start_exchange(
     key: OperationKey,
     call: Call,
     operands: Operands,
+    algorithm: str | None = None,
 ) -> Request:
-    """Start a gather, scatter or all-to-all: by MPI with ``post`` if nothing is compressed."""
+    """Start a gather, scatter, all-gather or all-to-all: by MPI with ``post`` if nothing is compressed."""
     if not key.compresses:
         return comm._native(
-            lambda s, r, ticket, events: native(lambda: post(s, r), ticket, events),
-            call,
-            operands,
+            lambda s, r, ticket, events: native(lambda: post(s, r), ticket, events), call, operands
         )
-    return comm._scheduled(key, call, operands)
+    return comm._scheduled(key, call, operands, algorithm=algorithm)
 
 
 def raw_parts(flat: Flat, extents: Extents) -> list[Any]:

@@ -114,14 +114,13 @@ def allreduce(
     key = key._replace(compresses=key.compresses or framed)
     if choice.codec.linear:
         return allreduce_linear(comm, choice, call, [Part(send, recv, name)], op == AVG, step, device)
+    operands = Operands(send, recv, device)
     if framed or uses_schedule(choice, recv, op):
-        return comm._scheduled(
-            key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback
-        )
-    request = comm._compiled(key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback)
+        return comm._scheduled(key, call, operands, algorithm=algorithm, feedback=feedback)
+    request = comm._compiled(key, call, operands, algorithm=algorithm, feedback=feedback)
     if request is not None:
         return request
-    return _reduced(comm, comm.mpi.Iallreduce, op, (), call, Operands(send, recv, device))
+    return _reduced(comm, comm.mpi.Iallreduce, op, (), call, operands)
 
 
 def reduce_scatter_block(
