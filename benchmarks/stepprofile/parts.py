@@ -23,6 +23,7 @@ _MODULES = tuple(
         (r"/hybridcomp/train/optimizer/", OPTIMIZER),
         (r"/hybridcomp/train/", TRAINER),
         (r"/hybridcomp/torch/hook/", DDP),
+        (r"/hybridcomp/torch/exchange/", COLLECTIVES),
         (r"/hybridcomp/torch/", GROUP),
         (r"/hybridcomp/((collectives|codecs|policy|perfmodel|schedules)/|\w+\.py$)", COLLECTIVES),
         (r"/torch/autograd/", AUTOGRAD),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AVG", "Communicator", "Request", "StatRow", "merge"]
 
-_HOMES = {"Communicator": "communicator", "Request": "handle", "AVG": "exact"}
+_HOMES = {"Communicator": "communicator", "Request": "requests", "AVG": "execution.mpi_collectives"}
 
 
 def __getattr__(name: str) -> Any:

@@ -49,7 +49,7 @@ from mpi4py import MPI
 
 from hybridcomp.collectives.agreement.making import bounded
 from hybridcomp.collectives.execution.mpi_collectives import native
-from hybridcomp.collectives.execution.progress import Steps
+from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.operations.gather_scatter import GatherScatter
 from hybridcomp.collectives.operations.p2p import PointToPoint
 from hybridcomp.collectives.operations.persistent import Plans

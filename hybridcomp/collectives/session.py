@@ -21,10 +21,11 @@ from hybridcomp.collectives.device.cuda_aware import awareness
 from hybridcomp.collectives.engine.groups import join_for_messages, may_use_devices
 from hybridcomp.collectives.engine.messages import MessagePrograms
 from hybridcomp.collectives.engine.programs import Programs
-from hybridcomp.collectives.execution.progress import Request, Steps, engine
+from hybridcomp.collectives.execution.progress import Request, engine
+from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.failure.release import release
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
-from hybridcomp.collectives.transport.mailbox import Transport
+from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.policy import Choice, Policy, load_policy
 
 Op = MPI.Op | str
@@ -81,10 +82,10 @@ class Session:
         if parts.group is not None:
             self._programs = Programs(parts.group, self._schedules)
             self._message_programs = MessagePrograms(join_for_messages(self._p2p))
-        self._transport = Transport(
+        self._transport = MpiTransport(
             self.mpi, self._topology, parts.shm_peers, direct=direct, group=parts.group
         )
-        self._p2p_transport = Transport(self._p2p, self._topology, direct=direct)
+        self._p2p_transport = MpiTransport(self._p2p, self._topology, direct=direct)
         self._p2p_transport.post_queue.common = False
         self.spoilt = False
         self._started = 0  # collectives: the same number on all ranks

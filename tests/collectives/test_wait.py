@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from hybridcomp.collectives.execution.library import address
-from hybridcomp.collectives.execution.request import Pending
+from hybridcomp.collectives.execution.steps import Pending
 from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.native import kernels
 

@@ -16,7 +16,7 @@ from hybridcomp.arrays import as_dtype, flatten
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.engine.programs import Programs
 from hybridcomp.collectives.operations import flat_reductions
-from hybridcomp.collectives.transport.mailbox import Transport
+from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.policy.toml import parse_policy
 from tests.cuda.common import host_array
 from tests.mpi import conftest
@@ -124,13 +124,13 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Checks]:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """Peer, tag and bytes of every message that a collective sends, descriptors of messages as such."""
     log: list[tuple[int, int, int]] = []
-    isend = Transport.isend
+    isend = MpiTransport.isend
 
-    def logged(self: Transport, data: Any, peer: int, tag: int) -> MPI.Request:
+    def logged(self: MpiTransport, data: Any, peer: int, tag: int) -> MPI.Request:
         log.append((peer, tag, len(data)))
         return isend(self, data, peer, tag)
 
-    monkeypatch.setattr(Transport, "isend", logged)
+    monkeypatch.setattr(MpiTransport, "isend", logged)
     # What the compiled engine sends, nobody sees here; its schedules are verified by themselves.
     monkeypatch.setattr(Programs, "find", lambda *_, **__: None)
     return log

@@ -12,7 +12,7 @@ import hybridcomp as hc
 from hybridcomp.arrays import Flat, flatten
 from hybridcomp.codecs.linear.base import FOLDS, Reduced, Reduction, Round, Terms, reduce_all
 from hybridcomp.codecs.linear.lattice import LatticeCodec
-from hybridcomp.collectives.engine import linear
+from hybridcomp.collectives import starting
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
@@ -197,7 +197,7 @@ def test_the_engine_sums_integers_by_every_algorithm(both, monkeypatch, dtype):
         raise AssertionError("integers do not go by the engine")
 
     monkeypatch.setattr(LatticeCodec, "reduce", reduce)
-    monkeypatch.setattr(linear, "run_schedule", refuse)
+    monkeypatch.setattr(starting, "run_schedule", refuse)
     wrong = []
     for algorithm in algorithms(topology, "none"):
         comm._chooser._forced = {"all_reduce": algorithm}

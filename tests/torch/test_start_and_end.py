@@ -303,7 +303,7 @@ def test_hook_over_gloo_reports_an_error_of_its_group() -> None:
         ddp(torch.ones(2, 300)).sum().backward()
         def broken(*args, **kwargs):
             raise ConnectionError("the link is down")
-        state._open[0].link.scatter = broken
+        state._operations.comm._group.start = broken
         try:
             ddp(torch.ones(2, 300)).sum().backward()
         except RuntimeError as error:

@@ -106,10 +106,12 @@ class LinearCodec(Codec):
 
     Attributes:
         rounds: the most rounds that a reduction has.
+        fixed_rounds: their arrays are of the same sizes for all arrays of one shape.
     """
 
     linear: ClassVar[bool] = True
     rounds: ClassVar[int]
+    fixed_rounds: ClassVar[bool] = True
 
     def reduction(
         self,

@@ -111,6 +111,7 @@ class SketchCodec(LinearCodec):
     wire_id = 34
     fixed_size = False
     rounds = 2
+    fixed_rounds = False
     seldom = frozenset({"form", "lanes", "seed"})
 
     def __init__(self, load: float = 0.6, form: str = "sketch", lanes: int = 4, seed: int = 0) -> None:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import DType
 from hybridcomp.collectives.execution.post_queue import PostQueue
-from hybridcomp.collectives.execution.progress import Pending, Steps
+from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.stats import Call
 from hybridcomp.errors import ConfigError, MismatchError
 

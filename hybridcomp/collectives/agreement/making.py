@@ -17,7 +17,8 @@ from hybridcomp.collectives.agreement.agreement import (
 )
 from hybridcomp.collectives.algorithms.selection import Chooser, chooser
 from hybridcomp.collectives.engine.groups import join
-from hybridcomp.collectives.execution.progress import Pending, Steps, engine
+from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.failure.blocked import start_thread
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect

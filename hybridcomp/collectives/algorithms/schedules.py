@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from mpi4py import MPI
-
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
 from hybridcomp.collectives.algorithms.selection import OPERATIONS, Chooser
-from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.policy import Choice
 from hybridcomp.schedules import registry
 from hybridcomp.schedules.layout import layout
@@ -20,6 +17,7 @@ from hybridcomp.schedules.shards import CHUNK_BYTES
 from hybridcomp.schedules.topology import Topology
 
 _MOST = 1024  # schedules that are not built again
+_UNCUT = 1 << 62  # bytes of a chunk
 
 Extents = tuple[tuple[int, int], ...]
 
@@ -57,10 +55,15 @@ class OperationKey(NamedTuple):
 
     @classmethod
     def of(
-        cls, kind: str, choice: Choice, dtype: DType, counts: tuple[int, ...], op: Any = MPI.SUM, **more: Any
+        cls,
+        kind: str,
+        choice: Choice,
+        dtype: DType,
+        counts: tuple[int, ...],
+        reduction: str = "sum",
+        **more: Any,
     ) -> OperationKey:
-        """Make the key of an operation with a policy's choice and the caller's reduction."""
-        reduction = "avg" if op == AVG else "sum" if op == MPI.SUM else ""
+        """Make the key of an operation with a policy's choice."""
         return cls(kind, choice.codec, choice.compresses, dtype, counts, reduction, **more)
 
 
@@ -69,10 +72,10 @@ class Schedules:
 
     Args:
         topology, rank: of the communicator.
-        chooser: of algorithms.
+        chooser: of algorithms; None is always the first one, without chunks.
     """
 
-    def __init__(self, topology: Topology, rank: int, chooser: Chooser) -> None:
+    def __init__(self, topology: Topology, rank: int, chooser: Chooser | None) -> None:
         self._topology = topology
         self._rank = rank
         self._chooser = chooser
@@ -110,6 +113,8 @@ class Schedules:
         Raises:
             ValueError: the algorithm cannot be used here.
         """
+        if self._chooser is None:
+            return "direct", _UNCUT
         if key.kind not in OPERATIONS or key.sends is not None or key.receives is not None:
             return "direct", CHUNK_BYTES
         chosen = self._chooser.choose(

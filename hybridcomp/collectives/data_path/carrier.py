@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
 from hybridcomp import native
-from hybridcomp.arrays import ByteArray, DType
-from hybridcomp.codecs import Memory
+from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.codecs import ErrorFeedback, Memory
+from hybridcomp.codecs.feedback.error_feedback import Key
+from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.collectives.data_path.coding import NONE, Array, Coder
 from hybridcomp.collectives.execution.widths import narrow, widen
 from hybridcomp.collectives.transport.mailbox import Incoming, Sealed
+
+STREAM_BYTES = 1 << 23  # results from here on are written past the caches
 
 
 class Carrier(Coder):
@@ -140,3 +145,24 @@ class Carrier(Coder):
             acc /= ranks
         if acc is not out:
             out[:] = narrow(acc, self.dtype)
+
+    # -- error feedback of linear codecs -------------------------------------------------------------
+
+    def residual(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> Any:
+        """Return the residual under a key, of ``n`` elements of the accumulator's dtype."""
+        return feedback.residual(key, n, self.dtype.accumulator)
+
+    def corrected(self, data: Flat, residual: Any, room: Array) -> Flat:
+        """Return data plus the residual, in the accumulator's dtype: in ``room`` where that is of this dtype."""
+        kind = data.dtype.accumulator
+        # The result comes to the same place: no other pages are touched.
+        in_place = data.dtype is kind and room.flags.aligned
+        values = room if in_place else np.empty(data.size, kind.storage)
+        native.kernels().feedback_add(data.data, data.dtype, residual, values, False)
+        return Flat(values, kind, data.shape, True, False)
+
+    def keep_lost(self, corrected: Flat, own: Array, residual: Any) -> None:
+        """Keep in the residual what ``own`` lacks of the corrected data, unless that is not finite."""
+        lost = corrected.data - own
+        if np.isfinite(lost).all():
+            residual[:] = lost

@@ -17,7 +17,8 @@ from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.codecs.table import codec_for
 from hybridcomp.collectives.execution.widths import narrow
 from hybridcomp.collectives.stats import Call
-from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox, Sealed, Transport
+from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox, Sealed
+from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.device import Queue
 from hybridcomp.errors import MismatchError
 

@@ -23,8 +23,9 @@ from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.data_path.links import Link, as_rows
 from hybridcomp.collectives.execution.post_queue import PostTicket
-from hybridcomp.collectives.execution.progress import Pending, Steps
+from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.transport.mailbox import Incoming
+from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.errors import MismatchError
 
 # Gives room for so many elements of a dtype.
@@ -38,7 +39,7 @@ def send_message(
 
     With a ``link``, which is of host memory, the message makes up for what those before it lost.
     """
-    t = carrier.transport
+    t = _transport(carrier)
     mailbox = carrier.mailbox()
     message = carrier.encode_odd(as_rows(data), link)
     with t.keeping((mailbox, message)):
@@ -66,11 +67,11 @@ def receive_message(
         WireError: damaged.
         MismatchError: another dtype, or more elements than fit.
     """
-    t = carrier.transport
+    t = _transport(carrier)
     mailbox = carrier.mailbox()
     message = mailbox.inbox(longest)
     with t.keeping(mailbox):
-        request = yield from ticket.post(lambda: t.comm.Irecv([message.wire(), MPI.BYTE], source, tag))
+        request = yield from ticket.post(lambda: t.irecv(message.wire(), source, tag))
         yield Pending([request], [source], [status])
         message.peer = status.Get_source()
         nbytes = 0 if status.Is_cancelled() else status.Get_count(MPI.BYTE)
@@ -96,6 +97,12 @@ def take_message(carrier: Carrier, message: Incoming, nbytes: int, out: Flat, st
         )
     elif nbytes:
         carrier.take_plain(message, nbytes, out.data)
+
+
+def _transport(carrier: Carrier) -> MpiTransport:
+    """Return the transport of messages that callers send and receive, which MPI alone carries."""
+    assert isinstance(carrier.transport, MpiTransport)
+    return carrier.transport
 
 
 def room(codecs: Iterable[Codec], count: int, dtype: DType) -> int:
@@ -141,7 +148,7 @@ def receive_array(
         WireError: damaged, or not framed.
         MismatchError: larger than ``most_bytes``.
     """
-    t = carrier.transport
+    t = _transport(carrier)
     arrival = Arrival(t.comm, source, tag, status)
     yield Pending([], [], events=[arrival], source="a message")
     assert arrival.message is not None

@@ -17,7 +17,7 @@ import numpy as np
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE
-from hybridcomp.collectives.execution.progress import Pending, Steps
+from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.schedules import cuts
 from hybridcomp.schedules.in_order import TAGS, tag_of
 from hybridcomp.schedules.prepared import Group, Prepared

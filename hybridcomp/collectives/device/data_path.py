@@ -39,11 +39,25 @@ class DeviceCarrier(DeviceReader):
 
         Called in the first step.
         """
+        memory = self.residual(feedback, key, n, form)
+        self.codec = self.codec.at_step(memory.begin(self.queue))
+        return memory
+
+    def residual(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> DeviceMemory:
+        """Return the memory under a key, in whose order the operation's work comes next."""
         prepare_in_turn(FEEDBACK_MODULES, self._runtime)
         memory = feedback.device_memory(key, n, self.dtype, self.queue, form)
         memory.follow(self.queue)
-        self.codec = self.codec.at_step(memory.begin(self.queue))
         return memory
+
+    def corrected(self, data: Flat, residual: Any, room: Any) -> Flat:
+        """Return data plus the residual, in the accumulator's dtype."""
+        values = residual.correct(self._aligned_flat(data), self.queue, slice(0, data.size))
+        return Flat(values, residual.kind, data.shape, True, False)
+
+    def keep_lost(self, corrected: Flat, own: Any, residual: Any) -> None:
+        """Keep in the residual what ``own`` lacks of the corrected data, unless that is not finite."""
+        residual.keep(corrected.data, own, self.queue, slice(0, corrected.size))
 
     # -- to a message --------------------------------------------------------------------------------
 
@@ -62,8 +76,7 @@ class DeviceCarrier(DeviceReader):
         queue = self.streams.queue
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(data.size, self.dtype) + 1)
-            flat = data._replace(data=self._aligned(data.data))
-            message = self._outgoing(encode_into(self.codec, flat, buffer, queue))
+            message = self._outgoing(encode_into(self.codec, self._aligned_flat(data), buffer, queue))
         message.odd = True
         return message
 
@@ -86,6 +99,9 @@ class DeviceCarrier(DeviceReader):
 
     def _flat(self, data: Any) -> Flat:
         return Flat(self._aligned(data), self.dtype, data.shape, True, False)
+
+    def _aligned_flat(self, data: Flat) -> Flat:
+        return data._replace(data=self._aligned(data.data))
 
     def encode_sum(self, total: Any, dtype: DType, ranks: int) -> Any:
         """Start to encode a sum, over ``ranks`` for a mean, as ``dtype``; ``total`` is used up."""

@@ -1,8 +1,8 @@
 """Send and receive the messages of an operation on a device's memory, each when it is ready.
 
-What is encoded becomes ready when an event says so: then its bytes are in pinned memory, and MPI may send them. What
-arrives is pinned, too, and read there by the host as far as its header and the beginning of its payload. An MPI that
-takes device pointers sends from the device's memory and receives in it; only what the host has to see is copied.
+What is encoded becomes ready when an event says so: then its bytes are in pinned memory, and may be sent. What
+arrives is pinned, too, and read there by the host as far as its header and the beginning of its payload. A transport
+that takes device pointers sends from the device's memory and receives in it; only what the host has to see is copied.
 
     encode -> event -> copy -> event -> send        receive -> copy -> decode -> event -> buffers given back
 
@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray
@@ -31,13 +30,16 @@ from hybridcomp.codecs.device.messages import (
     parse_opened,
 )
 from hybridcomp.collectives.device.streams import StreamPair, StreamPool
-from hybridcomp.collectives.execution.progress import Pending, Ready, Steps
+from hybridcomp.collectives.execution.steps import Pending, Ready, Steps
 from hybridcomp.collectives.stats import Call
-from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox, Transport
-from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers
+from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox
+from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.device import DeviceArray, Event
 from hybridcomp.errors import WireError
 from hybridcomp.wire import Header
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers
 
 _AT_ONCE = 1 << 16  # bytes: a message of unknown length is copied with its length up to here, else after it
 
@@ -50,6 +52,7 @@ class Outgoing:
         nbytes: of the message; None until they are known.
         odd: send one byte more where their number is even.
         then: called once it is ready, after it was sent.
+        fault: what the device had found in the messages that it is made of, once it is ready; 0 is nothing.
     """
 
     def __init__(self, streams: StreamPair, encoded: Encoded, wire_id: int, *, direct: bool) -> None:
@@ -61,7 +64,9 @@ class Outgoing:
         self.nbytes = encoded.size
         self.odd = False
         self.then: list[Callable[[], None]] = []
+        self.fault = 0
         self._streams, self._direct = streams, direct
+        self._status = streams.pool.pinned.take(4)
         self._total = encoded.total  # until it is copied
         self._word: ByteArray | None = None
         self._host: ByteArray | None = None
@@ -91,6 +96,7 @@ class Outgoing:
                 self._event = self._fetch(self.nbytes)
                 return False
         self._ready = True
+        self.fault = int(self._status[:4].view(np.uint32)[0])
         return True
 
     @property
@@ -99,12 +105,12 @@ class Outgoing:
         return (self,)
 
     def wire(self) -> Any:
-        """Return the bytes in the form that MPI takes."""
+        """Return the bytes in the form that transports take."""
         assert self._host is not None
         assert self.nbytes is not None
-        size = self.nbytes | self.odd
-        if self._direct:
-            return MPI.buffer.fromaddress(self.buffer.ptr, size)
+        size, buffer = self.nbytes | self.odd, self.buffer
+        if self._direct:  # there is room for the byte of an odd message behind it
+            return DeviceArray(buffer.runtime, buffer.ptr, size, np.uint8, buffer.owner)
         return self._host[:size]
 
     def head(self, header: Header) -> bytes:
@@ -115,9 +121,10 @@ class Outgoing:
         return head_of(header, self._host)
 
     def release(self) -> None:
-        """Release the buffers of a message that MPI has sent."""
+        """Release the buffers of a message that has been sent."""
         assert self._host is not None
         self._streams.pool.pinned.give(self._host)
+        self._streams.pool.pinned.give(self._status)
         self._host = None
 
     def _fetch(self, nbytes: int, *more: tuple[ByteArray, DeviceArray]) -> Event:
@@ -127,7 +134,8 @@ class Outgoing:
         elif self._direct:
             want = min(HEAD_BYTES, nbytes)
         self._host = self._streams.pool.pinned.take(want + 1)  # one for an odd message
-        return self._streams.download([*more, (self._host[:want], source)])
+        status = (self._status[:4], self._streams.queue.status.view(np.uint8))
+        return self._streams.download([*more, (self._host[:want], source), status])
 
 
 @dataclass(slots=True)
@@ -141,14 +149,12 @@ class Arriving(Incoming):
     """
 
     buffer: Any
-    whole: Any
+    whole: Any = None
     opened: ByteArray | None = None
     users: int = 1
 
     def wire(self) -> Any:
-        """Return the buffer in the form that MPI takes."""
-        if isinstance(self.buffer, DeviceArray):
-            return MPI.buffer.fromaddress(self.buffer.ptr, self.buffer.size)
+        """Return the buffer in the form that transports take."""
         return self.buffer
 
     def see(self) -> tuple[Header, bytes]:
@@ -176,11 +182,8 @@ class Passing:
         return True
 
     def wire(self) -> Any:
-        """Return the bytes in the form that MPI takes."""
-        buffer = self.source.buffer
-        if isinstance(buffer, DeviceArray):
-            return MPI.buffer.fromaddress(buffer.ptr, self.nbytes)
-        return buffer[: self.nbytes]
+        """Return the bytes in the form that transports take."""
+        return self.source.buffer[: self.nbytes]
 
 
 @dataclass(slots=True)
@@ -244,10 +247,10 @@ class DeviceMailbox(Mailbox):
         super().__init__(transport, call)
         self.streams = streams
         self.direct = direct
-        self._requests: list[MPI.Request] = []
+        self._requests: list[Any] = []
         self._peers: list[int] = []
         self._waiting: deque[tuple[Outgoing | Passing, list[int], int]] = deque()
-        self._sent: deque[tuple[list[MPI.Request], Outgoing | Passing]] = deque()
+        self._sent: deque[tuple[list[Any], Outgoing | Passing]] = deque()
         self._read: list[Arriving] = []
         self._retiring: deque[tuple[Event, list[Arriving]]] = deque()
 
@@ -255,11 +258,13 @@ class DeviceMailbox(Mailbox):
 
     def send(self, message: Any, peers: list[int], tag: int, *, keep: bool = False) -> None:
         """Send a message when it is ready."""
+        self._transport.announce(len(peers))
         self._waiting.append((message, peers, tag))
 
     def forward(self, message: Any, peers: list[int], tag: int) -> None:
         """Send on what arrived."""
         message.source.users += 1
+        self._transport.announce(len(peers))
         self._waiting.append((message, peers, tag))
 
     # -- receives ------------------------------------------------------------------------------------
@@ -270,7 +275,7 @@ class DeviceMailbox(Mailbox):
         whole: Any = pool.memory.take(nbytes) if self.direct else pool.pinned.take(nbytes)
         if not self.direct:
             whole[: wire.HEADER_BYTES] = 0  # as in the base class
-        return Arriving(-1, whole[:nbytes], MPI.REQUEST_NULL, whole)
+        return Arriving(-1, whole[:nbytes], whole=whole)
 
     def receive(self, nbytes: int, peer: int, tag: int) -> Arriving:
         """Start to receive a message of at most ``nbytes``."""
@@ -286,9 +291,7 @@ class DeviceMailbox(Mailbox):
             events.append(_Opening(self.streams, list(messages)))
         elif messages and self._transport.shm_peers is not None:
             events.append(_Fetching(self._transport.shm_peers, list(messages)))
-        return Pending(
-            [m.request for m in messages], [m.peer for m in messages], events=events, poll=self.poll
-        )
+        return super().arrival(messages)._replace(events=events, poll=self.poll)
 
     def used(self, message: Any) -> None:
         """Mark a message as read for the last time by the stream's work up to now."""
@@ -301,10 +304,13 @@ class DeviceMailbox(Mailbox):
         moved = False
         while self._waiting and self._waiting[0][0].done():
             message, peers, tag = self._waiting.popleft()
+            if isinstance(message, Outgoing):
+                self._check(message.fault)  # nobody gets a sum of damaged messages
             data = message.wire()
             assert message.nbytes is not None
             self._call.wire_bytes += message.nbytes * len(peers)
             requests = [self._transport.isend(data, peer, tag) for peer in peers]
+            self._transport.announce(-len(peers))
             self._requests += requests
             self._peers += peers
             self._sent.append((requests, message))
@@ -344,10 +350,14 @@ class DeviceMailbox(Mailbox):
         pool = self.streams.pool
         pool.pinned.give(word)
         pool.give(self.streams)
-        if code:
+        self._check(code)
+
+    def _check(self, fault: int) -> None:
+        """Raise WireError for what the device has found."""
+        if fault:
             raise WireError(
                 f"{self._call.op} on axis {self._call.axis!r}: rank {self._transport.rank} got a damaged "
-                f"message: its CRC is wrong, or {native.kernels().status_text(code)}"
+                f"message: its CRC is wrong, or {native.kernels().status_text(fault)}"
             )
 
     def _gone(self, message: Outgoing | Passing) -> None:

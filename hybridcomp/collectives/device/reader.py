@@ -17,9 +17,9 @@ from hybridcomp.codecs.device.driver import MODULES, driver_of, has_driver, modu
 from hybridcomp.codecs.device.messages import open_message
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.device.mailbox import Arriving, DeviceMailbox
-from hybridcomp.collectives.device.streams import StreamPair, stream_pool
+from hybridcomp.collectives.device.streams import StreamPair, callers_events, stream_pool
 from hybridcomp.collectives.stats import Call
-from hybridcomp.collectives.transport.mailbox import Transport
+from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.cuda import prepare_in_turn
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.errors import WireError
@@ -49,13 +49,14 @@ class DeviceReader(Carrier):
         Args:
             transport, codec, dtype, call: as of a carrier.
             buffers: whose owners' streams the operation follows.
-            direct: hand device pointers to MPI; None is what the transport says.
+            direct: hand device pointers to the transport; None is what the transport says.
             others: codecs of messages that may come besides its own.
         """
         super().__init__(transport, codec, dtype, call)
         self._buffers = list(buffers)
         self._direct = transport.direct if direct is None else direct
         self._runtime = self._buffers[0].runtime
+        self._after = callers_events(self._buffers)
         self._streams: StreamPair | None = None
         self._mail: DeviceMailbox | None = None
         for each in (codec, *filter(has_driver, others)):
@@ -77,9 +78,9 @@ class DeviceReader(Carrier):
 
     @property
     def streams(self) -> StreamPair:
-        """Return the operation's stream pair: taken in its first step, after what the caller's streams have then."""
+        """Return the operation's stream pair, whose work begins after what callers' streams had when this was made."""
         if self._streams is None:
-            self._streams = stream_pool(self._runtime).pair(self._buffers)
+            self._streams = stream_pool(self._runtime).pair_after(self._after)
         return self._streams
 
     @property

@@ -3,11 +3,13 @@
 Each operation has a stream pair of its own, so that one which waits for gradients that are still being computed holds
 up no other. What the device is still using is used again only after an event says that it is done.
 
-A pool is used by one thread at a time: steps of operations run so, and a hook has a pool of its own.
+Pools are safe to use from several threads: steps of operations over MPI run in one at a time, those over a process
+group of torch's in a thread of that group's.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
@@ -25,22 +27,25 @@ class Pool(Generic[Buffer]):
         self._make: Callable[[int], Buffer] = make
         self._free: dict[int, list[Buffer]] = {}
         self._kept = 0
+        self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> Buffer:
         """Return a buffer of at least ``nbytes`` that nobody uses; the caller may slice it, and gives it back whole."""
         step = 1 << max(12, (nbytes - 1).bit_length() - 3)
         size = -(-max(nbytes, 1) // step) * step
-        free = self._free.get(size)
-        if not free:
-            return self._make(size)
-        self._kept -= size
-        return free.pop()
+        with self._lock:
+            free = self._free.get(size)
+            if free:
+                self._kept -= size
+                return free.pop()
+        return self._make(size)
 
     def give(self, buffer: Buffer) -> None:
         """Return a buffer to the pool that neither the device nor MPI uses any more."""
-        if self._kept + buffer.size <= _KEPT:
-            self._kept += buffer.size
-            self._free.setdefault(buffer.size, []).append(buffer)
+        with self._lock:
+            if self._kept + buffer.size <= _KEPT:
+                self._kept += buffer.size
+                self._free.setdefault(buffer.size, []).append(buffer)
 
 
 class StreamPool:
@@ -59,14 +64,13 @@ class StreamPool:
         idle, self._idle_owner = runtime.new_stream()
         self.memory: Pool[DeviceArray] = Pool(Queue(runtime, idle).empty)
         self._free: list[StreamPair] = []
-
-    def pair(self, buffers: Iterable[DeviceArray]) -> StreamPair:
-        """Return a stream pair whose work begins after what the callers' streams have now; in the caller's thread."""
-        return self.pair_after(callers_events(buffers))
+        self._lock = threading.Lock()
 
     def pair_after(self, events: Iterable[Event]) -> StreamPair:
         """Return a stream pair whose work begins after these events."""
-        pair = self._free.pop() if self._free else StreamPair(self)
+        with self._lock:
+            pair = self._free.pop() if self._free else None
+        pair = pair or StreamPair(self)
         pair.begin(events)
         return pair
 

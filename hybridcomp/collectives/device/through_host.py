@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from hybridcomp.arrays import ByteArray, Flat
-from hybridcomp.collectives.buffers import same_memory
-from hybridcomp.collectives.device.streams import stream_pool
-from hybridcomp.collectives.execution.progress import Pending, Steps
-from hybridcomp.collectives.transport.mailbox import Transport
-from hybridcomp.device import DeviceArray
+from hybridcomp.collectives.device.streams import callers_events, stream_pool
+from hybridcomp.collectives.execution.steps import Pending, Steps
+from hybridcomp.collectives.memory import same_memory
+from hybridcomp.collectives.transport.transport import Transport
+from hybridcomp.device import DeviceArray, Event
 
 Extents = Iterable[tuple[int, int]]
 
@@ -30,6 +30,7 @@ def through_host(
     *,
     loads: bool = False,
     written: Callable[[], Extents] | None = None,
+    after: Sequence[Event] | None = None,
 ) -> Steps:
     """Run an operation on host copies of its buffers.
 
@@ -40,8 +41,10 @@ def through_host(
         run: the operation, on what takes the place of ``send`` and ``recv``.
         loads: it reads ``recv``, too.
         written: asked when it has ended: first byte and length of each part of ``recv`` that it wrote; None is all.
+        after: the device's events that it follows; None is all that the callers' streams have at its first step.
     """
-    streams = stream_pool(device[0].runtime).pair(device)
+    events = callers_events(device) if after is None else after
+    streams = stream_pool(device[0].runtime).pair_after(events)
     pool = streams.pool.pinned
     taken: list[ByteArray] = []
 

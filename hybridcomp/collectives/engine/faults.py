@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import DType
 from hybridcomp.collectives.data_path.coding import NONE, Coder
-from hybridcomp.collectives.execution.request import sender
+from hybridcomp.collectives.execution.steps import sender
 from hybridcomp.errors import MismatchError, WireError
 
 

@@ -22,7 +22,7 @@ from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.engine.faults import Fault
 from hybridcomp.collectives.engine.programs import awaited, compiled, ended, started
-from hybridcomp.collectives.execution.request import Steps
+from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.transport.mailbox import Incoming
 from hybridcomp.schedules import registry
 from hybridcomp.schedules.schedule import Operation

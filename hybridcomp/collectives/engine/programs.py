@@ -12,7 +12,7 @@ from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.feedback.joined import JoinedMemory
 from hybridcomp.codecs.linear.base import FOLDS
 from hybridcomp.collectives.algorithms.schedules import Extents, OperationKey, Schedules
-from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.carrier import STREAM_BYTES, Carrier
 from hybridcomp.collectives.data_path.coding import Coder
 from hybridcomp.collectives.engine.faults import error_of
 from hybridcomp.collectives.engine.python_steps import (
@@ -22,14 +22,13 @@ from hybridcomp.collectives.engine.python_steps import (
     message_bounds,
     needs_python,
 )
-from hybridcomp.collectives.execution.request import Pending, Steps
+from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.native import kernels
 from hybridcomp.schedules.joined import joined
 from hybridcomp.schedules.layout import REDUCTIONS
 from hybridcomp.schedules.schedule import Schedule
 
 _MOST_PROGRAMS = 1024
-STREAM_BYTES = 1 << 23  # results from here on are written past the caches
 _FOLDS = ("", *FOLDS)  # as kernels/engine/fold.hpp numbers them
 START_SECONDS = 5e-6  # that an operation computes before its start returns
 

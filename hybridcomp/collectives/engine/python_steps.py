@@ -19,7 +19,7 @@ from hybridcomp.codecs.sparse.base import SparseCodec
 from hybridcomp.codecs.steps import summed, trimmed
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE, Array
-from hybridcomp.collectives.execution.request import Pending, Steps
+from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.execution.widths import narrow
 from hybridcomp.native import kernels
 from hybridcomp.schedules.schedule import Buffer, Kind, Schedule, Slot, Span, Step

@@ -11,12 +11,19 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.collectives.buffers import same_memory, typed
+from hybridcomp.collectives.buffers import typed
 from hybridcomp.collectives.execution.post_queue import PostTicket
-from hybridcomp.collectives.execution.progress import Pending, Ready, Steps
+from hybridcomp.collectives.execution.steps import Pending, Ready, Steps
 from hybridcomp.collectives.execution.widths import Array, narrow, widen
+from hybridcomp.collectives.memory import same_memory
 
 AVG = "avg"
+
+
+def reduction_of(op: MPI.Op | str) -> str:
+    """Return ``"sum"``, ``"avg"``, or ``""`` for all else."""
+    return "avg" if op == AVG else "sum" if op == MPI.SUM else ""
+
 
 _HALF = (DType.FLOAT16, DType.BFLOAT16)
 

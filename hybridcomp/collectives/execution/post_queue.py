@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.execution.progress import Pending, Ready
+from hybridcomp.collectives.execution.steps import Pending, Ready
 from hybridcomp.errors import MismatchError
 
 Posted = Generator[Pending, None, MPI.Request]

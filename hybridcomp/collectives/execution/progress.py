@@ -25,13 +25,14 @@ from mpi4py import MPI
 
 from hybridcomp.collectives.execution.background import Attended, Background
 from hybridcomp.collectives.execution.foreground import LISTEN, SLEEP_MIN, Foreground
-from hybridcomp.collectives.execution.request import Pending, Ready, Request, Steps
+from hybridcomp.collectives.execution.request import Request
+from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.supervision import close, heed
 
-__all__ = ["Engine", "Pending", "Ready", "Request", "Steps", "engine"]
+__all__ = ["Engine", "Request", "engine"]
 
 _URGENT = 0.3e-3  # of steps, before more urgent operations are polled again
 _ROUND = 3e-3  # of steps in one poll, before others may have the lock

@@ -1,15 +1,16 @@
-"""Describe an operation in flight: the events that its steps wait for, and the request that its caller holds."""
+"""Define the request of an operation in flight, which its caller holds and the engine steps."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.execution.steps import Forsaken, Pending, Steps, sender
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.unraisable import report
@@ -19,56 +20,7 @@ if TYPE_CHECKING:
     from hybridcomp.collectives.execution.progress import Engine
 
 
-class Ready(Protocol):
-    """A condition that becomes true: an event of a device, or one made of several."""
-
-    def done(self) -> bool:
-        """Tell whether it is true, without waiting; may make progress."""
-
-
-@runtime_checkable
-class Forsaken(Protocol):
-    """A condition to wait for that must know if an operation ends before it is true."""
-
-    def forsake(self, error: BaseException) -> None:
-        """Take notice that the operation has ended with ``error``."""
-
-
-class Pending(NamedTuple):
-    """The conditions that a step of an operation waits for.
-
-    Attributes:
-        requests: of MPI.
-        peers: the rank that each is with (-1: all).
-        statuses: where to put theirs. A step that waits for one request, with a status, waits for a receive that
-            the caller asked for: that alone can be cancelled.
-        events: looked at once all requests are done, until they are, too.
-        poll: called at every poll, before it: posts what has become ready meanwhile. Returns whether it did anything.
-        source: what the events come from, for error messages.
-        run: of the compiled engine, whose end is the event.
-        sends: the requests are of sends, which are not cancelled where the operation ends early: MPICH 5 crashes where
-            it cancels some over UCX, and the standard deprecates it.
-    """
-
-    requests: list[MPI.Request]
-    peers: list[int]
-    statuses: list[MPI.Status] | None = None
-    events: Sequence[Ready] = ()
-    poll: Callable[[], bool] | None = None
-    source: str = "the device"
-    run: Any = None
-    sends: bool = False
-
-
 _NOTHING = Pending([], [])
-
-Steps = Generator[Pending, None, None]
-
-
-def sender(peer: int) -> str:
-    """Return a rank in words; "a rank" if the number is negative, which is any."""
-    return f"rank {peer}" if peer >= 0 else "a rank"
-
 
 # What error messages call an operation, written out only if one is made: its kind and sequence number; of its
 # communicator the axis, this rank, and how many there are.

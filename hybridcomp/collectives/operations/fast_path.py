@@ -28,12 +28,11 @@ from hybridcomp.collectives.data_path.framing import encoded
 from hybridcomp.collectives.engine.messages import received
 from hybridcomp.collectives.engine.programs import awaited, ended
 from hybridcomp.collectives.execution import progress as engine
-from hybridcomp.collectives.execution.progress import Pending, Steps
-from hybridcomp.collectives.execution.request import sender
+from hybridcomp.collectives.execution.steps import Pending, Steps, sender
 from hybridcomp.collectives.failure.signals import deferral
+from hybridcomp.collectives.mpi_starting import MpiStarter
 from hybridcomp.collectives.operations.fast_path_cache import CODEC, Ask, Key, Learnt
 from hybridcomp.collectives.requests import wait_for
-from hybridcomp.collectives.starting import OperationStarter
 from hybridcomp.collectives.stats import Call, StatRow
 from hybridcomp.errors import MismatchError
 from hybridcomp.native import kernels
@@ -56,7 +55,7 @@ os.register_at_fork(after_in_child=_forked)
 _Left = tuple[Any, Any, int | None, MPI.Status | None]
 
 
-class FastPath(OperationStarter):
+class FastPath(MpiStarter):
     """A communicator whose operations on plain arrays start on a native fast path."""
 
     def __init__(

@@ -13,19 +13,21 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.algorithms.schedules import OperationKey
-from hybridcomp.collectives.buffers import copied, overlap, part, raw, same_memory, together
+from hybridcomp.collectives.buffers import part, raw
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
+from hybridcomp.collectives.memory import copied, overlap, same_memory, together
+from hybridcomp.collectives.mpi_starting import MpiStarter
 from hybridcomp.collectives.session import MANY
-from hybridcomp.collectives.starting import Operands, OperationStarter
+from hybridcomp.collectives.starting import Operands
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.vectors import Extents, byte_extents, following
 from hybridcomp.schedules.algorithms.tree import family
 
 
 def allgather(
-    comm: OperationStarter,
+    comm: MpiStarter,
     send: Flat,
     recv: Flat,
     name: str | None,
@@ -53,7 +55,7 @@ def allgather(
 
 
 def bcast(
-    comm: OperationStarter,
+    comm: MpiStarter,
     buf: Flat,
     root: int,
     name: str | None,
@@ -80,7 +82,7 @@ def bcast(
 
 
 def allgatherv(
-    comm: OperationStarter,
+    comm: MpiStarter,
     send: Flat,
     recv: Flat,
     extents: Extents,
@@ -113,7 +115,7 @@ def allgatherv(
 
 
 def gather(
-    comm: OperationStarter,
+    comm: MpiStarter,
     send: Flat,
     recv: Flat | None,
     extents: Extents | None,
@@ -164,7 +166,7 @@ def gather(
 
 
 def scatter(
-    comm: OperationStarter,
+    comm: MpiStarter,
     send: Flat | None,
     recv: Flat,
     extents: Extents | None,
@@ -213,7 +215,7 @@ def scatter(
 
 
 def alltoallv(
-    comm: OperationStarter,
+    comm: MpiStarter,
     send: Flat,
     outgoing: Extents,
     recv: Flat,
@@ -250,13 +252,13 @@ def alltoallv(
     return _start_exchange(comm, post, key, call, Operands(send, recv, device, written=written))
 
 
-def _own_count(comm: OperationStarter, n: int) -> tuple[int, ...]:
+def _own_count(comm: MpiStarter, n: int) -> tuple[int, ...]:
     """Return the counts of all ranks where a rank knows its own alone: 0 for the others."""
     return tuple(n if q == comm.rank else 0 for q in range(comm.size))
 
 
 def _start_exchange(
-    comm: OperationStarter,
+    comm: MpiStarter,
     post: Callable[[Any, Any], MPI.Request],
     key: OperationKey,
     call: Call,

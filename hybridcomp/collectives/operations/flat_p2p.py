@@ -9,7 +9,7 @@ from mpi4py import MPI
 from hybridcomp.arrays import DType, Flat, empty_like_dtype
 from hybridcomp.codecs import get_codec
 from hybridcomp.codecs.device.driver import has_driver
-from hybridcomp.collectives.buffers import raw, together
+from hybridcomp.collectives.buffers import raw
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.data_path import framing as p2p
 from hybridcomp.collectives.data_path.carrier import Carrier
@@ -19,7 +19,9 @@ from hybridcomp.collectives.device.data_path import DeviceCarrier
 from hybridcomp.collectives.engine.messages import MessagePrograms, receiving, sending
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
-from hybridcomp.collectives.starting import Operands, OperationStarter
+from hybridcomp.collectives.memory import together
+from hybridcomp.collectives.mpi_starting import MpiStarter
+from hybridcomp.collectives.starting import Operands
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback, place
 
@@ -28,7 +30,7 @@ _FRAMED_MODES = {"Ibsend": "Isend", "Irsend": "Isend"}
 
 
 def send(
-    comm: OperationStarter,
+    comm: MpiStarter,
     data: Flat,
     dest: int,
     tag: int,
@@ -87,7 +89,7 @@ def send(
 
 
 def recv(
-    comm: OperationStarter,
+    comm: MpiStarter,
     out: Flat,
     source: int,
     tag: int,
@@ -136,7 +138,7 @@ def recv(
 
 
 def recv_array(
-    comm: OperationStarter, source: int, tag: int, most_bytes: int, status: MPI.Status | None
+    comm: MpiStarter, source: int, tag: int, most_bytes: int, status: MPI.Status | None
 ) -> tuple[Request, list[Any]]:
     """Start to receive a framed message of any length; the list will hold the array."""
     if source != MPI.ANY_SOURCE:
@@ -155,13 +157,13 @@ def recv_array(
     return comm._start(steps, call, status=status, common=False), arrays
 
 
-def _programs_now(comm: OperationStarter, device: list[DeviceArray]) -> MessagePrograms | None:
+def _programs_now(comm: MpiStarter, device: list[DeviceArray]) -> MessagePrograms | None:
     """Return the engine's programs; None where it may not post a message now: it does so at once."""
     return None if device or not comm._p2p_transport.post_queue.empty else comm._message_programs
 
 
 def choose_send(
-    comm: OperationStarter, data: Flat, name: str | None, phase: str | None, codec: CodecLike
+    comm: MpiStarter, data: Flat, name: str | None, phase: str | None, codec: CodecLike
 ) -> Choice:
     """Choose the codec of a send; none for what is no float."""
     choice = comm._choose("send", data, name, phase, codec)
@@ -170,7 +172,7 @@ def choose_send(
     return choice
 
 
-def _link(comm: OperationStarter, choice: Choice) -> Link | None:
+def _link(comm: MpiStarter, choice: Choice) -> Link | None:
     """Return the memory of the link that the program names around a send which the policy compresses."""
     name = place().link
     if name is None or (choice.feedback is None and choice.codec.name != "powersgd"):
@@ -179,13 +181,13 @@ def _link(comm: OperationStarter, choice: Choice) -> Link | None:
     return Link((comm.axis, name), choice.feedback, comm.feedback, comm.warm)
 
 
-def codecs_of(comm: OperationStarter, codec: CodecLike) -> tuple[Any, ...]:
+def codecs_of(comm: MpiStarter, codec: CodecLike) -> tuple[Any, ...]:
     """Return the codecs that may carry a message here."""
     if isinstance(codec, Choice):
         return (codec.codec,)
     return comm.policy.codecs(comm.axis, "send") if codec is None else (get_codec(codec),)
 
 
-def may_be_encoded(comm: OperationStarter, dtype: DType, codec: CodecLike) -> bool:
+def may_be_encoded(comm: MpiStarter, dtype: DType, codec: CodecLike) -> bool:
     """Tell whether sends of a dtype may be compressed here: the same answer at both ends, whatever the size."""
     return dtype.is_float and any(c.name != "none" for c in codecs_of(comm, codec))

@@ -1,4 +1,7 @@
-"""Start all-reduces of several arrays as one operation, and those by linear codecs of one or several."""
+"""Start all-reduces that are encoded: of one array or of several, by linear codecs and by all others.
+
+Nothing here needs MPI: whoever starts them decides what carries the messages.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,12 @@ from hybridcomp.arrays import Flat
 from hybridcomp.codecs import LinearCodec
 from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.data_path.carrier import Carrier
-from hybridcomp.collectives.engine.linear import Part, linear_allreduce
-from hybridcomp.collectives.execution.mpi_collectives import AVG
-from hybridcomp.collectives.execution.progress import Request, Steps
-from hybridcomp.collectives.session import Op
+from hybridcomp.collectives.data_path.linear import Part, linear_allreduce
+from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.starting import Operands, OperationStarter
 from hybridcomp.collectives.stats import Call
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback
-from hybridcomp.schedules.in_order import TAGS
 
 
 class Extent(Protocol):
@@ -41,45 +41,94 @@ class Extent(Protocol):
 
 
 def allreduce_parts(
-    comm: OperationStarter, data: Flat, parts: Sequence[Extent], op: Op, choice: Choice, step: int
-) -> Request | None:
-    """Start one all-reduce of parts of an array in host memory, in place, each with the bits that it has alone.
+    comm: OperationStarter, data: Flat, parts: Sequence[Extent], reduction: str, choice: Choice, step: int
+) -> Any:
+    """Start one all-reduce of parts of an array, in place, each with the bits that it has alone.
 
     Args:
+        comm: starts it.
         data: the array.
         parts: of it.
-        op: a sum or an average.
+        reduction: ``"sum"`` or ``"avg"``.
         choice: what carries them.
         step: of training, for codecs that draw random numbers.
 
     Returns:
-        None where the engine does not do it: then nothing has been started.
+        The request; None where it takes an operation for each part: then nothing has been started.
     """
-    codec, form, programs = choice.codec, choice.feedback, comm._programs
+    codec, form = choice.codec, choice.feedback
     # A codec that is another one at each step of a memory may be another one for each part.
     drawn = form is not None and codec.at_step(0) is not codec and not codec.linear
-    if programs is None or drawn:
+    if drawn or isinstance(data.data, DeviceArray):
         return None
     counts = tuple(part.size for part in parts)
     nbytes = sum(counts) * data.dtype.itemsize
     names = ", ".join(part.name for part in parts)
-    about = {"counts": counts, "dtype": data.dtype, "reduction": op, "name": names}
-    plain = 2 * (comm.size - 1) * nbytes // comm.size
+    about = {"counts": counts, "dtype": data.dtype, "reduction": reduction, "name": names}
+
+    def call() -> Call:
+        return comm._call("all_reduce", choice, nbytes, 2 * (comm.size - 1) * nbytes // comm.size, **about)
+
     if codec.linear:
-        call = comm._call("all_reduce", choice, nbytes, plain, **about)
         arrays = [_part(data, part) for part in parts]
-        return allreduce_linear(comm, choice, call, arrays, op == AVG, step, [])
-    key = OperationKey.of("all_reduce", choice, data.dtype, counts, op, feedback=form)
-    program = programs.find_joined(key, tuple((part.start, part.size) for part in parts))
-    if program is None:
-        return None
+        return allreduce_linear(comm, choice, call(), arrays, reduction == "avg", step, [])
+    key = OperationKey.of("all_reduce", choice, data.dtype, counts, reduction, feedback=form)
     feedback: Callable[[Carrier], Any] = at_step(step)
     if form is not None:
         check_feedback("all_reduce", codec, form)
         keys = [(comm.axis, part.name) for part in parts]
         feedback = lambda carrier: comm.feedback.begin_joined(keys, counts, data.dtype, form)  # noqa: E731
-    call = comm._call("all_reduce", choice, nbytes, plain, **about)
-    return comm._execute(program, codec, call, Operands(data, data), feedback=feedback)
+    return comm._start_joined(key, [(part.start, part.size) for part in parts], call, data, feedback)
+
+
+def allreduce_encoded(
+    comm: OperationStarter,
+    operands: Operands,
+    choice: Choice,
+    call: Call,
+    reduction: str,
+    *,
+    name: str | None,
+    algorithm: str | None = None,
+    step: int | None = None,
+) -> Any:
+    """Start an all-reduce whose messages are encoded, of one array.
+
+    Args:
+        comm: starts it.
+        operands: the array, and room for the result: of one size and dtype; may be the same memory.
+        choice: what carries it.
+        call: statistics.
+        reduction: ``"sum"`` or ``"avg"``.
+        name: of the array; None for no memory.
+        algorithm: the caller's; None to choose.
+        step: of training: messages without a memory are of the codec of this step; None leaves the codec as it is.
+    """
+    send, recv = operands.send, operands.recv
+    assert send is not None
+    assert recv is not None
+    if choice.codec.linear:
+        parts = [Part(send, recv, name)]
+        return allreduce_linear(comm, choice, call, parts, reduction == "avg", step, operands.device)
+    feedback, form = remembering(comm, "all_reduce", choice, name, recv.size)
+    if feedback is None and step is not None:
+        feedback = at_step(step)
+    key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), reduction, feedback=form)
+    return comm._scheduled(
+        key._replace(compresses=True), call, operands, algorithm=algorithm, feedback=feedback
+    )
+
+
+def remembering(
+    comm: OperationStarter, op: str, choice: Choice, name: str | None, n: int
+) -> tuple[Callable[[Carrier], Any] | None, str | None]:
+    """Return what sets a data path's memory and its step's codec, and the memory's form; None without feedback."""
+    form = choice.feedback
+    if form is None or name is None:
+        return None, None
+    check_feedback(op, choice.codec, form)
+    key = (comm.axis, name)
+    return lambda carrier: carrier.remember(comm.feedback, key, n, form), form
 
 
 def allreduce_linear(
@@ -89,41 +138,42 @@ def allreduce_linear(
     arrays: Sequence[Part],
     mean: bool,
     step: int | None,
-    device: list[DeviceArray],
-) -> Request:
+    device: Sequence[DeviceArray],
+) -> Any:
     """Start an all-reduce by a linear codec of one array, or of several in host memory."""
-    codec, programs, tag = choice.codec, comm._programs, comm._transport.tag
+    codec, form = choice.codec, choice.feedback
     assert isinstance(codec, LinearCodec)
-    numbers = [
-        ([tag() for _ in range(TAGS)], 0) if programs is None else ([], programs.reserve())
-        for _ in range(codec.rounds * len(arrays))
-    ]
+    reserved = [comm._reserve() for _ in range(codec.rounds * len(arrays))]
     drawn = comm.step if step is None else step
     first = arrays[0]
-    on_host = choice.feedback is not None and first.name is not None
-    if choice.feedback is not None and on_host:
-        check_feedback("all_reduce", codec, choice.feedback)
+    if form is not None and first.name is not None:
+        check_feedback("all_reduce", codec, form)
+
+    def residual(carrier: Carrier, part: Part) -> Any:
+        if form is None or part.name is None:
+            return None
+        return carrier.residual(comm.feedback, (comm.axis, part.name), part.recv.size, form)
 
     def run(carrier: Carrier, send: Flat | None, recv: Flat | None, _: Any) -> Steps:
         here = arrays
         if device:  # these are there, or in a host's copy of it
             assert send is not None
             assert recv is not None
-            here = [arrays[0]._replace(send=send, recv=recv)]
+            here = [first._replace(send=send, recv=recv)]
         # In the operation: the other ranks are told if it fails.
-        parts = [_with_residual(comm, choice, part) for part in here]
-        ways = comm._schedules, programs
-        return linear_allreduce(carrier, parts, numbers, *ways, mean=mean, step=drawn, warm=comm.warm)
+        parts = [part._replace(residual=residual(carrier, part)) for part in here]
+        return linear_allreduce(
+            carrier,
+            parts,
+            iter(reserved),
+            comm._sum_array,
+            coalesced=comm._coalesced,
+            mean=mean,
+            step=drawn,
+            warm=comm.warm,
+        )
 
-    return comm._carried(run, codec, call, Operands(first.send, first.recv, device), on_host=on_host)
-
-
-def _with_residual(comm: OperationStarter, choice: Choice, part: Part) -> Part:
-    """Give a named part its memory, if it is carried with one."""
-    if choice.feedback is None or part.name is None:
-        return part
-    kind, key = part.recv.dtype.accumulator, (comm.axis, part.name)
-    return part._replace(residual=comm.feedback.residual(key, part.recv.size, kind))
+    return comm._carried(run, codec, call, Operands(first.send, first.recv, device))
 
 
 def _part(data: Flat, part: Extent) -> Part:

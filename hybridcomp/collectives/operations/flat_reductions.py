@@ -6,26 +6,31 @@ Buffers of one call are all in host memory or all on one device; ranks may diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.collectives.algorithms.schedules import OperationKey
-from hybridcomp.collectives.buffers import copied, overlap, same_memory, together
 from hybridcomp.collectives.choices import CodecLike
-from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE
-from hybridcomp.collectives.engine.linear import Part
-from hybridcomp.collectives.execution.mpi_collectives import AVG, native, reduce_native, reduces_directly
+from hybridcomp.collectives.execution.mpi_collectives import (
+    AVG,
+    native,
+    reduce_native,
+    reduces_directly,
+    reduction_of,
+)
 from hybridcomp.collectives.execution.progress import Request
-from hybridcomp.collectives.operations.flat_parts import allreduce_linear, at_step
+from hybridcomp.collectives.memory import copied, overlap, same_memory, together
+from hybridcomp.collectives.mpi_starting import MpiStarter
+from hybridcomp.collectives.operations.flat_parts import allreduce_encoded, remembering
 from hybridcomp.collectives.session import Op
-from hybridcomp.collectives.starting import Operands, OperationStarter
+from hybridcomp.collectives.starting import Operands
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.vectors import following
-from hybridcomp.policy import Choice, check_feedback
+from hybridcomp.policy import Choice
 
 _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
 
@@ -34,7 +39,7 @@ _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on tra
 
 
 def choose_sum(
-    comm: OperationStarter,
+    comm: MpiStarter,
     op_name: str,
     data: Flat,
     op: Op,
@@ -60,23 +65,11 @@ def uses_schedule(choice: Choice, data: Flat, op: Op) -> bool:
     return choice.compresses or (big_half and choice.reason != "one rank")
 
 
-def _remembering(
-    comm: OperationStarter, op: str, choice: Choice, name: str | None, n: int
-) -> Callable[[Carrier], Any] | None:
-    """Return the function that sets a data path's memory and its step's codec; None if there is no feedback."""
-    form = choice.feedback
-    if form is None or name is None:
-        return None
-    check_feedback(op, choice.codec, form)
-    key = (comm.axis, name)
-    return lambda carrier: carrier.remember(comm.feedback, key, n, form)
-
-
 # -- reductions ----------------------------------------------------------------------------------
 
 
 def allreduce(
-    comm: OperationStarter,
+    comm: MpiStarter,
     send: Flat,
     recv: Flat,
     op: Op,
@@ -104,27 +97,20 @@ def allreduce(
     choice = choose_sum(comm, "all_reduce", recv, op, name, phase, codec)
     about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": name}
     call = comm._call("all_reduce", choice, recv.nbytes, 2 * (p - 1) * recv.nbytes // p, **about)
-    feedback = None
-    if not choice.codec.linear:
-        feedback = _remembering(comm, "all_reduce", choice, name, recv.size)
-    form = choice.feedback if feedback else None
-    if feedback is None and step is not None:
-        feedback = at_step(step)
-    key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), op, feedback=form)
-    key = key._replace(compresses=key.compresses or framed)
-    if choice.codec.linear:
-        return allreduce_linear(comm, choice, call, [Part(send, recv, name)], op == AVG, step, device)
-    operands = Operands(send, recv, device)
-    if framed or uses_schedule(choice, recv, op):
-        return comm._scheduled(key, call, operands, algorithm=algorithm, feedback=feedback)
-    request = comm._compiled(key, call, operands, algorithm=algorithm, feedback=feedback)
-    if request is not None:
-        return request
-    return _reduced(comm, comm.mpi.Iallreduce, op, (), call, operands)
+    operands, reduction = Operands(send, recv, device), reduction_of(op)
+    request: Request | None
+    if framed or choice.codec.linear or uses_schedule(choice, recv, op):
+        request = allreduce_encoded(
+            comm, operands, choice, call, reduction, name=name, algorithm=algorithm, step=step
+        )
+    else:
+        key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), reduction)
+        request = comm._compiled(key, call, operands, algorithm=algorithm)
+    return request or _reduced(comm, comm.mpi.Iallreduce, op, (), call, operands)
 
 
 def reduce_scatter_block(
-    comm: OperationStarter,
+    comm: MpiStarter,
     send: Flat,
     recv: Flat,
     op: Op,
@@ -150,15 +136,14 @@ def reduce_scatter_block(
         if overlap(send, recv):
             send = copied(send)
         return _reduced(comm, comm.mpi.Ireduce_scatter_block, op, (), call, Operands(send, recv, device))
-    feedback = _remembering(comm, "reduce_scatter", choice, name, send.size)
-    form = choice.feedback if feedback else None
+    feedback, form = remembering(comm, "reduce_scatter", choice, name, send.size)
     counts = (recv.size,) * p
-    key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, op, feedback=form)
+    key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, reduction_of(op), feedback=form)
     return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback)
 
 
 def reduce_scatter(
-    comm: OperationStarter,
+    comm: MpiStarter,
     send: Flat,
     recv: Flat,
     counts: Sequence[int],
@@ -187,17 +172,16 @@ def reduce_scatter(
             return comm.mpi.Ireduce_scatter(a, b, counts, mpi_op)
 
         return _reduced(comm, post, op, (), call, Operands(send, recv, device))
-    feedback = _remembering(comm, "reduce_scatter", choice, name, send.size)
-    form = choice.feedback if feedback else None
+    feedback, form = remembering(comm, "reduce_scatter", choice, name, send.size)
     extents = tuple(following(counts))
     key = OperationKey.of(
-        "reduce_scatter", choice, send.dtype, tuple(counts), op, feedback=form, sends=extents
+        "reduce_scatter", choice, send.dtype, tuple(counts), reduction_of(op), feedback=form, sends=extents
     )
     return comm._scheduled(key, call, Operands(send, recv, device), feedback=feedback)
 
 
 def reduce(
-    comm: OperationStarter,
+    comm: MpiStarter,
     send: Flat,
     recv: Flat | None,
     op: Op,
@@ -223,11 +207,11 @@ def reduce(
         raise ValueError(
             f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
         )
-    key = OperationKey.of("reduce", choice, send.dtype, (send.size,), op, root=root)
+    key = OperationKey.of("reduce", choice, send.dtype, (send.size,), reduction_of(op), root=root)
     return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
 
 
-def barrier(comm: OperationStarter) -> Request:
+def barrier(comm: MpiStarter) -> Request:
     """Start a barrier."""
     return comm._native(
         lambda _s, _r, ticket, events: native(comm.mpi.Ibarrier, ticket, events),
@@ -237,7 +221,7 @@ def barrier(comm: OperationStarter) -> Request:
 
 
 def _reduced(
-    comm: OperationStarter,
+    comm: MpiStarter,
     post: Any,
     op: Op,
     extra: tuple[int, ...],

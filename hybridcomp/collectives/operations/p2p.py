@@ -7,9 +7,10 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.buffers import ForeignBufferError, copied, parse
+from hybridcomp.collectives.buffers import ForeignBufferError, parse
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.memory import copied
 from hybridcomp.collectives.operations import flat_p2p
 from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
 from hybridcomp.collectives.operations.probes import Probes

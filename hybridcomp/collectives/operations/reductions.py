@@ -21,7 +21,7 @@ from hybridcomp.collectives.buffers import (
 )
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
-from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly
+from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly, reduction_of
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
 from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
@@ -337,7 +337,7 @@ class Reductions(FastPath):
         direct = flat_reductions.uses_schedule(choice, flat, op)
         if self._programs is not None and (whole or direct) and (choice.feedback is None or name is None):
             counts = (flat.size,) if whole else (recv.size,) * p
-            operation = OperationKey.of(what, choice, flat.dtype, counts, op)
+            operation = OperationKey.of(what, choice, flat.dtype, counts, reduction_of(op))
             program = self._programs.find(operation, algorithm, alone=True)
             if program is not None:
                 return call, program

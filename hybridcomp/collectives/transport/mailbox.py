@@ -1,140 +1,23 @@
-"""Send and receive bytes between ranks: tagged, on a communicator of our own, with pooled buffers."""
+"""Hold the messages of one operation that are on their way, and the buffers that they use."""
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridcomp import wire
 from hybridcomp.arrays import ByteArray
-from hybridcomp.collectives.execution.post_queue import PostQueue
-from hybridcomp.collectives.execution.progress import Pending, Ready, Steps, engine
-from hybridcomp.collectives.failure.contact import Contacts
+from hybridcomp.collectives.execution.steps import Pending, Ready, Steps
 from hybridcomp.collectives.stats import Call
-from hybridcomp.collectives.transport.arena import ArenaPool
-from hybridcomp.collectives.transport.pools import Pool
-from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, heap
+from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.errors import MismatchError
-from hybridcomp.schedules.topology import Topology
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.transport.arena import ArenaPool
 
 _DESCRIBED_FROM = 1 << 12  # bytes: shorter messages travel as they are
-_MOST_TAGS = 64  # of one operation
-_TAGS = 30_000  # below MPI's guaranteed 32767; a tag comes round after as many operations
-
-
-class Transport:
-    """Point-to-point messages of collectives, matched by a sequence tag.
-
-    Every collective takes its tags when it starts, in program order, which is the same on all ranks; so any
-    number of them can be in flight. Messages of one tag between two ranks arrive in the order sent.
-
-    Attributes:
-        comm: a duplicate that nobody else uses.
-        rank, size: of ``comm``.
-        post_queue: of what is matched in the order in which it is posted.
-        direct: every rank's MPI takes device pointers in messages.
-        topology: which of them are on which host.
-        shm_peers: the ranks with whom this one shares memory, if any.
-        contacts: which ranks have had a message from this process.
-    """
-
-    def __init__(
-        self,
-        comm: MPI.Comm,
-        topology: Topology,
-        shm_peers: SharedMemoryPeers | None = None,
-        *,
-        direct: bool = False,
-        group: Any = None,
-    ) -> None:
-        """Send and receive on ``comm``, to ``shm_peers`` ranks by descriptors. The engine's ``group`` counts tags."""
-        self.topology = topology
-        self.comm = comm
-        self.shm_peers = shm_peers
-        self.rank = comm.Get_rank()
-        self.size = comm.Get_size()
-        self.post_queue = PostQueue()
-        self.contacts = Contacts(comm)
-        self.direct = direct
-        self._tags = Tags() if group is None else group
-        self._pool: Pool = heap() if shm_peers is None else shm_peers.pool
-        self._failed: list[object] = []
-
-    def tag(self) -> int:
-        """Return the next sequence tag.
-
-        Raises:
-            RuntimeError: this process was forked; a thread of its parent's may have held the lock that this takes.
-        """
-        engine().check_process("a collective")
-        return int(self._tags.next_tag())
-
-    def begin(self, operation: int) -> None:
-        """Count tags on from an operation's own number, whatever this rank has taken before."""
-        self._tags.begin(operation % (1 << 24))
-
-    def isend(self, data: Any, peer: int, tag: int, mode: str = "Isend") -> MPI.Request:
-        """Start to send bytes by MPI's ``mode``; ``data`` must stay unchanged until the request is done."""
-        post = getattr(self.comm, mode)
-        return self.start(peer, lambda: post([data, MPI.BYTE], peer, tag))
-
-    def start(self, peer: int, post: Callable[[], MPI.Request]) -> MPI.Request:
-        """Start a send to ``peer``; the first to each by a thread (:mod:`~hybridcomp.collectives.failure.contact`)."""
-        if peer in self.contacts.met or not 0 <= peer < self.size:
-            return post()
-        return self.contacts.post(peer, post)
-
-    def irecv(self, data: Any, peer: int, tag: int) -> MPI.Request:
-        """Start to receive at most as many bytes as ``data`` has."""
-        return self.comm.Irecv([data, MPI.BYTE], peer, tag)
-
-    @property
-    def others(self) -> list[int]:
-        """Return the other ranks, beginning after this one, so that not all of them send to rank 0 first."""
-        return [(self.rank + i) % self.size for i in range(1, self.size)]
-
-    @property
-    def failed(self) -> bool:
-        """Tell whether an operation has failed, or may yet."""
-        return bool(self._failed) or self.contacts.late
-
-    @contextmanager
-    def keeping(self, owner: object) -> Iterator[None]:
-        """Keep ``owner`` and its buffers for good if the block fails: MPI may still write to them."""
-        try:
-            yield
-        except BaseException:
-            self._failed.append(owner)
-            raise
-
-    def take(self, nbytes: int) -> ByteArray:
-        """Return a buffer of ``nbytes`` from the pool."""
-        return self._pool.take(nbytes)
-
-    def give(self, buffer: ByteArray) -> None:
-        """Return a buffer that no request uses any more."""
-        self._pool.give(buffer)
-
-
-class Tags:
-    """A counter of tags where the engine does not count them, in the same way."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-
-    def next_tag(self) -> int:
-        """Return the next one."""
-        return next(self._numbers) % _TAGS
-
-    def begin(self, operation: int) -> None:
-        """Count on from an operation's own number."""
-        self._numbers = itertools.count(operation * _MOST_TAGS + 1)
 
 
 class Sealed(NamedTuple):
@@ -144,7 +27,7 @@ class Sealed(NamedTuple):
     nbytes: int
 
     def wire(self) -> ByteArray:
-        """Return the message's bytes in the form that MPI takes."""
+        """Return the message's bytes in the form that transports take."""
         return self.buffer[: self.nbytes]
 
     @property
@@ -160,7 +43,7 @@ class Incoming:
     Attributes:
         peer: who sends it.
         buffer: room for it.
-        request: null once it is here.
+        request: of the transport; None where another party receives it.
         shared: the message, if a descriptor of it came.
         kept: it is sent on from where it is.
         used: it was read for the last time.
@@ -168,13 +51,13 @@ class Incoming:
 
     peer: int
     buffer: ByteArray
-    request: MPI.Request
+    request: Any = None
     shared: ByteArray | None = field(default=None, kw_only=True)
     kept: bool = field(default=False, kw_only=True)
     used: bool = field(default=False, kw_only=True)
 
     def wire(self) -> ByteArray:
-        """Return the buffer in the form that MPI takes."""
+        """Return the buffer in the form that transports take."""
         return self.buffer
 
 
@@ -237,7 +120,7 @@ class Mailbox:
         buffer = self._transport.take(nbytes)
         # Or a message too short for a header would leave an earlier one to be read.
         buffer[: wire.HEADER_BYTES] = 0
-        message = Incoming(-1, buffer, MPI.REQUEST_NULL)
+        message = Incoming(-1, buffer)
         self._inbox.append(message)
         return message
 
@@ -248,9 +131,10 @@ class Mailbox:
         message.request = self._transport.irecv(message.wire(), peer, tag)
         return message
 
-    def arrival(self, messages: list[Incoming]) -> Pending:
+    def arrival(self, messages: Sequence[Incoming]) -> Pending:
         """Return what to wait for until all of ``messages`` are here and can be opened."""
-        return Pending([m.request for m in messages], [m.peer for m in messages])
+        coming = [message for message in messages if message.request is not None]
+        return Pending([message.request for message in coming], [message.peer for message in coming])
 
     def read(self, message: Incoming) -> ByteArray:
         """Return the bytes of a message that is here, until it is :meth:`used`.
@@ -309,7 +193,7 @@ class Mailbox:
 class _Sent(NamedTuple):
     """A message being sent, the buffer to give back when it has arrived, and the descriptor that some ranks get."""
 
-    requests: list[MPI.Request]
+    requests: list[Any]
     peers: list[int]
     buffer: ByteArray | None
     descriptor: ByteArray | None

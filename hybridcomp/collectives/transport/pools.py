@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import numpy as np
@@ -46,3 +47,9 @@ class HeapPool:
 def size_class(nbytes: int) -> int:
     """Return the size of the buffers that serve ``nbytes``: a power of two."""
     return _LEAST if nbytes <= _LEAST else 1 << int(nbytes - 1).bit_length()
+
+
+@functools.cache
+def heap() -> HeapPool:
+    """Return the pool of transports without shared memory; there is one in a process."""
+    return HeapPool()

@@ -19,7 +19,6 @@ from mpi4py import MPI
 from hybridcomp import native
 from hybridcomp.arrays import ByteArray
 from hybridcomp.collectives.transport.arena import Arena, ArenaHandle, ArenaPool, address, open_arena
-from hybridcomp.collectives.transport.pools import HeapPool
 from hybridcomp.errors import WireError
 
 _DESCRIPTOR = struct.Struct("<IIQQQ")
@@ -94,12 +93,6 @@ def own_pool() -> ArenaPool | None:
         return ArenaPool()
     except (OSError, AttributeError, ValueError):
         return None
-
-
-@functools.cache
-def heap() -> HeapPool:
-    """Make the pool of buffers for transports without shared memory."""
-    return HeapPool()
 
 
 @functools.cache

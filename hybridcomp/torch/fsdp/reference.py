@@ -29,19 +29,19 @@ class Reference:
         self._values: Tensor | None = None  # the buffer of an all-gather
         self._saved: npt.NDArray[np.uint8] | None = None  # bytes of this rank's part, from a checkpoint
 
-    def all_gather(self, transport: Any, output: Tensor, own: Tensor, cut: Cut, phase: str) -> Any:
+    def all_gather(self, collectives: Any, output: Tensor, own: Tensor, cut: Cut, phase: str) -> Any:
         """Start an all-gather of differences into ``output``; returns the work, or None if all is there."""
         if self._values is None and self._saved is not None:
-            self._restore(transport, output, own, phase)
+            self._restore(collectives, output, own, phase)
         values = self._values
         if values is None or values.numel() != output.numel() or values.dtype != output.dtype:
             exact = whole(cut.size, "the first values, to which differences refer")
-            return transport.all_gather(output, own, exact, phase, lambda: self._take(output))
+            return collectives.all_gather(output, own, exact, phase, lambda: self._take(output))
         if in_backward():
             output.copy_(values)
             return None
         delta = torch.empty_like(output)
-        rank = transport.rank
+        rank = collectives.rank
         mine, known = (x[rank * cut.size : (rank + 1) * cut.size] for x in (delta, values))
         mine.copy_(own)
         for segment, _ in cut.encoded:
@@ -58,19 +58,19 @@ class Reference:
             if not bool(torch.isfinite(values).all()):
                 self._values = None  # nothing can refer to that; all ranks see the same
 
-        return transport.all_gather(delta, mine, cut, phase, add)
+        return collectives.all_gather(delta, mine, cut, phase, add)
 
     def _take(self, values: Tensor) -> None:
         self._values = values.clone() if bool(torch.isfinite(values).all()) else None
 
-    def _restore(self, transport: Any, output: Tensor, own: Tensor, phase: str) -> None:
+    def _restore(self, collectives: Any, output: Tensor, own: Tensor, phase: str) -> None:
         """Gather the parts that the ranks have from their checkpoints."""
         saved, self._saved = self._saved, None
         assert saved is not None
         part = torch.from_numpy(saved).view(own.dtype).to(own.device)
         values = torch.empty_like(output)
         exact = whole(part.numel(), "from a checkpoint, what differences refer to")
-        transport.all_gather(values, part, exact, phase).wait()
+        collectives.all_gather(values, part, exact, phase).wait()
         self._values = values
 
     # -- saving --------------------------------------------------------------------------------------

@@ -92,7 +92,16 @@ def segments_of(parameters: Sequence[Any], names: dict[int, str], ranks: int) ->
 
 
 def cut(
-    policy: Policy, axis: str, op: str, phase: str, dtype: DType, segments: Sequence[Segment], **about: int
+    policy: Policy,
+    axis: str,
+    op: str,
+    phase: str,
+    dtype: DType,
+    segments: Sequence[Segment],
+    *,
+    ranks: int,
+    step: int,
+    hosts: int | None,
 ) -> Cut:
     """Ask the policy about each segment.
 
@@ -102,18 +111,20 @@ def cut(
         phase: forward or backward.
         dtype: of the buffer.
         segments: of a rank's part, one after the other.
-        about: ``ranks`` and ``step``.
+        ranks: that share the buffer.
+        step: of training.
+        hosts: that the ranks are on; None where that is not known.
 
     Raises:
         PolicyError: the feedback cannot serve the operation.
     """
     done = Cut(segments[-1].stop if segments else 0)
-    sent = about["ranks"] if op == "reduce_scatter" else 1  # parts that a rank's own message is made of
+    sent = ranks if op == "reduce_scatter" else 1  # parts that a rank's own message is made of
     for segment in segments:
         elements = sent * segment.size
         nbytes = elements * dtype.itemsize
         choice = policy.choose(
-            Message(axis, op, phase, dtype, nbytes, segment.name, about["step"], (elements,))
+            Message(axis, op, phase, dtype, nbytes, segment.name, step, (elements,), hosts=hosts)
         )
         if choice.codec.linear:
             choice = Choice(NONE, None, f"{choice.codec.name} only all-reduces")

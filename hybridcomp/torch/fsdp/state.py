@@ -1,4 +1,4 @@
-"""Make the compression of one model's FSDP2: transports, error feedback, references and statistics."""
+"""Make the compression of one model's FSDP2: collectives, error feedback, references and statistics."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow, merge
 from hybridcomp.policy import Policy, load_policy
 from hybridcomp.torch.backend.options import PolicyLike, default_policy
+from hybridcomp.torch.exchange.communicator import TorchCommunicator
+from hybridcomp.torch.exchange.group import ExchangeGroup
+from hybridcomp.torch.fsdp.collectives import Collectives
 from hybridcomp.torch.fsdp.comms import CompressedAllGather, CompressedReduceScatter, install
 from hybridcomp.torch.fsdp.leftovers import Leftovers
-from hybridcomp.torch.fsdp.over_comm import CommTransport
-from hybridcomp.torch.fsdp.over_torch import TorchTransport
+from hybridcomp.torch.fsdp.native import NativeCollectives
 from hybridcomp.torch.fsdp.unit import Unit
 from hybridcomp.torch.memory import Arrays
 from hybridcomp.torch.registry import registry
 
-Transport = CommTransport | TorchTransport
 RESIDUAL, REFERENCE, RANKS, STEP = "residual", "reference", "ranks", "step"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
@@ -53,13 +54,13 @@ class FSDPCompression:
         self.feedback = ErrorFeedback(form=None)
         self.leftovers = Leftovers()
         self.label = f"fsdp:{axis}"
-        self._transports: dict[int, Transport] = {}
+        self._collectives: dict[int, Collectives] = {}
         self._groups: list[Any] = []
         self._units = self._adopt(model)
         install()
         registry.rank = dist.get_rank()
         registry.add(self)
-        weakref.finalize(self, _keep, self._transports).atexit = False
+        weakref.finalize(self, _keep, self._collectives).atexit = False
 
     def _adopt(self, model: torch.nn.Module) -> dict[str, Unit]:
         """Set the communication of every FSDP2 module."""
@@ -79,7 +80,7 @@ class FSDPCompression:
                 }
                 shared_by = group.mesh_info.shard_process_group
                 unit = units[name] = Unit(self, name, group.fsdp_params, names, shared_by)
-                self.transport(shared_by)
+                self.collectives(shared_by)
                 if len(groups) == 1:
                     module.set_custom_all_gather(CompressedAllGather(unit))
                     module.set_custom_reduce_scatter(CompressedReduceScatter(unit))
@@ -93,12 +94,12 @@ class FSDPCompression:
             )
         return units
 
-    def transport(self, group: Any) -> Transport:
-        """Return the transport of a process group; it is made on the first call, which is collective."""
-        found = self._transports.get(id(group))
+    def collectives(self, group: Any) -> Collectives:
+        """Return the collectives of a process group; they are made on the first call, which is collective."""
+        found = self._collectives.get(id(group))
         if found is None:
-            found = open_transport(group, self.axis, self.policy, self.feedback)
-            self._transports[id(group)] = found
+            found = open_collectives(group, self.axis, self.policy, self.feedback)
+            self._collectives[id(group)] = found
             self._groups.append(group)  # its id is a key: nobody else may get that
         return found
 
@@ -106,7 +107,7 @@ class FSDPCompression:
 
     def rows(self) -> list[StatRow]:
         """Return the statistics up to now."""
-        return merge([t.rows() for t in self._transports.values()])
+        return merge([t.rows() for t in self._collectives.values()])
 
     def memory(self) -> Arrays:
         """Return the arrays to save: residuals, this rank's part of references, steps and numbers of ranks.
@@ -194,8 +195,8 @@ def compress_fsdp(
     return FSDPCompression(model, policy, axis, difference)
 
 
-def open_transport(group: Any, axis: str, policy: Policy, feedback: ErrorFeedback) -> Transport:
-    """Make a transport for messages of a process group, beside the group's own.
+def open_collectives(group: Any, axis: str, policy: Policy, feedback: ErrorFeedback) -> Collectives:
+    """Make the collectives of a process group, beside the group's own.
 
     Collective.
 
@@ -204,10 +205,14 @@ def open_transport(group: Any, axis: str, policy: Policy, feedback: ErrorFeedbac
     """
     comm = getattr(group, "comm", None)  # of a HybridProcessGroup
     if comm is None:
-        return TorchTransport(group, axis, feedback)
-    beside = CommTransport(comm, axis, policy, feedback)
-    group.beside.append(beside.comm)
-    return beside
+        beside = TorchCommunicator(ExchangeGroup(group), policy, axis, feedback, f"hybridcomp-fsdp:{axis}")
+        return Collectives(beside, NativeCollectives(group, axis))
+    from hybridcomp.collectives import Communicator  # noqa: PLC0415  (initialises MPI)
+
+    duplicate = Communicator(comm.mpi, policy, axis, timeout=comm.timeout)
+    duplicate.feedback = feedback
+    group.beside.append(duplicate)
+    return Collectives(duplicate)
 
 
 def _parameter_groups(module: torch.nn.Module) -> list[Any]:
@@ -227,5 +232,5 @@ def _plain(name: str) -> str:
     return name
 
 
-def _keep(transports: dict[int, Transport]) -> None:
-    registry.keep(merge([t.rows() for t in transports.values()]))
+def _keep(collectives: dict[int, Collectives]) -> None:
+    registry.keep(merge([each.rows() for each in collectives.values()]))

@@ -49,14 +49,14 @@ class Unit:
 
     def all_gather(self, output: Tensor, own: Tensor, group: Any) -> Any:
         """Start to gather parameters; return the work, or None if they are there."""
-        transport = self._owner.transport(group)
+        collectives = self._owner.collectives(group)
         if group is not self.group:
             again = whole(own.numel(), "parameters that were gathered before, within a smaller mesh")
-            return transport.all_gather(output, own, again, phase())
+            return collectives.all_gather(output, own, again, phase())
         found = self._cut("all_gather", self._parameters, own)
         if self.reference is not None and found.encoded:
-            return self.reference.all_gather(transport, output, own, found, phase())
-        return transport.all_gather(output, own, found, phase())
+            return self.reference.all_gather(collectives, output, own, found, phase())
+        return collectives.all_gather(output, own, found, phase())
 
     def reduce_scatter(
         self, output: Tensor, given: Tensor, group: Any, op: Any, parameters: list[Any] | None
@@ -73,7 +73,7 @@ class Unit:
         if parameters is None:
             parameters = [p for p in self._parameters if p.sharded_param.requires_grad]
         found = self._cut("reduce_scatter", parameters, output)
-        self._owner.transport(group).reduce_scatter(output, given, found, op)
+        self._owner.collectives(group).reduce_scatter(output, given, found, op)
         self._owner.leftovers.add(output, found, group.size() if op_kind(op) == dist.ReduceOp.AVG else 1)
         self.step += 1
 
@@ -96,7 +96,8 @@ class Unit:
         segments = segments_of(parameters, self._names, self.group.size())
         if sum(segment.size for segment in segments) != part.numel():
             return whole(part.numel(), "what is sent is not the parameters, or not all have a gradient")
-        owner = self._owner
+        owner, ranks = self._owner, self.group.size()
+        hosts = owner.collectives(self.group).hosts
         return cut(
-            owner.policy, owner.axis, op, when, dtype, segments, ranks=self.group.size(), step=self.step
+            owner.policy, owner.axis, op, when, dtype, segments, ranks=ranks, step=self.step, hosts=hosts
         )

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from hybridcomp.arrays import DType
 from hybridcomp.collectives import StatRow
 from hybridcomp.policy import Choice
-from hybridcomp.torch.hook.plan import Chunk, Piece
-from hybridcomp.torch.hook.reduce_tasks import ReduceTask
-
-
-class Carried(NamedTuple):
-    """The chunks of parameters that tasks carried together, with their statistics."""
-
-    chunks: list[Chunk]
-    tasks: Sequence[ReduceTask]
+from hybridcomp.torch.hook.plan import Piece
 
 
 class Counts:
@@ -56,35 +47,6 @@ class Counts:
             row.wire_seconds = call.wire_seconds * share
             row.decode_seconds = call.decode_seconds * share
             self._add(row)
-
-    def add_batch(self, carried: list[Carried], dtype: DType, ranks: int, total: float) -> StatRow:
-        """Count a batch: an operation for each parameter that begins in it. Return what all of it comes to.
-
-        Args:
-            carried: what travelled.
-            dtype: of the gradients.
-            ranks: how many.
-            total: seconds from its start to its end. What was spent on no task is the wire's; it is shared by bytes
-                sent.
-        """
-        sent = sum(task.sent for part in carried for task in part.tasks) or 1
-        spent = sum(sum(task.seconds) for part in carried for task in part.tasks)
-        wire = max(0.0, total - spent)
-        codecs = {c.piece.choice.codec.spec: c.piece.choice.reason for part in carried for c in part.chunks}
-        whole = StatRow(self.axis, "all_reduce", "; ".join(codecs), "; ".join(dict.fromkeys(codecs.values())))
-        for part in carried:
-            mine = sum(task.sent for task in part.tasks)
-            elements = sum(chunk.size for chunk in part.chunks)
-            for chunk in part.chunks:
-                share = chunk.size / elements if elements else 0.0
-                row = self._row(chunk.piece.choice, int(chunk.start == 0), chunk.size * dtype.itemsize, ranks)
-                row.wire_bytes = round(mine * share)
-                row.wire_seconds = wire * share * mine / sent
-                row.encode_seconds = share * sum(task.seconds[0] for task in part.tasks)
-                row.decode_seconds = share * sum(task.seconds[1] for task in part.tasks)
-                whole.add(row)
-                self._add(row)
-        return whole
 
     def _row(self, choice: Choice, calls: int, nbytes: int, ranks: int) -> StatRow:
         """Make a row for uncompressed bytes that were averaged over ``ranks``."""

@@ -1,158 +1,189 @@
-"""Run a hook's buckets in host memory as operations of a communicator: one for the parameters of each codec.
+"""Average a hook's buckets by operations of a communicator: one for the parameters of each codec, or one for each.
 
 In it each parameter is carried as by itself, so that the bits of a result, and what error feedback keeps, do not depend
 on which parameters share a bucket: DDP rebuilds its buckets, and a run may resume with other ones. Small uncompressed
-parameters go as one array (:class:`~hybridcomp.collectives.data_path.coalesced.Coalesced`), and so do the rounds of
-linear codecs. What waits is the backward pass itself when it has nothing else to do.
+parameters go as one array.
 """
 
 from __future__ import annotations
 
+import abc
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy.typing as npt
 import torch
 from torch.futures import Future
 
 from hybridcomp.arrays import DType, Flat, flatten
-from hybridcomp.codecs import Codec, ErrorFeedback
-from hybridcomp.collectives import Communicator, StatRow
-from hybridcomp.collectives.data_path.coalesced import Coalesced
-from hybridcomp.collectives.execution.mpi_collectives import AVG
-from hybridcomp.collectives.operations import flat_parts, flat_reductions
-from hybridcomp.policy import Choice, Policy
+from hybridcomp.codecs import Codec
+from hybridcomp.collectives import StatRow
+from hybridcomp.collectives.operations.flat_parts import allreduce_parts
+from hybridcomp.collectives.operations.flat_small import allreduce_small
+from hybridcomp.torch import staging
 from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.plan import Piece, Split
-from hybridcomp.torch.hook.reduce_tasks import NONE
 
 if TYPE_CHECKING:
-    from hybridcomp.collectives.execution.progress import Request
+    from hybridcomp.collectives.starting import OperationStarter
     from hybridcomp.collectives.stats import Call
-    from hybridcomp.torch.backend.group import Group
 
-_SMALL = Choice(NONE, None, "small")  # each parameter has its own reason, which statistics tell
+Started = list[Any]  # requests
 
 
-class Operations:
-    """Starts the operations of one hook, on a duplicate of a process group's communicator that ends with the group.
+class Follows(Protocol):
+    """A bucket that operations belong to."""
+
+    def follow(self, request: Any, call: StatRow, pieces: Sequence[Piece]) -> None:
+        """Take notice of an operation that carries some pieces."""
+
+
+class Operations(abc.ABC):
+    """Starts the operations of one hook.
 
     Attributes:
-        comm: that duplicate.
+        comm: that starts them; nobody else uses it.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        policy: Policy,
-        axis: str,
-        feedback: ErrorFeedback,
-        factors: dict[str, npt.NDArray[Any]],
-        counts: Counts,
-    ) -> None:
-        """Make the duplicate. Collective.
-
-        Args:
-            group: whose ranks average.
-            policy: of the hook; the same on all ranks.
-            axis: the policy's section, part of the memory's keys.
-            feedback: memories by (axis, parameter).
-            factors: PowerSGD's Q by parameter.
-            counts: statistics.
-
-        Raises:
-            MismatchError: the ranks' policies differ.
-        """
-        self.comm = Communicator(group.comm.mpi, policy, axis, timeout=group.comm.timeout)
-        self.comm.feedback, self.comm.warm = feedback, factors
-        self.comm.on_start = self._note
-        group.beside.append(self.comm)
+    def __init__(self, comm: OperationStarter, counts: Counts) -> None:
+        """Start operations on ``comm``, and count them."""
+        self.comm = comm
         self._counts = counts
         self._call: Call | None = None
-        self._flying: list[Request] = []
 
     def average(self, buffer: torch.Tensor, split: Split, step: int) -> Future[torch.Tensor]:
         """Start to average a bucket, in place.
 
         Args:
-            buffer: in host memory.
+            buffer: in host memory, or on a CUDA device; where kernels do not run, it is averaged on a host's copy.
             split: its pieces.
             step: of training, for codecs that draw random numbers.
 
         Returns:
             The buffer, when its last operation has ended.
         """
-        values = flatten(buffer.detach(), writable=True)
-        bucket = _Bucket(buffer, values.dtype, self._counts, self.comm.size)
-        started = []
-        if split.small:
-            started += self._started(bucket, lambda: [self._start_small(bucket, values, split.small)])
-        for pieces in _alike(split.alone):
-            started += self._started(bucket, partial(self._start_alike, bucket, values, pieces, step))
-        self._flying = [request for request in self._flying if not request.done] + started
+        target = staging.Target(buffer.detach(), load=True)
+        values = flatten(target.data, writable=True, device=True)
+        bucket = _Bucket(buffer, target, values.dtype, self._counts, self.comm.size)
+        self.start(bucket, values, split, step, joins=_joins(buffer))
         bucket.all_started()
         return bucket.promise.future
 
-    def wait(self) -> None:
-        """Wait for all that has been started; how it ended is for the futures."""
+    def start(self, bucket: Follows, values: Flat, split: Split, step: int, *, joins: bool) -> None:
+        """Start to average pieces of an array, which ``bucket`` follows.
+
+        Args:
+            bucket: that the operations belong to.
+            values: the array.
+            split: its pieces.
+            step: of training.
+            joins: one operation for the pieces of one codec, where the communicator does that; the same on all ranks.
+        """
+        for part, together in self._batches(split, values.dtype):
+            with together:
+                if part.small:
+                    self._try(bucket, partial(self._start_small, bucket, values, part.small))
+                groups = _alike(part.alone) if joins else [[piece] for piece in part.alone]
+                for pieces in groups:
+                    self._try(bucket, partial(self._start_alike, bucket, values, pieces, step, joins))
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Say that no further bucket follows in this step."""
+
+    @abc.abstractmethod
+    def _batches(self, split: Split, dtype: DType) -> Iterator[tuple[Split, AbstractContextManager[None]]]:
+        """Yield the pieces that are started together, and the context in which they are."""
+
+    @abc.abstractmethod
+    def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
+        """Start to average one piece."""
+
+    def _note_started(self, request: Any) -> None:  # noqa: B027  (most need not know)
+        """Take notice of a started operation."""
+
+    def note(self, call: Call) -> None:
+        """Take notice of an operation's statistics when it starts; for the communicator's ``on_start``."""
+        self._call = call
+
+    def _try(self, bucket: Follows, start: Callable[[], None]) -> None:
+        """Start operations; if that fails, one that fails, since the other ranks wait for it and have to be told."""
+        try:
+            start()
+        except Exception as error:
+            self._follow(bucket, self.comm.start_failed("all_reduce", error), [])
+
+    def _start_small(self, bucket: Follows, values: Flat, pieces: list[Piece]) -> None:
+        self._follow(bucket, allreduce_small(self.comm, values, pieces, "avg"), pieces)
+
+    def _start_alike(
+        self, bucket: Follows, values: Flat, pieces: list[Piece], step: int, joins: bool
+    ) -> None:
+        """Start the pieces that go by one codec."""
+        request = None
+        if joins:
+            request = allreduce_parts(self.comm, values, pieces, "avg", pieces[0].choice, step)
+        if request is not None:
+            self._follow(bucket, request, pieces)
+            return
+        for piece in pieces:
+            part = Flat(values.data[piece.start : piece.stop], values.dtype, piece.shape, True, False)
+            self._follow(bucket, self._start_one(part, piece, step), [piece])
+
+    def _follow(self, bucket: Follows, request: Any, pieces: Sequence[Piece]) -> None:
+        call, self._call = self._call, None
+        assert call is not None
+        self._note_started(request)
+        bucket.follow(request, call, pieces)
+
+
+class MpiOperations(Operations):
+    """The operations of a hook on a hybridcomp group; the backward pass waits for them once nothing else is left."""
+
+    def __init__(self, comm: Any, counts: Counts) -> None:
+        """Start operations on a communicator of MPI's, and count them."""
+        super().__init__(comm, counts)
+        self._flying: Started = []
+
+    def flush(self) -> None:
+        """Have the engine of autograd wait for all that has been started; how it ended is for the futures.
+
+        DDP then waits in compiled code that does not know of the engine of communication.
+        """
+        if torch._C._current_graph_task_id() != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(self._wait)
+
+    def _wait(self) -> None:
         requests, self._flying = self._flying, []
         for request in requests:
             with suppress(Exception):
                 request.wait()
 
-    def _started(self, bucket: _Bucket, start: Callable[[], list[Request]]) -> list[Request]:
-        """Start operations; if that fails, one that fails, since the other ranks wait for it and have to be told."""
-        try:
-            return start()
-        except Exception as error:
-            request = self.comm.start_failed("all_reduce", error)
-            bucket.follow(request, self._noted(), [])
-            return [request]
+    def _batches(self, split: Split, dtype: DType) -> Iterator[tuple[Split, AbstractContextManager[None]]]:
+        self._flying = [request for request in self._flying if not request.done]
+        yield split, nullcontext()
 
-    def _start_alike(self, bucket: _Bucket, values: Flat, pieces: list[Piece], step: int) -> list[Request]:
-        """Start the pieces that go by one codec: as one operation where the engine does that."""
-        request = flat_parts.allreduce_parts(self.comm, values, pieces, AVG, pieces[0].choice, step)
-        if request is None:
-            return [self._start(bucket, values, piece, step) for piece in pieces]
-        bucket.follow(request, self._noted(), pieces)
-        return [request]
+    def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
+        from hybridcomp.collectives.operations import flat_reductions  # noqa: PLC0415  (initialises MPI)
 
-    def _start(self, bucket: _Bucket, values: Flat, piece: Piece, step: int) -> Request:
-        data = values.data[piece.start : piece.stop]
-        part = Flat(data, values.dtype, piece.shape, True, False)
-        request = flat_reductions.allreduce(
-            self.comm, part, part, AVG, piece.name, "backward", piece.choice, step=step
+        comm: Any = self.comm
+        return flat_reductions.allreduce(
+            comm, part, part, "avg", piece.name, "backward", piece.choice, step=step
         )
-        bucket.follow(request, self._noted(), [piece])
-        return request
 
-    def _start_small(self, bucket: _Bucket, values: Flat, pieces: Sequence[Piece]) -> Request:
-        """Start the small pieces as one array.
+    def _note_started(self, request: Any) -> None:
+        self._flying.append(request)
 
-        Which rank adds an element up depends on its place in its parameter alone.
-        """
-        coalesced = Coalesced([values.data[p.start : p.stop] for p in pieces], self.comm.size)
-        coalesced.gather()
-        whole = Flat(coalesced.values, values.dtype, coalesced.values.shape, True, False)
-        names = ", ".join(piece.name for piece in pieces)
-        request = flat_reductions.allreduce(
-            self.comm, whole, whole, AVG, names, "backward", _SMALL, algorithm="direct", framed=True
-        )
-        bucket.follow(request, self._noted(), pieces, coalesced)
-        return request
 
-    def _note(self, call: Call) -> None:
-        self._call = call
+def _joins(buffer: torch.Tensor) -> bool:
+    """Tell whether operations carry several parameters: in host memory.
 
-    def _noted(self) -> Call:
-        """Return the statistics of the operation that was started last."""
-        call, self._call = self._call, None
-        assert call is not None
-        return call
+    A rank on whose device no kernels run averages a host's copy, but starts what the other ranks start.
+    """
+    return not buffer.is_cuda
 
 
 def _alike(pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
@@ -166,24 +197,23 @@ def _alike(pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
 class _Bucket:
     """A bucket, until its last operation has ended; callbacks of operations come in any thread."""
 
-    def __init__(self, buffer: torch.Tensor, dtype: DType, counts: Counts, ranks: int) -> None:
-        self.promise = Promise()
-        self._buffer, self._dtype, self._counts, self._ranks = buffer, dtype, counts, ranks
+    def __init__(
+        self, buffer: torch.Tensor, target: staging.Target, dtype: DType, counts: Counts, ranks: int
+    ) -> None:
+        self.promise = Promise([buffer.device] if buffer.is_cuda else [])
+        self._buffer, self._target = buffer, target
+        self._dtype, self._counts, self._ranks = dtype, counts, ranks
         self._left = 1  # for all_started
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
-    def follow(
-        self, request: Request, call: StatRow, pieces: Sequence[Piece], coalesced: Coalesced | None = None
-    ) -> None:
-        """Count an operation, and write its result back, when it has ended."""
+    def follow(self, request: Any, call: StatRow, pieces: Sequence[Piece]) -> None:
+        """Count an operation when it has ended."""
 
-        def done(request: Request) -> None:
+        def done(request: Any) -> None:
             error = request.exception
             if error is None:
                 try:
-                    if coalesced is not None:
-                        coalesced.write_back()
                     self._counts.add_operation(call, pieces, self._dtype, self._ranks)
                 except Exception as failure:
                     error = failure
@@ -203,7 +233,11 @@ class _Bucket:
             self._left -= 1
             if self._left:
                 return
-        if self._error is None:
+        try:
+            if self._error is not None:
+                raise self._error
+            self._target.commit()
+            # Nothing of ours is under way on a device any more: whatever comes next there may read the buffer.
             self.promise.succeed(self._buffer)
-        else:
-            self.promise.fail(self._error)
+        except BaseException as failure:
+            self.promise.fail(failure)

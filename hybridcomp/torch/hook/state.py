@@ -1,16 +1,14 @@
 """Define ``register_comm_hook(HookState(...), comm_hook)``: the hook that DDP calls for each bucket, and its state.
 
-On a hybridcomp group a bucket in host memory becomes operations of a communicator (:mod:`.operations`). Every other one
-is cut into batches, which one thread encodes, sends and decodes while the backward pass goes on, on a group that nobody
-else uses; a bucket on a CUDA device is encoded and decoded there, where the kernels run. On one rank there is nothing
-to do.
+A bucket becomes operations of a communicator (:mod:`.operations`): of MPI's on a hybridcomp group, on every other
+backend of a process group that nobody else uses (:mod:`.over_torch`). A bucket on a CUDA device is encoded and decoded
+there, where the kernels run. On one rank there is nothing to do.
 """
 
 # torch reads the hook's annotations as objects: no `from __future__ import annotations` here.
 
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -18,31 +16,22 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
-from hybridcomp.arrays import Flat, as_dtype, flatten
+from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import ErrorFeedback
-from hybridcomp.codecs.device.driver import has_driver
 from hybridcomp.collectives import StatRow
-from hybridcomp.device import Event, Runtime
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import load_policy
-from hybridcomp.torch import staging
 from hybridcomp.torch.backend.options import PolicyLike, default_policy
-from hybridcomp.torch.backend.promise import Promise
-from hybridcomp.torch.hook.bucket import Bucket
-from hybridcomp.torch.hook.context import HookContext
+from hybridcomp.torch.exchange.communicator import TorchCommunicator
+from hybridcomp.torch.exchange.group import ExchangeGroup
 from hybridcomp.torch.hook.counts import Counts
-from hybridcomp.torch.hook.links import open_link
-from hybridcomp.torch.hook.plan import Batch, Split, make_plan, make_split
-from hybridcomp.torch.hook.schedule import Schedule
-from hybridcomp.torch.hook.worker import Worker
+from hybridcomp.torch.hook.operations import MpiOperations, Operations
+from hybridcomp.torch.hook.over_torch import TorchOperations
+from hybridcomp.torch.hook.plan import Split, make_split
 from hybridcomp.torch.memory import pack, unpack
 from hybridcomp.torch.registry import registry
 
-if TYPE_CHECKING:
-    from hybridcomp.torch.hook.operations import Operations
-
 Array = npt.NDArray[Any]
-Planned = TypeVar("Planned", list[Batch], Split)
 
 
 class HookState:
@@ -85,16 +74,14 @@ class HookState:
         self._module = None if module is None else weakref.ref(module)
         self._group = process_group or getattr(module, "process_group", None)
         self._names: dict[int, str] = {}
-        self._plans: dict[tuple[Any, ...], Any] = {}
+        self._plans: dict[tuple[Any, ...], Split] = {}
         self._warmup = self.policy.last_warmup_step
         self._counts = Counts(axis)
-        self._open: tuple[HookContext, Schedule] | None = None
         self._operations: Operations | None = None
         self.label = f"hook:{axis}"
-        self._worker = Worker(f"hybridcomp-{self.label}")
         registry.add(self)
-        # When this goes, its thread ends, and its statistics stay.
-        weakref.finalize(self, _end, self._worker, self._counts).atexit = False
+        # When this goes, its statistics stay.
+        weakref.finalize(self, _keep, self._counts).atexit = False
 
     def submit(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Queue a bucket; see :func:`comm_hook`."""
@@ -108,22 +95,11 @@ class HookState:
             alone: Future[torch.Tensor] = Future()
             alone.set_result(buffer)
             return alone
-        comm = getattr(group, "comm", None)  # of a HybridProcessGroup, whatever name the backend was asked by
-        hosts = None if comm is None else comm.hosts
-        if comm is not None and _in_host_memory(buffer):
-            split = self._planned(make_split, bucket.parameters(), buffer, step, hosts)
-            operations = self._with_operations(group)
-            if last and torch._C._current_graph_task_id() != -1:
-                # DDP then waits in compiled code that does not know of the engine: let the engine be waited for first.
-                torch.autograd.Variable._execution_engine.queue_callback(operations.wait)
-            return operations.average(buffer, split, step)
-        plan = self._planned(make_plan, bucket.parameters(), buffer, step, hosts)
-        context, schedule = self._opened(group)
-        average = _Average(buffer, plan, step, context, schedule)
-        self._worker.submit(average.start)
+        operations = self._with_operations(group)
+        future = operations.average(buffer, self._planned(bucket.parameters(), buffer, step, group), step)
         if last:
-            self._worker.submit(schedule.flush)
-        return average.promise.future
+            operations.flush()
+        return future
 
     def _joined(self) -> Any:
         """Return the group; the default one is looked up at the first bucket, when it exists."""
@@ -131,38 +107,37 @@ class HookState:
             registry.rank = dist.get_rank()
         return dist.group.WORLD if self._group is None else self._group
 
-    def _opened(self, group: Any) -> tuple[HookContext, Schedule]:
-        if self._open is None:
-            link = open_link(group)
-            context = HookContext(self.axis, link, self.feedback, self._factors, self._counts)
-            self._open = context, Schedule(link, self._worker.tasks)
-        return self._open
-
-    def _with_operations(self, group: Any) -> "Operations":
+    def _with_operations(self, group: Any) -> Operations:
         if self._operations is None:
-            from hybridcomp.torch.hook.operations import Operations  # noqa: PLC0415  (initialises MPI)
+            comm = getattr(group, "comm", None)  # of a HybridProcessGroup, whatever the backend's name
+            if comm is None:
+                exchanges, name = ExchangeGroup(group), f"hybridcomp-{self.label}"
+                own = TorchCommunicator(exchanges, self.policy, self.axis, self.feedback, name)
+                own.warm = self._factors
+                self._operations = TorchOperations(own, self._counts)
+                own.on_start = self._operations.note
+            else:
+                from hybridcomp.collectives import Communicator  # noqa: PLC0415  (initialises MPI)
 
-            self._operations = Operations(
-                group, self.policy, self.axis, self.feedback, self._factors, self._counts
-            )
+                beside = Communicator(comm.mpi, self.policy, self.axis, timeout=comm.timeout)
+                beside.feedback = self.feedback
+                group.beside.append(beside)  # it ends with the group
+                beside.warm = self._factors
+                self._operations = MpiOperations(beside, self._counts)
+                beside.on_start = self._operations.note
         return self._operations
 
-    def _planned(
-        self,
-        make: Callable[..., Planned],
-        parameters: list[torch.Tensor],
-        buffer: torch.Tensor,
-        step: int,
-        hosts: int | None,
-    ) -> Planned:
-        key = (make, *map(id, parameters), buffer.dtype, min(step, self._warmup))
-        plan: Planned | None = self._plans.get(key)
+    def _planned(self, parameters: list[torch.Tensor], buffer: torch.Tensor, step: int, group: Any) -> Split:
+        key = (*map(id, parameters), buffer.dtype, min(step, self._warmup))
+        plan = self._plans.get(key)
         if plan is None:
             dtype = as_dtype(buffer.dtype)
             if not dtype.is_float:
                 raise CodecMismatchError(f"the hook averages floating-point gradients, not {buffer.dtype}")
             named = [(self._name(p), tuple(p.shape)) for p in parameters]
-            plan = self._plans[key] = make(self.policy, self.axis, dtype, named, step, self._stage, hosts)
+            hosts = None if getattr(group, "comm", None) is None else group.comm.hosts
+            plan = make_split(self.policy, self.axis, dtype, named, step, self._stage, hosts)
+            self._plans[key] = plan
         return plan
 
     def _name(self, parameter: torch.Tensor) -> str:
@@ -190,79 +165,7 @@ class HookState:
         """Do nothing: this counts steps by the last bucket of each."""
 
 
-class _Average:
-    """The average of one bucket, from the hook's call until its future is complete."""
-
-    def __init__(
-        self, buffer: torch.Tensor, plan: list[Batch], step: int, context: HookContext, schedule: Schedule
-    ) -> None:
-        self._buffer, self._plan, self._step = buffer, plan, step
-        self._context, self._schedule = context, schedule
-        self.promise = Promise([buffer.device] if buffer.is_cuda else [])
-        self._host = buffer
-        self._device = _on_device(buffer, plan)
-        # All that the caller's stream has now comes before.
-        self._ready: Event | None = None
-        self._computed: torch.cuda.Event | None = None
-        if self._device is not None:
-            runtime: Runtime = self._device.data.runtime
-            self._ready = runtime.record(runtime.current_stream(buffer))
-        elif buffer.is_cuda:
-            self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._computed.record(torch.cuda.current_stream(buffer.device))
-        self._left = len(plan)
-        self._error: Exception | None = None
-
-    def start(self) -> None:
-        """Start all batches. In the worker's thread."""
-        try:
-            if self._computed is not None:
-                self._computed.synchronize()
-            values = self._device
-            if values is None:
-                self._host = self._buffer.detach().cpu()
-                values = flatten(self._host)
-            bucket = Bucket(values, self._plan, self._step, self._context, self._ready)
-        except Exception as error:
-            self.promise.fail(error)
-            return
-        if not self._plan:
-            self._end()
-        for run in bucket.runs():
-            self._schedule.start(run, self._batch_done)
-
-    def _batch_done(self, error: Exception | None) -> None:
-        self._error = self._error or error
-        self._left -= 1
-        if not self._left:
-            self._end()
-
-    def _end(self) -> None:
-        try:
-            if self._error is not None:
-                raise self._error
-            if self._device is None and self._host.device != self._buffer.device:
-                self._buffer.copy_(self._host)
-            # Nothing of ours is under way on a device any more: whatever comes next there may read the buffer.
-            self.promise.succeed(self._buffer)
-        except Exception as error:
-            self.promise.fail(error)
-
-
-def _in_host_memory(buffer: torch.Tensor) -> bool:
-    return not buffer.is_cuda
-
-
-def _on_device(buffer: torch.Tensor, plan: list[Batch]) -> Flat | None:
-    """Return a bucket that is encoded on its device; None where kernels do not run, or not all codecs have any."""
-    drivers = buffer.is_cuda and all(has_driver(codec) for batch in plan for codec in batch.codecs())
-    if not drivers or not staging.usable(buffer):
-        return None
-    return flatten(buffer.detach(), device=True)
-
-
-def _end(worker: Worker, counts: Counts) -> None:
-    worker.close()
+def _keep(counts: Counts) -> None:
     registry.keep(counts.rows())
 
 

@@ -28,8 +28,9 @@ from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow
 from hybridcomp.policy import Policy
+from hybridcomp.torch.fsdp.collectives import Collectives
 from hybridcomp.torch.fsdp.segments import Cut, Segment, cut
-from hybridcomp.torch.fsdp.state import Transport, open_transport
+from hybridcomp.torch.fsdp.state import open_collectives
 from hybridcomp.torch.memory import Arrays, pack, unpack
 from hybridcomp.torch.registry import registry
 from hybridcomp.train.config import TrainConfig
@@ -66,8 +67,8 @@ class Shards:
         self.label = f"zero:{_AXIS}"
         self._policy = policy
         self._feedback = ErrorFeedback(form=None)
-        self._transport = open_transport(group, _AXIS, policy, self._feedback)
-        self._rank, self._ranks = self._transport.rank, self._transport.size
+        self._collectives = open_collectives(group, _AXIS, policy, self._feedback)
+        self._rank, self._ranks = self._collectives.rank, self._collectives.size
         self._step = 0
         self._cuts: dict[tuple[str, int, int], Cut] = {}
         self._buckets = list(self._fill(bucket_mb * 2**20))
@@ -77,7 +78,7 @@ class Shards:
                 whole = parameters[segment.name].detach().flatten()
                 self.leaves[segment.name] = nn.Parameter(whole[segment.span(self._rank)].clone())
         registry.add(self)
-        weakref.finalize(self, _keep, self._transport).atexit = False
+        weakref.finalize(self, _keep, self._collectives).atexit = False
 
     def _fill(self, limit: float) -> Iterator[list[Segment]]:
         """Yield the parameters' pieces in buckets, whose gradients have ``limit`` bytes at most, or one parameter."""
@@ -109,7 +110,7 @@ class Shards:
                 room = self._ranks * segment.size - segment.total
                 parts[:, segment.start : segment.stop] = functional.pad(flat, (0, room)).view(self._ranks, -1)
                 parameter.grad = None
-            self._transport.reduce_scatter(mine, given, found, dist.ReduceOp.SUM)
+            self._collectives.reduce_scatter(mine, given, found, dist.ReduceOp.SUM)
             mine /= self._ranks
             for leaf, piece in self._pieces(bucket, mine):
                 leaf.grad = piece
@@ -123,7 +124,7 @@ class Shards:
             for leaf, piece in self._pieces(bucket, mine):
                 piece.copy_(leaf)
             everyone = self._empty(self._ranks * found.size)
-            self._transport.all_gather(everyone, mine, found, "forward").wait()
+            self._collectives.all_gather(everyone, mine, found, "forward").wait()
             parts = everyone.view(self._ranks, -1)
             for segment in bucket:
                 flat = parts[:, segment.start : segment.stop].flatten()[: segment.total]
@@ -143,8 +144,17 @@ class Shards:
         if key not in self._cuts:
             phase = "backward" if op == "reduce_scatter" else "forward"
             dtype = as_dtype(self._empty(0).dtype)
-            about = {"ranks": self._ranks, "step": self._step}
-            self._cuts[key] = cut(self._policy, _AXIS, op, phase, dtype, self._buckets[number], **about)
+            self._cuts[key] = cut(
+                self._policy,
+                _AXIS,
+                op,
+                phase,
+                dtype,
+                self._buckets[number],
+                ranks=self._ranks,
+                step=self._step,
+                hosts=self._collectives.hosts,
+            )
         return self._cuts[key]
 
     def _empty(self, size: int) -> Tensor:
@@ -154,7 +164,7 @@ class Shards:
 
     def rows(self) -> list[StatRow]:
         """Return the statistics up to now."""
-        return self._transport.rows()
+        return self._collectives.rows()
 
     def memory(self) -> Arrays:
         """Return the arrays of error feedback, and the step."""
@@ -169,8 +179,8 @@ class Shards:
         self._step += 1
 
 
-def _keep(transport: Transport) -> None:
-    registry.keep(transport.rows())
+def _keep(collectives: Collectives) -> None:
+    registry.keep(collectives.rows())
 
 
 class ShardedUpdater(Updater):

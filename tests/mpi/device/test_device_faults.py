@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
+from hybridcomp.device import DeviceArray, Queue
 from tests.cuda.common import to_device
 from tests.mpi.conftest import WORLD, verdict
 from tests.mpi.device.devices import RANK, SIZE, agrees, both, empty, values
@@ -25,6 +26,13 @@ def test_mixed_buffers_are_an_error(make, way):
         comm.Allgather(y, empty(10 * SIZE, "float32")[0])
 
 
+def host_copy(data: Any) -> np.ndarray:
+    """A message's bytes, which may lie on a device."""
+    if isinstance(data, DeviceArray):
+        return Queue(data.runtime, data.runtime.current_stream(data.owner)).read(data).copy()
+    return np.array(data, np.uint8)
+
+
 def test_a_rank_that_does_not_come_is_named(make, way):
     comm = make("bf16", timeout=0.6)
     absent = SIZE - 1
@@ -37,7 +45,8 @@ def test_a_rank_that_does_not_come_is_named(make, way):
 
 
 def test_a_device_that_does_not_come_is_named():
-    from hybridcomp.collectives.execution.progress import Pending, engine
+    from hybridcomp.collectives.execution.progress import engine
+    from hybridcomp.collectives.execution.steps import Pending
 
     class Never:
         def done(self) -> bool:
@@ -68,7 +77,7 @@ def test_damage_of_what_only_the_device_checks(make, way, codec, monkeypatch):
             if RANK == SIZE - 1:
 
                 def forged(self: Any, bit: int = bit) -> Any:
-                    data = np.array(np.asarray(sent(self)), np.uint8)
+                    data = host_copy(sent(self))
                     data[bit // 8] ^= 1 << (bit % 8)
                     return reseal(data)
 
@@ -107,7 +116,7 @@ def test_damage_names_operation_axis_and_rank(make, way, operation, where, monke
         sent = mail.Outgoing.wire
 
         def damaged(self: Any) -> Any:
-            data = np.array(np.asarray(sent(self)), np.uint8)
+            data = host_copy(sent(self))
             data[where] ^= 1
             return data
 

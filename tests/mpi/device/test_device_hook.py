@@ -1,41 +1,43 @@
 """Buckets of the DDP hook in a device's memory: the bits that buckets in host memory get, and what goes wrong.
 
-The device is the emulation, whose streams run only what somebody waits for, or, with HYBRIDCOMP_TEST_DEVICE=cuda, the
-GPU.
+They are averaged as over gloo or NCCL, in batches, whose bytes MPI moves here. The device is the emulation, whose
+streams run only what somebody waits for, or, with HYBRIDCOMP_TEST_DEVICE=cuda, the GPU.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.arrays import as_dtype, flatten
 from hybridcomp.codecs import ErrorFeedback
-from hybridcomp.collectives.device.streams import StreamPair
+from hybridcomp.collectives.device import data_path
+from hybridcomp.collectives.device.data_path import DeviceCarrier
+from hybridcomp.collectives.device.mailbox import Outgoing
 from hybridcomp.device import Queue
 from hybridcomp.policy.toml import parse_policy
-from hybridcomp.torch.hook import device_reduce_tasks, plan
-from hybridcomp.torch.hook.bucket import Bucket
-from hybridcomp.torch.hook.context import HookContext
+from hybridcomp.torch.exchange import communicator
+from hybridcomp.torch.exchange.communicator import TorchCommunicator
+from hybridcomp.torch.exchange.group import Sizes
+from hybridcomp.torch.exchange.packing import packed_size
+from hybridcomp.torch.hook import plan
 from hybridcomp.torch.hook.counts import Counts
-from hybridcomp.torch.hook.links import CommLink
-from hybridcomp.torch.hook.schedule import Schedule
-from hybridcomp.torch.hook.worker import Tasks
+from hybridcomp.torch.hook.over_torch import TorchOperations
 from tests.codecs.common import reseal
 from tests.cuda.common import host_array, runtime, to_device, to_host
-from tests.mpi.conftest import WORLD, communicator, identical, verdict
+from tests.mpi.conftest import WORLD, identical, verdict
 from tests.mpi.device.devices import RANK, SIZE, values
 
 pytestmark = pytest.mark.ranks(least=2)  # one rank's hook has nothing to do
-# Odd sizes, nothing at all, what is alone in its shard; two that are large enough to be chunks, in several batches.
+# Odd sizes, nothing at all, what is alone in its shard; several batches.
 SHAPES = {
     "weight": (23, 61),
     "bias": (61,),
@@ -47,7 +49,6 @@ SHAPES = {
     "excluded": (1300,),
 }
 DTYPES = ["float32", "float16", "bfloat16", "float64"]
-_numbers = itertools.count()
 
 
 def each(*lists: list[Any]) -> list[Any]:
@@ -59,83 +60,109 @@ def each(*lists: list[Any]) -> list[Any]:
 N = sum(math.prod(shape) for shape in SHAPES.values())
 
 
-class Ordered(CommLink):
-    """A link that wants one order, as gloo does."""
+class Exchanges:
+    """Exchanges by MPI in place of torch's, in one order."""
 
-    ordered = True
+    backend = "mpi"
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.comm = comm
+        self.rank, self.size = RANK, SIZE
+        self.started = 0
+
+    def check_policy(self, policy: Any) -> None:
+        """All tests' policies are the same on all ranks."""
+
+    def sizes(self, counts: Sequence[int], *, failed: bool) -> Sizes:
+        said = self.comm.alltoall([(n, failed) for n in counts])
+        return Sizes([n for n, _ in said], [rank for rank, (_, failed) in enumerate(said) if failed])
+
+    def start(self, send: Any, counts: Sequence[int], recv: Any, sizes: Sequence[int]) -> Exchange:
+        self.started += 1
+        request = self.comm.Ialltoallv(
+            [send, list(counts), None, MPI.BYTE], [recv, list(sizes), None, MPI.BYTE]
+        )
+        return Exchange(request, (send, recv), sizes)
+
+
+class Exchange:
+    def __init__(self, request: MPI.Request, buffers: Any, sizes: Sequence[int]) -> None:
+        self.request, self.buffers, self.sizes = request, buffers, sizes
+
+    def wait(self) -> list[Any]:
+        self.request.Wait()
+        return np.split(self.buffers[1][: sum(self.sizes)], np.cumsum(self.sizes)[:-1])
+
+
+class Started(list):
+    """The operations of a bucket."""
+
+    def follow(self, request: Any, call: Any, pieces: Any) -> None:
+        self.append(request)
 
 
 class Side:
     """What a hook keeps, in memory of one kind."""
 
-    def __init__(self, link: CommLink, numbers: Iterator[int], *, device: bool) -> None:
+    def __init__(self, exchanges: Any, *, device: bool) -> None:
         self.device = device
-        self.context = HookContext("dp", link, ErrorFeedback(form=None), {}, Counts("dp"))
-        self.context._batches = numbers  # several share a link
+        self.exchanges = exchanges
+        self.feedback, self.factors = ErrorFeedback(form=None), {}
+        self.comm = TorchCommunicator(exchanges, None, "dp", self.feedback, "hybridcomp-test")
+        self.comm.warm = self.factors
+        self.operations = TorchOperations(self.comm, Counts("dp"))
+        self.comm.on_start = self.operations.note
 
     def average(self, storage: np.ndarray, dtype: str, policy: Any, step: int) -> np.ndarray:
-        """Average a bucket; return its values, or raise what a batch did."""
+        """Average a bucket; return its values, or raise what an operation did."""
         kind = as_dtype(dtype)
-        batches = plan.make_plan(policy, "dp", kind, list(SHAPES.items()), step)
-        self.batches = len(batches)
+        split = plan.make_split(policy, "dp", kind, list(SHAPES.items()), step)
+        self.batches = len(plan.batches(split, kind))
         if self.device:
             # The values come last: who does not wait for them reads others.
             x = to_device(np.full(N, 7, kind.storage), kind)
             flat = flatten(x, device=True)._replace(shape=(N,))
             late = flatten(to_device(storage, kind), device=True).data
-            stream = runtime().current_stream(x)
-            Queue(runtime(), stream).copy(flat.data, late)
-            ready = runtime().record(stream)
+            Queue(runtime(), runtime().current_stream(x)).copy(flat.data, late)
         else:
-            x, ready = host_array(storage.copy(), dtype), None
+            x = host_array(storage.copy(), dtype)
             flat = flatten(x)
-        ended: list[Exception | None] = []
-        tasks = Tasks()
-        schedule = Schedule(self.context.link, tasks)
-        for run in Bucket(flat, batches, step, self.context, ready).runs():
-            schedule.start(run, ended.append)
-        schedule.flush()
-        while len(ended) < len(batches):
-            task = tasks.get()
-            assert task is not None
-            task()
-        for error in ended:
-            if error is not None:
-                raise error
+        started = Started()
+        self.operations.start(started, flat, split, step, joins=False)
+        self.operations.flush()
+        errors = []
+        for request in started:
+            try:
+                request.wait(60)
+            except Exception as error:
+                errors.append(error)
+        # After a failure exchanges follow that tell of it.
+        ended = threading.Event()
+        self.comm._worker.submit(ended.set)
+        assert ended.wait(60)
+        if errors:
+            raise errors[0]
         return to_host(x) if self.device else flat.data
 
     def states(self) -> dict[str, np.ndarray]:
-        return {**self.context.feedback.state_dict(), **self.context.factors}
+        return {**self.feedback.state_dict(), **self.factors}
 
 
 @pytest.fixture(scope="module")
-def links() -> Iterator[Callable[[type[CommLink]], CommLink]]:
-    """One link of each kind: to make them takes longer than most tests do."""
-    made: dict[type[CommLink], tuple[CommLink, Any]] = {}
-
-    def find(kind: type[CommLink]) -> CommLink:
-        if kind not in made:
-            group = SimpleNamespace(comm=communicator("none"), beside=[])
-            made[kind] = kind(group), group
-        return made[kind][0]
-
-    yield find
-    for _, group in made.values():
-        for comm in (*group.beside, group.comm):
-            comm.Free()
+def comm() -> Iterator[MPI.Comm]:
+    made = WORLD.Dup()
+    yield made
+    made.Free()
 
 
 @pytest.fixture
-def sides(
-    links: Callable[[type[CommLink]], CommLink], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Side]:
-    monkeypatch.setattr(plan, "_CHUNK", 1024)
+def sides(comm: MPI.Comm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Side]]:
     monkeypatch.setattr(plan, "_BATCH_BYTES", 8192)
     monkeypatch.setattr(plan, "_LINEAR_BATCH_BYTES", 8192)
     monkeypatch.setattr(plan, "_SMALL", 1024)
 
-    def factory(*, device: bool = True, link: type[CommLink] = CommLink) -> Side:
-        return Side(links(link), _numbers, device=device)
+    def factory(*, device: bool = True, exchanges: type[Exchanges] = Exchanges) -> Side:
+        return Side(exchanges(comm), device=device)
 
     return factory
 
@@ -154,10 +181,10 @@ def agree(got: np.ndarray, want: np.ndarray, what: str) -> None:
 
 
 def same_states(one: Side, other: Side) -> None:
+    """Ranks may have different states: one that owns nothing of a parameter keeps none of its sum."""
     mine, theirs = one.states(), other.states()
-    verdict(mine.keys() == theirs.keys(), f"{sorted(mine)} {sorted(theirs)}")
-    for key, array in mine.items():
-        verdict(array.tobytes() == theirs[key].tobytes(), key)
+    differ = [key for key in mine.keys() & theirs.keys() if mine[key].tobytes() != theirs[key].tobytes()]
+    verdict(mine.keys() == theirs.keys() and not differ, f"{sorted(mine)} {sorted(theirs)} {differ}")
 
 
 def check(sides: Callable[..., Side], codec: str, form: str | None, dtype: str, steps: int = 2) -> None:
@@ -220,23 +247,11 @@ def test_powersgd(sides, form):
 
 
 @pytest.mark.parametrize(
-    ("codec", "form"), [("int8", "ef"), ("topk:ratio=0.05", None), ("lattice", "ef"), ("none", None)]
+    ("codec", "form"), [("int8", "ef"), ("topk:ratio=0.05", "ef21"), ("lattice", "ef"), ("none", None)]
 )
-def test_a_link_that_wants_one_order(sides, codec, form):
-    """Nothing comes between a batch's exchanges there: a device is waited for at once."""
+def test_host_and_device_ranks_in_one_average(sides, codec, form):
     policy = policy_of(codec, form)
-    device, host = sides(link=Ordered), sides(device=False)
-    for step in range(2):
-        storage = values(N, "float32", seed=step)
-        got = device.average(storage, "float32", policy, step)
-        agree(got, host.average(storage, "float32", policy, step), f"step {step}")
-
-
-@pytest.mark.parametrize("link", [CommLink, Ordered])
-@pytest.mark.parametrize(("codec", "form"), [("int8", "ef"), ("topk:ratio=0.05", "ef21"), ("none", None)])
-def test_host_and_device_ranks_in_one_average(sides, codec, form, link):
-    policy = policy_of(codec, form)
-    mixed, host = sides(device=bool(RANK % 2), link=link), sides(device=False)
+    mixed, host = sides(device=bool(RANK % 2)), sides(device=False)
     for step in range(2):
         storage = values(N, "float32", seed=step)
         got = mixed.average(storage, "float32", policy, step)
@@ -250,7 +265,7 @@ def test_memory_is_saved_and_loaded(sides, form):
     sort, host = sides(), sides(device=False)
     for step, device in enumerate((True, False, True)):
         later = sides(device=device)
-        later.context.feedback.load_state_dict(sort.context.feedback.state_dict())
+        later.feedback.load_state_dict(sort.feedback.state_dict())
         sort = later
         storage = values(N, "float32", seed=step)
         got = sort.average(storage, "float32", policy, step)
@@ -275,42 +290,42 @@ def test_what_is_not_finite(sides, codec, form):
     same_states(device, host)
 
 
-def test_few_waits_and_few_copies(sides, monkeypatch):
-    """By a codec of a fixed size: one wait in each phase of a batch, and one copy of all its messages."""
-    monkeypatch.setattr(plan, "_SMALL", 1)
-    monkeypatch.delitem(SHAPES, "nothing")  # so nothing is left for the host to put together
-    downloads: list[int] = []
-    download = StreamPair.download
-
-    def counted(self: StreamPair, copies: Any) -> Any:
-        downloads.append(sum(to.size > 4 for to, _ in copies))  # beside the status' word
-        return download(self, copies)
-
-    monkeypatch.setattr(StreamPair, "download", counted)
-    device = sides()
-    device.average(values(N, "float32"), "float32", policy_of("int8", "ef"), 0)
-    verdict(device.batches > 2, f"{device.batches}")
-    verdict(sorted(downloads) == sorted([1, 1, 0] * device.batches), f"{downloads}")
+@pytest.mark.parametrize("device", [False, True])
+def test_a_batch_is_two_exchanges(sides, device):
+    """However many parameters it has, and without telling sizes once they are known."""
+    side, told = sides(device=device), []
+    sizes = side.exchanges.sizes
+    side.exchanges.sizes = lambda *args, **how: told.append(1) or sizes(*args, **how)
+    for step in range(3):
+        side.average(values(N, "float32", seed=step), "float32", policy_of("int8", "ef"), step)
+    verdict(side.batches > 1, f"{side.batches}")
+    verdict(side.exchanges.started == 3 * 2 * side.batches, f"{side.exchanges.started}")
+    verdict(len(told) == 2 * side.batches, f"{told}")
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------
 
 
-class Damaging(CommLink):
-    """Changes a bit of the first message by a codec that this rank sends."""
+class Damaging(Exchanges):
+    """Changes a bit of the first message by a codec that this rank sends, and of what it sends before the sums."""
 
     bit: int | None = None
     codec = 0
     forge = False
 
-    def scatter(self, number: int, send: Any, counts: Any, *args: Any, **options: Any) -> Any:
-        if self.bit is not None and hc.wire.peek(send).codec == self.codec:
-            nbytes = 32 + hc.wire.peek(send).payload
-            send[self.bit // 8 % nbytes] ^= 1 << self.bit % 8
-            if self.forge:
-                send[:nbytes] = reseal(send[:nbytes].copy())
-            self.bit = None
-        return super().scatter(number, send, counts, *args, **options)
+    def start(self, send: Any, counts: Sequence[int], recv: Any, sizes: Sequence[int]) -> Exchange:
+        at = 0
+        while self.bit is not None and at < send.size:
+            nbytes = int(send[at + 8 : at + 16].view(np.int64)[0])
+            message = send[at + 16 : at + 16 + nbytes]
+            if hc.wire.peek(message).codec == self.codec:
+                nbytes = 32 + hc.wire.peek(message).payload
+                message[self.bit // 8 % nbytes] ^= 1 << self.bit % 8
+                if self.forge:
+                    message[:nbytes] = reseal(message[:nbytes].copy())
+                self.bit = None
+            at += packed_size(nbytes)
+        return super().start(send, counts, recv, sizes)
 
 
 def failure(side: Side, policy: Any, step: int) -> Exception | None:
@@ -324,49 +339,55 @@ def failure(side: Side, policy: Any, step: int) -> Exception | None:
 @pytest.mark.parametrize(("codec", "form"), [("int8", "ef"), ("topk:ratio=0.05", None), ("none", None)])
 def test_a_damaged_message_fails_on_all_ranks(sides, codec, form):
     policy = policy_of(codec, form)
-    device = sides(link=Damaging)
-    link = device.context.link
+    device = sides(exchanges=Damaging)
+    link = device.exchanges
     link.codec, link.forge = hc.get_codec(codec).wire_id, False
     for step, bit in enumerate((40 * 8, 31 * 8, 100 * 8)):
         link.bit = bit if RANK == SIZE - 1 else None
         error = failure(device, policy, step)
-        verdict(isinstance(error, hc.WireError), repr(error))
+        verdict(isinstance(error, hc.WireError | hc.RemoteError), repr(error))
     verdict(failure(device, policy, 9) is None, "and then all is well")
 
 
 def test_damage_that_only_the_device_sees_fails_on_all_ranks(sides):
     """A bit of a payload whose CRC is right for it: some matter, and then to all ranks."""
     policy = policy_of("topk:ratio=0.3")
-    device = sides(link=Damaging)
-    link = device.context.link
+    device = sides(exchanges=Damaging)
+    link = device.exchanges
     link.codec, link.forge = hc.get_codec("topk").wire_id, True
     found = []
     for bit in (49 * 8, 53 * 8 + 1, 60 * 8 + 2, 350 * 8):  # a length, a bitmap's bits, a value
         link.bit = bit if RANK == SIZE - 1 else None
         error = failure(device, policy, 0)
-        everywhere = WORLD.allgather(isinstance(error, hc.WireError))
+        everywhere = WORLD.allgather(isinstance(error, hc.WireError | hc.RemoteError))
         verdict(all(everywhere) or not any(everywhere), repr(error))
-        found += [text for text in WORLD.allgather(str(error)) if "malformed payload" in text]
+        found += [text for text in WORLD.allgather(str(error)) if "damaged message" in text]
     verdict(len(found) >= 3, f"{found}")
 
 
-@pytest.mark.parametrize("phase", ["start_encode", "start_reduce", "encode"])
-def test_a_rank_that_fails_lets_all_fail(sides, phase, monkeypatch):
+def fails_second(sound: Any, error: Exception) -> Any:
+    """A function that fails when it is called for the second time."""
+    calls: list[int] = []
+
+    def call(*args: Any, **how: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise error
+        return sound(*args, **how)
+
+    return call
+
+
+@pytest.mark.parametrize("owner", [(DeviceCarrier, "encode"), (data_path, "divide"), (Outgoing, "wire")])
+def test_a_rank_that_fails_lets_all_fail(sides, owner, monkeypatch):
+    """When something has been launched."""
     policy = policy_of("int8")
     device, host = sides(), sides(device=False)
     with monkeypatch.context() as patch:
         if RANK == 0:
-            sound, calls = getattr(device_reduce_tasks.DeviceEncodedTask, phase), []
-
-            def fail(self: Any, *args: Any) -> Any:
-                calls.append(1)
-                if len(calls) == 2:  # when something has been launched
-                    raise hc.CudaUnavailableError("out of memory")
-                return sound(self, *args)
-
-            patch.setattr(device_reduce_tasks.DeviceEncodedTask, phase, fail)
+            patch.setattr(*owner, fails_second(getattr(*owner), hc.CudaUnavailableError("out of memory")))
         error = failure(device, policy, 0)
-    kind = hc.CudaUnavailableError if RANK == 0 else hc.WireError
+    kind = hc.CudaUnavailableError if RANK == 0 else hc.RemoteError
     verdict(isinstance(error, kind), repr(error))
     storage = values(N, "float32")
     agree(device.average(storage, "float32", policy, 1), host.average(storage, "float32", policy, 1), "after")
@@ -374,21 +395,23 @@ def test_a_rank_that_fails_lets_all_fail(sides, phase, monkeypatch):
 
 @pytest.mark.parametrize("codec", ["int8", "topk:ratio=0.05"])
 def test_a_device_that_fails_lets_all_fail(sides, codec, monkeypatch):
-    """The second wait of a rank for its device ends with an error."""
+    """The second time that a rank looks whether its device is ready, that has an error."""
     device = sides()
     with monkeypatch.context() as patch:
         if RANK == SIZE - 1:
-            after, waits = CommLink.after, []
-
-            def fail(self: CommLink, events: Any) -> Any:
-                transfer = after(self, events)
-                waits.append(1)
-                if len(waits) != 2:
-                    return transfer
-                lost = hc.CudaUnavailableError("the device is lost")
-                return SimpleNamespace(wait=mock.Mock(side_effect=lost), when_done=transfer.when_done)
-
-            patch.setattr(CommLink, "after", fail)
+            lost = hc.CudaUnavailableError("the device is lost")
+            patch.setattr(Outgoing, "done", fails_second(Outgoing.done, lost))
         error = failure(device, policy_of(codec), 0)
-    kind = hc.CudaUnavailableError if RANK == SIZE - 1 else hc.WireError
+    kind = hc.CudaUnavailableError if RANK == SIZE - 1 else hc.RemoteError
+    verdict(isinstance(error, kind), repr(error))
+
+
+def test_a_device_that_does_not_come_is_an_error(sides, monkeypatch):
+    device = sides()
+    monkeypatch.setattr(communicator, "_DEVICE_SECONDS", 0.5)
+    with monkeypatch.context() as patch:
+        if RANK == SIZE - 1:
+            patch.setattr(Outgoing, "done", lambda self: False)
+        error = failure(device, policy_of("int8"), 0)
+    kind = hc.CollectiveTimeoutError if RANK == SIZE - 1 else hc.RemoteError
     verdict(isinstance(error, kind), repr(error))

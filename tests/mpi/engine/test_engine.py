@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from hybridcomp.collectives.execution.progress import Pending, Steps, engine
+from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.collectives.execution.steps import Pending, Steps
 from tests.mpi.conftest import verdict
 
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives.starting import Operands
-from hybridcomp.collectives.transport.mailbox import Transport
+from hybridcomp.collectives.transport.mpi import MpiTransport
 from tests.mpi.conftest import WORLD, gaussian, verdict
 from tests.mpi.failure.test_failure import failure
 
@@ -90,7 +90,7 @@ def test_an_operation_that_is_given_up_in_line_keeps_no_message_back(make):
         def done(self) -> bool:
             return False
 
-    transport: Transport = comm._p2p_transport
+    transport: MpiTransport = comm._p2p_transport
     stuck = comm._native(
         lambda _s, _r, ticket, _e: (yield from ticket.post(lambda: MPI.REQUEST_NULL, [Never()])),
         comm._plain_call("send", 0, 0),

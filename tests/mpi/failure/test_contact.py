@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.failure import contact
-from hybridcomp.collectives.transport.mailbox import Transport
+from hybridcomp.collectives.transport.mpi import MpiTransport
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 from tests.mpi.failure.test_failure import N, failure
 
@@ -43,7 +43,7 @@ def strangers(make: Callable[..., hc.Communicator], monkeypatch: pytest.MonkeyPa
     comm._programs = None  # the compiled engine has contacts of its own
     comm.Barrier()
     monkeypatch.setattr(contact, "_contacts", {})
-    transports: list[Transport] = [comm._transport, comm._p2p_transport]
+    transports: list[MpiTransport] = [comm._transport, comm._p2p_transport]
     stuck = []
     for transport in transports:
         transport.contacts.met.clear()

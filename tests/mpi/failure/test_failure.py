@@ -13,7 +13,7 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, State, _Kind
-from hybridcomp.collectives.transport.mailbox import Transport
+from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.collectives.transport.shared_memory import _SWITCH
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 
@@ -26,17 +26,17 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_SWITCH, "0")
     if WORLD.rank == 0:
         native_engine().engine_damage(1, 1024)
-    honest = Transport.isend
+    honest = MpiTransport.isend
     left = [1]
 
-    def isend(self: Transport, data: Any, peer: int, tag: int) -> MPI.Request:
+    def isend(self: MpiTransport, data: Any, peer: int, tag: int) -> MPI.Request:
         if WORLD.rank == 0 and peer == 1 and left and np.asarray(data).nbytes > 1024:
             left.pop()
             data = np.array(data)
             data[500] ^= 4
         return honest(self, data, peer, tag)
 
-    monkeypatch.setattr(Transport, "isend", isend)
+    monkeypatch.setattr(MpiTransport, "isend", isend)
 
 
 def matches(pattern: str, error: BaseException | None) -> bool:

@@ -13,7 +13,8 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.agreement.consistency import VARIABLE, Comparison
-from hybridcomp.collectives.execution.progress import Pending, Steps, engine
+from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.collectives.execution.steps import Pending, Steps
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 
 LAST = WORLD.size - 1

@@ -13,8 +13,9 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.execution.progress import Pending, Steps, engine
-from hybridcomp.collectives.transport.mailbox import Transport
+from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.collectives.execution.steps import Pending, Steps
+from hybridcomp.collectives.transport.mpi import MpiTransport
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 
 N = 1 << 21  # elements: 8 MiB
@@ -108,16 +109,16 @@ def test_what_is_thrown_into_a_step_reaches_its_thread_and_fails_the_operation_e
         return
     comm = make("int8")
     comm._programs = None  # a step of Python's
-    honest = Transport.isend
+    honest = MpiTransport.isend
     left = [1] if WORLD.rank == 0 else []
 
-    def isend(self: Transport, data: Any, peer: int, tag: int) -> MPI.Request:
+    def isend(self: MpiTransport, data: Any, peer: int, tag: int) -> MPI.Request:
         if left:
             left.pop()
             raise KeyboardInterrupt
         return honest(self, data, peer, tag)
 
-    monkeypatch.setattr(Transport, "isend", isend)
+    monkeypatch.setattr(MpiTransport, "isend", isend)
     x = gaussian(50_000)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt if WORLD.rank == 0 else hc.RemoteError) as caught:

@@ -19,11 +19,13 @@ import hybridcomp as hc
 import hybridcomp.torch as hct
 from hybridcomp.arrays import Flat, flatten
 from hybridcomp.device import DeviceArray
-from hybridcomp.torch.hook import state
+from hybridcomp.torch import staging
+from hybridcomp.torch.hook import operations
 from tests.emulation.runtime import emulated
-from tests.torch.cases.hook import BACKENDS, group, policy
+from tests.torch.cases.hook import BACKENDS, directly, group, policy
 from tests.torch.models.parallel import assert_same_on_all_ranks
 
+os.environ["HYBRIDCOMP_DEVICES"] = "1"  # before the first communicator is made: it asks
 ON_GPU = os.environ.get("HYBRIDCOMP_TEST_DEVICE") == "cuda"
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 WIDTH = 48
@@ -35,9 +37,9 @@ CODECS = (
 )
 
 
-def emulated_device(buffer: torch.Tensor, plan: object) -> Flat:
+def emulated_device(buffer: torch.Tensor, **how: bool) -> Flat:
     """A CPU tensor as memory of the emulation's."""
-    flat = flatten(buffer.detach())
+    flat = flatten(buffer, **how)
     device = emulated()
     device.emulator.checks(False)
     device.emulator.register(buffer.data_ptr(), flat.nbytes)
@@ -47,12 +49,13 @@ def emulated_device(buffer: torch.Tensor, plan: object) -> Flat:
 
 @contextmanager
 def encoding(*, on_device: bool) -> Iterator[mock.Mock]:
-    """Let buckets be encoded on the device, or all be copied to the host; gives what was asked where."""
-    where = state._on_device if ON_GPU else emulated_device
-    decide = mock.Mock(side_effect=where) if on_device else mock.Mock(return_value=None)
-    elsewhere = mock.patch.object(state, "_in_host_memory", return_value=False)
-    with elsewhere, mock.patch.object(state, "_on_device", decide):
-        yield decide
+    """Let buckets be encoded on the device, or all be copied to the host; gives what was asked for each."""
+    where = emulated_device if on_device and not ON_GPU else flatten
+    asked = mock.Mock(side_effect=where)
+    kernels = mock.patch.object(staging, "_runs_kernels", return_value=on_device)
+    alone = mock.patch.object(operations, "_joins", return_value=False)  # as all buckets of CUDA tensors
+    with kernels, alone, mock.patch.object(operations, "flatten", asked):
+        yield asked
 
 
 def gradients(
@@ -66,13 +69,13 @@ def gradients(
     ddp.register_comm_hook(hct.HookState(chosen, module=ddp), hct.comm_hook)
     draw = torch.Generator().manual_seed(1 + dist.get_rank())
     found = []
-    with encoding(on_device=on_device) as decide:
+    with encoding(on_device=on_device) as asked:
         for _ in range(steps):
             x = torch.randn(8, WIDTH, generator=draw).to(DEVICE, dtype)
             ddp.zero_grad()
             ddp(x).square().mean().backward()
             found.append({name: p.grad.detach().cpu().clone() for name, p in net.named_parameters()})
-        assert decide.call_count > steps  # several, once DDP has rebuilt them
+        assert asked.call_count > steps  # several, once DDP has rebuilt them
     return found
 
 
@@ -119,10 +122,12 @@ def case_memory_is_saved() -> None:
 
 
 def case_a_failure_reaches_all_ranks() -> None:
+    """By an algorithm in which every rank needs what the one that fails would have sent next."""
     chosen = policy("int8:block=128", min_bytes=1024)
-    with mock.patch(
-        "hybridcomp.torch.hook.device_reduce_tasks.divide", side_effect=MemoryError("none is left")
-    ):
-        said = "none is left" if dist.get_rank() == 0 else "rank 0 has failed"
+    failing = mock.patch(
+        "hybridcomp.collectives.device.data_path.divide", side_effect=MemoryError("none is left")
+    )
+    with directly(), failing:
+        said = "none is left" if dist.get_rank() == 0 else r"rank 0.* failed"
         with pytest.raises((RuntimeError, hc.HybridcompError), match=said):
             gradients("hybridcomp", chosen, on_device=dist.get_rank() == 0)

@@ -89,6 +89,18 @@ def case_exclude_and_small_ones_by_parameter() -> None:
         assert sent["reduce_scatter"] == 1, sent  # 0.weight
 
 
+def case_between_hosts() -> None:
+    """All ranks are on one host: a hybridcomp group knows, and sends nothing compressed; gloo does not know."""
+    policy = policy_of('[fsdp]\ncodec = "int8:block=64"\nbetween_hosts = true\n')
+    for backend in BACKENDS:
+        model = sharded(mesh_of(backend))
+        state = hct.compress_fsdp(model, policy)
+        gradients(model)
+        assert bool(rows(state)) == (backend == "gloo")
+        told = any("all ranks are on one host" in r.reason for r in state.rows())
+        assert told == (backend == "hybridcomp")
+
+
 def case_blocks_do_not_straddle_parameters() -> None:
     for backend in BACKENDS:
         model = net()

@@ -18,8 +18,9 @@ import hybridcomp.torch as hct
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.codecs.linear import powersgd
 from hybridcomp.codecs.lossless import LosslessCodec
+from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.engine.programs import Programs
-from hybridcomp.torch.hook import links, reduce_tasks
+from hybridcomp.torch.exchange.communicator import TorchCommunicator
 from tests.torch.cases.hook import BACKENDS, group, hooked, policy, step
 from tests.torch.models.ddp import assert_near, batch, loss_of
 
@@ -112,19 +113,19 @@ def case_a_bucket_travels_while_the_next_is_computed() -> None:
 
         ddp.state.submit = submit
         x, y = batch(4)
-        for _ in range(2):  # in the first one the link is made
+        for _ in range(2):  # in the first one the communicator is made
             submitted.clear()
             if backend == "hybridcomp":
                 _note_ended(ddp.state._operations, started)
-            elif ddp.state._open is not None:
-                link = ddp.state._open[0].link
-                inner = link.scatter
+            elif ddp.state._operations is not None:
+                exchanges = ddp.state._operations.comm._group
+                inner = exchanges.start
 
-                def scatter(*args, started=started, inner=inner, **kwargs):
+                def start(*args, started=started, inner=inner):
                     started.append(time.monotonic())
-                    return inner(*args, **kwargs)
+                    return inner(*args)
 
-                link.scatter = scatter
+                exchanges.start = start
             loss_of(ddp(x), y).backward()
         assert len(submitted) >= 2
         assert started[0] < submitted[-1] - 0.3, (backend, started, submitted)
@@ -134,15 +135,13 @@ def _note_ended(operations, ended: list[float]) -> None:
     """Note when an operation ends; nothing before the first bucket has come."""
     if operations is None:
         return
-    original = operations._start_alike
+    original = operations._note_started
 
-    def start(*args):
-        requests = original(*args)
-        for request in requests:
-            request.add_done_callback(lambda _: ended.append(time.monotonic()))
-        return requests
+    def started(request):
+        request.add_done_callback(lambda _: ended.append(time.monotonic()))
+        original(request)
 
-    operations._start_alike = start
+    operations._note_started = started
 
 
 class Planted(hc.WireError):
@@ -156,9 +155,14 @@ def _fails(*args, **kwargs):
 # By backend: a policy, and what fails then on one rank.
 FAILURES = {
     "gloo": [
-        (codec, reduce_tasks.EncodedTask, what)
-        for what in ("encode", "reduce")
-        for codec in ("int8", "topk:ratio=0.1", "powersgd:rank=2")
+        ("int8", Carrier, "encode"),
+        ("int8", Carrier, "sum_encode"),
+        ("topk:ratio=0.1", Carrier, "encode"),
+        ("topk:ratio=0.1", Carrier, "sum_encode"),
+        ("int4+ef", ErrorFeedback, "memory"),
+        ("powersgd:rank=2+ef", ErrorFeedback, "residual"),
+        ("powersgd:rank=2", powersgd, "orthogonalize"),
+        ("int8", TorchCommunicator, "_carried"),
     ],
     "hybridcomp": [
         ("int8+ef", ErrorFeedback, "memory"),
@@ -191,25 +195,26 @@ def case_a_failure_of_one_rank_is_one_of_all() -> None:
 
 
 def case_a_damaged_message_is_refused() -> None:
-    size = dist.get_world_size()
     ddp = hooked("gloo", policy("int8", min_bytes=0))
     step(ddp)
-    link = ddp.state._open[0].link
-    original = link.gather
+    exchanges = ddp.state._operations.comm._group
+    original, sent = exchanges.start, []
 
-    def damaging(number, send, count, recv, rooms, *, exact):
-        send[40] ^= 1
-        return original(number, send, count, recv, rooms, exact=exact)
+    def damaging(send, *args):
+        sent.append(1)
+        if len(sent) % 2 == 0:  # the sums
+            send[60] ^= 1
+        return original(send, *args)
 
     if dist.get_rank() == 0:
-        link.gather = damaging
-    if dist.get_rank() == 0:
-        step(ddp)  # its own copy was good
-    else:
+        exchanges.start = damaging
+    # Rank 0 sends the first message of its packed ones to rank 1, and its own copy is good.
+    if dist.get_rank() == 1:
         with pytest.raises(Exception, match="damaged message"):
             step(ddp)
+    else:
+        step(ddp)
     dist.barrier(group("hybridcomp"))
-    assert size > 1
 
 
 def case_threads_end_with_their_state() -> None:
@@ -230,22 +235,34 @@ def case_threads_end_with_their_state() -> None:
     assert running() < before
 
 
-def case_links_check_what_they_get() -> None:
-    link = links.open_link(group("gloo"))
-    assert link.ordered
-    import numpy as np
+def case_a_rank_that_sends_too_much_is_named() -> None:
+    """Its messages are longer than what the others wait for, which they see before the bytes come."""
+    backend = group("gloo")
+    ddp = DistributedDataParallel(nn.Linear(64, 64), process_group=backend)
+    state = hct.HookState(policy("topk:ratio=0.5", min_bytes=0), process_group=backend)
+    ddp.register_comm_hook(state, hct.comm_hook)
+    x = torch.randn(4, 64)
+    ddp(x).square().mean().backward()
+    exchanges, original = state._operations.comm._group, state._operations.comm._group.sizes
+    if dist.get_rank() == 0:
+        exchanges.sizes = lambda counts, **how: original([n + (1 << 20) for n in counts], **how)
+    with pytest.raises(Exception, match=r"rank 0 sends rank . 1.* bytes, which has room for"):
+        ddp(x).square().mean().backward()
+    dist.barrier(group("hybridcomp"))
 
-    n = link.size
-    sizes = [0 if q == link.rank else 64 * (1 + link.rank) for q in range(n)]
-    send, recv = np.zeros(sum(sizes), np.uint8), np.zeros(64 * n, np.uint8)
-    rooms = [0 if q == link.rank else 64 for q in range(n)]
-    with pytest.raises(hc.MismatchError, match="has room for 64"):
-        link.scatter(0, send, sizes, recv, rooms, exact=False)
+
+def case_policies_that_differ_are_an_error() -> None:
+    backend = group("gloo")
+    ddp = DistributedDataParallel(nn.Linear(8, 8), process_group=backend)
+    chosen = "int8" if dist.get_rank() else "int4"
+    ddp.register_comm_hook(hct.HookState(chosen, process_group=backend), hct.comm_hook)
+    with pytest.raises(Exception, match=r"the policy of rank . differs from that of rank"):
+        ddp(torch.randn(4, 8)).sum().backward()
+    dist.barrier(group("hybridcomp"))
 
 
 def case_batches_are_in_the_trace() -> None:
-    """On gloo the sums of a batch have spans of their own; the engine's steps encode as they sum."""
-    for backend, spans in {"hybridcomp": {"encode", "decode"}, "gloo": {"encode", "sum", "decode"}}.items():
+    for backend in BACKENDS:
         with tempfile.TemporaryDirectory() as folder:
             hct.start_trace(folder)
             ddp = hooked(backend, policy("int8", min_bytes=0))
@@ -265,4 +282,4 @@ def case_batches_are_in_the_trace() -> None:
             and mine[0]["ts"] <= e["ts"]
             and e["ts"] + e["dur"] <= mine[0]["ts"] + mine[0]["dur"] + 1
         }
-        assert spans | {"wire"} <= within
+        assert {"encode", "decode", "wire"} <= within

@@ -10,36 +10,15 @@ from collections.abc import Callable
 Task = Callable[[], None]
 _JOIN_SECONDS = 5.0
 
-_running: dict[threading.Thread, Tasks] = {}
-
-
-class Tasks:
-    """A queue, and the function that the thread calls while it is empty.
-
-    Attributes:
-        idle: is called with a condition that ends it: there is a task. Anything that returns early will do.
-    """
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self.idle: Callable[[Callable[[], bool]], None] | None = None
-
-    def put(self, task: Task | None) -> None:
-        """Append a task; None is the last one."""
-        self._queue.put(task)
-
-    def get(self) -> Task | None:
-        """Return the next task; waits for it."""
-        if self.idle is not None and self._queue.empty():
-            self.idle(lambda: not self._queue.empty())
-        return self._queue.get()
+_Queue = queue.SimpleQueue[Task | None]  # None is the last one
+_running: dict[threading.Thread, _Queue] = {}
 
 
 class Worker:
     """A worker that runs tasks first in, first out, in its own thread, which does not keep this object alive."""
 
     def __init__(self, name: str) -> None:
-        self.tasks = Tasks()
+        self._tasks: _Queue = queue.SimpleQueue()
         self._name = name
         self._thread: threading.Thread | None = None
 
@@ -48,17 +27,17 @@ class Worker:
         if self._thread is None:
             if not _running:
                 atexit.register(_end_all)
-            self._thread = threading.Thread(target=_serve, args=(self.tasks,), name=self._name, daemon=True)
-            _running[self._thread] = self.tasks
+            self._thread = threading.Thread(target=_serve, args=(self._tasks,), name=self._name, daemon=True)
+            _running[self._thread] = self._tasks
             self._thread.start()
-        self.tasks.put(task)
+        self._tasks.put(task)
 
     def close(self) -> None:
         """End the thread after the tasks that are queued."""
-        self.tasks.put(None)
+        self._tasks.put(None)
 
 
-def _serve(tasks: Tasks) -> None:
+def _serve(tasks: _Queue) -> None:
     while (task := tasks.get()) is not None:
         task()
         del task  # it may hold the worker's owner

@@ -1,8 +1,8 @@
 """All-reduce by a linear codec: ``powersgd``, ``randomblock``, ``lattice``, ``sketch``.
 
 1. The codec is given this rank's data plus residual and says which array is to be reduced first.
-2. Every such round is an exact all-reduce of our own, by the compiled engine where that is in use: always in the same
-   order, so that a small array's bits are the same whether it is summed alone or with the rounds of other arrays.
+2. Every such round is an exact all-reduce of our own: always in the same order, so that a small array's bits are the
+   same whether it is summed alone or with the rounds of other arrays.
    Integers, which MPI could sum in any order, are not MPI's either: its own non-blocking collectives must be
    started in one order on all ranks, and with several operations in flight a second round starts whenever the first has
    ended here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear/base.py.)
@@ -15,24 +15,21 @@ Of a device's memory the codec's kernels leave the rounds in pinned host memory,
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
-
-import numpy as np
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from hybridcomp.arrays import Flat, as_dtype
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.codecs.linear.base import FOLDS, Reduced, Round
-from hybridcomp.collectives.algorithms.schedules import OperationKey, Schedules
+from hybridcomp.codecs.linear.base import Reduced, Round
+from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coalesced import Coalesced
 from hybridcomp.collectives.data_path.coding import NONE, Array
-from hybridcomp.collectives.data_path.schedule_run import run_schedule
-from hybridcomp.collectives.engine.programs import Programs, running
-from hybridcomp.collectives.execution.progress import Pending, Steps
-from hybridcomp.native import kernels
+from hybridcomp.collectives.execution.steps import Pending, Steps
 
-_COALESCED_BYTES = 1 << 20  # arrays of a round below it are summed in one operation
+# Sums an array in host memory over the ranks, in place: by a carrier for it, under a key, by an algorithm or the
+# fastest, and by what was reserved for its messages.
+SumArray = Callable[[Carrier, Flat, OperationKey, str | None, Any], Steps]
 
 
 class Part(NamedTuple):
@@ -41,22 +38,22 @@ class Part(NamedTuple):
     Attributes:
         send, recv: of the same dtype and count, maybe the same memory; the codec sees ``recv``'s shape.
         name: of the parameter.
-        residual: error-feedback memory of the accumulator's dtype, updated in place; of host memory.
+        residual: error feedback of :meth:`.Carrier.residual`, updated; None for none.
     """
 
     send: Flat
     recv: Flat
     name: str | None
-    residual: Array | None = None
+    residual: Any = None
 
 
 def linear_allreduce(
     carrier: Carrier,
     parts: Sequence[Part],
-    numbers: Sequence[tuple[Sequence[int], int]],
-    schedules: Schedules,
-    programs: Programs | None,
+    reserved: Iterator[Any],
+    sum_array: SumArray,
     *,
+    coalesced: int,
     mean: bool,
     step: int,
     warm: dict[str, Array],
@@ -65,9 +62,10 @@ def linear_allreduce(
 
     Args:
         carrier: a linear codec, transport and statistics.
-        parts: the arrays, at least one, of one dtype. Where there are several, there are programs.
-        numbers: for each part and round, tags for where there are no programs, and the numbers reserved for one.
-        schedules, programs: of the communicator; programs of the engine, where it is in use.
+        parts: the arrays, at least one, of one dtype.
+        reserved: for the messages of each sum: as many as there are parts and rounds.
+        sum_array: sums the array of a round.
+        coalesced: arrays of a round with fewer bytes are summed in one operation.
         mean: divide the sum by the number of ranks.
         step: of training; codecs that draw random numbers draw others.
         warm: what the codec keeps by name between calls.
@@ -78,7 +76,15 @@ def linear_allreduce(
     """
     mailbox = carrier.mailbox()
     reductions = [_Reduction(carrier, part, mean, step, warm) for part in parts]
-    reserved = iter(numbers)
+
+    def summed(array: Array, algorithm: str | None) -> Steps:
+        kind = as_dtype(array.dtype)
+        fold = "" if kind.is_float else op
+        key = OperationKey("all_reduce", NONE, False, kind, (array.size,), fold=fold)
+        flat = Flat(array, kind, array.shape, True, False)
+        own = Carrier(carrier.transport, NONE, kind, carrier.call)
+        return sum_array(own, flat, key, algorithm, next(reserved))
+
     while True:
         rounds = [each for each in [one.next_round() for one in reductions] if each is not None]
         if len(rounds) < len(reductions):  # none: one codec has as many for all arrays of a dtype
@@ -87,45 +93,20 @@ def linear_allreduce(
             if each.ready is not None:
                 yield Pending([], [], events=[each.ready])
         op, arrays = rounds[0].op, [each.array.reshape(-1) for each in rounds]
-        small = [array for array in arrays if array.nbytes < _COALESCED_BYTES]
+        small = [array for array in arrays if array.nbytes < coalesced]
         if len(small) > 1:
             together = Coalesced(small, carrier.transport.size)
             together.gather()
-            yield from _sum(carrier, together.values, op, "direct", *next(reserved), schedules, programs)
+            yield from summed(together.values, "direct")
             together.write_back()
         elif small:
-            yield from _sum(carrier, small[0], op, "direct", *next(reserved), schedules, programs)
+            yield from summed(small[0], "direct")
         for array in arrays:
-            if array.nbytes >= _COALESCED_BYTES:
-                yield from _sum(carrier, array, op, None, *next(reserved), schedules, programs)
+            if array.nbytes >= coalesced:
+                yield from summed(array, None)
     for one in reductions:
         one.end()
     yield from mailbox.finish()
-
-
-def _sum(
-    carrier: Carrier,
-    array: Array,
-    op: str,
-    algorithm: str | None,
-    tags: Sequence[int],
-    first: int,
-    schedules: Schedules,
-    programs: Programs | None,
-) -> Steps:
-    """Reduce the array of a round over all ranks, in place; floats by an algorithm, or by the fastest."""
-    kind = as_dtype(array.dtype)
-    flat = Flat(array, kind, array.shape, True, False)
-    fold = "" if kind.is_float else op
-    round_carrier = Carrier(carrier.transport, NONE, kind, carrier.call)
-    # Messages are framed, by ``none``, where an algorithm is asked for.
-    named = programs is None or (algorithm is not None and not fold)
-    key = OperationKey("all_reduce", NONE, named, kind, (flat.size,), fold=fold)
-    if programs is None:
-        how = schedules.find(key, "direct" if fold else algorithm)
-        yield from run_schedule(round_carrier, how, flat, flat, tags, fold=FOLDS[op] if fold else None)
-    elif flat.size:
-        yield from running(programs.find(key, algorithm), first, flat, flat, round_carrier)
 
 
 class _Reduction:
@@ -138,12 +119,7 @@ class _Reduction:
         given = send._replace(shape=recv.shape)
         if part.residual is not None:
             with carrier.call.encoding():
-                kind = send.dtype.accumulator
-                # The result comes to the same place: no other pages are touched.
-                in_place = send.dtype is kind and recv.data.flags.aligned
-                corrected = recv.data if in_place else np.empty(send.size, kind.storage)
-                kernels().feedback_add(send.data, send.dtype, part.residual, corrected, False)
-                given = Flat(corrected, kind, recv.shape, True, False)
+                given = carrier.corrected(given, part.residual, recv.data)
         self._given = given
         self._result: Reduced | None = None
         self._rounds = codec.reduction(
@@ -156,7 +132,7 @@ class _Reduction:
             warm=warm,
             name=part.name,
             queue=carrier.queue,
-            residual=part.residual,
+            residual=part.residual if carrier.queue is None else None,
         )
 
     def next_round(self) -> Round | None:
@@ -181,8 +157,6 @@ class _Reduction:
         result, residual = self._result, self._residual
         with self._carrier.call.decoding():
             if residual is not None and result.own is not None:
-                lost = self._given.data - result.own
-                if np.isfinite(lost).all():
-                    residual[:] = lost
+                self._carrier.keep_lost(self._given, result.own, residual)
             if result.total is not self._recv.data:
                 self._carrier.store(result.total, self._recv.data, 1)

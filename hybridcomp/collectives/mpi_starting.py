@@ -1,0 +1,209 @@
+"""Start a communicator's operations: as programs of the compiled engine, schedules in Python, or MPI's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from hybridcomp.arrays import Flat
+from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.collectives.algorithms.schedules import OperationKey
+from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.data_path.coding import NONE
+from hybridcomp.collectives.device.streams import callers_events
+from hybridcomp.collectives.device.through_host import through_host
+from hybridcomp.collectives.engine.programs import running
+from hybridcomp.collectives.execution.mpi_collectives import native
+from hybridcomp.collectives.execution.post_queue import PostTicket
+from hybridcomp.collectives.execution.progress import Request, engine
+from hybridcomp.collectives.execution.steps import Ready, Steps
+from hybridcomp.collectives.session import Session
+from hybridcomp.collectives.starting import Operands, OperationStarter
+from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.transport.mpi import MpiTransport
+from hybridcomp.errors import CodecMismatchError
+from hybridcomp.policy import Choice
+
+# One of MPI's own operations on a send and a receive buffer, with its ticket and what to wait for before it is posted.
+Native = Callable[[Any, Any, PostTicket, Sequence[Ready]], Steps]
+
+
+class MpiStarter(Session, OperationStarter):
+    """The ways in which a communicator's operations start, on buffers in host memory or on a device."""
+
+    def _compiled(
+        self,
+        key: OperationKey,
+        call: Call,
+        operands: Operands,
+        *,
+        algorithm: str | None = None,
+        feedback: Callable[[Carrier], Any] | None = None,
+    ) -> Request | None:
+        """Start an operation in the compiled engine; None where the engine does not do it.
+
+        The arguments are those of :meth:`_scheduled`.
+        """
+        programs = self._programs
+        program = None if programs is None else programs.find(key, algorithm)
+        if program is None:
+            return None
+        return self._execute(program, key.codec, call, operands, feedback=feedback)
+
+    def _scheduled(
+        self,
+        key: OperationKey,
+        call: Call,
+        operands: Operands,
+        *,
+        algorithm: str | None = None,
+        feedback: Callable[[Carrier], Any] | None = None,
+    ) -> Request:
+        """Start an operation whose messages are encoded: in the compiled engine, else step by step in Python."""
+        request: Request | None = self._compiled(key, call, operands, algorithm=algorithm, feedback=feedback)
+        if request is None:
+            request = super()._scheduled(key, call, operands, algorithm=algorithm, feedback=feedback)
+        return request
+
+    def _start_joined(
+        self,
+        key: OperationKey,
+        extents: Sequence[tuple[int, int]],
+        call: Callable[[], Call],
+        data: Flat,
+        feedback: Callable[[Carrier], Any],
+    ) -> Request | None:
+        """Start one compiled operation on parts of an array: see :meth:`.OperationStarter._start_joined`."""
+        program = None if self._programs is None else self._programs.find_joined(key, tuple(extents))
+        if program is None:
+            return None
+        return self._execute(program, key.codec, call(), Operands(data, data), feedback=feedback)
+
+    def _reserve(self) -> Any:
+        """Reserve what the messages of one sum need, in program order."""
+        return super()._reserve() if self._programs is None else self._programs.reserve()
+
+    def _sum_array(
+        self, carrier: Carrier, flat: Flat, key: OperationKey, algorithm: str | None, reserved: Any
+    ) -> Steps:
+        """Sum an array over the ranks: see :meth:`.OperationStarter._sum_array`."""
+        if self._programs is None:
+            yield from super()._sum_array(carrier, flat, key, algorithm, reserved)
+        elif flat.size:
+            # Messages are framed, by ``none``, where an algorithm is asked for.
+            key = key._replace(compresses=algorithm is not None and not key.fold)
+            yield from running(self._programs.find(key, algorithm), reserved, flat, flat, carrier)
+
+    def _execute(
+        self,
+        program: Any,
+        codec: Codec,
+        call: Call,
+        operands: Operands,
+        *,
+        feedback: Callable[[Carrier], Any] | None = None,
+    ) -> Request:
+        """Start a compiled program; the arguments are those of :meth:`_scheduled`, with the program's codec."""
+        engine().check_process(call.op)  # a thread of the parent's may have held the lock that this takes
+        assert self._programs is not None
+        first = self._programs.reserve()
+        request: Request = self._carried(
+            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory, codec=codec),
+            codec,
+            call,
+            operands,
+            on_host=True,
+            feedback=feedback,
+        )
+        return request
+
+    def _native(
+        self,
+        run: Native,
+        call: Call,
+        operands: Operands,
+        *,
+        direct: bool | None = None,
+        transport: MpiTransport | None = None,
+        exact: bool = True,
+        status: MPI.Status | None = None,
+    ) -> Request:
+        """Start one of MPI's own operations, or one that is matched in the order of posting.
+
+        Args:
+            run: to start.
+            call: statistics.
+            operands: its buffers.
+            direct: hand MPI the device's pointers; None where it takes them in collectives.
+            transport: whose queue it posts by; None is the collectives'.
+            exact: it carries what a plain one would; else it counts its bytes itself.
+            status: of a receive.
+        """
+        send, recv, device, loads, written = operands
+        t = transport or self._transport
+        if direct is None:
+            direct = self.cuda_aware.collectives
+
+        def steps() -> Steps:
+            with t.post_queue.take().held() as ticket:
+                if direct or not device:
+                    yield from run(send, recv, ticket, callers_events(device))
+                else:
+                    yield from through_host(
+                        t,
+                        device,
+                        send,
+                        recv,
+                        lambda s, r: run(s, r, ticket, ()),
+                        loads=loads,
+                        written=written,
+                    )
+
+        return self._posted(steps(), call, exact=exact, status=status, common=transport is None)
+
+    def _posted(self, steps: Steps, call: Call, **how: Any) -> Request:
+        """Start an operation that MPI may refuse in the call: raise that here, as MPI does."""
+        request = self._start(steps, call, **how)
+        request.raise_refusal()
+        return request
+
+    def _foreign(
+        self,
+        op: str,
+        post: Callable[[], MPI.Request],
+        codec: CodecLike = None,
+        *,
+        transport: MpiTransport | None = None,
+        peer: int = -1,
+        status: MPI.Status | None = None,
+    ) -> Request:
+        """Start one of MPI's own operations on buffers that only MPI understands; statistics do not know their size.
+
+        Raises:
+            CodecMismatchError: the call asks for a codec.
+        """
+        fixed = codec.codec if isinstance(codec, Choice) else codec
+        if fixed is not None and get_codec(fixed).name != "none":
+            raise CodecMismatchError(f"{op}: a codec cannot carry a buffer that only MPI understands")
+        t = transport or self._transport
+        engine().check_process(op)
+        if t.post_queue.empty and self._comparison is None:
+            # Here, since wrong arguments are this rank's own affair: no operation has begun.
+            post = _begun(post())
+
+        call = Call(self.axis, op, NONE.spec, "a buffer that only MPI understands", 0, 0)
+        return self._native(
+            lambda _s, _r, ticket, events: native(post, ticket, events, peer, status),
+            call,
+            Operands(),
+            transport=transport,
+            status=status,
+        )
+
+
+def _begun(request: MPI.Request) -> Callable[[], MPI.Request]:
+    """Return a function that "starts" an operation which MPI has begun."""
+    return lambda: request

@@ -1,0 +1,91 @@
+"""Send and receive the bytes of an operation's messages: what every transport has."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hybridcomp.arrays import ByteArray
+from hybridcomp.collectives.transport.pools import Pool, heap
+from hybridcomp.schedules.topology import Topology
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers
+
+
+class Transport(abc.ABC):
+    """Point-to-point messages of collectives, matched by a sequence tag.
+
+    Every collective takes its tags when it starts, in program order, which is the same on all ranks; so any
+    number of them can be in flight. Messages of one tag between two ranks arrive in the order sent.
+
+    Attributes:
+        topology: which ranks are on which host.
+        rank, size: in it.
+        direct: it takes device pointers in messages, on every rank.
+        shm_peers: the ranks with whom this one shares memory, if any.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        *,
+        direct: bool = False,
+        shm_peers: SharedMemoryPeers | None = None,
+        pool: Pool | None = None,
+    ) -> None:
+        """Take buffers from ``pool``; None is what ``shm_peers`` can read, or this process's own memory."""
+        self.topology = topology
+        self.rank, self.size = rank, len(topology.hosts)
+        self.direct = direct
+        self.shm_peers = shm_peers
+        self._pool: Pool = pool or (heap() if shm_peers is None else shm_peers.pool)
+        self._failed: list[object] = []
+
+    @abc.abstractmethod
+    def tag(self) -> int:
+        """Return the next sequence tag."""
+
+    @abc.abstractmethod
+    def isend(self, data: Any, peer: int, tag: int) -> Any:
+        """Start to send bytes, which must stay unchanged until the request that this returns is done.
+
+        Args:
+            data: of host memory, or a :class:`~hybridcomp.device.DeviceArray` where messages are ``direct``.
+            peer, tag: whom to send them to, and by which tag.
+
+        Returns:
+            A request, whose ``Test`` tells whether it is done.
+        """
+
+    @abc.abstractmethod
+    def irecv(self, data: Any, peer: int, tag: int) -> Any:
+        """Start to receive at most as many bytes as ``data`` has; as :meth:`isend`."""
+
+    def announce(self, messages: int) -> None:  # noqa: B027  (most need not know)
+        """Take notice that as many messages follow when a device has written them."""
+
+    @property
+    def others(self) -> list[int]:
+        """Return the other ranks, beginning after this one, so that not all of them send to rank 0 first."""
+        return [(self.rank + i) % self.size for i in range(1, self.size)]
+
+    @contextmanager
+    def keeping(self, owner: object) -> Iterator[None]:
+        """Keep ``owner`` and its buffers for good if the block fails: messages may still be written to them."""
+        try:
+            yield
+        except BaseException:
+            self._failed.append(owner)
+            raise
+
+    def take(self, nbytes: int) -> ByteArray:
+        """Return a buffer of ``nbytes`` from the pool."""
+        return self._pool.take(nbytes)
+
+    def give(self, buffer: ByteArray) -> None:
+        """Return a buffer that no request uses any more."""
+        self._pool.give(buffer)

@@ -1,0 +1,216 @@
+"""Start operations over a process group of torch's that is none of hybridcomp's: gloo, NCCL or any other backend."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hybridcomp.arrays import flatten
+from hybridcomp.codecs import ErrorFeedback
+from hybridcomp.collectives.algorithms.schedules import OperationKey, Schedules
+from hybridcomp.collectives.data_path.coding import Array
+from hybridcomp.collectives.execution.steps import Steps
+from hybridcomp.collectives.memory import together
+from hybridcomp.collectives.operations.flat_parts import remembering
+from hybridcomp.collectives.starting import Operands, OperationStarter
+from hybridcomp.collectives.stats import Call, StatRow, StatTable
+from hybridcomp.collectives.transport.pools import HeapPool
+from hybridcomp.policy import Choice, Policy
+from hybridcomp.schedules.topology import Topology
+from hybridcomp.torch.exchange.batch import Batch, BatchPlan
+from hybridcomp.torch.exchange.group import ExchangeGroup
+from hybridcomp.torch.exchange.operation import Operation
+from hybridcomp.torch.exchange.pipeline import Pipeline
+from hybridcomp.torch.exchange.worker import Worker
+
+Tensor = torch.Tensor
+_DEVICE_SECONDS = 300.0  # that a device may take for the work between two exchanges
+
+
+class TorchCommunicator(OperationStarter):
+    """The ranks of a process group, for operations whose messages are encoded.
+
+    Making one is collective over its members. Operations are started within :meth:`coalescing`, in the same order on
+    all ranks; a thread of its own runs them. Their methods are those of
+    :class:`~hybridcomp.collectives.communicator.Communicator`.
+
+    Attributes:
+        feedback: error-feedback memory of named messages.
+        warm: what linear codecs keep of named messages.
+        on_start: called with each operation's statistics, in the thread that starts it.
+    """
+
+    _coalesced = 1 << 62  # a round of a linear codec is one exchange to, and one fro
+
+    def __init__(
+        self, group: ExchangeGroup, policy: Policy, axis: str, feedback: ErrorFeedback, name: str
+    ) -> None:
+        """Start operations on a group.
+
+        Args:
+            group: that nobody else uses.
+            policy: the same on all ranks.
+            axis: part of the memory's keys.
+            feedback: memory of named messages.
+            name: of the thread.
+
+        Raises:
+            MismatchError: the ranks' policies differ.
+        """
+        self._group = group
+        group.check_policy(policy)
+        self._axis = axis
+        self.rank, self.size = self._group.rank, self._group.size
+        self.step = 0
+        self.feedback = feedback
+        self.warm: dict[str, Array] = {}
+        self.on_start: Callable[[Call], None] | None = None
+        self._topology = Topology(tuple(range(self.size)))
+        self._schedules = Schedules(self._topology, self.rank, None)
+        self._sizes: dict[Hashable, tuple[Sequence[int], Sequence[int]]] = {}
+        self._pool = HeapPool()
+        self._pipeline = Pipeline()
+        self._worker = Worker(name)
+        self._table = StatTable()
+        self._started = 0
+        self._batch: Batch | None = None
+        # When this goes, its thread ends.
+        weakref.finalize(self, self._worker.close).atexit = False
+
+    @property
+    def axis(self) -> str:
+        """Return the mesh axis that the ranks span."""
+        return self._axis
+
+    @contextmanager
+    def coalescing(self, plan: BatchPlan) -> Iterator[None]:
+        """Let the operations that are started inside travel together.
+
+        Args:
+            plan: of them; the same on all ranks.
+        """
+        batch = self._batch = Batch(
+            plan, self._group, self._topology, self._sizes, self._pool, _DEVICE_SECONDS
+        )
+        self._transport = batch.transport
+        try:
+            yield
+        except BaseException as error:
+            batch.fail(error)
+            raise
+        finally:
+            self._batch = None
+            pipeline = self._pipeline
+            self._worker.submit(lambda: pipeline.start(batch))
+
+    def flush(self) -> None:
+        """Let all that has been started go on to its end; to be called where nothing else starts for a while."""
+        self._worker.submit(self._pipeline.flush)
+
+    def stats(self) -> list[StatRow]:
+        """Return totals per operation and codec, on this rank."""
+        return self._table.rows()
+
+    # -- operations on tensors -----------------------------------------------------------------------
+
+    def start_allgather(self, send: Tensor, recv: Tensor, *, phase: str, codec: Choice) -> Operation:
+        """Start an all-gather of every rank's ``send``, all of one size, into ``recv``."""
+        n = send.numel()
+        extents = ([n] * self.size, [rank * n for rank in range(self.size)])
+        return self.start_allgatherv(send, [recv, extents], phase=phase, codec=codec)
+
+    def start_allgatherv(
+        self,
+        send: Tensor,
+        recv: Sequence[Any],
+        *,
+        name: str | None = None,
+        phase: str,
+        codec: Choice,
+    ) -> Operation:
+        """Start an all-gather of every rank's ``send`` into its part of a tensor.
+
+        Args:
+            send: 1-D, contiguous.
+            recv: the tensor, and of each rank's part the elements and the first one.
+            name: of what is sent, for traces.
+            phase: forward or backward.
+            codec: that carries it.
+        """
+        data, (counts, starts) = recv
+        given, room = flatten(send, device=True), flatten(data, writable=True, device=True)
+        raw = sum(counts) * room.dtype.itemsize
+        call = self._call("all_gather", codec, raw, (self.size - 1) * given.nbytes, name=name)
+        receives = tuple(zip(starts, counts, strict=True))
+        key = OperationKey.of("all_gather", codec, room.dtype, tuple(counts), receives=receives)
+        request: Operation = self._scheduled(key, call, Operands(given, room, together(given, room)))
+        return request
+
+    def start_reduce_scatter_block(
+        self, send: Tensor, recv: Tensor, op: Any, *, phase: str, codec: Choice
+    ) -> Operation:
+        """Start a reduce-scatter of parts of one size."""
+        return self.start_reduce_scatter(send, recv, [recv.numel()] * self.size, op, phase=phase, codec=codec)
+
+    def start_reduce_scatter(
+        self,
+        send: Tensor,
+        recv: Tensor,
+        counts: Sequence[int],
+        op: Any,
+        *,
+        name: str | None = None,
+        phase: str,
+        codec: Choice,
+    ) -> Operation:
+        """Start a reduce-scatter: ``recv`` gets this rank's part of the sum of ``send``.
+
+        Args:
+            send: 1-D, contiguous: all parts.
+            recv: this rank's part.
+            counts: the elements of each rank's part.
+            op: ``"avg"``; everything else is a sum.
+            name: of the memory of error feedback.
+            phase: forward or backward.
+            codec: that carries it.
+        """
+        given, room = flatten(send, device=True), flatten(recv, writable=True, device=True)
+        plain = given.nbytes - room.nbytes
+        call = self._call("reduce_scatter", codec, given.nbytes, plain, name=name)
+        feedback, form = remembering(self, "reduce_scatter", codec, name, given.size)
+        reduction = "avg" if op == "avg" else "sum"
+        key = OperationKey.of("reduce_scatter", codec, given.dtype, tuple(counts), reduction, feedback=form)
+        operands = Operands(given, room, together(given, room))
+        request: Operation = self._scheduled(key, call, operands, feedback=feedback)
+        return request
+
+    # -- starting ------------------------------------------------------------------------------------
+
+    def _call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
+        return Call(self._axis, op, choice.codec.spec, choice.reason, raw, plain, about)
+
+    def _start(self, steps: Steps, call: Call) -> Operation:
+        batch = self._batch
+        assert batch is not None, "operations are started within coalescing()"
+        self._started += 1
+        what = f"{call.op} number {self._started} on axis {self._axis!r}, rank {self.rank} of {self.size}"
+        pipeline, worker = self._pipeline, self._worker
+        operation = Operation(
+            _counted(steps, call, self._table),
+            call,
+            what,
+            lambda: worker.submit(lambda: pipeline.flush(batch)),
+        )
+        batch.add(operation)
+        if self.on_start is not None:
+            self.on_start(call)
+        return operation
+
+
+def _counted(steps: Steps, call: Call, table: StatTable) -> Steps:
+    yield from steps
+    table.add(call)

@@ -1,0 +1,104 @@
+"""Move the bytes of exchanges by collectives of a process group of torch's: gloo, NCCL or any other backend."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hybridcomp.arrays import ByteArray
+from hybridcomp.errors import MismatchError
+from hybridcomp.policy import Policy
+
+
+class Sizes(NamedTuple):
+    """What ranks tell each other before an exchange.
+
+    Attributes:
+        nbytes: that each rank sends here.
+        failed: the ranks that have failed, this one too.
+    """
+
+    nbytes: list[int]
+    failed: list[int]
+
+
+class ExchangeGroup:
+    """A process group of the same ranks and backend as another one, which nobody else uses.
+
+    Making one is collective over its members. Exchanges start in the same order on all ranks. Bytes are copied to the
+    backend's device where it takes no tensors of the CPU.
+
+    Attributes:
+        rank, size: in the group.
+        backend: its name.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.backend = str(dist.get_backend(group))
+        ranks = dist.get_process_group_ranks(group)
+        self._group = dist.new_group(ranks, backend=self.backend, use_local_synchronization=True)
+        self.rank, self.size = dist.get_rank(self._group), len(ranks)
+        devices = dist.Backend.backend_capability.get(self.backend, ["cpu"])
+        self._device = torch.device("cpu" if "cpu" in devices else devices[0])
+
+    def check_policy(self, policy: Policy) -> None:
+        """Raise MismatchError on all ranks unless their policies are the same. Collective."""
+        digest = np.frombuffer(bytes.fromhex(policy.digest), np.uint8)
+        everyone = np.empty(self.size * digest.size, np.uint8)
+        counts = [digest.size] * self.size
+        self.start(np.tile(digest, self.size), counts, everyone, counts).wait()
+        alike = (everyone.reshape(self.size, -1) == digest).all(axis=1)
+        if not alike.all():
+            others = ", ".join(str(rank) for rank in np.flatnonzero(~alike))
+            raise MismatchError(f"the policy of rank {self.rank} differs from that of rank {others}")
+
+    def sizes(self, counts: Sequence[int], *, failed: bool) -> Sizes:
+        """Tell each rank how many bytes come from here, and whether this one has failed."""
+        mine = torch.tensor([2 * n + failed for n in counts], dtype=torch.int64, device=self._device)
+        theirs = torch.empty_like(mine)
+        dist.all_to_all_single(theirs, mine, group=self._group)
+        said = theirs.tolist()
+        return Sizes([n // 2 for n in said], [rank for rank, n in enumerate(said) if n % 2])
+
+    def start(
+        self, send: ByteArray, counts: Sequence[int], recv: ByteArray, sizes: Sequence[int]
+    ) -> Exchange:
+        """Start to send the first ``counts[0]`` bytes to rank 0, the next to rank 1, and so on.
+
+        Args:
+            send: as many bytes as ``counts`` say, which stay as they are until the exchange has ended.
+            counts: bytes to each rank.
+            recv: as many bytes as ``sizes`` say.
+            sizes: bytes from each rank.
+        """
+        source = torch.from_numpy(send).to(self._device)
+        target = torch.from_numpy(recv)
+        if self._device.type != "cpu":
+            target = torch.empty(recv.size, dtype=torch.uint8, device=self._device)
+        work = dist.all_to_all_single(
+            target, source, list(sizes), list(counts), group=self._group, async_op=True
+        )
+        return Exchange(work, source, target, recv, sizes)
+
+
+class Exchange:
+    """An exchange under way."""
+
+    def __init__(
+        self, work: Any, source: torch.Tensor, target: torch.Tensor, recv: ByteArray, sizes: Sequence[int]
+    ) -> None:
+        self._work, self._source, self._target = work, source, target
+        self._recv, self._sizes = recv, sizes
+
+    def wait(self) -> list[ByteArray]:
+        """Return what each rank has sent, in views of the receive buffer."""
+        self._work.wait()
+        if self._target.device.type != "cpu":
+            torch.from_numpy(self._recv).copy_(self._target)
+        ends = list(itertools.accumulate(self._sizes))
+        return [self._recv[end - n : end] for end, n in zip(ends, self._sizes, strict=True)]

@@ -1,0 +1,125 @@
+"""Define an operation in flight over a process group of torch's: its steps, and the request that its caller holds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hybridcomp.collectives.execution.steps import Pending, Steps
+from hybridcomp.collectives.failure.unraisable import report
+from hybridcomp.collectives.stats import Call
+from hybridcomp.errors import CollectiveTimeoutError
+
+
+class Operation:
+    """A started operation, as :class:`~hybridcomp.collectives.execution.request.Request` is one over MPI.
+
+    Attributes:
+        done: it has ended, well or not, and its callbacks have run.
+        exception: the error that it ended with.
+        status: of a receive; None.
+        what: its name for error messages.
+    """
+
+    def __init__(self, steps: Steps, call: Call, what: str, finish: Callable[[], None]) -> None:
+        """Make an operation.
+
+        Args:
+            steps: what it does.
+            call: its statistics.
+            what: its name.
+            finish: arranges that it ends, without waiting for that.
+        """
+        self.done = False
+        self.exception: BaseException | None = None
+        self.status = None
+        self.call = call
+        self.what = what
+        self._steps = steps
+        self._finish = finish
+        self._pending = Pending([], [])
+        self._ended = threading.Event()
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the operation has ended.
+
+        Args:
+            timeout: seconds; None is the process group's own timeout, by which its collectives end.
+
+        Raises:
+            CollectiveTimeoutError: it did not end in time; it may still end later.
+            Exception: what went wrong in it, here or on another rank.
+        """
+        if not self.done:
+            self._finish()
+            if not self._ended.wait(timeout):
+                raise CollectiveTimeoutError(f"{self.what} did not end within the timeout of {timeout:g} s")
+        if self.exception is not None:
+            raise self.exception
+
+    def test(self) -> bool:
+        """Return whether the operation has ended; it goes on towards that. Raises its error."""
+        if not self.done:
+            self._finish()
+        elif self.exception is not None:
+            raise self.exception
+        return self.done
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        """Call ``fn(self)`` when the operation ends, or at once if it has. What it raises goes to
+        ``sys.unraisablehook``."""
+        with self._lock:
+            if not self.done:
+                self._callbacks.append(fn)
+                return
+        self._call_back(fn)
+
+    # -- the batch's side ----------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run the next step if its conditions are met; return whether anything moved. Raises its error."""
+        pending = self._pending
+        moved = pending.poll is not None and pending.poll()
+        if not self.on_messages and all(event.done() for event in pending.events):
+            moved = True
+            try:
+                self._pending = next(self._steps)
+            except StopIteration:
+                self._end(None)
+        return moved
+
+    @property
+    def on_messages(self) -> bool:
+        """Tell whether messages are waited for, to come or to be taken by an exchange."""
+        return not all(request.Test() for request in self._pending.requests)
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether it has ended."""
+        return self._ended.is_set()
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error, unless it has ended. Its steps stay as they are: a device may be at work for them."""
+        if not self.ended:
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._pending = Pending([], [])
+        self.exception = error
+        while True:
+            with self._lock:
+                if not self._callbacks:
+                    self.done = True
+                    break
+                fn = self._callbacks.pop(0)
+            self._call_back(fn)
+        self._ended.set()
+
+    def _call_back(self, fn: Callable[[Any], None]) -> None:
+        try:
+            fn(self)
+        except Exception as error:
+            report(error, f"{fn!r}, a callback of {self.what}")

@@ -1,0 +1,165 @@
+"""Start FSDP2's collectives: an operation for each compressed parameter, one for the rest.
+
+On a hybridcomp group operations of one module are in flight together, so that one parameter is encoded while another is
+on the wire. On another backend they travel as one exchange; where nothing is compressed, the backend's own operation
+runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.distributed_c10d import Work
+
+from hybridcomp.arrays import as_dtype
+from hybridcomp.collectives import StatRow, merge
+from hybridcomp.policy import Choice
+from hybridcomp.torch.backend.reduce_ops import reduction
+from hybridcomp.torch.backend.work import CommWork
+from hybridcomp.torch.exchange.batch import BatchPlan
+from hybridcomp.torch.exchange.communicator import TorchCommunicator
+from hybridcomp.torch.fsdp.native import NativeCollectives
+from hybridcomp.torch.fsdp.segments import NONE, Cut
+from hybridcomp.torch.staging import Target, source
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives import Communicator
+
+Tensor = torch.Tensor
+
+
+class Collectives:
+    """The collectives of one process group.
+
+    Attributes:
+        comm: that starts operations.
+        rank, size: of the group.
+        hosts: that its ranks are on; None where that is not known.
+    """
+
+    def __init__(
+        self, comm: Communicator | TorchCommunicator, native: NativeCollectives | None = None
+    ) -> None:
+        """Start operations on a communicator; what is not compressed, by ``native`` where there is such."""
+        self.comm = comm
+        self._native = native
+        self.rank, self.size = comm.rank, comm.size
+        self.hosts = None if isinstance(comm, TorchCommunicator) else comm.hosts
+
+    def all_gather(
+        self, output: Tensor, own: Tensor, cut: Cut, phase: str, then: Callable[[], None] | None = None
+    ) -> Work:
+        """Start to gather every rank's part.
+
+        Args:
+            output: 1-D, all parts.
+            own: this rank's part; may lie in ``output``.
+            cut: of a part.
+            phase: for statistics.
+            then: called when ``output`` is there.
+        """
+        if self._native is not None and not cut.encoded:
+            return self._native.all_gather(output, own, cut.reason, then or _nothing)
+        send, target = source(own), Target(output)
+        data, stride = target.data, cut.size
+        requests: list[Any] = []
+        finish: list[Callable[[], None]] = [target.commit, *([then] if then else [])]
+        with self._coalescing("all_gather", data, cut):
+            for segment, choice in cut.encoded:
+                extents = ([segment.size] * self.size, [r * stride + segment.start for r in range(self.size)])
+                mine = send[segment.start : segment.stop]
+                requests.append(
+                    self.comm.start_allgatherv(
+                        mine, [data, extents], name=segment.key, phase=phase, codec=choice
+                    )
+                )
+            if cut.exact:
+                exact = Choice(NONE, None, cut.reason)
+                if not cut.encoded:
+                    requests.append(self.comm.start_allgather(send, data, phase=phase, codec=exact))
+                else:
+                    packed = torch.cat([send[s.start : s.stop] for s, _ in cut.exact])
+                    gathered = packed.new_empty(self.size * packed.numel())
+                    requests.append(self.comm.start_allgather(packed, gathered, phase=phase, codec=exact))
+                    finish.insert(
+                        0, lambda: _unpack(gathered.view(self.size, -1), data.view(self.size, -1), cut)
+                    )
+
+        def commit() -> None:
+            for step in finish:
+                step()
+
+        return CommWork(requests, [output], commit)
+
+    def reduce_scatter(self, output: Tensor, given: Tensor, cut: Cut, op: Any) -> None:
+        """Reduce all ranks' buffers; this rank gets its part.
+
+        Args:
+            output: 1-D, this rank's part.
+            given: 1-D, all parts; may be overwritten.
+            cut: of a part.
+            op: torch's.
+        """
+        if self._native is not None and not cut.encoded:
+            self._native.reduce_scatter(output, given, op, cut.reason)
+            return
+        how = reduction(op, given.dtype)
+        if how.factor is not None:
+            given.mul_(how.factor)
+        send, target = source(given), Target(output)
+        parts, result = send.view(self.size, -1), target.data
+        requests: list[Any] = []
+        unpack = None
+        with self._coalescing("reduce_scatter", result, cut):
+            for segment, choice in cut.encoded:
+                whole = parts[:, segment.start : segment.stop].reshape(-1)[: segment.total]
+                counts = [segment.count(r) for r in range(self.size)]
+                end = segment.start + counts[self.rank]
+                room = result[segment.start : end]
+                about: dict[str, Any] = {"name": segment.key, "phase": "backward", "codec": choice}
+                requests.append(self.comm.start_reduce_scatter(whole, room, counts, how.op, **about))
+                result[end : segment.stop].zero_()
+            if cut.exact:
+                about = {"phase": "backward", "codec": Choice(NONE, None, cut.reason)}
+                packed, reduced = send, result
+                if cut.encoded:
+                    packed = torch.cat([parts[:, s.start : s.stop] for s, _ in cut.exact], dim=1).view(-1)
+                    reduced = packed.new_empty(packed.numel() // self.size)
+                    unpack = (reduced, result)
+                requests.append(self.comm.start_reduce_scatter_block(packed, reduced, how.op, **about))
+
+        def commit() -> None:
+            if unpack is not None:
+                _unpack(unpack[0].view(1, -1), unpack[1].view(1, -1), cut)
+            target.commit()
+
+        CommWork(requests, [output], commit).wait()
+
+    def _coalescing(self, op: str, data: Tensor, cut: Cut) -> AbstractContextManager[None]:
+        """Let operations travel together, where those of a communicator do not go on by themselves."""
+        if not isinstance(self.comm, TorchCommunicator):
+            return nullcontext()
+        parts = [(choice, segment.total) for segment, choice in cut.encoded]
+        if cut.exact:
+            size = sum(segment.size for segment, _ in cut.exact)
+            parts.append((Choice(NONE, None, cut.reason), size))
+        return self.comm.coalescing(BatchPlan.of(op, as_dtype(data.dtype), parts))
+
+    def rows(self) -> list[StatRow]:
+        """Return the statistics up to now."""
+        tables = [self.comm.stats(), *([] if self._native is None else [self._native.stats()])]
+        return merge(tables)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _unpack(packed: Tensor, rows: Tensor, cut: Cut) -> None:
+    """Copy the exact segments, one after another in each row of ``packed``, to their places."""
+    pieces = torch.split(packed, [s.size for s, _ in cut.exact], dim=1)
+    for (segment, _), piece in zip(cut.exact, pieces, strict=True):
+        rows[:, segment.start : segment.stop] = piece

@@ -1,0 +1,48 @@
+"""Average a hook's buckets over gloo, NCCL or any other backend: batches of operations that travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from hybridcomp.arrays import DType, Flat
+from hybridcomp.collectives.data_path.coding import NONE
+from hybridcomp.collectives.memory import together
+from hybridcomp.collectives.operations.flat_parts import allreduce_encoded
+from hybridcomp.collectives.starting import Operands
+from hybridcomp.policy import Choice
+from hybridcomp.torch.exchange.batch import BatchPlan
+from hybridcomp.torch.exchange.communicator import TorchCommunicator
+from hybridcomp.torch.hook.counts import Counts
+from hybridcomp.torch.hook.operations import Operations
+from hybridcomp.torch.hook.plan import Piece, Split, batches
+
+
+class TorchOperations(Operations):
+    """The operations of a hook on a process group that is none of hybridcomp's; a thread runs them."""
+
+    comm: TorchCommunicator
+
+    def __init__(self, comm: TorchCommunicator, counts: Counts) -> None:
+        """Start operations on a communicator, and count them."""
+        super().__init__(comm, counts)
+
+    def flush(self) -> None:
+        """See :meth:`.Operations.flush`."""
+        self.comm.flush()
+
+    def _batches(self, split: Split, dtype: DType) -> Iterator[tuple[Split, AbstractContextManager[None]]]:
+        for batch in batches(split, dtype):
+            parts = [(piece.choice, piece.size) for piece in batch.alone]
+            if batch.small:
+                parts.append((Choice(NONE, None, "small"), sum(piece.size for piece in batch.small)))
+            yield batch, self.comm.coalescing(BatchPlan.of("all_reduce", dtype, parts))
+
+    def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
+        plain = 2 * (self.comm.size - 1) * part.nbytes // self.comm.size
+        call = self.comm._call("all_reduce", piece.choice, part.nbytes, plain, name=piece.name)
+        operands = Operands(part, part, together(part))
+        return allreduce_encoded(
+            self.comm, operands, piece.choice, call, "avg", name=piece.name, algorithm="direct", step=step
+        )
