@@ -62,6 +62,7 @@ class OperationStarter(abc.ABC):
     warm: dict[str, Array]
     _transport: Any  # a Transport; of which kind, a subclass says
     _schedules: Schedules
+    _stream_from = STREAM_BYTES  # bytes of results that are written past the caches
     _coalesced = 1 << 20  # bytes: arrays of a linear codec's round below it are summed in one operation
 
     @property
@@ -107,7 +108,7 @@ class OperationStarter(abc.ABC):
             carrier: Carrier = DeviceCarrier(t, codec, dtype, call, device)
         else:
             carrier = Carrier(t, codec, dtype, call)
-        carrier.stream = recv is not None and recv.nbytes >= STREAM_BYTES
+        carrier.stream = recv is not None and recv.nbytes >= self._stream_from
         # The first step may run in another thread, whose streams are not the caller's.
         after = None if encodes or not device else callers_events(device)
 

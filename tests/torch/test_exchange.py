@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hybridcomp as hc
@@ -43,6 +43,7 @@ def exchange(transports: list[BatchTransport]) -> None:
             transport.deliver(peer, parts[rank])
 
 
+@settings(deadline=None)
 @given(MESSAGES)
 def test_what_was_packed_is_unpacked(messages: list[tuple[int, bytes]]) -> None:
     out = packed(messages)
@@ -50,6 +51,7 @@ def test_what_was_packed_is_unpacked(messages: list[tuple[int, bytes]]) -> None:
     assert [(tag, raw.tobytes()) for tag, raw in unpack(out)] == messages
 
 
+@settings(deadline=None)
 @given(MESSAGES, st.data())
 def test_other_bytes_are_refused_or_are_messages(
     messages: list[tuple[int, bytes]], data: st.DataObject

@@ -128,7 +128,7 @@ class Mailbox:
         """Start to receive a message of at most ``nbytes``."""
         message = self.inbox(nbytes)
         message.peer = peer
-        message.request = self._transport.irecv(message.wire(), peer, tag)
+        message.request = self._transport.irecv(message.wire(), peer, tag, elsewhere=True)
         return message
 
     def arrival(self, messages: Sequence[Incoming]) -> Pending:
@@ -145,7 +145,8 @@ class Mailbox:
         """
         shm_peers = self._transport.shm_peers
         if shm_peers is None or message.peer not in shm_peers.ranks:
-            return message.buffer
+            data: ByteArray = self._transport.received(message.request, message.buffer)
+            return data
         if message.shared is None:
             message.shared = shm_peers.read(message.buffer)
             if message.shared is None:

@@ -69,7 +69,7 @@ class MpiTransport(Transport):
             return post()
         return self.contacts.post(peer, post)
 
-    def irecv(self, data: Any, peer: int, tag: int) -> MPI.Request:
+    def irecv(self, data: Any, peer: int, tag: int, *, elsewhere: bool = False) -> MPI.Request:
         """Start to receive bytes: see :meth:`Transport.irecv`."""
         return self.comm.Irecv(raw(data), peer, tag)
 

@@ -62,8 +62,15 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def irecv(self, data: Any, peer: int, tag: int) -> Any:
-        """Start to receive at most as many bytes as ``data`` has; as :meth:`isend`."""
+    def irecv(self, data: Any, peer: int, tag: int, *, elsewhere: bool = False) -> Any:
+        """Start to receive at most as many bytes as ``data`` has; as :meth:`isend`.
+
+        ``elsewhere``: who waits asks :meth:`received` where they are, which may be outside of ``data``.
+        """
+
+    def received(self, request: Any, data: Any) -> Any:
+        """Return where the bytes are that a receive has brought: ``data`` itself."""
+        return data
 
     def announce(self, messages: int) -> None:  # noqa: B027  (most need not know)
         """Take notice that as many messages follow when a device has written them."""

@@ -33,12 +33,14 @@ class BatchPlan(NamedTuple):
         key: by which batches are alike: the sizes of their messages, where those are ``fixed``.
         exchanges: how many it takes.
         fixed: its messages are as long each time.
+        nbytes: of its results.
         most_bytes: that one rank sends another in an exchange, at most.
     """
 
     key: Hashable
     exchanges: int
     fixed: bool
+    nbytes: int
     most_bytes: int
 
     @classmethod
@@ -53,7 +55,8 @@ class BatchPlan(NamedTuple):
         )
         key = (op, dtype, *((choice.codec.spec, choice.feedback, n) for choice, n in known))
         most = sum(2 * NONE.bound(n, dtype.accumulator) + _SPARE for choice, n in known)
-        return cls(key, rounds * _EXCHANGES[op], fixed, most)
+        nbytes = sum(n for _, n in known) * dtype.itemsize
+        return cls(key, rounds * _EXCHANGES[op], fixed, nbytes, most)
 
 
 class Batch:
@@ -88,7 +91,7 @@ class Batch:
         self._operations: list[Operation] = []
         self._error: BaseException | None = None
         self._exchange: Exchange | None = None
-        self._buffers: list[ByteArray] = []  # of the exchange under way
+        self._buffers: list[ByteArray] = []  # of its exchanges, in which messages lie
 
     def add(self, operation: Operation) -> None:
         """Add an operation; the same ones in the same order on all ranks."""
@@ -129,8 +132,6 @@ class Batch:
                 self.transport.deliver(rank, data)
         except Exception as error:
             self.fail(error)
-        for buffer in self._buffers:
-            self.transport.give(buffer)
         self._run()
         self._next()
 
@@ -159,6 +160,9 @@ class Batch:
             late = [operation for operation in self._operations if not operation.ended]
             if late:
                 self.fail(HybridcompError(f"{late[0].what} waits for a message after its last exchange"))
+            if self._error is None:
+                for buffer in self._buffers:
+                    self.transport.give(buffer)
             return
         try:
             self._exchange = self._started()
@@ -178,7 +182,8 @@ class Batch:
                     HybridcompError(f"messages of {counts} bytes to each rank, where {known[0]} were before")
                 )
             counts, sizes = list(known[0]), list(known[1])
-        send, recv = self._buffers = [transport.take(sum(counts)), transport.take(sum(sizes))]
+        send, recv = transport.take(sum(counts)), transport.take(sum(sizes))
+        self._buffers += [send, recv]
         if self._error is None:
             transport.pack(send)
         else:

@@ -12,6 +12,7 @@ import torch
 from hybridcomp.arrays import flatten
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives.algorithms.schedules import OperationKey, Schedules
+from hybridcomp.collectives.data_path.carrier import STREAM_BYTES
 from hybridcomp.collectives.data_path.coding import Array
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.memory import together
@@ -97,6 +98,8 @@ class TorchCommunicator(OperationStarter):
             plan, self._group, self._topology, self._sizes, self._pool, _DEVICE_SECONDS
         )
         self._transport = batch.transport
+        # A batch is long out of the caches when its results are read.
+        self._stream_from = 0 if plan.nbytes >= STREAM_BYTES else STREAM_BYTES
         try:
             yield
         except BaseException as error:

@@ -22,6 +22,7 @@ class _Message:
     tag: int
     data: ByteArray
     done: bool = False
+    elsewhere: bool = False
 
     def Test(self, status: Any = None, /) -> bool:
         """Tell whether it was packed, or is here."""
@@ -52,11 +53,15 @@ class BatchTransport(Transport):
         self._sends[peer].append(message)
         return message
 
-    def irecv(self, data: ByteArray, peer: int, tag: int) -> _Message:
-        """Wait for at most as many bytes as ``data`` has."""
-        message = _Message(tag, data)
+    def irecv(self, data: ByteArray, peer: int, tag: int, *, elsewhere: bool = False) -> _Message:
+        """Wait for at most as many bytes as ``data`` has: see :meth:`Transport.irecv`."""
+        message = _Message(tag, data, elsewhere=elsewhere)
         self._receives[peer].setdefault(tag, deque()).append(message)
         return message
+
+    def received(self, request: _Message, data: ByteArray) -> ByteArray:
+        """Return where the bytes of a message are: among those that came with it."""
+        return request.data
 
     def announce(self, messages: int) -> None:
         """Take notice that as many messages follow when a device has written them; negative: that they have come."""
@@ -94,7 +99,7 @@ class BatchTransport(Transport):
             messages.clear()
 
     def deliver(self, peer: int, data: ByteArray) -> None:
-        """Give what a rank has sent to those who wait for it.
+        """Give what a rank has sent to those who wait for it, who may look at it until the batch ends.
 
         Raises:
             WireError: the bytes are no packed messages.
@@ -112,5 +117,8 @@ class BatchTransport(Transport):
                     f"rank {peer} sent a message of {raw.size} bytes by tag {tag}, rank {self.rank} {room}"
                 )
             message = queue.popleft()
-            message.data[: raw.size] = raw
+            if message.elsewhere:
+                message.data = raw
+            else:
+                message.data[: raw.size] = raw
             message.done = True
