@@ -109,7 +109,7 @@ def test_what_nobody_waits_for_is_refused() -> None:
 
 def test_a_plan_knows_its_exchanges_and_whether_sizes_change() -> None:
     def plan(op: str, *codecs: str) -> BatchPlan:
-        return BatchPlan.of(op, DType.FLOAT32, [(Choice(get_codec(c), None, ""), 1000) for c in codecs])
+        return BatchPlan.of(op, DType.FLOAT32, [(Choice(get_codec(c), None, ""), 1000) for c in codecs], ())
 
     assert plan("all_reduce", "int8", "none")[1:3] == (2, True)
     assert plan("all_reduce", "int8", "powersgd:rank=2")[1:3] == (4, True)

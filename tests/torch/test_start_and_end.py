@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -176,6 +177,30 @@ def test_what_hooks_keep_ends_with_the_group() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["3 0"] * 6
+
+
+def test_hook_and_fsdp_over_gloo_do_not_need_mpi(tmp_path: Path) -> None:
+    """Ranks that torch's own store brings together; nothing of mpi4py is imported."""
+    done = mpiexec(
+        2,
+        *program(f"""
+        from torch.distributed.fsdp import fully_shard
+        from torch.nn.parallel import DistributedDataParallel
+        store = dist.FileStore({str(tmp_path / "store")!r}, 2)
+        rank = int(os.environ["PMI_RANK"])
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=40))
+        for codec in ("int8", "topk:ratio=0.1", "powersgd:rank=2", "none"):
+            ddp = DistributedDataParallel(torch.nn.Linear(300, 300))
+            ddp.register_comm_hook(hct.HookState(codec, module=ddp), hct.comm_hook)
+            ddp(torch.ones(2, 300)).sum().backward()
+        sharded = fully_shard(torch.nn.Linear(300, 300))
+        hct.compress_fsdp(sharded, "int8")
+        sharded(torch.ones(2, 300)).sum().backward()
+        assert {{row.op for row in hct.stats()}} == {{"all_reduce", "all_gather", "reduce_scatter"}}
+        say("mpi4py" in sys.modules)
+        """),
+    )
+    assert said(done) == ["False", "False"], done.stderr
 
 
 def test_importing_does_not_initialise_mpi() -> None:

@@ -8,6 +8,8 @@ import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 
+from hybridcomp.torch.backend.op_kinds import factor_of, op_kind
+
 _ARITHMETIC: dict[Any, MPI.Op | str] = {
     ReduceOp.SUM: MPI.SUM,
     ReduceOp.AVG: "avg",
@@ -90,7 +92,7 @@ def reduction(op: Any, dtype: torch.dtype) -> Reduction:
         return known
     wide = torch.float32 if dtype in _NARROW else None
     if kind == ReduceOp.PREMUL_SUM and dtype in _FLOATS | _NARROW | _COMPLEX:
-        return Reduction(MPI.SUM, factor=_factor(op), dtype=wide)
+        return Reduction(MPI.SUM, factor=factor_of(op), dtype=wide)
     known = _known[int(kind), dtype] = _reduction(kind, dtype, wide)
     return known
 
@@ -108,20 +110,3 @@ def _reduction(kind: Any, dtype: torch.dtype, wide: torch.dtype | None) -> Reduc
     if found is None:
         raise NotImplementedError(f"hybridcomp cannot reduce {dtype} tensors by {kind}")
     return Reduction(found, dtype=wide)
-
-
-def op_kind(op: Any) -> Any:
-    """Return the member of ``ReduceOp.RedOpType`` behind an option, an operation or None (SUM)."""
-    if op is None:
-        return ReduceOp.SUM
-    if op.__class__ is not ReduceOp:
-        op = getattr(op, "reduceOp", op)
-    return getattr(op, "op", op)
-
-
-def _factor(op: Any) -> float | torch.Tensor:
-    op = getattr(op, "reduceOp", op)
-    factor = getattr(op, "factor", None)
-    if factor is None:
-        raise NotImplementedError("hybridcomp needs PREMUL_SUM with its factor: ReduceOp.PREMUL_SUM(factor)")
-    return factor  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from hybridcomp.errors import MismatchError
-from hybridcomp.torch.backend.reduce_ops import op_kind
+from hybridcomp.torch.backend.op_kinds import op_kind
 from hybridcomp.torch.backend.work import CommWork
 from hybridcomp.torch.staging import Target, source
 

@@ -44,8 +44,15 @@ class BatchPlan(NamedTuple):
     most_bytes: int
 
     @classmethod
-    def of(cls, op: str, dtype: DType, parts: Iterable[tuple[Choice, int]]) -> BatchPlan:
-        """Plan operations of one kind, on as many elements each."""
+    def of(cls, op: str, dtype: DType, parts: Iterable[tuple[Choice, int]], layout: Hashable) -> BatchPlan:
+        """Plan operations of one kind.
+
+        Args:
+            op: the kind.
+            dtype: of their elements.
+            parts: of each operation, what carries it and how many elements.
+            layout: whatever else the lengths of their messages depend on, such as shapes.
+        """
         known = list(parts)
         linear = [choice.codec for choice, _ in known if isinstance(choice.codec, LinearCodec)]
         rounds = max((codec.rounds for codec in linear), default=1)
@@ -53,7 +60,7 @@ class BatchPlan(NamedTuple):
             choice.codec.fixed_rounds if isinstance(choice.codec, LinearCodec) else choice.codec.fixed_size
             for choice, _ in known
         )
-        key = (op, dtype, *((choice.codec.spec, choice.feedback, n) for choice, n in known))
+        key = (op, dtype, layout, *((choice.codec.spec, choice.feedback, n) for choice, n in known))
         most = sum(2 * NONE.bound(n, dtype.accumulator) + _SPARE for choice, n in known)
         nbytes = sum(n for _, n in known) * dtype.itemsize
         return cls(key, rounds * _EXCHANGES[op], fixed, nbytes, most)

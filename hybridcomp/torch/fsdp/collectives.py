@@ -12,12 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import Work
 
 from hybridcomp.arrays import as_dtype
 from hybridcomp.collectives import StatRow, merge
 from hybridcomp.policy import Choice
-from hybridcomp.torch.backend.reduce_ops import reduction
+from hybridcomp.torch.backend.op_kinds import factor_of, op_kind
 from hybridcomp.torch.backend.work import CommWork
 from hybridcomp.torch.exchange.batch import BatchPlan
 from hybridcomp.torch.exchange.communicator import TorchCommunicator
@@ -101,14 +102,15 @@ class Collectives:
             output: 1-D, this rank's part.
             given: 1-D, all parts; may be overwritten.
             cut: of a part.
-            op: torch's.
+            op: torch's: a sum, an average or a ``PREMUL_SUM``.
         """
         if self._native is not None and not cut.encoded:
             self._native.reduce_scatter(output, given, op, cut.reason)
             return
-        how = reduction(op, given.dtype)
-        if how.factor is not None:
-            given.mul_(how.factor)
+        kind = op_kind(op)
+        if kind == ReduceOp.PREMUL_SUM:
+            given.mul_(factor_of(op))
+        how = "avg" if kind == ReduceOp.AVG else self._sum()
         send, target = source(given), Target(output)
         parts, result = send.view(self.size, -1), target.data
         requests: list[Any] = []
@@ -120,7 +122,7 @@ class Collectives:
                 end = segment.start + counts[self.rank]
                 room = result[segment.start : end]
                 about: dict[str, Any] = {"name": segment.key, "phase": "backward", "codec": choice}
-                requests.append(self.comm.start_reduce_scatter(whole, room, counts, how.op, **about))
+                requests.append(self.comm.start_reduce_scatter(whole, room, counts, how, **about))
                 result[end : segment.stop].zero_()
             if cut.exact:
                 about = {"phase": "backward", "codec": Choice(NONE, None, cut.reason)}
@@ -129,7 +131,7 @@ class Collectives:
                     packed = torch.cat([parts[:, s.start : s.stop] for s, _ in cut.exact], dim=1).view(-1)
                     reduced = packed.new_empty(packed.numel() // self.size)
                     unpack = (reduced, result)
-                requests.append(self.comm.start_reduce_scatter_block(packed, reduced, how.op, **about))
+                requests.append(self.comm.start_reduce_scatter_block(packed, reduced, how, **about))
 
         def commit() -> None:
             if unpack is not None:
@@ -137,6 +139,13 @@ class Collectives:
             target.commit()
 
         CommWork(requests, [output], commit).wait()
+
+    def _sum(self) -> Any:
+        if isinstance(self.comm, TorchCommunicator):
+            return "sum"
+        from mpi4py import MPI  # noqa: PLC0415  (initialises it)
+
+        return MPI.SUM
 
     def _coalescing(self, op: str, data: Tensor, cut: Cut) -> AbstractContextManager[None]:
         """Let operations travel together, where those of a communicator do not go on by themselves."""
@@ -146,7 +155,8 @@ class Collectives:
         if cut.exact:
             size = sum(segment.size for segment, _ in cut.exact)
             parts.append((Choice(NONE, None, cut.reason), size))
-        return self.comm.coalescing(BatchPlan.of(op, as_dtype(data.dtype), parts))
+        layout = tuple((segment.size, segment.total) for segment, _ in [*cut.encoded, *cut.exact])
+        return self.comm.coalescing(BatchPlan.of(op, as_dtype(data.dtype), parts, layout))
 
     def rows(self) -> list[StatRow]:
         """Return the statistics up to now."""

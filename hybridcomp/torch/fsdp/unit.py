@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from hybridcomp.arrays import as_dtype
 from hybridcomp.errors import CodecMismatchError
-from hybridcomp.torch.backend.reduce_ops import op_kind
+from hybridcomp.torch.backend.op_kinds import op_kind
 from hybridcomp.torch.fsdp.reference import Reference
 from hybridcomp.torch.fsdp.segments import Cut, Segment, cut, segments_of, whole
 from hybridcomp.torch.phases import phase

@@ -37,7 +37,8 @@ class TorchOperations(Operations):
             parts = [(piece.choice, piece.size) for piece in batch.alone]
             if batch.small:
                 parts.append((Choice(NONE, None, "small"), sum(piece.size for piece in batch.small)))
-            yield batch, self.comm.coalescing(BatchPlan.of("all_reduce", dtype, parts))
+            layout = tuple(piece.shape for piece in [*batch.alone, *batch.small])
+            yield batch, self.comm.coalescing(BatchPlan.of("all_reduce", dtype, parts, layout))
 
     def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
         plain = 2 * (self.comm.size - 1) * part.nbytes // self.comm.size

@@ -192,6 +192,18 @@ def case_few_rows_and_several_dtypes() -> None:
             assert "reduce_scatter" not in reasons
 
 
+def case_parameters_of_one_size() -> None:
+    """Their parts are not of one size: dimension 0 is cut, and padded."""
+    policy = policy_of('[fsdp]\ncodec = "int8:block=64"\n')
+    for backend in BACKENDS:
+        model = torch.nn.Sequential(torch.nn.Linear(48, 70), torch.nn.Linear(70, 48), torch.nn.Linear(48, 7))
+        for module in (model[0], model[1], model):
+            fully_shard(module, mesh=mesh_of(backend))
+        hct.compress_fsdp(model, policy)
+        for _ in range(2):
+            same_everywhere(gradients(model))
+
+
 def case_prefetched_modules_are_on_their_way() -> None:
     model = sharded(mesh_of("hybridcomp"))
     hct.compress_fsdp(model, FEEDBACK)

@@ -6,6 +6,7 @@ from torch import nn
 
 from tests.torch.cases.hook import BACKENDS, expected, hooked, policy
 from tests.torch.models.ddp import batch, loss_of, relative_error
+from tests.torch.models.parallel import assert_same_on_all_ranks
 
 
 def case_gradient_accumulation() -> None:
@@ -62,3 +63,20 @@ def case_parameters_of_any_shape() -> None:
                     continue
                 error = relative_error(p.grad, want.grad)
                 assert error < (1e-5 if codec in ("none", "topk:ratio=1.0") else 0.06), (codec, name, error)
+
+
+def case_shapes_of_one_size() -> None:
+    """What they send is not of one length: factors of matrices, and shards of what travels as one array."""
+    for backend in BACKENDS:
+        for codec in ("powersgd:rank=2", "none"):
+            layers = [
+                nn.Linear(40, 30, bias=False),
+                nn.Linear(30, 40, bias=False),
+                nn.Linear(40, 1, bias=False),
+                nn.Linear(1, 40, bias=False),
+            ]
+            ddp = hooked(backend, policy(codec, min_bytes=1000), nn.Sequential(*layers), bucket_cap_mb=1e-6)
+            for _ in range(3):
+                ddp.zero_grad()
+                ddp(torch.ones(2, 40) * (1 + dist.get_rank())).square().sum().backward()
+            assert_same_on_all_ranks({name: p.grad for name, p in ddp.named_parameters()})
