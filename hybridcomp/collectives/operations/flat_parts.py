@@ -91,8 +91,9 @@ def allreduce_encoded(
     name: str | None,
     algorithm: str | None = None,
     step: int | None = None,
+    framed: bool = False,
 ) -> Any:
-    """Start an all-reduce whose messages are encoded, of one array.
+    """Start an all-reduce of one array by an algorithm of ours.
 
     Args:
         comm: starts it.
@@ -103,6 +104,7 @@ def allreduce_encoded(
         name: of the array; None for no memory.
         algorithm: the caller's; None to choose.
         step: of training: messages without a memory are of the codec of this step; None leaves the codec as it is.
+        framed: messages are encoded by ``none``, too.
     """
     send, recv = operands.send, operands.recv
     assert send is not None
@@ -114,9 +116,8 @@ def allreduce_encoded(
     if feedback is None and step is not None:
         feedback = at_step(step)
     key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), reduction, feedback=form)
-    return comm._scheduled(
-        key._replace(compresses=True), call, operands, algorithm=algorithm, feedback=feedback
-    )
+    key = key._replace(compresses=key.compresses or framed)
+    return comm._scheduled(key, call, operands, algorithm=algorithm, feedback=feedback)
 
 
 def remembering(

@@ -101,7 +101,15 @@ def allreduce(
     request: Request | None
     if framed or choice.codec.linear or uses_schedule(choice, recv, op):
         request = allreduce_encoded(
-            comm, operands, choice, call, reduction, name=name, algorithm=algorithm, step=step
+            comm,
+            operands,
+            choice,
+            call,
+            reduction,
+            name=name,
+            algorithm=algorithm,
+            step=step,
+            framed=framed,
         )
     else:
         key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), reduction)

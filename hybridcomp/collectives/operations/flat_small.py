@@ -19,11 +19,11 @@ from hybridcomp.collectives.starting import Operands, OperationStarter
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice
 
-_CHOICE = Choice(NONE, None, "small")
+SMALL = Choice(NONE, None, "small")
 
 
 def allreduce_small(comm: OperationStarter, data: Flat, parts: Sequence[Extent], reduction: str) -> Any:
-    """Start it.
+    """Start an all-reduce of small parts as one, by the codec ``none``.
 
     Which rank adds an element up depends on its place in its part alone, and so do the bits of the result. Parts that
     are on a device are copied to the host: one copy for each, where shards side by side would take one for each rank.
@@ -38,13 +38,13 @@ def allreduce_small(comm: OperationStarter, data: Flat, parts: Sequence[Extent],
     nbytes = size * data.dtype.itemsize
     names = ", ".join(part.name for part in parts)
     about = {"count": size, "dtype": data.dtype, "reduction": reduction, "name": names}
-    call = comm._call("all_reduce", _CHOICE, nbytes, 2 * (comm.size - 1) * nbytes // comm.size, **about)
+    call = comm._call("all_reduce", SMALL, nbytes, 2 * (comm.size - 1) * nbytes // comm.size, **about)
     arrays: list[Any] = [data.data[part.start : part.start + part.size] for part in parts]
 
     def summed(carrier: Carrier, together: Coalesced) -> Steps:
         together.gather()
         flat = Flat(together.values, data.dtype, together.values.shape, True, False)
-        key = OperationKey.of("all_reduce", _CHOICE, data.dtype, (flat.size,), reduction)
+        key = OperationKey.of("all_reduce", SMALL, data.dtype, (flat.size,), reduction)
         yield from comm._sum_array(carrier, flat, key, "direct", reserved)
         together.write_back()
 

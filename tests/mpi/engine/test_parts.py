@@ -90,3 +90,13 @@ def test_what_the_engine_does_not_join_is_not_started(make, spec, form):
     data = bucket(DType.FLOAT32, 0)
     verdict(allreduce_parts(comm, data, PARTS, "avg", choice, 0) is None, "it was started")
     verdict(not comm.busy and comm.stats() == [], "it was counted")
+
+
+def test_an_uncompressed_sum_of_halves_travels_as_it_is(make):
+    """Long enough to be ours and not MPI's: without headers, by the compiled engine."""
+    comm = make("none")
+    data = np.ones(WORLD.size << 16, np.float16)  # shards of one size
+    flat = Flat(data, DType.FLOAT16, data.shape, True, False)
+    allreduce(comm, flat, flat, AVG, None, None, None, "direct").wait()
+    (row,) = comm.stats()
+    verdict(row.wire_bytes == row.plain_bytes, f"{row}")
