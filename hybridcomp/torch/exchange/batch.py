@@ -27,7 +27,7 @@ _SPARE = 1 << 10  # bytes: what a rank may send beyond what is waited for, to sa
 
 
 class BatchPlan(NamedTuple):
-    """What all ranks know of a batch before it starts.
+    """The plan of a batch, which all ranks know before it starts.
 
     Attributes:
         key: by which batches are alike: the sizes of their messages, where those are ``fixed``.

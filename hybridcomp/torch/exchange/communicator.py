@@ -204,7 +204,6 @@ class TorchCommunicator(OperationStarter):
         pipeline, worker = self._pipeline, self._worker
         operation = Operation(
             _counted(steps, call, self._table),
-            call,
             what,
             lambda: worker.submit(lambda: pipeline.flush(batch)),
         )

@@ -16,7 +16,7 @@ from hybridcomp.policy import Policy
 
 
 class Sizes(NamedTuple):
-    """What ranks tell each other before an exchange.
+    """The sizes of an exchange, which ranks tell each other before it.
 
     Attributes:
         nbytes: that each rank sends here.
@@ -35,15 +35,14 @@ class ExchangeGroup:
 
     Attributes:
         rank, size: in the group.
-        backend: its name.
     """
 
     def __init__(self, group: Any) -> None:
-        self.backend = str(dist.get_backend(group))
+        backend = str(dist.get_backend(group))
         ranks = dist.get_process_group_ranks(group)
-        self._group = dist.new_group(ranks, backend=self.backend, use_local_synchronization=True)
+        self._group = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
         self.rank, self.size = dist.get_rank(self._group), len(ranks)
-        devices = dist.Backend.backend_capability.get(self.backend, ["cpu"])
+        devices = dist.Backend.backend_capability.get(backend, ["cpu"])
         self._device = torch.device("cpu" if "cpu" in devices else devices[0])
 
     def check_policy(self, policy: Policy) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.failure.unraisable import report
-from hybridcomp.collectives.stats import Call
 from hybridcomp.errors import CollectiveTimeoutError
 
 
@@ -22,19 +21,17 @@ class Operation:
         what: its name for error messages.
     """
 
-    def __init__(self, steps: Steps, call: Call, what: str, finish: Callable[[], None]) -> None:
+    def __init__(self, steps: Steps, what: str, finish: Callable[[], None]) -> None:
         """Make an operation.
 
         Args:
             steps: what it does.
-            call: its statistics.
             what: its name.
             finish: arranges that it ends, without waiting for that.
         """
         self.done = False
         self.exception: BaseException | None = None
         self.status = None
-        self.call = call
         self.what = what
         self._steps = steps
         self._finish = finish

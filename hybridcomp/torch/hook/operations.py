@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from hybridcomp.collectives.starting import OperationStarter
     from hybridcomp.collectives.stats import Call
 
-Started = list[Any]  # requests
-
 
 class Follows(Protocol):
     """A bucket that operations belong to."""
@@ -146,7 +144,7 @@ class MpiOperations(Operations):
     def __init__(self, comm: Any, counts: Counts) -> None:
         """Start operations on a communicator of MPI's, and count them."""
         super().__init__(comm, counts)
-        self._flying: Started = []
+        self._flying: list[Any] = []  # requests
 
     def flush(self) -> None:
         """Have the engine of autograd wait for all that has been started; how it ended is for the futures.

@@ -7,14 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.memory import together
 from hybridcomp.collectives.operations.flat_parts import allreduce_encoded
+from hybridcomp.collectives.operations.flat_small import SMALL
 from hybridcomp.collectives.starting import Operands
-from hybridcomp.policy import Choice
 from hybridcomp.torch.exchange.batch import BatchPlan
 from hybridcomp.torch.exchange.communicator import TorchCommunicator
-from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.operations import Operations
 from hybridcomp.torch.hook.plan import Piece, Split, batches
 
@@ -24,10 +22,6 @@ class TorchOperations(Operations):
 
     comm: TorchCommunicator
 
-    def __init__(self, comm: TorchCommunicator, counts: Counts) -> None:
-        """Start operations on a communicator, and count them."""
-        super().__init__(comm, counts)
-
     def flush(self) -> None:
         """See :meth:`.Operations.flush`."""
         self.comm.flush()
@@ -36,7 +30,7 @@ class TorchOperations(Operations):
         for batch in batches(split, dtype):
             parts = [(piece.choice, piece.size) for piece in batch.alone]
             if batch.small:
-                parts.append((Choice(NONE, None, "small"), sum(piece.size for piece in batch.small)))
+                parts.append((SMALL, sum(piece.size for piece in batch.small)))
             layout = tuple(piece.shape for piece in [*batch.alone, *batch.small])
             yield batch, self.comm.coalescing(BatchPlan.of("all_reduce", dtype, parts, layout))
 

@@ -66,7 +66,7 @@ def case_parameters_of_any_shape() -> None:
 
 
 def case_shapes_of_one_size() -> None:
-    """What they send is not of one length: factors of matrices, and shards of what travels as one array."""
+    """Their messages are not of one length: factors of matrices, and shards of what travels as one array."""
     for backend in BACKENDS:
         for codec in ("powersgd:rank=2", "none"):
             layers = [
