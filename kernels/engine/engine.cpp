@@ -1,20 +1,19 @@
 #include "engine/engine.hpp"
 
 #include <sched.h>
-#include <sys/prctl.h>
 #include <time.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "engine/backoff.hpp"
+
 namespace hybridcomp::engine {
 namespace {
 
-// Waiting in the foreground: some looks at once, then looks that give way to whoever wants the core, since
-// what is short may be here any moment, then sleeps for a share of the time that nothing has happened.
+// Waiting in the foreground: some looks at once, then at this pace.
 constexpr int kSpins = 3;
-constexpr double kYielding = 100e-6;
-constexpr double kSleepMin = 30e-6, kSleepMax = 1e-3, kSleepShare = 1.0 / 8;
+constexpr Pace kPace{.yielding = 100e-6, .least = 30e-6, .most = 1e-3, .share = 1.0 / 8};
 // In the background others compute meanwhile.
 constexpr double kBackMin = 300e-6, kBackMax = 1e-3, kBackShare = 1.0 / 4;
 // After the last operation has ended the thread looks for new ones so often, for so long: to wake a thread
@@ -31,20 +30,6 @@ void relax() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-void sleep_for(double seconds) {
-  timespec time{};
-  time.tv_sec = static_cast<time_t>(seconds);
-  time.tv_nsec = static_cast<long>((seconds - static_cast<double>(time.tv_sec)) * 1e9);
-  nanosleep(&time, nullptr);
-}
-
-// Sleeps end 50 us late unless a thread asks for better.
-void sleep_precisely() {
-  thread_local bool asked = false;
-  if (!asked) prctl(PR_SET_TIMERSLACK, 1000);
-  asked = true;
 }
 
 }  // namespace
@@ -122,6 +107,7 @@ void Engine::start(const std::shared_ptr<Execution>& execution, double seconds) 
     execution->start();
     const double began = now();
     moved_.store(began);
+    quiet_since_.store(began);
     for (const double until = began + seconds; execution->ready() && now() < until;) execution->compute();
     retire();
   }
@@ -149,7 +135,10 @@ bool Engine::advance() {
       break;
     }
   }
-  if (moved) retire();
+  if (moved) {
+    retire();
+    quiet_since_.store(now());
+  }
   requested_.store(!requests_.empty() || !contacts_.idle());
   return moved;
 }
@@ -227,30 +216,35 @@ Engine::Look Engine::try_look() {
 
 bool Engine::poll() { return try_look() == Look::kMoved; }
 
-bool Engine::rest(double seconds, double longest) {
+bool Engine::rest(double pause, double longest, Nap* nap) {
   Bell* const bell = shares_.load() ? bell_.load() : nullptr;
   if (!bell) {
-    sleep_for(seconds);
+    if (nap)
+      nap->sleep(pause, longest);
+    else
+      sleep_for(pause);
     return false;
   }
   Sleeper sleeper(*bell);
   const Look look = try_look();
   if (look == Look::kMoved) return true;
   // Whoever looks now may have looked at a ring before something came into it: then nobody rings.
-  sleeper.sleep(look == Look::kBusy || requested_.load() ? seconds : longest);
+  sleeper.sleep(look == Look::kBusy || requested_.load() ? pause : std::min(kBellSleep, longest));
   return false;
 }
 
-bool Engine::wait(const Execution& execution, double seconds, bool for_python) {
+bool Engine::wait(const Execution& execution, double seconds, double waited, bool for_python) {
   // Who computes one of Python's steps goes on with the next: others need not look for it.
   const auto over = [&] { return execution.done() || (for_python && asked_.load() && !taken_.load()); };
   if (over()) return execution.done();
-  sleep_precisely();
   waiters_.fetch_add(1);
+  Nap nap;
   int looks = 0;
   double since = 0, until = 0;
   while (!over()) {
-    if (poll()) {
+    const bool moved = poll();
+    nap.looked(moved);
+    if (moved) {
       looks = 0;
       continue;
     }
@@ -260,16 +254,19 @@ bool Engine::wait(const Execution& execution, double seconds, bool for_python) {
       continue;
     }
     const double time = now();
-    if (looks == kSpins + 1) since = time;
-    if (!until) until = time + seconds;
+    if (!until) {
+      until = time + seconds;
+      since = std::max(time - waited, quiet_since_.load());
+    } else if (looks == kSpins + 1) {
+      since = time;
+    }
     if (time >= until) break;
     const double quiet = time - since;
-    if (quiet < kYielding) {
+    if (quiet < kPace.yielding) {
       sched_yield();
       continue;
     }
-    const double share = std::min(std::clamp(quiet * kSleepShare, kSleepMin, kSleepMax), until - time);
-    if (rest(share, std::min(kBellSleep, until - time))) looks = 0;
+    if (rest(std::min(kPace.pause(quiet), until - time), until - time, &nap)) looks = 0;
   }
   const bool asked = !execution.done() && over();  // Python takes that, and comes back
   if (waiters_.fetch_sub(1) == 1 && in_flight_.load() && !asked) wake();
@@ -305,7 +302,6 @@ std::vector<Unfinished> Engine::unfinished(const Execution& execution) {
 
 // The thread that makes progress while nobody waits.
 void Engine::run() {
-  sleep_precisely();
   while (true) {
     {
       std::unique_lock lock(sleep_);
@@ -325,7 +321,7 @@ void Engine::run() {
     bool moved = poll();
     if (!moved && !news_.load()) {
       const double pause = std::clamp((now() - moved_.load()) * kBackShare, kBackMin, kBackMax);
-      moved = rest(pause, pause);
+      moved = rest(pause, pause, nullptr);
     }
     if (news_.exchange(false) && on_news) on_news();
     if (moved) moved_.store(now());

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/arrivals.hpp"
 #include "engine/contacts.hpp"
 #include "engine/execution.hpp"
 #include "engine/mpi.hpp"
@@ -26,9 +27,10 @@ class Engine {
 
   // Begin an operation, and compute for so many seconds of it at most.
   void start(const std::shared_ptr<Execution>& execution, double seconds);
-  // Make progress until an operation has ended, for so many seconds at most; whether it has. `for_python`: or
-  // until any operation has a step that Python is to compute, and Python is at none.
-  bool wait(const Execution& execution, double seconds, bool for_python = false);
+  // Make progress until an operation has ended, for so many seconds at most; whether it has. `waited`:
+  // seconds that the caller has waited for it already. `for_python`: or until any operation has a step that
+  // Python is to compute, and Python is at none.
+  bool wait(const Execution& execution, double seconds, double waited = 0, bool for_python = false);
   // Look once at all operations; false if nothing moved, or another thread does that.
   bool poll();
   void abandon(Execution& execution);
@@ -73,9 +75,10 @@ class Engine {
 
   bool advance();
   Look try_look();
-  // Sleep for so many seconds; or, while all that is in flight is between ranks of this host, until one of
+  // Sleep for `pause` seconds; or, while all that is in flight is between ranks of this host, until one of
   // them rings, for `longest` at most. Looks once more before; true, and no sleep, if something moved.
-  bool rest(double seconds, double longest);
+  // Whoever has a nap sleeps by it where ranks of other hosts are waited for alone.
+  bool rest(double pause, double longest, Nap* nap);
   bool look();
   bool drain(Neighbour& neighbour);
   void retire();
@@ -100,6 +103,7 @@ class Engine {
   std::atomic<int> asked_ = 0;           // steps that wait for Python
   std::atomic<int> taken_ = 0;           // and those that it is at
   std::atomic<bool> requested_ = false;  // requests of MPI's are in flight
+  std::atomic<double> quiet_since_ = 0;  // when an operation was started, or has moved
 
   int damaged_peer_ = -1;
   std::size_t damaged_least_ = 0;

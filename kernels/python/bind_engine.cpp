@@ -315,8 +315,11 @@ void bind_engine(nb::module_& m) {
       .def("done", [](const Run& run) { return run->done(); })
       .def("watch", [](const Run& run) { run->watched.store(true); })
       .def(
-          "wait", [](const Run& run, double seconds) { return the_engine()->wait(*run, seconds, true); },
-          "seconds"_a, nb::call_guard<nb::gil_scoped_release>())
+          "wait",
+          [](const Run& run, double seconds, double waited) {
+            return the_engine()->wait(*run, seconds, waited, true);
+          },
+          "seconds"_a, "waited"_a = 0.0, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "abandon", [](const Run& run) { the_engine()->abandon(*run); },
           nb::call_guard<nb::gil_scoped_release>())

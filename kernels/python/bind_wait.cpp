@@ -1,11 +1,14 @@
-// Waiting for any of MPI's requests, at a fraction of what a poll from Python costs.
+// Waiting for any of MPI's requests, and for somebody to ring, at a fraction of what that costs in Python.
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <vector>
 
-#include "python/backoff.hpp"
+#include "engine/backoff.hpp"
 #include "python/bind.hpp"
 
 namespace hybridcomp {
@@ -26,12 +29,15 @@ class Wait {
             double share, double longest) {
     nb::gil_scoped_release release;
     alignas(16) std::array<std::uint8_t, 256> status;  // more than any MPI's
-    const Backoff backoff(quiet, brief, least, most, share);
+    engine::Backoff backoff({.yielding = brief, .least = least, .most = most, .share = share}, quiet);
     while (true) {
       for (const std::uint64_t request : requests) {
         int done = 0;
         // An error is told to whoever tests the request.
-        if (get_status_(request, &done, status.data()) || done) return true;
+        if (get_status_(request, &done, status.data()) || done) {
+          backoff.found();
+          return true;
+        }
       }
       const double left = longest - backoff.seconds();
       if (left <= 0 || wanted_.load(std::memory_order_relaxed)) return false;
@@ -46,9 +52,66 @@ class Wait {
   std::atomic<int> wanted_ = 0;
 };
 
+// What a background thread sleeps on. To wake a thread costs whoever does it more than to start an operation:
+// so for some time after a ring the thread looks for the next one by itself, without the interpreter's lock.
+class Alarm {
+ public:
+  // Seconds between such looks, and for how long it looks after a ring.
+  Alarm(double doze, double dozing) : doze_(doze), dozing_(dozing) {}
+
+  // Have `wait` return, soon where the thread dozes, now where it sleeps.
+  void ring() {
+    if (rung_.exchange(true) || !asleep_.load()) return;
+    const std::lock_guard lock(mutex_);
+    wake_.notify_one();
+  }
+
+  // Have `wait` return now.
+  void stop() {
+    const std::lock_guard lock(mutex_);
+    stopped_ = rung_ = true;
+    wake_.notify_one();
+  }
+
+  // Sleep until somebody rings, for so many seconds at most; whether somebody has. One thread does so.
+  bool wait(double seconds) {
+    nb::gil_scoped_release release;
+    const auto began = Clock::now();
+    std::unique_lock lock(mutex_);
+    while (!rung_.load() && since(last_) < dozing_ && since(began) < seconds)
+      wake_.wait_for(lock, std::chrono::duration<double>(doze_), [this] { return stopped_; });
+    asleep_.store(true);
+    const auto left = std::chrono::duration<double>(seconds - since(began));
+    wake_.wait_for(lock, left, [this] { return rung_.load(); });
+    asleep_.store(false);
+    if (!rung_.exchange(stopped_)) return false;
+    last_ = Clock::now();
+    return true;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  static double since(Clock::time_point then) {
+    return std::chrono::duration<double>(Clock::now() - then).count();
+  }
+
+  double doze_, dozing_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<bool> rung_ = false, asleep_ = false;
+  bool stopped_ = false;
+  Clock::time_point last_{};
+};
+
 }  // namespace
 
 void bind_wait(nb::module_& m) {
+  nb::class_<Alarm>(m, "Alarm")
+      .def(nb::init<double, double>(), "doze"_a, "dozing"_a)
+      .def("ring", &Alarm::ring)
+      .def("stop", &Alarm::stop)
+      .def("wait", &Alarm::wait, "seconds"_a);
   nb::class_<Wait>(m, "MpiWait")
       .def(nb::init<std::uintptr_t>(), "get_status"_a)
       .def("wait", &Wait::wait, "requests"_a, "quiet"_a, "brief"_a, "least"_a, "most"_a, "share"_a,

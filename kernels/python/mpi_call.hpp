@@ -12,16 +12,15 @@
 #include <optional>
 #include <utility>
 
-#include "python/backoff.hpp"
+#include "engine/backoff.hpp"
 #include "python/bind.hpp"
 #include "python/flight.hpp"
 
 namespace hybridcomp {
 
-constexpr int kSpins = 12;            // polls that do not give way
-constexpr double kYielding = 300e-6;  // seconds in which a poll gives way to whoever waits for the core
-constexpr double kWaiting = 5e-3;     // seconds until the engine takes over
-constexpr double kSleepMin = 20e-6, kSleepMax = 1e-3, kSleepShare = 1.0 / 16;
+constexpr int kSpins = 12;         // looks that do not give way
+constexpr double kWaiting = 5e-3;  // seconds until the engine takes over
+constexpr engine::Pace kPace{.yielding = 300e-6, .least = 20e-6, .most = 1e-3, .share = 1.0 / 16};
 constexpr std::size_t kBrief = 1 << 17;  // bytes that are moved before others may have the interpreter
 
 // MPI's function, and where its arguments are that differ from call to call.
@@ -80,11 +79,12 @@ class MpiCall {
     for (int polls = 1; !code && !done && polls <= kSpins; ++polls)
       code = library_.test(&posted.request, &done, posted.status);
     if (!code && !done) {
-      const Backoff backoff(0, kYielding, kSleepMin, kSleepMax, kSleepShare);
+      engine::Backoff backoff(kPace);
       for (double left = seconds; !code && !done && left > 0; left = seconds - backoff.seconds()) {
         backoff.wait(left);
         code = library_.test(&posted.request, &done, posted.status);
       }
+      if (done) backoff.found();
     }
     posted.done = !code && done;
     return code;

@@ -1,4 +1,4 @@
-"""Waiting for MPI's requests in compiled code, and the lock that is held meanwhile."""
+"""Waiting for MPI's requests in compiled code, the lock that is held meanwhile, and the background thread's alarm."""
 
 from __future__ import annotations
 
@@ -88,3 +88,29 @@ def test_what_waits_for_more_than_messages_is_not_for_it(message):
 def test_an_address_is_needed():
     with pytest.raises(ValueError, match="MPI_Request_get_status"):
         kernels().MpiWait(0)
+
+
+def test_an_alarm_wakes_who_sleeps_and_who_dozes():
+    alarm = kernels().Alarm(1e-3, 0.05)
+    for before in (0.1, 0.01, 0.0):  # asleep, dozing after that ring, and not yet waiting
+        timer = threading.Timer(before, alarm.ring)
+        began = time.monotonic()
+        timer.start()
+        assert alarm.wait(20.0)
+        assert time.monotonic() - began < 10
+        timer.join()
+
+
+def test_a_ring_is_for_one_wait_and_stopping_for_all():
+    alarm = kernels().Alarm(1e-3, 3e-3)
+    began = time.monotonic()
+    assert not alarm.wait(0.02)
+    assert 0.02 <= time.monotonic() - began < 5
+    alarm.ring()
+    alarm.ring()
+    assert alarm.wait(20.0)
+    assert not alarm.wait(0.0)
+    alarm.stop()
+    for _ in range(3):
+        assert alarm.wait(20.0)
+    assert time.monotonic() - began < 10

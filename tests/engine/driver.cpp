@@ -2,10 +2,14 @@
 // runs this.
 //
 //   driver FOLDER ROUNDS [SEED [PART]]    FOLDER: schedules by dump.py; PART: words of what is to run
+#include <sys/epoll.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
 
+#include "engine/arrivals.hpp"
 #include "hostile.hpp"
 #include "messages.hpp"
 
@@ -31,6 +35,46 @@ void stray_write() {
   blocks.give(block);
   lease_of(block).store(0x3f800000);
   expect(blocks.take(4096) == block && !lease_of(block).load(), "a free block has readers");
+}
+
+double slept(Nap& nap, double pause, double longest) {
+  const double began = now();
+  nap.sleep(pause, longest);
+  return now() - began;
+}
+
+// What is written to a pipe ends the sleep of whoever sleeps on the event queue that watches it.
+void woken() {
+  int pipes[2];
+  const int queue = epoll_create1(0);
+  epoll_event event{.events = EPOLLIN, .data = {}};
+  expect(queue >= 0 && !pipe(pipes) && !epoll_ctl(queue, EPOLL_CTL_ADD, pipes[0], &event), "no event queue");
+  Arrivals none({}), arrivals({queue});
+  Nap plain(none), nap(arrivals);
+  expect(slept(plain, 0.02, 60) < 10, "a sleep that nothing can end is longer than a pause");
+  for (int i = 0; i < 3; ++i) {
+    std::thread writer([&] {
+      sleep_for(0.02);
+      expect(write(pipes[1], "x", 1) == 1, "nothing was written");
+    });
+    expect(slept(nap, 20, 60) < 10, "nothing has ended a sleep");
+    writer.join();
+    nap.looked(i < 2);
+    char byte;
+    if (i < 2) expect(read(pipes[0], &byte, 1) == 1, "nothing was read");
+  }
+  // The last one was woken in vain, and something is there still: it sleeps once even so.
+  expect(slept(nap, 0.05, 60) >= 0.05, "there is a look for every packet");
+  nap.looked(false);
+  expect(slept(nap, 20, 60) < 10, "what has come does not end a sleep");
+  nap.looked(true);
+  char byte;
+  expect(read(pipes[0], &byte, 1) == 1, "nothing was read");
+  // Patient, until a look finds what nothing has told of; then not.
+  expect(slept(nap, 0.2, 60) >= 0.8, "whom something would wake is not patient");
+  nap.looked(true);
+  expect(slept(nap, 0.2, 60) < 0.8, "who was late is patient still");
+  for (const int descriptor : {pipes[0], pipes[1], queue}) close(descriptor);
 }
 
 // One operation of all ranks, from a thread each.
@@ -225,6 +269,11 @@ void all(const std::string& folder, int rounds, std::uint64_t seed, const std::s
   if (const char* name = "leases that a stray write has changed"; wanted(name)) {
     Told told(name);
     stray_write();
+    ++told.count;
+  }
+  if (const char* name = "sleeps that a message ends"; wanted(name)) {
+    Told told(name);
+    woken();
     ++told.count;
   }
   if (const char* name = "hostile programs, refused"; wanted(name)) {

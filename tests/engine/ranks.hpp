@@ -292,7 +292,7 @@ class Flight {
 
   // As Python waits: for some milliseconds at a time.
   void wait() const {
-    for (const double until = now() + kPatience; !engine_->wait(*execution_, 5e-3, true);) {
+    for (const double until = now() + kPatience; !engine_->wait(*execution_, 5e-3, 0, true);) {
       expect(now() < until, case_->name + " hangs");
       rank_->compute();
     }

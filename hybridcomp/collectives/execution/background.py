@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybridcomp.collectives.failure.unraisable import report
+from hybridcomp.native import kernels
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.progress import Engine
@@ -17,40 +18,38 @@ _SHARE = 1 / 4
 _MIN = 300e-6
 _ASIDE = 0.1  # at most, while the foreground polls
 _IDLE = 0.1  # between polls of notices while nothing is in flight
-# So often, for so long, it looks for operations after the last one has moved: to wake a thread costs whoever starts an
+# So often, for so long, it looks for operations after it was woken: to wake a thread costs whoever starts an
 # operation more than all else that the start does in Python.
 _DOZE = 1e-3
-_DOZING = 10e-3
+_DOZING = 3e-3
+_FOR_EVER = 3600.0
 _STOP_SECONDS = 10.0  # a poll takes far less; a callback of the caller's may never come back
 
 
 class Background:
-    """A thread that polls an engine.
-
-    Attributes:
-        dozes: it polls soon, whether it is woken or not.
-    """
+    """A thread that polls an engine while operations are in flight for which nobody waits."""
 
     def __init__(self, engine: Engine) -> None:
-        self.dozes = False
         self._engine = engine
-        self._wake = threading.Event()
+        self._alarm: Any = None
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self.wake = self._begin
 
-    def wake(self) -> None:
-        """Wake the thread, so that it polls now."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hybridcomp-progress", daemon=True)
-            self._thread.start()
-            atexit.register(self._engine.stop)
-        self._wake.set()
+    def _begin(self) -> None:
+        """Start the thread; from then on ``wake`` has it poll, soon or now."""
+        self._alarm = kernels().Alarm(_DOZE, _DOZING)
+        self.wake = self._alarm.ring
+        self.wake()
+        self._thread = threading.Thread(target=self._run, name="hybridcomp-progress", daemon=True)
+        self._thread.start()
+        atexit.register(self._engine.stop)
 
     def stop(self) -> None:
         """Stop the thread, which ends after at most one poll: MPI must not be finalised while it polls."""
         self._stopping = True
-        self._wake.set()
         if self._thread is not None:
+            self._alarm.stop()
             self._thread.join(timeout=_STOP_SECONDS)
 
     def _run(self) -> None:
@@ -62,18 +61,11 @@ class Background:
 
     def _go_on(self) -> None:
         engine = self._engine
-        idle = engine.idle
-        if (idle or engine.foreground.waits) and engine.quiet() < _DOZING:
-            self.dozes = True
-            time.sleep(_DOZE)
-            self.dozes = False  # and then it polls what there is
-        elif idle:
-            self._wake.clear()
-            if engine.idle and not self._wake.wait(_IDLE if engine.listens else None):
+        if engine.idle:
+            if not self._alarm.wait(_IDLE if engine.listens else _FOR_EVER) and engine.idle:
                 engine.listen_idle()
         elif engine.foreground.waits:
-            self._wake.wait(_ASIDE)
-            self._wake.clear()
+            self._alarm.wait(_ASIDE)
         else:
             engine.poll()
             time.sleep(engine.foreground.pause(_MIN, _SHARE))

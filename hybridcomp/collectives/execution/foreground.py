@@ -24,6 +24,7 @@ _AGE_SHARE = 1 / 400
 # A thread that waits beside others which compute.
 _ASIDE_MIN = 500e-6
 LISTEN = 5e-3  # between polls of notices while operations wait
+_NATIVELY = 20e-3  # in compiled code, before notices are polled, and signals answered
 
 
 class Foreground:
@@ -40,21 +41,23 @@ class Foreground:
 
     def wait(self, request: Request, timeout: float | None) -> None:
         """Poll until ``request`` has ended; see :meth:`Request.wait`."""
-        if request.run is not None and not request.done and (timeout is None or timeout > LISTEN):
+        began = time.monotonic()
+        if request.run is not None and not request.done and (timeout is None or timeout > _NATIVELY):
             # What nobody has polled yet is left to compiled code, which needs no lock of the engine's.
             self._waiting += 1
             try:
-                request.run.wait(LISTEN)
+                request.run.wait(_NATIVELY)
             finally:
                 self._waiting -= 1
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else began + timeout
 
         def ended() -> bool:
             if not request.done and deadline is not None and time.monotonic() > deadline:
                 raise request.late(timeout)
             return request.done
 
-        self.attend(ended)
+        with deferral:
+            self._attend(ended, request, began=began)
 
     def attend(self, until: Callable[[], bool], *, aside: bool = False) -> None:
         """Poll in this thread until a condition holds, tested after every poll; what it raises ends this, too.
@@ -64,11 +67,12 @@ class Foreground:
             aside: other threads of this process compute meanwhile: poll less often.
         """
         with deferral:
-            self._attend(until, aside)
+            self._attend(until, aside=aside, began=time.monotonic())
 
-    def _attend(self, until: Callable[[], bool], aside: bool) -> None:
+    def _attend(
+        self, until: Callable[[], bool], request: Request | None = None, *, aside: bool = False, began: float
+    ) -> None:
         least = _ASIDE_MIN if aside else SLEEP_MIN
-        began = time.monotonic()
         polls = 0
         self._waiting += 1
         try:
@@ -78,8 +82,9 @@ class Foreground:
                     return
                 if deferral.came:
                     deferral.answer()
-                between = max(least, (time.monotonic() - began) * _AGE_SHARE)
-                if not aside and self.wait_natively():
+                waited = time.monotonic() - began
+                between = max(least, waited * _AGE_SHARE)
+                if not aside and self.wait_natively(request, waited):
                     continue
                 if not aside and self._wait_for_messages(between):
                     continue
@@ -92,13 +97,19 @@ class Foreground:
             self._waiting -= 1
             self._engine.hand_over()
 
-    def wait_natively(self) -> bool:
-        """Wait for the compiled engine, if nothing else is in flight; return whether it was so."""
+    def wait_natively(self, request: Request | None = None, waited: float = 0.0) -> bool:
+        """Wait for an operation of the compiled engine, if nothing else is in flight; return whether it was so.
+
+        Args:
+            request: the operation; None is any.
+            waited: seconds that this thread has waited for it.
+        """
         engine = self._engine
-        runs = [request._pending.run for request in engine._active]
+        runs = [active._pending.run for active in engine._active]
         if not runs or None in runs:
             return False
-        if not runs[0].wait(LISTEN) and engine._lock.busy():
+        run = None if request is None else request._pending.run
+        if not (runs[0] if run is None else run).wait(_NATIVELY, waited) and engine._lock.busy():
             time.sleep(SLEEP_MIN)  # the engine may ask Python for a step that another thread will take
         return True
 

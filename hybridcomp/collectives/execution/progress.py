@@ -103,7 +103,7 @@ class Engine:
 
     def poll_soon(self) -> None:
         """Have somebody poll what has been started: this thread if it is next, or the background one."""
-        if not self._background.dozes and self.attending != threading.get_ident():
+        if self.attending != threading.get_ident():
             self._background.wake()
 
     def _take_in(self) -> list[Request]:
@@ -158,7 +158,7 @@ class Engine:
 
     def hand_over(self) -> None:
         """Let the background thread go on with what is in flight, as a thread that has polled does so no longer."""
-        if not (self.idle or self._background.dozes):
+        if not self.idle:
             self._background.wake()
 
     def cancel(self, request: Request) -> bool:

@@ -1,0 +1,56 @@
+// Sleeping until something has come over the sockets of MPI.
+//
+// MPI has no call that sleeps until a message is there. But the libraries that carry its messages (libfabric,
+// UCX, Open MPI's own) watch their sockets by epoll, and a thread can sleep on a descriptor of epoll like on
+// any other: it wakes as bytes come, and need not look at MPI every few microseconds to learn that. These
+// descriptors are only a hint. Messages may come by shared memory, and another thread may have read what a
+// descriptor told of: so every sleep is bounded, and where sleeps end too late, they become short ones again.
+#pragma once
+
+#include <poll.h>
+
+#include <atomic>
+#include <vector>
+
+namespace hybridcomp::engine {
+
+// Sleep for so many seconds, to a microsecond; a signal ends it.
+void sleep_for(double seconds);
+
+// The descriptors of this process's event queues.
+class Arrivals {
+ public:
+  // Those that there were when this was first called: MPI makes its own in MPI_Init.
+  static Arrivals& of_process();
+
+  // Takes the descriptors, of which it keeps copies; for tests.
+  explicit Arrivals(const std::vector<int>& descriptors);
+
+ private:
+  friend class Nap;
+
+  std::vector<pollfd> copies_;
+  std::atomic<int> doubts_ = 0;  // sleeps that are to be short
+};
+
+// The sleeps of one thread that waits, between its looks at MPI.
+class Nap {
+ public:
+  explicit Nap(Arrivals& arrivals = Arrivals::of_process()) : arrivals_(arrivals) {}
+
+  // Sleep for `pause` seconds, as one sleeps whom nothing wakes. Where something that comes wakes this
+  // thread, for several times as long, but `longest` at most.
+  void sleep(double pause, double longest);
+
+  // Tell whether a look after the sleep has found something.
+  void looked(bool found);
+
+ private:
+  enum class Last { kNone, kSlept, kWoken };
+
+  Arrivals& arrivals_;
+  Last last_ = Last::kNone;
+  bool in_vain_ = false;  // the last waking: only a part of a message has come
+};
+
+}  // namespace hybridcomp::engine
