@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -50,6 +50,12 @@ class StatRow:
     def key(self) -> tuple[str, str, str, str]:
         """Return the fields that make calls one kind: axis, operation, codec and reason."""
         return (self.axis, self.op, self.codec, self.reason)
+
+    def copy(self) -> StatRow:
+        """Return a row with the same totals."""
+        row = StatRow(self.axis, self.op, self.codec, self.reason)
+        row.add(self)
+        return row
 
     def add(self, other: StatRow) -> None:
         """Add another row's totals to this one."""
@@ -260,22 +266,26 @@ class StatTable:
     def rows(self) -> list[StatRow]:
         """Return copies of the rows, sorted by axis, operation and codec."""
         with self._lock:
-            return [replace(row) for _, row in sorted(self._rows.items()) if row.calls]
+            return [row.copy() for _, row in sorted(self._rows.items()) if row.calls]
 
 
 def merge(tables: Iterable[Iterable[StatRow]]) -> list[StatRow]:
     """Sum the rows of several communicators by kind."""
     merged: dict[tuple[str, str, str, str], StatRow] = {}
     for row in (row for table in tables for row in table):
-        merged.setdefault(row.key, StatRow(*row.key)).add(row)
+        key = row.key
+        if key in merged:
+            merged[key].add(row)
+        else:
+            merged[key] = row.copy()
     return [row for _, row in sorted(merged.items())]
 
 
 def since(before: Iterable[StatRow], now: Iterable[StatRow]) -> list[StatRow]:
     """Return the difference of the rows ``now`` and ``before``, without kinds that have no new call."""
     old = {row.key: row for row in before}
-    new = [replace(row) for row in now]
+    new = [row.copy() for row in now]
     for row in new:
-        if row.key in old:
+        if old and row.key in old:
             row.subtract(old[row.key])
     return [row for row in new if row.calls]

@@ -173,7 +173,7 @@ class Policy:
         """Tell whether any rule asks where in the model a message belongs."""
         return any(rule.places for rule in self._rules)
 
-    @property
+    @functools.cached_property
     def last_warmup_step(self) -> int:
         """Return the step from which on answers no longer change."""
         return max(rule.warmup_steps for rule in self._rules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -26,7 +27,7 @@ class Topology:
     dp: int
     tp: int
 
-    @property
+    @functools.cached_property
     def sizes(self) -> dict[str, int]:
         """Return the size of each axis."""
         return {axis: self.mesh.size(i) for i, axis in enumerate(AXES)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,10 @@ def parse_form(spec: str | Form, **options: Any) -> Form:
         return spec
     if not isinstance(spec, str):
         raise ValueError(f"form must be one of {', '.join(FORMS)}, not {spec!r}")
+    return _parsed(spec) if not options else _parse(spec, options)
+
+
+def _parse(spec: str, options: Mapping[str, Any]) -> Form:
     name, given = parse_spec(spec)
     if name not in _DEFAULTS:
         raise ValueError(f"unknown form of error feedback {name!r}; known: {', '.join(FORMS)}")
@@ -68,6 +73,11 @@ def parse_form(spec: str | Form, **options: Any) -> Form:
         if key not in defaults:
             raise ValueError(f"form {name!r} has no parameter {key!r}; {takes}")
     return Form(name, {key: _checked(key, merged.get(key, value)) for key, value in defaults.items()})
+
+
+@functools.lru_cache(64)
+def _parsed(spec: str) -> Form:
+    return _parse(spec, {})
 
 
 def _checked(key: str, value: Any) -> Any:

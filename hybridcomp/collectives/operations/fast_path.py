@@ -72,6 +72,7 @@ class FastPath(MpiStarter):
     def _reconsider(self) -> None:
         """Drop the cached operations, and read again what policy and axis allow."""
         self._learnt.forget()
+        self._learnt.settled_from = self.policy.last_warmup_step
         # Operations that are compared in detail take the usual way always, and so do all of a policy that asks where in
         # a model they belong: what is learnt of an array here does not know.
         detail, places = self._comparison is not None, self.policy.places

@@ -72,22 +72,24 @@ class Learnt:
 
     Attributes:
         operations: by key.
-        step: the training step at which the policy was asked about all of them.
+        step: the latest training step of an operation.
+        settled_from: the training step from which on the policy's answers no longer change.
         recorder: of the trace that what ends now belongs to.
     """
 
     def __init__(self, rank: int, table: StatTable) -> None:
         self.operations: dict[Key, Any] = {}
-        self.step = 0
+        self.step = self.settled_from = 0
         self.recorder = trace.recorder
         self._rank = rank
         self._table = table
 
     def find(self, key: Key, step: int) -> Any:
         """Return the operation of a key, at a training step."""
-        if len(self.operations) >= _MOST_OPERATIONS or step != self.step:
+        settled = self.settled_from
+        if len(self.operations) >= _MOST_OPERATIONS or min(step, settled) != min(self.step, settled):
             self.forget()
-            self.step = step
+        self.step = step
         operation = self.operations.get(key)
         if operation is None:
             what = key[0]
