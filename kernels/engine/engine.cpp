@@ -106,8 +106,8 @@ void Engine::start(const std::shared_ptr<Execution>& execution, double seconds) 
     collect();
     execution->start();
     const double began = now();
-    moved_.store(began);
     quiet_since_.store(began);
+    if (seconds > 0) moved_.store(began);  // else the caller waits: the thread need not look
     for (const double until = began + seconds; execution->ready() && now() < until;) execution->compute();
     retire();
   }
