@@ -27,6 +27,14 @@ def report(name: str) -> str:
     return f"{shown}\n\n{text}\nMeasured on: {machine}.\n"
 
 
+def losses(name: str) -> str:
+    """What a study's report says of losses, where its speeds were measured again in a run of their own."""
+    text = (RESULTS / name / "report.md").read_text(encoding="utf-8")
+    about_losses, _, _ = text.partition("**Speed")
+    shown = [line for line in text.splitlines() if line.startswith("- ") and " faster " not in line]
+    return f"![loss](../benchmarks/results/{name}/loss.png)\n\n{about_losses}" + "\n".join(shown) + "\n"
+
+
 def pipelines(_: str) -> str:
     """Steps of pipelines by micro-batches."""
     values = _load("schedules/pipelines.json")
@@ -91,7 +99,7 @@ def _load(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-WRITERS = {"pipelines": pipelines, "cyclic-balance": cyclic, "techniques": techniques}
+WRITERS = {"policies": losses, "pipelines": pipelines, "cyclic-balance": cyclic, "techniques": techniques}
 
 
 def main() -> None:

@@ -43,30 +43,12 @@ class MpiStarter(Session, OperationStarter):
         algorithm: str | None = None,
         feedback: Callable[[Carrier], Any] | None = None,
     ) -> Request | None:
-        """Start an operation in the compiled engine; None where the engine does not do it.
-
-        The arguments are those of :meth:`_scheduled`.
-        """
+        """Start an operation in the compiled engine: see :meth:`.OperationStarter._compiled`."""
         programs = self._programs
         program = None if programs is None else programs.find(key, algorithm)
         if program is None:
             return None
         return self._execute(program, key.codec, call, operands, feedback=feedback)
-
-    def _scheduled(
-        self,
-        key: OperationKey,
-        call: Call,
-        operands: Operands,
-        *,
-        algorithm: str | None = None,
-        feedback: Callable[[Carrier], Any] | None = None,
-    ) -> Request:
-        """Start an operation whose messages are encoded: in the compiled engine, else step by step in Python."""
-        request: Request | None = self._compiled(key, call, operands, algorithm=algorithm, feedback=feedback)
-        if request is None:
-            request = super()._scheduled(key, call, operands, algorithm=algorithm, feedback=feedback)
-        return request
 
     def _start_joined(
         self,

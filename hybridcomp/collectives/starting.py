@@ -148,7 +148,7 @@ class OperationStarter(abc.ABC):
         algorithm: str | None = None,
         feedback: Callable[[Carrier], Any] | None = None,
     ) -> Any:
-        """Start an operation whose messages are encoded.
+        """Start an operation whose messages are encoded: in the compiled engine, else step by step in Python.
 
         Args:
             key: the operation.
@@ -157,6 +157,9 @@ class OperationStarter(abc.ABC):
             algorithm: the caller's; None to choose.
             feedback: as of :meth:`_carried`.
         """
+        request = self._compiled(key, call, operands, algorithm=algorithm, feedback=feedback)
+        if request is not None:
+            return request
         key = key._replace(compresses=True)
         schedule = self._schedules.find(key, algorithm)
         tags = self._tags()
@@ -168,6 +171,21 @@ class OperationStarter(abc.ABC):
             on_host=schedule.on_host,  # the sizes of messages decide, which a device's do not tell in time
             feedback=feedback,
         )
+
+    def _compiled(
+        self,
+        key: OperationKey,
+        call: Call,
+        operands: Operands,
+        *,
+        algorithm: str | None = None,
+        feedback: Callable[[Carrier], Any] | None = None,
+    ) -> Any:
+        """Start an operation in the compiled engine; None where that does not do it, or is not in use.
+
+        The arguments are those of :meth:`_scheduled`.
+        """
+        return None
 
     def _start_joined(
         self,

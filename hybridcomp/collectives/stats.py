@@ -269,6 +269,11 @@ class StatTable:
             return [row.copy() for _, row in sorted(self._rows.items()) if row.calls]
 
 
+def allreduce_bytes(nbytes: int, ranks: int) -> int:
+    """Return the bytes that a rank sends in an uncompressed all-reduce by the usual algorithms."""
+    return 2 * (ranks - 1) * nbytes // ranks
+
+
 def merge(tables: Iterable[Iterable[StatRow]]) -> list[StatRow]:
     """Sum the rows of several communicators by kind."""
     merged: dict[tuple[str, str, str, str], StatRow] = {}

@@ -18,6 +18,7 @@ namespace {
 
 constexpr double kPatience = 4;       // times as long does one sleep who is woken
 constexpr int kDoubts = 16;           // short sleeps after one that nothing has ended in time
+constexpr int kMostDoubts = 4096;     // after many such ones: messages come by other ways
 constexpr std::size_t kMostKept = 8;  // descriptors: MPI has one or two
 
 timespec time_of(double seconds) {
@@ -62,7 +63,7 @@ Arrivals& Arrivals::of_process() {
 }
 
 // Copies, so that a number that is closed and used again is never taken for what it was.
-Arrivals::Arrivals(const std::vector<int>& descriptors) {
+Arrivals::Arrivals(const std::vector<int>& descriptors) : next_doubts_(kDoubts) {
   for (const int descriptor : descriptors) {
     if (copies_.size() == kMostKept) break;
     const int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
@@ -70,31 +71,39 @@ Arrivals::Arrivals(const std::vector<int>& descriptors) {
   }
 }
 
+void Arrivals::late() {
+  const int doubts = next_doubts_.load(std::memory_order_relaxed);
+  doubts_.store(doubts, std::memory_order_relaxed);
+  next_doubts_.store(std::min(2 * doubts, kMostDoubts), std::memory_order_relaxed);
+}
+
 void Nap::sleep(double pause, double longest) {
-  last_ = Last::kNone;
-  if (in_vain_ || arrivals_.copies_.empty()) {
-    // The rest of a message comes soon: a look for every packet would cost more than it brings.
-    in_vain_ = false;
-    sleep_for(pause);
-    return;
+  std::array<pollfd, kMostKept + 1> polled;
+  std::size_t count = 0;
+  if (also_ >= 0) polled[count++] = {also_, POLLIN, 0};
+  // After a waking in vain the rest of a message comes soon: a look for every packet would cost more than it
+  // brings.
+  const bool watches = !in_vain_ && !arrivals_.copies_.empty();
+  in_vain_ = false;
+  if (watches) {
+    for (const pollfd& copy : arrivals_.copies_) polled[count++] = copy;
+    int doubts = arrivals_.doubts_.load(std::memory_order_relaxed);
+    if (doubts > 0)
+      arrivals_.doubts_.compare_exchange_weak(doubts, doubts - 1, std::memory_order_relaxed);
+    else
+      pause = std::max(pause, std::min(kPatience * pause, longest));
   }
-  int doubts = arrivals_.doubts_.load(std::memory_order_relaxed);
-  if (doubts > 0)
-    arrivals_.doubts_.compare_exchange_weak(doubts, doubts - 1, std::memory_order_relaxed);
-  else
-    pause = std::max(pause, std::min(kPatience * pause, longest));
   sleep_precisely();
-  std::array<pollfd, kMostKept> polled;
-  const std::size_t count = arrivals_.copies_.size();
-  std::copy_n(arrivals_.copies_.begin(), count, polled.begin());
   const timespec time = time_of(pause);
-  last_ = ppoll(polled.data(), count, &time, nullptr) > 0 ? Last::kWoken : Last::kSlept;
+  const int ready = ppoll(polled.data(), count, &time, nullptr);
+  last_ = !watches ? Last::kNone : ready > 0 ? Last::kWoken : Last::kSlept;
 }
 
 void Nap::looked(bool found) {
   if (last_ == Last::kWoken) in_vain_ = !found;
   // It may have been there for long.
-  if (last_ == Last::kSlept && found) arrivals_.doubts_.store(kDoubts, std::memory_order_relaxed);
+  if (last_ == Last::kSlept && found) arrivals_.late();
+  if (last_ == Last::kWoken && found) arrivals_.next_doubts_.store(kDoubts, std::memory_order_relaxed);
   last_ = Last::kNone;
 }
 

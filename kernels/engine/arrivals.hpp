@@ -29,14 +29,20 @@ class Arrivals {
  private:
   friend class Nap;
 
+  // Something was there that no descriptor has told of.
+  void late();
+
   std::vector<pollfd> copies_;
-  std::atomic<int> doubts_ = 0;  // sleeps that are to be short
+  std::atomic<int> doubts_ = 0;       // sleeps that are to be short
+  std::atomic<int> next_doubts_ = 0;  // after the next that ends too late
 };
 
 // The sleeps of one thread that waits, between its looks at MPI.
 class Nap {
  public:
-  explicit Nap(Arrivals& arrivals = Arrivals::of_process()) : arrivals_(arrivals) {}
+  // `also`: a descriptor that ends its sleeps, too, when it is readable; -1 for none.
+  explicit Nap(int also = -1, Arrivals& arrivals = Arrivals::of_process())
+      : arrivals_(arrivals), also_(also) {}
 
   // Sleep for `pause` seconds, as one sleeps whom nothing wakes. Where something that comes wakes this
   // thread, for several times as long, but `longest` at most.
@@ -49,6 +55,7 @@ class Nap {
   enum class Last { kNone, kSlept, kWoken };
 
   Arrivals& arrivals_;
+  int also_;
   Last last_ = Last::kNone;
   bool in_vain_ = false;  // the last waking: only a part of a message has come
 };

@@ -22,8 +22,9 @@ struct Pace {
 // where the core is wanted by others. Then sleeps.
 class Backoff {
  public:
-  // `quiet`: seconds for which nothing has happened already.
-  explicit Backoff(const Pace& pace, double quiet = 0) : pace_(pace), quiet_(quiet) {}
+  // `quiet`: seconds for which nothing has happened already; `also`: as of Nap.
+  explicit Backoff(const Pace& pace, double quiet = 0, int also = -1)
+      : pace_(pace), quiet_(quiet), nap_(also) {}
 
   // Seconds since this was made.
   double seconds() const {

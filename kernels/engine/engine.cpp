@@ -235,8 +235,14 @@ bool Engine::rest(double pause, double longest, Nap* nap) {
 
 bool Engine::wait(const Execution& execution, double seconds, double waited, bool for_python) {
   // Who computes one of Python's steps goes on with the next: others need not look for it.
-  const auto over = [&] { return execution.done() || (for_python && asked_.load() && !taken_.load()); };
-  if (over()) return execution.done();
+  const auto over = [&] {
+    return execution.done() || (for_python && (news_.load() || (asked_.load() && !taken_.load())));
+  };
+  const auto told = [&] {
+    if (for_python) news_.store(false);  // Python looks at all operations now
+    return execution.done();
+  };
+  if (over()) return told();
   waiters_.fetch_add(1);
   Nap nap;
   int looks = 0;
@@ -268,9 +274,9 @@ bool Engine::wait(const Execution& execution, double seconds, double waited, boo
     }
     if (rest(std::min(kPace.pause(quiet), until - time), until - time, &nap)) looks = 0;
   }
-  const bool asked = !execution.done() && over();  // Python takes that, and comes back
-  if (waiters_.fetch_sub(1) == 1 && in_flight_.load() && !asked) wake();
-  return execution.done();
+  const bool back = !execution.done() && over();  // Python does what there is to do, and comes back
+  if (waiters_.fetch_sub(1) == 1 && in_flight_.load() && !back) wake();
+  return told();
 }
 
 void Engine::abandon(Execution& execution) {

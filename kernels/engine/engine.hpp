@@ -29,7 +29,8 @@ class Engine {
   void start(const std::shared_ptr<Execution>& execution, double seconds);
   // Make progress until an operation has ended, for so many seconds at most; whether it has. `waited`:
   // seconds that the caller has waited for it already. `for_python`: or until any operation has a step that
-  // Python is to compute, and Python is at none.
+  // Python is to compute, and Python is at none, or one that is watched has ended: the caller looks at all of
+  // them then.
   bool wait(const Execution& execution, double seconds, double waited = 0, bool for_python = false);
   // Look once at all operations; false if nothing moved, or another thread does that.
   bool poll();

@@ -1,5 +1,7 @@
 // Waiting for any of MPI's requests, and for somebody to ring, at a fraction of what that costs in Python.
 #include <nanobind/stl/vector.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -23,13 +25,18 @@ class Wait {
   explicit Wait(std::uintptr_t get_status) : get_status_(reinterpret_cast<GetStatus>(get_status)) {
     if (!get_status) Buffer::fail("MPI_Request_get_status has an address");
   }
+  ~Wait() {
+    if (bell_ >= 0) close(bell_);
+  }
+  Wait(const Wait&) = delete;
+  Wait& operator=(const Wait&) = delete;
 
   // See PollingLock in hybridcomp/collectives/execution/wait.py.
   bool wait(const std::vector<std::uint64_t>& requests, double quiet, double brief, double least, double most,
             double share, double longest) {
     nb::gil_scoped_release release;
     alignas(16) std::array<std::uint8_t, 256> status;  // more than any MPI's
-    engine::Backoff backoff({.yielding = brief, .least = least, .most = most, .share = share}, quiet);
+    engine::Backoff backoff({.yielding = brief, .least = least, .most = most, .share = share}, quiet, bell_);
     while (true) {
       for (const std::uint64_t request : requests) {
         int done = 0;
@@ -40,16 +47,25 @@ class Wait {
         }
       }
       const double left = longest - backoff.seconds();
-      if (left <= 0 || wanted_.load(std::memory_order_relaxed)) return false;
+      if (left <= 0 || wanted_.load()) return false;
       backoff.wait(left);
     }
   }
 
-  void want(int change) { wanted_.fetch_add(change, std::memory_order_relaxed); }
+  // A thread wants the lock of the one that waits, or (-1) has it.
+  void want(int change) {
+    wanted_.fetch_add(change);
+    std::uint64_t count = 1;
+    const ssize_t moved =
+        change > 0 ? write(bell_, &count, sizeof(count)) : read(bell_, &count, sizeof(count));
+    static_cast<void>(
+        moved);  // the bell has rung already, or another thread has read it: then it does no more
+  }
 
  private:
   GetStatus get_status_;
   std::atomic<int> wanted_ = 0;
+  int bell_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);  // ends the sleep of the thread that waits
 };
 
 // What a background thread sleeps on. To wake a thread costs whoever does it more than to start an operation:

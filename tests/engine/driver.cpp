@@ -50,7 +50,7 @@ void woken() {
   epoll_event event{.events = EPOLLIN, .data = {}};
   expect(queue >= 0 && !pipe(pipes) && !epoll_ctl(queue, EPOLL_CTL_ADD, pipes[0], &event), "no event queue");
   Arrivals none({}), arrivals({queue});
-  Nap plain(none), nap(arrivals);
+  Nap plain(-1, none), nap(-1, arrivals), other(pipes[0], none);
   expect(slept(plain, 0.02, 60) < 10, "a sleep that nothing can end is longer than a pause");
   for (int i = 0; i < 3; ++i) {
     std::thread writer([&] {
@@ -68,6 +68,7 @@ void woken() {
   nap.looked(false);
   expect(slept(nap, 20, 60) < 10, "what has come does not end a sleep");
   nap.looked(true);
+  expect(slept(other, 20, 60) < 10, "the other descriptor does not end a sleep");
   char byte;
   expect(read(pipes[0], &byte, 1) == 1, "nothing was read");
   // Patient, until a look finds what nothing has told of; then not.

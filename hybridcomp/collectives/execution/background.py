@@ -33,17 +33,20 @@ class Background:
         self._engine = engine
         self._alarm: Any = None
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._stopping = False
         self.wake = self._begin
 
     def _begin(self) -> None:
         """Start the thread; from then on ``wake`` has it poll, soon or now."""
-        self._alarm = kernels().Alarm(_DOZE, _DOZING)
-        self.wake = self._alarm.ring
+        with self._starting:
+            if self._thread is None:
+                self._alarm = kernels().Alarm(_DOZE, _DOZING)
+                self._thread = threading.Thread(target=self._run, name="hybridcomp-progress", daemon=True)
+                self._thread.start()
+                atexit.register(self._engine.stop)
+                self.wake = self._alarm.ring
         self.wake()
-        self._thread = threading.Thread(target=self._run, name="hybridcomp-progress", daemon=True)
-        self._thread.start()
-        atexit.register(self._engine.stop)
 
     def stop(self) -> None:
         """Stop the thread, which ends after at most one poll: MPI must not be finalised while it polls."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from hybridcomp.collectives.execution.completion import Completion
 from hybridcomp.collectives.execution.steps import Forsaken, Pending, Steps, sender
 from hybridcomp.collectives.failure.notices import Notices, absentees
-from hybridcomp.collectives.failure.signals import deferral
-from hybridcomp.collectives.failure.unraisable import report
 from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchError
 
 if TYPE_CHECKING:
@@ -29,15 +27,11 @@ _NAMED = "{} number {} on axis {!r}, rank {} of {}"
 
 _MOST_NOTES = 16  # of steps in an error
 
-_callback_lock = threading.Lock()
 
-
-class Request:
+class Request(Completion):
     """A started operation.
 
     Attributes:
-        done: it has ended, well or not, and its callbacks have run.
-        exception: the error it ended with.
         status: of a receive, valid once it is done: source and tag, or that it was cancelled.
         number: its sequence number, where ranks tell each other how it fares.
         run: of the compiled engine, where that has begun it, until it has ended.
@@ -56,9 +50,8 @@ class Request:
         notices: Notices | None = None,
         number: int = 0,
     ) -> None:
+        super().__init__()
         self._what = what
-        self.done = False
-        self.exception: BaseException | None = None
         self.status = status
         self.number = number
         self.run: Any = None
@@ -72,7 +65,6 @@ class Request:
         self._deadline = time.monotonic() + timeout
         self._asking = False
         self._ended = False
-        self._callbacks: list[Callable[[Request], None]] = []
 
     @property
     def what(self) -> str:
@@ -118,18 +110,6 @@ class Request:
         can be cancelled, since other ranks take part in it: then this returns False and has no other effect.
         """
         return self._engine.cancel(self)
-
-    def add_done_callback(self, fn: Callable[[Request], None]) -> None:
-        """Call ``fn(self)`` when the operation ends, or at once if it has; no lock is held in the call.
-
-        Whoever waits for the operation returns only after its callbacks. What one raises goes to
-        ``sys.unraisablehook``.
-        """
-        with deferral, _callback_lock:
-            if not self.done:
-                self._callbacks.append(fn)
-                return
-        self._call(fn)
 
     # -- the engine's side ---------------------------------------------------------------------------
 
@@ -213,27 +193,6 @@ class Request:
             self._pending, self.run = _NOTHING, None
         self.exception = error
         self._ended = True
-
-    def _run_callbacks(self) -> None:
-        interrupted: BaseException | None = None
-        while True:
-            with _callback_lock:
-                if not self._callbacks:
-                    self.done = True
-                    break
-                fn = self._callbacks.pop(0)
-            try:
-                self._call(fn)
-            except BaseException as error:  # of a signal that came while the callback waited
-                interrupted = error
-        if interrupted is not None:
-            raise interrupted
-
-    def _call(self, fn: Callable[[Request], None]) -> None:
-        try:
-            fn(self)
-        except Exception as error:
-            report(error, f"{fn!r}, a callback of {self.what}")
 
     def late(self, timeout: float | None = None) -> CollectiveTimeoutError:
         """Return the error of an operation whose time is over; its notes list the steps that wait.

@@ -78,7 +78,8 @@ def bcast(
             Operands(None, buf, device, loads=loads),
         )
     key = OperationKey.of("broadcast", choice, buf.dtype, (buf.size,), root=root)
-    return comm._scheduled(key, call, Operands(buf, buf, device), algorithm=algorithm)
+    request: Request = comm._scheduled(key, call, Operands(buf, buf, device), algorithm=algorithm)
+    return request
 
 
 def allgatherv(
@@ -270,7 +271,8 @@ def _start_exchange(
         return comm._native(
             lambda s, r, ticket, events: native(lambda: post(s, r), ticket, events), call, operands
         )
-    return comm._scheduled(key, call, operands, algorithm=algorithm)
+    request: Request = comm._scheduled(key, call, operands, algorithm=algorithm)
+    return request
 
 
 def raw_parts(flat: Flat, extents: Extents) -> list[Any]:

@@ -15,7 +15,7 @@ from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.linear import Part, linear_allreduce
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.starting import Operands, OperationStarter
-from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.stats import Call, allreduce_bytes
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback
 
@@ -67,7 +67,7 @@ def allreduce_parts(
     about = {"counts": counts, "dtype": data.dtype, "reduction": reduction, "name": names}
 
     def call() -> Call:
-        return comm._call("all_reduce", choice, nbytes, 2 * (comm.size - 1) * nbytes // comm.size, **about)
+        return comm._call("all_reduce", choice, nbytes, allreduce_bytes(nbytes, comm.size), **about)
 
     if codec.linear:
         arrays = [_part(data, part) for part in parts]

@@ -28,7 +28,7 @@ from hybridcomp.collectives.mpi_starting import MpiStarter
 from hybridcomp.collectives.operations.flat_parts import allreduce_encoded, remembering
 from hybridcomp.collectives.session import Op
 from hybridcomp.collectives.starting import Operands
-from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.stats import Call, allreduce_bytes
 from hybridcomp.collectives.vectors import following
 from hybridcomp.policy import Choice
 
@@ -96,7 +96,7 @@ def allreduce(
         send = copied(send)
     choice = choose_sum(comm, "all_reduce", recv, op, name, phase, codec)
     about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": name}
-    call = comm._call("all_reduce", choice, recv.nbytes, 2 * (p - 1) * recv.nbytes // p, **about)
+    call = comm._call("all_reduce", choice, recv.nbytes, allreduce_bytes(recv.nbytes, p), **about)
     operands, reduction = Operands(send, recv, device), reduction_of(op)
     request: Request | None
     if framed or choice.codec.linear or uses_schedule(choice, recv, op):
@@ -147,7 +147,10 @@ def reduce_scatter_block(
     feedback, form = remembering(comm, "reduce_scatter", choice, name, send.size)
     counts = (recv.size,) * p
     key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, reduction_of(op), feedback=form)
-    return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback)
+    request: Request = comm._scheduled(
+        key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback
+    )
+    return request
 
 
 def reduce_scatter(
@@ -185,7 +188,8 @@ def reduce_scatter(
     key = OperationKey.of(
         "reduce_scatter", choice, send.dtype, tuple(counts), reduction_of(op), feedback=form, sends=extents
     )
-    return comm._scheduled(key, call, Operands(send, recv, device), feedback=feedback)
+    request: Request = comm._scheduled(key, call, Operands(send, recv, device), feedback=feedback)
+    return request
 
 
 def reduce(
@@ -216,7 +220,8 @@ def reduce(
             f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
         )
     key = OperationKey.of("reduce", choice, send.dtype, (send.size,), reduction_of(op), root=root)
-    return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
+    request: Request = comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
+    return request
 
 
 def barrier(comm: MpiStarter) -> Request:

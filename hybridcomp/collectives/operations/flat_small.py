@@ -16,6 +16,7 @@ from hybridcomp.collectives.device.streams import callers_events, stream_pool
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.operations.flat_parts import Extent
 from hybridcomp.collectives.starting import Operands, OperationStarter
+from hybridcomp.collectives.stats import allreduce_bytes
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice
 
@@ -38,7 +39,7 @@ def allreduce_small(comm: OperationStarter, data: Flat, parts: Sequence[Extent],
     nbytes = size * data.dtype.itemsize
     names = ", ".join(part.name for part in parts)
     about = {"count": size, "dtype": data.dtype, "reduction": reduction, "name": names}
-    call = comm._call("all_reduce", SMALL, nbytes, 2 * (comm.size - 1) * nbytes // comm.size, **about)
+    call = comm._call("all_reduce", SMALL, nbytes, allreduce_bytes(nbytes, comm.size), **about)
     arrays: list[Any] = [data.data[part.start : part.start + part.size] for part in parts]
 
     def summed(carrier: Carrier, together: Coalesced) -> Steps:

@@ -19,7 +19,7 @@ from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.session import Op
 from hybridcomp.collectives.starting import Operands
-from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.stats import Call, allreduce_bytes
 from hybridcomp.policy import Choice
 
 Shape = int | tuple[int, ...]
@@ -112,7 +112,7 @@ class Plans(FastPath):
             and reduces_directly(r.dtype, 1)
         ):
             post = self.mpi.Allreduce_init(typed(s.data, s.dtype), typed(r.data, r.dtype), op)
-            sent = 2 * (self.size - 1) * r.nbytes // self.size
+            sent = allreduce_bytes(r.nbytes, self.size)
             return self._persistent("all_reduce", choice, post, send, recv, r.nbytes, sent)
         return _plan(send, recv, lambda: flat_reductions.allreduce(self, s, r, op, name, phase, choice))
 

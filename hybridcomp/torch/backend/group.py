@@ -234,19 +234,18 @@ class Group(ProcessGroup):
         elif options.waits:
             with self._attended:
                 work = start_each(start, columns, extra)
-        elif len(columns) == 1 == len(columns[0]):
-            work = start(columns[0][0], *extra)
         else:
             work = start_each(start, columns, extra)
         if options.timeout is not None:
             work.limit = options.timeout
         issued = self._issued
-        with self._lock:
-            while issued and issued[0].done:
-                issued.popleft()
-            for operation in work.requests:
-                if not operation.done:
-                    issued.append(operation)
+        if work.requests or issued:
+            with self._lock:
+                while issued and issued[0].done:
+                    issued.popleft()
+                for operation in work.requests:
+                    if not operation.done:
+                        issued.append(operation)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work

@@ -67,7 +67,10 @@ class CommWork(Work):
                 self._caller = CallerStreams(outputs)
                 break
         if not requests:
-            self._complete()
+            if commit is None and self._caller is None:
+                self._completed = True
+            else:
+                self._complete()
         elif commit is not None:
             self._see_end()
 
@@ -83,6 +86,8 @@ class CommWork(Work):
             CollectiveTimeoutError: the operation did not end in time.
             HybridcompError: what went wrong in the operation.
         """
+        if self._completed and not (self.requests or self._error or self._mark or self._caller):
+            return True
         seconds = timeout.total_seconds() if timeout else self.limit
         deadline = None if seconds is None else time.monotonic() + seconds
         for request in self.requests:

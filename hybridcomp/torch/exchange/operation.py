@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
+from hybridcomp.collectives.execution.completion import Completion
 from hybridcomp.collectives.execution.steps import Pending, Steps
-from hybridcomp.collectives.failure.unraisable import report
 from hybridcomp.errors import CollectiveTimeoutError
 
 
-class Operation:
+class Operation(Completion):
     """A started operation, as :class:`~hybridcomp.collectives.execution.request.Request` is one over MPI.
 
     Attributes:
-        done: it has ended, well or not, and its callbacks have run.
-        exception: the error that it ended with.
         status: of a receive; None.
         what: its name for error messages.
     """
+
+    what = ""
 
     def __init__(self, steps: Steps, what: str, finish: Callable[[], None]) -> None:
         """Make an operation.
@@ -29,16 +28,13 @@ class Operation:
             what: its name.
             finish: arranges that it ends, without waiting for that.
         """
-        self.done = False
-        self.exception: BaseException | None = None
+        super().__init__()
         self.status = None
         self.what = what
         self._steps = steps
         self._finish = finish
         self._pending = Pending([], [])
         self._ended = threading.Event()
-        self._callbacks: list[Callable[[Any], None]] = []
-        self._lock = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the operation has ended.
@@ -64,15 +60,6 @@ class Operation:
         elif self.exception is not None:
             raise self.exception
         return self.done
-
-    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
-        """Call ``fn(self)`` when the operation ends, or at once if it has. What it raises goes to
-        ``sys.unraisablehook``."""
-        with self._lock:
-            if not self.done:
-                self._callbacks.append(fn)
-                return
-        self._call_back(fn)
 
     # -- the batch's side ----------------------------------------------------------------------------
 
@@ -106,17 +93,5 @@ class Operation:
     def _end(self, error: BaseException | None) -> None:
         self._pending = Pending([], [])
         self.exception = error
-        while True:
-            with self._lock:
-                if not self._callbacks:
-                    self.done = True
-                    break
-                fn = self._callbacks.pop(0)
-            self._call_back(fn)
+        self._run_callbacks()
         self._ended.set()
-
-    def _call_back(self, fn: Callable[[Any], None]) -> None:
-        try:
-            fn(self)
-        except Exception as error:
-            report(error, f"{fn!r}, a callback of {self.what}")

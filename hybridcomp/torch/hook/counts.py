@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hybridcomp.arrays import DType
 from hybridcomp.collectives import StatRow
+from hybridcomp.collectives.stats import allreduce_bytes
 from hybridcomp.policy import Choice
 from hybridcomp.torch.hook.plan import Piece
 
@@ -51,7 +52,7 @@ class Counts:
     def _row(self, choice: Choice, calls: int, nbytes: int, ranks: int) -> StatRow:
         """Make a row for uncompressed bytes that were averaged over ``ranks``."""
         row = StatRow(self.axis, "all_reduce", choice.codec.spec, choice.reason, calls, nbytes)
-        row.plain_bytes = 2 * (ranks - 1) * nbytes // ranks
+        row.plain_bytes = allreduce_bytes(nbytes, ranks)
         return row
 
     def _add(self, row: StatRow) -> None:

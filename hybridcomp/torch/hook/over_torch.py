@@ -11,6 +11,7 @@ from hybridcomp.collectives.memory import together
 from hybridcomp.collectives.operations.flat_parts import allreduce_encoded
 from hybridcomp.collectives.operations.flat_small import SMALL
 from hybridcomp.collectives.starting import Operands
+from hybridcomp.collectives.stats import allreduce_bytes
 from hybridcomp.torch.exchange.batch import BatchPlan
 from hybridcomp.torch.exchange.communicator import TorchCommunicator
 from hybridcomp.torch.hook.operations import Operations
@@ -35,7 +36,7 @@ class TorchOperations(Operations):
             yield batch, self.comm.coalescing(BatchPlan.of("all_reduce", dtype, parts, layout))
 
     def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
-        plain = 2 * (self.comm.size - 1) * part.nbytes // self.comm.size
+        plain = allreduce_bytes(part.nbytes, self.comm.size)
         call = self.comm._call("all_reduce", piece.choice, part.nbytes, plain, name=piece.name)
         operands = Operands(part, part, together(part))
         return allreduce_encoded(

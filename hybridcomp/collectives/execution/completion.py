@@ -1,0 +1,66 @@
+"""End an operation: say that it has ended, with which error, and call whoever wants to know."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hybridcomp.collectives.failure.signals import deferral
+from hybridcomp.collectives.failure.unraisable import report
+
+_lock = threading.Lock()
+
+
+class Completion(abc.ABC):
+    """An operation that ends once.
+
+    Attributes:
+        done: it has ended, well or not, and its callbacks have run.
+        exception: the error it ended with.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self.exception: BaseException | None = None
+        self._callbacks: list[Callable[[Any], None]] = []
+
+    @property
+    @abc.abstractmethod
+    def what(self) -> str:
+        """Return what it is, for error messages."""
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        """Call ``fn(self)`` when the operation ends, or at once if it has; no lock is held in the call.
+
+        Whoever waits for the operation returns only after its callbacks. What one raises goes to
+        ``sys.unraisablehook``.
+        """
+        with deferral, _lock:
+            if not self.done:
+                self._callbacks.append(fn)
+                return
+        self._call(fn)
+
+    def _run_callbacks(self) -> None:
+        """Run the callbacks, then say that the operation is done."""
+        interrupted: BaseException | None = None
+        while True:
+            with _lock:
+                if not self._callbacks:
+                    self.done = True
+                    break
+                fn = self._callbacks.pop(0)
+            try:
+                self._call(fn)
+            except BaseException as error:  # of a signal that came while the callback waited
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
+
+    def _call(self, fn: Callable[[Any], None]) -> None:
+        try:
+            fn(self)
+        except Exception as error:
+            report(error, f"{fn!r}, a callback of {self.what}")
