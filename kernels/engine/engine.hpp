@@ -32,6 +32,8 @@ class Engine {
   // Python is to compute, and Python is at none, or one that is watched has ended: the caller looks at all of
   // them then.
   bool wait(const Execution& execution, double seconds, double waited = 0, bool for_python = false);
+  // Have those that wait for Python return soon: there is something for it to do.
+  void recall() { news_.store(true); }
   // Look once at all operations; false if nothing moved, or another thread does that.
   bool poll();
   void abandon(Execution& execution);

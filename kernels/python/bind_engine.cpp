@@ -314,6 +314,7 @@ void bind_engine(nb::module_& m) {
   nb::class_<Run>(m, "EngineRun")
       .def("done", [](const Run& run) { return run->done(); })
       .def("watch", [](const Run& run) { run->watched.store(true); })
+      .def("recall", [](const Run&) { the_engine()->recall(); })
       .def(
           "wait",
           [](const Run& run, double seconds, double waited) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybridcomp.collectives.failure.signals import deferral
 
@@ -33,6 +33,7 @@ class Foreground:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting = 0  # threads
+        self._run: Any = None  # that a thread waits for in compiled code
 
     @property
     def waits(self) -> bool:
@@ -46,7 +47,7 @@ class Foreground:
             # What nobody has polled yet is left to compiled code, which needs no lock of the engine's.
             self._waiting += 1
             try:
-                request.run.wait(_NATIVELY)
+                self._wait(request.run)
             finally:
                 self._waiting -= 1
         deadline = None if timeout is None else began + timeout
@@ -109,9 +110,23 @@ class Foreground:
         if not runs or None in runs:
             return False
         run = None if request is None else request._pending.run
-        if not (runs[0] if run is None else run).wait(_NATIVELY, waited) and engine._lock.busy():
+        if not self._wait(runs[0] if run is None else run, waited) and engine._lock.busy():
             time.sleep(SLEEP_MIN)  # the engine may ask Python for a step that another thread will take
         return True
+
+    def _wait(self, run: Any, waited: float = 0.0) -> bool:
+        """Wait in compiled code until an operation has ended, or there is something to do in Python."""
+        self._run = run
+        try:
+            return bool(run.wait(_NATIVELY, waited))
+        finally:
+            self._run = None
+
+    def recall(self) -> None:
+        """Have a thread that waits in compiled code look at what has been started."""
+        run = self._run
+        if run is not None:
+            run.recall()
 
     def _wait_for_messages(self, least: float) -> bool:
         """Wait until one of the messages that operations wait for is there, for some milliseconds at most.

@@ -102,7 +102,8 @@ class Engine:
         return request
 
     def poll_soon(self) -> None:
-        """Have somebody poll what has been started: this thread if it is next, or the background one."""
+        """Have somebody poll what has been started: a thread that waits, this one if it is next, or the background."""
+        self.foreground.recall()
         if self.attending != threading.get_ident():
             self._background.wake()
 
