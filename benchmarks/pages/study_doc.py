@@ -28,7 +28,7 @@ def report(name: str) -> str:
 
 
 def losses(name: str) -> str:
-    """What a study's report says of losses, where its speeds were measured again in a run of their own."""
+    """Return the part about losses of a study's report: its speeds were measured again, in a run of their own."""
     text = (RESULTS / name / "report.md").read_text(encoding="utf-8")
     about_losses, _, _ = text.partition("**Speed")
     shown = [line for line in text.splitlines() if line.startswith("- ") and " faster " not in line]

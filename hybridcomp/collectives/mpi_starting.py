@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,21 +35,10 @@ Native = Callable[[Any, Any, PostTicket, Sequence[Ready]], Steps]
 class MpiStarter(Session, OperationStarter):
     """The ways in which a communicator's operations start, on buffers in host memory or on a device."""
 
-    def _compiled(
-        self,
-        key: OperationKey,
-        call: Call,
-        operands: Operands,
-        *,
-        algorithm: str | None = None,
-        feedback: Callable[[Carrier], Any] | None = None,
-    ) -> Request | None:
-        """Start an operation in the compiled engine: see :meth:`.OperationStarter._compiled`."""
-        programs = self._programs
-        program = None if programs is None else programs.find(key, algorithm)
-        if program is None:
-            return None
-        return self._execute(program, key.codec, call, operands, feedback=feedback)
+    def _compiled(self, key: OperationKey, algorithm: str | None) -> Callable[..., Request] | None:
+        """Find an operation's program: see :meth:`.OperationStarter._compiled`."""
+        program = None if self._programs is None else self._programs.find(key, algorithm)
+        return None if program is None else functools.partial(self._execute, program, key.codec)
 
     def _start_joined(
         self,

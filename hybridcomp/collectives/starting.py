@@ -157,9 +157,9 @@ class OperationStarter(abc.ABC):
             algorithm: the caller's; None to choose.
             feedback: as of :meth:`_carried`.
         """
-        request = self._compiled(key, call, operands, algorithm=algorithm, feedback=feedback)
-        if request is not None:
-            return request
+        start = self._compiled(key, algorithm)
+        if start is not None:
+            return start(call, operands, feedback=feedback)
         key = key._replace(compresses=True)
         schedule = self._schedules.find(key, algorithm)
         tags = self._tags()
@@ -172,18 +172,11 @@ class OperationStarter(abc.ABC):
             feedback=feedback,
         )
 
-    def _compiled(
-        self,
-        key: OperationKey,
-        call: Call,
-        operands: Operands,
-        *,
-        algorithm: str | None = None,
-        feedback: Callable[[Carrier], Any] | None = None,
-    ) -> Any:
-        """Start an operation in the compiled engine; None where that does not do it, or is not in use.
+    def _compiled(self, key: OperationKey, algorithm: str | None) -> Callable[..., Any] | None:
+        """Find an operation's program in the compiled engine; None where that does not do it, or is not in use.
 
-        The arguments are those of :meth:`_scheduled`.
+        Returns:
+            What starts it, with the operation's statistics, buffers and feedback.
         """
         return None
 

@@ -291,6 +291,6 @@ def since(before: Iterable[StatRow], now: Iterable[StatRow]) -> list[StatRow]:
     old = {row.key: row for row in before}
     new = [row.copy() for row in now]
     for row in new:
-        if old and row.key in old:
+        if row.key in old:
             row.subtract(old[row.key])
     return [row for row in new if row.calls]

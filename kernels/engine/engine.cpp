@@ -1,12 +1,11 @@
 #include "engine/engine.hpp"
 
 #include <sched.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "engine/backoff.hpp"
+#include "engine/waiting/backoff.hpp"
 
 namespace hybridcomp::engine {
 namespace {
@@ -33,12 +32,6 @@ void relax() {
 }
 
 }  // namespace
-
-double now() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
 
 Engine::Engine(const Mpi& mpi) : mpi_(mpi) {}
 

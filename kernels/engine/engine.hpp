@@ -9,14 +9,13 @@
 #include <thread>
 #include <vector>
 
-#include "engine/arrivals.hpp"
 #include "engine/contacts.hpp"
 #include "engine/execution.hpp"
 #include "engine/mpi.hpp"
+#include "engine/waiting/arrivals.hpp"
+#include "engine/waiting/clock.hpp"
 
 namespace hybridcomp::engine {
-
-double now();  // seconds of CLOCK_MONOTONIC
 
 class Engine {
  public:

@@ -2,13 +2,14 @@
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <bit>
 #include <climits>
 #include <cstdlib>
 #include <new>
+
+#include "engine/waiting/clock.hpp"
 
 namespace hybridcomp::engine {
 namespace {
@@ -27,9 +28,8 @@ void Bell::ring() {
 }
 
 void Sleeper::sleep(double seconds) {
-  timespec time{};
-  time.tv_sec = static_cast<time_t>(seconds);
-  time.tv_nsec = static_cast<long>((seconds - static_cast<double>(time.tv_sec)) * 1e9);
+  sleep_precisely();
+  const timespec time = time_of(seconds);
   syscall(SYS_futex, &bell_.rung, FUTEX_WAIT, seen_, &time, nullptr, 0);
 }
 

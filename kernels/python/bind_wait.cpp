@@ -3,14 +3,16 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <limits>
 #include <mutex>
 #include <vector>
 
-#include "engine/backoff.hpp"
+#include "engine/waiting/backoff.hpp"
 #include "python/bind.hpp"
 
 namespace hybridcomp {
@@ -56,10 +58,10 @@ class Wait {
   void want(int change) {
     wanted_.fetch_add(change);
     std::uint64_t count = 1;
+    // Where that fails the bell has rung already, or another thread has read it: there is no more to do.
     const ssize_t moved =
         change > 0 ? write(bell_, &count, sizeof(count)) : read(bell_, &count, sizeof(count));
-    static_cast<void>(
-        moved);  // the bell has rung already, or another thread has read it: then it does no more
+    static_cast<void>(moved);
   }
 
  private:
@@ -92,32 +94,26 @@ class Alarm {
   // Sleep until somebody rings, for so many seconds at most; whether somebody has. One thread does so.
   bool wait(double seconds) {
     nb::gil_scoped_release release;
-    const auto began = Clock::now();
+    const double until = engine::now() + seconds, dozing_until = std::min(until, rung_at_ + dozing_);
     std::unique_lock lock(mutex_);
-    while (!rung_.load() && since(last_) < dozing_ && since(began) < seconds)
+    while (!rung_.load() && engine::now() < dozing_until)
       wake_.wait_for(lock, std::chrono::duration<double>(doze_), [this] { return stopped_; });
     asleep_.store(true);
-    const auto left = std::chrono::duration<double>(seconds - since(began));
-    wake_.wait_for(lock, left, [this] { return rung_.load(); });
+    wake_.wait_for(lock, std::chrono::duration<double>(until - engine::now()),
+                   [this] { return rung_.load(); });
     asleep_.store(false);
     if (!rung_.exchange(stopped_)) return false;
-    last_ = Clock::now();
+    rung_at_ = engine::now();
     return true;
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
-  static double since(Clock::time_point then) {
-    return std::chrono::duration<double>(Clock::now() - then).count();
-  }
-
   double doze_, dozing_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::atomic<bool> rung_ = false, asleep_ = false;
   bool stopped_ = false;
-  Clock::time_point last_{};
+  double rung_at_ = -std::numeric_limits<double>::infinity();
 };
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include <optional>
 #include <utility>
 
-#include "engine/backoff.hpp"
+#include "engine/waiting/backoff.hpp"
 #include "python/bind.hpp"
 #include "python/flight.hpp"
 

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <map>
 
-#include "engine/arrivals.hpp"
+#include "engine/waiting/arrivals.hpp"
 #include "hostile.hpp"
 #include "messages.hpp"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +9,15 @@ from typing import Any
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.unraisable import report
 
+# What error messages call an operation, written out only if one is made: its kind and sequence number; of its
+# communicator the axis, this rank, and how many there are.
+Name = tuple[str, int, str, int, int]
+_NAMED = "{} number {} on axis {!r}, rank {} of {}"
+
 _lock = threading.Lock()
 
 
-class Completion(abc.ABC):
+class Completion:
     """An operation that ends once.
 
     Attributes:
@@ -21,15 +25,18 @@ class Completion(abc.ABC):
         exception: the error it ended with.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str | Name) -> None:
+        """Make an operation that has not ended, of that name."""
         self.done = False
         self.exception: BaseException | None = None
+        self._what = what
         self._callbacks: list[Callable[[Any], None]] = []
 
     @property
-    @abc.abstractmethod
     def what(self) -> str:
-        """Return what it is, for error messages."""
+        """Return operation, axis, rank and sequence number, for error messages."""
+        what = self._what
+        return what if isinstance(what, str) else _NAMED.format(*what)
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> None:
         """Call ``fn(self)`` when the operation ends, or at once if it has; no lock is held in the call.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.execution.completion import Completion
+from hybridcomp.collectives.execution.completion import Completion, Name
 from hybridcomp.collectives.execution.steps import Forsaken, Pending, Steps, sender
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchError
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 
 _NOTHING = Pending([], [])
-
-# What error messages call an operation, written out only if one is made: its kind and sequence number; of its
-# communicator the axis, this rank, and how many there are.
-Name = tuple[str, int, str, int, int]
-_NAMED = "{} number {} on axis {!r}, rank {} of {}"
 
 _MOST_NOTES = 16  # of steps in an error
 
@@ -50,8 +45,7 @@ class Request(Completion):
         notices: Notices | None = None,
         number: int = 0,
     ) -> None:
-        super().__init__()
-        self._what = what
+        super().__init__(what)
         self.status = status
         self.number = number
         self.run: Any = None
@@ -65,12 +59,6 @@ class Request(Completion):
         self._deadline = time.monotonic() + timeout
         self._asking = False
         self._ended = False
-
-    @property
-    def what(self) -> str:
-        """Return operation, axis, rank and sequence number, for error messages."""
-        what = self._what
-        return what if isinstance(what, str) else _NAMED.format(*what)
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the operation has ended.

@@ -113,7 +113,8 @@ def allreduce(
         )
     else:
         key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), reduction)
-        request = comm._compiled(key, call, operands, algorithm=algorithm)
+        start = comm._compiled(key, algorithm)
+        request = None if start is None else start(call, operands)
     return request or _reduced(comm, comm.mpi.Iallreduce, op, (), call, operands)
 
 

@@ -67,10 +67,7 @@ class CommWork(Work):
                 self._caller = CallerStreams(outputs)
                 break
         if not requests:
-            if commit is None and self._caller is None:
-                self._completed = True
-            else:
-                self._complete()
+            self._complete()
         elif commit is not None:
             self._see_end()
 

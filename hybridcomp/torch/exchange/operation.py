@@ -15,10 +15,7 @@ class Operation(Completion):
 
     Attributes:
         status: of a receive; None.
-        what: its name for error messages.
     """
-
-    what = ""
 
     def __init__(self, steps: Steps, what: str, finish: Callable[[], None]) -> None:
         """Make an operation.
@@ -28,9 +25,8 @@ class Operation(Completion):
             what: its name.
             finish: arranges that it ends, without waiting for that.
         """
-        super().__init__()
+        super().__init__(what)
         self.status = None
-        self.what = what
         self._steps = steps
         self._finish = finish
         self._pending = Pending([], [])

@@ -1,4 +1,4 @@
-"""Two hooks that average the same buckets, in a device's memory and in a host's: what their tests share.
+"""Average the same buckets by two hooks, in a device's memory and in a host's, for their tests to compare.
 
 They are averaged as over gloo or NCCL, in batches, whose bytes MPI moves here. The device is the emulation, whose
 streams run only what somebody waits for, or, with HYBRIDCOMP_TEST_DEVICE=cuda, the GPU.
@@ -94,7 +94,7 @@ class Started(list):
 
 
 class Side:
-    """What a hook keeps, in memory of one kind."""
+    """Hold one hook's residuals and factors, and average its buckets in memory of one kind: a device's or a host's."""
 
     def __init__(self, exchanges: Any, *, device: bool) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""What goes wrong with buckets of the DDP hook in a device's memory fails on all ranks."""
+"""Damage buckets of the DDP hook in a device's memory, or have one rank's device fail: all ranks get an error."""
 
 from __future__ import annotations
 

@@ -1,17 +1,15 @@
-#include "engine/arrivals.hpp"
+#include "engine/waiting/arrivals.hpp"
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <string>
+
+#include "engine/waiting/clock.hpp"
 
 namespace hybridcomp::engine {
 namespace {
@@ -20,20 +18,6 @@ constexpr double kPatience = 4;       // times as long does one sleep who is wok
 constexpr int kDoubts = 16;           // short sleeps after one that nothing has ended in time
 constexpr int kMostDoubts = 4096;     // after many such ones: messages come by other ways
 constexpr std::size_t kMostKept = 8;  // descriptors: MPI has one or two
-
-timespec time_of(double seconds) {
-  timespec time{};
-  time.tv_sec = static_cast<time_t>(seconds);
-  time.tv_nsec = static_cast<long>((seconds - std::floor(seconds)) * 1e9);
-  return time;
-}
-
-// Sleeps end 50 us late unless a thread asks for better.
-void sleep_precisely() {
-  thread_local bool asked = false;
-  if (!asked) prctl(PR_SET_TIMERSLACK, 1000);
-  asked = true;
-}
 
 std::vector<int> event_queues() {
   std::vector<int> found;
@@ -50,12 +34,6 @@ std::vector<int> event_queues() {
 }
 
 }  // namespace
-
-void sleep_for(double seconds) {
-  sleep_precisely();
-  const timespec time = time_of(seconds);
-  nanosleep(&time, nullptr);
-}
 
 Arrivals& Arrivals::of_process() {
   static Arrivals& arrivals = *new Arrivals(event_queues());  // threads may outlast main

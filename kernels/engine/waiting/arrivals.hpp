@@ -14,9 +14,6 @@
 
 namespace hybridcomp::engine {
 
-// Sleep for so many seconds, to a microsecond; a signal ends it.
-void sleep_for(double seconds);
-
 // The descriptors of this process's event queues.
 class Arrivals {
  public:

@@ -4,9 +4,9 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
 
-#include "engine/arrivals.hpp"
+#include "engine/waiting/arrivals.hpp"
+#include "engine/waiting/clock.hpp"
 
 namespace hybridcomp::engine {
 
@@ -27,9 +27,7 @@ class Backoff {
       : pace_(pace), quiet_(quiet), nap_(also) {}
 
   // Seconds since this was made.
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
-  }
+  double seconds() const { return now() - began_; }
 
   // Wait until it is time for the next look; not beyond `left` seconds.
   void wait(double left) {
@@ -45,7 +43,7 @@ class Backoff {
   void found() { nap_.looked(true); }
 
  private:
-  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+  double began_ = now();
   Pace pace_;
   double quiet_;
   Nap nap_;
