@@ -63,7 +63,7 @@ class Choices:
         if policy is not self._policy:
             self._policy = policy
             self._known.clear()
-        there, step = place(), min(step, policy.last_warmup_step)
+        there, step = place(), policy.same_as_step(step)
         key = (axis, op, dtype, shape, name, phase, step, there)
         choice = self._known.get(key)
         if choice is None:

@@ -32,7 +32,7 @@ from hybridcomp.policy import Choice
 Native = Callable[[Any, Any, PostTicket, Sequence[Ready]], Steps]
 
 
-class MpiStarter(Session, OperationStarter):
+class MpiStarter(Session, OperationStarter[Request]):
     """The ways in which a communicator's operations start, on buffers in host memory or on a device."""
 
     def _compiled(self, key: OperationKey, algorithm: str | None) -> Callable[..., Request] | None:
@@ -82,7 +82,7 @@ class MpiStarter(Session, OperationStarter):
         engine().check_process(call.op)  # a thread of the parent's may have held the lock that this takes
         assert self._programs is not None
         first = self._programs.reserve()
-        request: Request = self._carried(
+        return self._carried(
             lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory, codec=codec),
             codec,
             call,
@@ -90,7 +90,6 @@ class MpiStarter(Session, OperationStarter):
             on_host=True,
             feedback=feedback,
         )
-        return request
 
     def _native(
         self,

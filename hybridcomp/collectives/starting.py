@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Codec, ErrorFeedback
@@ -18,12 +18,16 @@ from hybridcomp.collectives.device.data_path import DeviceCarrier
 from hybridcomp.collectives.device.streams import callers_events
 from hybridcomp.collectives.device.through_host import Extents as ByteExtents
 from hybridcomp.collectives.device.through_host import through_host
+from hybridcomp.collectives.execution.completion import Completion
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice
 from hybridcomp.schedules.in_order import TAGS
+
+# What a started operation is known by: a request of MPI's, or one of an exchange.
+Started = TypeVar("Started", bound=Completion)
 
 # An algorithm of ours, with a memory of error feedback or None.
 Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
@@ -45,8 +49,8 @@ class Operands(NamedTuple):
     written: Callable[[], ByteExtents] | None = None
 
 
-class OperationStarter(abc.ABC):
-    """The ways in which operations start whose messages are encoded.
+class OperationStarter(abc.ABC, Generic[Started]):
+    """The ways in which operations start whose messages are encoded; each returns a ``Started``.
 
     Attributes:
         rank, size: of the ranks that take part.
@@ -75,7 +79,7 @@ class OperationStarter(abc.ABC):
         """Make the statistics of an operation that starts next."""
 
     @abc.abstractmethod
-    def _start(self, steps: Steps, call: Call) -> Any:
+    def _start(self, steps: Steps, call: Call) -> Started:
         """Start an operation; return its request."""
 
     def _carried(
@@ -87,7 +91,7 @@ class OperationStarter(abc.ABC):
         *,
         on_host: bool = False,
         feedback: Callable[[Carrier], Any] | None = None,
-    ) -> Any:
+    ) -> Started:
         """Start one of our algorithms, on host memory, on a device's, or on a host's copy of that.
 
         Args:
@@ -130,7 +134,7 @@ class OperationStarter(abc.ABC):
 
         return self._start(steps(), call)
 
-    def start_failed(self, op: str, error: Exception) -> Any:
+    def start_failed(self, op: str, error: Exception) -> Started:
         """Start an operation that fails at once, in place of one that could not begin here: other ranks are told."""
 
         def steps() -> Steps:
@@ -147,7 +151,7 @@ class OperationStarter(abc.ABC):
         *,
         algorithm: str | None = None,
         feedback: Callable[[Carrier], Any] | None = None,
-    ) -> Any:
+    ) -> Started:
         """Start an operation whose messages are encoded: in the compiled engine, else step by step in Python.
 
         Args:
@@ -172,7 +176,7 @@ class OperationStarter(abc.ABC):
             feedback=feedback,
         )
 
-    def _compiled(self, key: OperationKey, algorithm: str | None) -> Callable[..., Any] | None:
+    def _compiled(self, key: OperationKey, algorithm: str | None) -> Callable[..., Started] | None:
         """Find an operation's program in the compiled engine; None where that does not do it, or is not in use.
 
         Returns:
@@ -187,7 +191,7 @@ class OperationStarter(abc.ABC):
         call: Callable[[], Call],
         data: Flat,
         feedback: Callable[[Carrier], Any],
-    ) -> Any:
+    ) -> Started | None:
         """Start one operation on parts of an array in host memory, in place; None where several are as good.
 
         Args:

@@ -178,6 +178,10 @@ class Policy:
         """Return the step from which on answers no longer change."""
         return max(rule.warmup_steps for rule in self._rules)
 
+    def same_as_step(self, step: int) -> int:
+        """Return the first step that has the answers of ``step``, to be a key of caches."""
+        return min(step, self.last_warmup_step)
+
     @property
     def _rules(self) -> list[Rule]:
         return [self.base, *self.axes.values(), *(r for e in self.entries.values() for r in e.values())]

@@ -78,8 +78,7 @@ def bcast(
             Operands(None, buf, device, loads=loads),
         )
     key = OperationKey.of("broadcast", choice, buf.dtype, (buf.size,), root=root)
-    request: Request = comm._scheduled(key, call, Operands(buf, buf, device), algorithm=algorithm)
-    return request
+    return comm._scheduled(key, call, Operands(buf, buf, device), algorithm=algorithm)
 
 
 def allgatherv(
@@ -271,8 +270,7 @@ def _start_exchange(
         return comm._native(
             lambda s, r, ticket, events: native(lambda: post(s, r), ticket, events), call, operands
         )
-    request: Request = comm._scheduled(key, call, operands, algorithm=algorithm)
-    return request
+    return comm._scheduled(key, call, operands, algorithm=algorithm)
 
 
 def raw_parts(flat: Flat, extents: Extents) -> list[Any]:

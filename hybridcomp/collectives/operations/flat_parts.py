@@ -14,7 +14,7 @@ from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.linear import Part, linear_allreduce
 from hybridcomp.collectives.execution.steps import Steps
-from hybridcomp.collectives.starting import Operands, OperationStarter
+from hybridcomp.collectives.starting import Operands, OperationStarter, Started
 from hybridcomp.collectives.stats import Call, allreduce_bytes
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback
@@ -41,8 +41,13 @@ class Extent(Protocol):
 
 
 def allreduce_parts(
-    comm: OperationStarter, data: Flat, parts: Sequence[Extent], reduction: str, choice: Choice, step: int
-) -> Any:
+    comm: OperationStarter[Started],
+    data: Flat,
+    parts: Sequence[Extent],
+    reduction: str,
+    choice: Choice,
+    step: int,
+) -> Started | None:
     """Start one all-reduce of parts of an array, in place, each with the bits that it has alone.
 
     Args:
@@ -82,7 +87,7 @@ def allreduce_parts(
 
 
 def allreduce_encoded(
-    comm: OperationStarter,
+    comm: OperationStarter[Started],
     operands: Operands,
     choice: Choice,
     call: Call,
@@ -92,7 +97,7 @@ def allreduce_encoded(
     algorithm: str | None = None,
     step: int | None = None,
     framed: bool = False,
-) -> Any:
+) -> Started:
     """Start an all-reduce of one array by an algorithm of ours.
 
     Args:
@@ -121,7 +126,7 @@ def allreduce_encoded(
 
 
 def remembering(
-    comm: OperationStarter, op: str, choice: Choice, name: str | None, n: int
+    comm: OperationStarter[Started], op: str, choice: Choice, name: str | None, n: int
 ) -> tuple[Callable[[Carrier], Any] | None, str | None]:
     """Return what sets a data path's memory and its step's codec, and the memory's form; None without feedback."""
     form = choice.feedback
@@ -133,14 +138,14 @@ def remembering(
 
 
 def allreduce_linear(
-    comm: OperationStarter,
+    comm: OperationStarter[Started],
     choice: Choice,
     call: Call,
     arrays: Sequence[Part],
     mean: bool,
     step: int | None,
     device: Sequence[DeviceArray],
-) -> Any:
+) -> Started:
     """Start an all-reduce by a linear codec of one array, or of several in host memory."""
     codec, form = choice.codec, choice.feedback
     assert isinstance(codec, LinearCodec)

@@ -148,10 +148,7 @@ def reduce_scatter_block(
     feedback, form = remembering(comm, "reduce_scatter", choice, name, send.size)
     counts = (recv.size,) * p
     key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, reduction_of(op), feedback=form)
-    request: Request = comm._scheduled(
-        key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback
-    )
-    return request
+    return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback)
 
 
 def reduce_scatter(
@@ -189,8 +186,7 @@ def reduce_scatter(
     key = OperationKey.of(
         "reduce_scatter", choice, send.dtype, tuple(counts), reduction_of(op), feedback=form, sends=extents
     )
-    request: Request = comm._scheduled(key, call, Operands(send, recv, device), feedback=feedback)
-    return request
+    return comm._scheduled(key, call, Operands(send, recv, device), feedback=feedback)
 
 
 def reduce(
@@ -221,8 +217,7 @@ def reduce(
             f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
         )
     key = OperationKey.of("reduce", choice, send.dtype, (send.size,), reduction_of(op), root=root)
-    request: Request = comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
-    return request
+    return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
 
 
 def barrier(comm: MpiStarter) -> Request:

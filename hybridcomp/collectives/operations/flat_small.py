@@ -15,7 +15,7 @@ from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.device.streams import callers_events, stream_pool
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.operations.flat_parts import Extent
-from hybridcomp.collectives.starting import Operands, OperationStarter
+from hybridcomp.collectives.starting import Operands, OperationStarter, Started
 from hybridcomp.collectives.stats import allreduce_bytes
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice
@@ -23,7 +23,9 @@ from hybridcomp.policy import Choice
 SMALL = Choice(NONE, None, "small")
 
 
-def allreduce_small(comm: OperationStarter, data: Flat, parts: Sequence[Extent], reduction: str) -> Any:
+def allreduce_small(
+    comm: OperationStarter[Started], data: Flat, parts: Sequence[Extent], reduction: str
+) -> Started:
     """Start an all-reduce of small parts as one, by the codec ``none``.
 
     Which rank adds an element up depends on its place in its part alone, and so do the bits of the result. Parts that

@@ -32,7 +32,7 @@ Tensor = torch.Tensor
 _DEVICE_SECONDS = 300.0  # that a device may take for the work between two exchanges
 
 
-class TorchCommunicator(OperationStarter):
+class TorchCommunicator(OperationStarter[Operation]):
     """The ranks of a process group, for operations whose messages are encoded.
 
     Making one is collective over its members. Operations are started within :meth:`coalescing`, in the same order on
@@ -150,8 +150,7 @@ class TorchCommunicator(OperationStarter):
         call = self._call("all_gather", codec, raw, (self.size - 1) * given.nbytes, name=name)
         receives = tuple(zip(starts, counts, strict=True))
         key = OperationKey.of("all_gather", codec, room.dtype, tuple(counts), receives=receives)
-        request: Operation = self._scheduled(key, call, Operands(given, room, together(given, room)))
-        return request
+        return self._scheduled(key, call, Operands(given, room, together(given, room)))
 
     def start_reduce_scatter_block(
         self, send: Tensor, recv: Tensor, op: Any, *, phase: str, codec: Choice
@@ -188,8 +187,7 @@ class TorchCommunicator(OperationStarter):
         reduction = "avg" if op == "avg" else "sum"
         key = OperationKey.of("reduce_scatter", codec, given.dtype, tuple(counts), reduction, feedback=form)
         operands = Operands(given, room, together(given, room))
-        request: Operation = self._scheduled(key, call, operands, feedback=feedback)
-        return request
+        return self._scheduled(key, call, operands, feedback=feedback)
 
     # -- starting ------------------------------------------------------------------------------------
 

@@ -38,7 +38,6 @@ class FSDPCompression:
         policy: what decides on codecs.
         axis: the policy's section.
         difference: whether differences of parameters are sent.
-        warmup: the step from which on the policy's answers do not change.
         feedback: of gradients.
         label: names this in a saved state.
     """
@@ -50,7 +49,6 @@ class FSDPCompression:
         self.policy = default_policy() if policy is None else load_policy(policy)
         self.axis = axis
         self.difference = difference
-        self.warmup = self.policy.last_warmup_step
         self.feedback = ErrorFeedback(form=None)
         self.leftovers = Leftovers()
         self.label = f"fsdp:{axis}"

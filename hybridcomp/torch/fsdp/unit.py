@@ -80,7 +80,14 @@ class Unit:
     def _cut(self, op: str, parameters: list[Any], part: Tensor) -> Cut:
         """Return the cut of a rank's part of a buffer, made on first use."""
         when = phase() if op == "all_gather" else "backward"
-        key = (op, when, part.dtype, part.numel(), min(self.step, self._owner.warmup), *map(id, parameters))
+        key = (
+            op,
+            when,
+            part.dtype,
+            part.numel(),
+            self._owner.policy.same_as_step(self.step),
+            *map(id, parameters),
+        )
         known = self._cuts.get(key)
         if known is None:
             known = self._cuts[key] = self._made(op, when, parameters, part)

@@ -46,7 +46,7 @@ class Operations(abc.ABC):
         comm: that starts them; nobody else uses it.
     """
 
-    def __init__(self, comm: OperationStarter, counts: Counts) -> None:
+    def __init__(self, comm: OperationStarter[Any], counts: Counts) -> None:
         """Start operations on ``comm``, and count them."""
         self.comm = comm
         self._counts = counts

@@ -75,7 +75,6 @@ class HookState:
         self._group = process_group or getattr(module, "process_group", None)
         self._names: dict[int, str] = {}
         self._plans: dict[tuple[Any, ...], Split] = {}
-        self._warmup = self.policy.last_warmup_step
         self._counts = Counts(axis)
         self._operations: Operations | None = None
         self.label = f"hook:{axis}"
@@ -128,7 +127,7 @@ class HookState:
         return self._operations
 
     def _planned(self, parameters: list[torch.Tensor], buffer: torch.Tensor, step: int, group: Any) -> Split:
-        key = (*map(id, parameters), buffer.dtype, min(step, self._warmup))
+        key = (*map(id, parameters), buffer.dtype, self.policy.same_as_step(step))
         plan = self._plans.get(key)
         if plan is None:
             dtype = as_dtype(buffer.dtype)

@@ -140,7 +140,7 @@ class Shards:
 
     def _cut(self, op: str, number: int) -> Cut:
         """Return the cut of a bucket by the policy in this step."""
-        key = (op, number, min(self._step, self._policy.last_warmup_step))
+        key = (op, number, self._policy.same_as_step(self._step))
         if key not in self._cuts:
             phase = "backward" if op == "reduce_scatter" else "forward"
             dtype = as_dtype(self._empty(0).dtype)
