@@ -16,6 +16,7 @@ from typing import Any, Literal
 from mpi4py import MPI
 
 from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution.timeouts import check_timeout
 from hybridcomp.collectives.failure.signals import deferral
 
 called_back: set[object] = set()
@@ -154,7 +155,7 @@ class Request(MPI.Request):
 
 def wait_for(operations: Sequence[engine.Request], timeout: float | None) -> None:
     """Wait until operations have ended, within ``timeout`` seconds in all."""
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout is None else time.monotonic() + check_timeout(timeout)
     for operation in operations:
         operation.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 

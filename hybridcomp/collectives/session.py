@@ -12,7 +12,7 @@ from hybridcomp.arrays import Flat
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives.agreement.agreement import Preparation
 from hybridcomp.collectives.agreement.consistency import Comparison, described, in_detail
-from hybridcomp.collectives.agreement.making import make
+from hybridcomp.collectives.agreement.making import LEAST_SECONDS, make
 from hybridcomp.collectives.algorithms.schedules import Schedules
 from hybridcomp.collectives.algorithms.selection import own_settings
 from hybridcomp.collectives.choices import Choices, CodecLike, explicit_choice
@@ -23,6 +23,7 @@ from hybridcomp.collectives.engine.messages import MessagePrograms
 from hybridcomp.collectives.engine.programs import Programs
 from hybridcomp.collectives.execution.progress import Request, engine
 from hybridcomp.collectives.execution.steps import Steps
+from hybridcomp.collectives.execution.timeouts import check_timeout, is_timeout
 from hybridcomp.collectives.failure.release import release
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.transport.mpi import MpiTransport
@@ -38,7 +39,6 @@ class Session:
     Attributes:
         policy: what decides on codecs; the same on all ranks.
         axis: the mesh axis that this communicator spans.
-        timeout: seconds that any operation may take.
         step: training step, for policies with a warm-up; the caller advances it.
         feedback: error-feedback memory of named messages.
         warm: what linear codecs keep of named messages: PowerSGD's Q.
@@ -54,7 +54,7 @@ class Session:
     ) -> None:
         trace.joined(MPI.COMM_WORLD.Get_rank())
         self._axis = axis
-        self.timeout = timeout
+        self._freed = False
         self.step = 0
         self.feedback = ErrorFeedback(form=None)
         self.warm: dict[str, Array] = {}
@@ -62,10 +62,11 @@ class Session:
 
         def prepare() -> Preparation:
             settings = own_settings() if comm.Get_rank() == 0 else ""
+            self.timeout = timeout
             in_full = in_detail() if detail is None else detail
             return Preparation(load_policy(policy), awareness(), in_full, not may_use_devices(), settings)
 
-        parts = make(comm, axis, timeout, prepare)
+        parts = make(comm, axis, timeout if is_timeout(timeout) else LEAST_SECONDS, prepare)
         self._policy: Policy = parts.own.policy
         self._engine = engine()
         self.mpi, self._p2p = parts.mpi, parts.p2p
@@ -99,8 +100,11 @@ class Session:
         """Release MPI's resources, once all ranks have called this; no operation may be in flight. Collective.
 
         A communicator on which an operation has failed, here or on another rank, is silenced only
-        (:mod:`~hybridcomp.collectives.failure.release`).
+        (:mod:`~hybridcomp.collectives.failure.release`). Freeing it again has no effect.
         """
+        if self._freed:
+            return
+        self._freed = True
         spoilt = self.spoilt or self._transport.failed or self._p2p_transport.failed
         comms: list[MPI.Comm] = [self.mpi, self._p2p]
         if self._comparison is not None:
@@ -109,6 +113,15 @@ class Session:
             comms.insert(0, engine().silence(self._notices))
             spoilt = spoilt or self._notices.troubled
         release(comms, spoilt=spoilt)
+
+    @property
+    def timeout(self) -> float:
+        """Return the seconds that any operation may take; may be set, for those that start from then on."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = check_timeout(seconds)
 
     @property
     def policy(self) -> Policy:
@@ -205,7 +218,7 @@ class Session:
         return engine().start(
             steps,
             what,
-            self.timeout,
+            self._timeout,
             status,
             priority=call.raw_bytes.bit_length(),
             notices=self._notices if common else None,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hybridcomp.collectives.execution.timeouts import check_timeout
 from hybridcomp.collectives.failure.signals import deferral
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Foreground:
     def wait(self, request: Request, timeout: float | None) -> None:
         """Poll until ``request`` has ended; see :meth:`Request.wait`."""
         began = time.monotonic()
+        deadline = None if timeout is None else began + check_timeout(timeout)
         if request.run is not None and not request.done and (timeout is None or timeout > _NATIVELY):
             # What nobody has polled yet is left to compiled code, which needs no lock of the engine's.
             self._waiting += 1
@@ -50,7 +52,6 @@ class Foreground:
                 self._wait(request.run)
             finally:
                 self._waiting -= 1
-        deadline = None if timeout is None else began + timeout
 
         def ended() -> bool:
             if not request.done and deadline is not None and time.monotonic() > deadline:

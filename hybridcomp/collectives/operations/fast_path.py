@@ -161,7 +161,7 @@ class FastPath(MpiStarter):
             self._engine,
             self._flown((flight, buffers, peer, status), traced=False),
             (key[0], number, self._axis, self.rank, self.size),
-            self.timeout,
+            self._timeout,
             status=status,
             notices=notices,
             number=number,
