@@ -33,11 +33,10 @@ from hybridcomp.errors import (
 )
 from hybridcomp.native import get_num_threads, set_num_threads
 from hybridcomp.policy import Message, Policy, load_policy
+from hybridcomp.version import __version__
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
-
-__version__ = "0.1.0"
 
 __all__ = [
     "get_codec",

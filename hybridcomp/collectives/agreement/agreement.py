@@ -12,11 +12,15 @@ from hybridcomp.collectives.agreement.consistency import LEVELS, VARIABLE
 from hybridcomp.collectives.device.cuda_aware import Awareness
 from hybridcomp.errors import MismatchError, RemoteError
 from hybridcomp.policy import Policy
+from hybridcomp.version import VERSION_BYTES, check_versions, packed_version
 
 _WORD_BYTES = 224
-# Words are the policy's name, or the error of a rank that has failed.
+# Words are the policy's name, or the error of a rank that has failed. The version stands first, in a record whose
+# length stays: ranks of versions that differ in all that follows can still say so.
+_RECORD_BYTES = 512
 _RECORD = np.dtype(
     [
+        ("version", f"S{VERSION_BYTES}"),
         ("digest", "u1", 32),
         ("words", f"S{_WORD_BYTES}"),
         ("key", "<u8"),
@@ -25,8 +29,10 @@ _RECORD = np.dtype(
         ("messages", "u1"),
         ("collectives", "u1"),
         ("on_host", "u1"),
+        ("rest", "V211"),
     ]
 )
+assert _RECORD.itemsize == _RECORD_BYTES
 
 
 class Agreement(NamedTuple):
@@ -64,6 +70,7 @@ class Preparation(NamedTuple):
 def pack_preparation(own: Preparation | BaseException) -> Any:
     """Pack the record that this rank sends the others: of its settings, or why it has none."""
     record = np.zeros(1, _RECORD)
+    record["version"] = packed_version()
     record["key"] = int.from_bytes(secrets.token_bytes(8), "little")
     if isinstance(own, BaseException):
         record["failed"] = True
@@ -89,8 +96,9 @@ def agree(records: Any, own: Preparation, what: str) -> Agreement:
 
     Raises:
         RemoteError: a rank has failed.
-        MismatchError: on every rank; names the ranks and both policies, or levels.
+        MismatchError: on every rank; names the ranks and both versions, policies, or levels.
     """
+    check_versions([bytes(version) for version in records["version"]])
     for rank in np.flatnonzero(records["failed"]).tolist():
         raise RemoteError(f"{what}: rank {rank} failed: {_words(records[rank])}")
     levels = records["detail"].tolist()

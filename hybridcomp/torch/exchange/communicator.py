@@ -60,10 +60,10 @@ class TorchCommunicator(OperationStarter[Operation]):
             name: of the thread.
 
         Raises:
-            MismatchError: the ranks' policies differ.
+            MismatchError: the ranks' versions or policies differ.
         """
         self._group = group
-        group.check_policy(policy)
+        group.check_alike(policy)
         self._axis = axis
         self.rank, self.size = self._group.rank, self._group.size
         self.step = 0

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from hybridcomp.arrays import ByteArray
 from hybridcomp.errors import MismatchError
 from hybridcomp.policy import Policy
+from hybridcomp.version import VERSION_BYTES, check_versions, packed_version
 
 
 class Sizes(NamedTuple):
@@ -45,13 +46,15 @@ class ExchangeGroup:
         devices = dist.Backend.backend_capability.get(backend, ["cpu"])
         self._device = torch.device("cpu" if "cpu" in devices else devices[0])
 
-    def check_policy(self, policy: Policy) -> None:
-        """Raise MismatchError on all ranks unless their policies are the same. Collective."""
-        digest = np.frombuffer(bytes.fromhex(policy.digest), np.uint8)
-        everyone = np.empty(self.size * digest.size, np.uint8)
-        counts = [digest.size] * self.size
-        self.start(np.tile(digest, self.size), counts, everyone, counts).wait()
-        alike = (everyone.reshape(self.size, -1) == digest).all(axis=1)
+    def check_alike(self, policy: Policy) -> None:
+        """Raise MismatchError on all ranks unless their versions and policies are the same. Collective."""
+        mine = np.frombuffer(packed_version() + bytes.fromhex(policy.digest), np.uint8)
+        everyone = np.empty(self.size * mine.size, np.uint8)
+        counts = [mine.size] * self.size
+        self.start(np.tile(mine, self.size), counts, everyone, counts).wait()
+        rows = everyone.reshape(self.size, -1)
+        check_versions([row[:VERSION_BYTES].tobytes() for row in rows])
+        alike = (rows == mine).all(axis=1)
         if not alike.all():
             others = ", ".join(str(rank) for rank in np.flatnonzero(~alike))
             raise MismatchError(f"the policy of rank {self.rank} differs from that of rank {others}")

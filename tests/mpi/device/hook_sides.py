@@ -62,7 +62,7 @@ class Exchanges:
         self.rank, self.size = RANK, SIZE
         self.started = 0
 
-    def check_policy(self, policy: Any) -> None:
+    def check_alike(self, policy: Any) -> None:
         """All tests' policies are the same on all ranks."""
 
     def sizes(self, counts: Sequence[int], *, failed: bool) -> Sizes:

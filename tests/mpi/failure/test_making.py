@@ -167,6 +167,51 @@ def test_members_of_a_group_that_do_not_come_are_not_waited_for(make):
     verdict(ended())
 
 
+def test_versions_that_differ_are_an_error_on_every_rank(monkeypatch):
+    if WORLD.size == 1:
+        return
+    if last:
+        monkeypatch.setattr("hybridcomp.version.__version__", "0.0.1+of.another.host")
+    monkeypatch.setattr(making, "_Assembly", broken)  # MPI has made nothing yet that would be lost
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    words = ("different versions of hybridcomp", "0.0.1+of.another.host", f"on rank {0 if last else LAST}")
+    verdict(isinstance(error, hc.MismatchError) and all(word in str(error) for word in words), repr(error))
+
+
+def test_a_mismatch_is_found_before_mpi_makes_anything(monkeypatch):
+    if WORLD.size == 1:
+        return
+    monkeypatch.setattr(making, "_Assembly", broken)
+    error = error_of(lambda: hc.Communicator(WORLD, "int4" if last else "int8", "dp", timeout=10.0))
+    verdict(isinstance(error, hc.MismatchError), repr(error))
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1, "30", None, True])
+def test_a_timeout_that_is_none_is_refused(make, timeout):
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=timeout if last else 10.0))
+    wanted = "timeout must be a finite number of seconds from 0 up, not "
+    verdict(
+        isinstance(error, hc.ConfigError if last else hc.RemoteError) and wanted in str(error), repr(error)
+    )
+    comm = make("none")
+    with pytest.raises(hc.ConfigError, match=wanted):
+        comm.timeout = timeout
+    verdict(comm.timeout > 0)
+    request = comm.Iallreduce(MPI.IN_PLACE, np.ones(10, np.float32))
+    if timeout is not None:  # the communicator's
+        with pytest.raises(hc.ConfigError, match=wanted):
+            request.wait(timeout)
+    request.wait()
+    verdict(True)
+
+
+def test_to_free_a_communicator_again_has_no_effect():
+    comm = hc.Communicator(WORLD, "none", "dp", timeout=10.0)
+    comm.Free()
+    comm.Free()
+    verdict(error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0)) is None)
+
+
 def test_too_low_a_level_of_threads_is_refused(monkeypatch):
     monkeypatch.setattr(making.MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
     with pytest.raises(
