@@ -41,6 +41,7 @@ _RULE_KEYS = ("codec", *_OF_CODEC, "min_bytes", "exclude")
 _EMBEDDING = "embedding"  # the section that may say `fused`
 _ENTRY_OF = {"only": "backward", "stages": "all_reduce"}
 _ONLY = ("cool-down",)
+_MOST = (1 << 63) - 1  # of integers
 
 
 def parse_policy(text: str, name: str, *, preset: bool = False) -> Policy:
@@ -55,10 +56,13 @@ def parse_policy(text: str, name: str, *, preset: bool = False) -> Policy:
         PolicyError: names the file, line and key.
     """
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return _Reader(text, name).policy(tomllib.loads(text), preset)
+    except RecursionError:
+        raise PolicyError(f"{name}: its values are nested too deep") from None
+    except PolicyError:
+        raise
+    except ValueError as error:  # of an integer of thousands of digits, too
         raise PolicyError(f"{name}: {_with_line(str(error), text)}") from error
-    return _Reader(text, name).policy(document, preset)
 
 
 def _with_line(message: str, text: str) -> str:
@@ -69,6 +73,13 @@ def _with_line(message: str, text: str) -> str:
         )
     found = re.search(r"^(.*) \(at line (\d+), column (\d+)\)$", message)
     return f"line {found[2]}, column {found[3]}: {found[1]}" if found else message
+
+
+def _shown(value: Any) -> str:
+    """Write out a value; Python refuses that of integers of thousands of digits."""
+    if isinstance(value, int) and abs(value) > _MOST:
+        return f"one of {value.bit_length()} bits"
+    return repr(value)
 
 
 class _Reader:
@@ -131,8 +142,12 @@ class _Reader:
             self._fail(section, entry or "only", what)
         for key in ("warmup_steps", "min_bytes", "stages", "from_layer"):
             value = table.get(key, 0)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                self._fail(section, entry or key, f"{key} must be an integer from 0 up, not {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+                self._fail(
+                    section,
+                    entry or key,
+                    f"{key} must be an integer from 0 to 2**63 - 1, not {_shown(value)}",
+                )
         feedback = self._feedback(table.get("feedback"), section, entry)
         exclude = table.get("exclude")
         if exclude is not None and not (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hybridcomp.arrays import DType
 from hybridcomp.errors import ConfigError
 from hybridcomp.policy import Message, Policy
@@ -19,8 +21,8 @@ def check_config(config: TrainConfig) -> None:
         "log_every threads lr timeout bucket_mb expert_every capacity_factor"
     )
     for name in positive.split():
-        if not getattr(config, name) > 0:
-            raise ConfigError(f"{name} must be positive, not {getattr(config, name)}")
+        if not 0 < getattr(config, name) < math.inf:
+            raise ConfigError(f"{name} must be positive and finite, not {getattr(config, name)}")
     natural = "warmup_steps weight_decay clip seed eval_every eval_batches checkpoint_every min_lr experts balance_loss"
     for name in natural.split():
         if not getattr(config, name) >= 0:

@@ -48,7 +48,9 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(f"{path}: its values are nested too deep") from None
+    except ValueError as error:  # of an integer of thousands of digits, too
         raise ConfigError(f"{path}: {_with_line(str(error), text)}") from error
 
 
@@ -89,6 +91,8 @@ def _convert(value: Any, kind: Any, fail: Any) -> Any:
             fail(f"must be one of {', '.join(options)}, not {value!r}")
         return value
     allowed = [o for o in (options or (kind,)) if o is not type(None)]
+    if isinstance(value, int) and value.bit_length() > 63:
+        fail(f"must be within 63 bits, and has {value.bit_length()}")
     if float in allowed and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) not in allowed:

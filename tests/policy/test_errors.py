@@ -23,7 +23,7 @@ WRONG = {
     r"loco, dgc, not 'ef21'",
     '[dp]\nall_reduce = { codec = ["powersgd", "int8"], feedback = "dgc" }': r"line 2, .*feedback of powersgd must "
     r"be ef, not 'dgc'",
-    "min_bytes = -1": r"line 1, key min_bytes: min_bytes must be an integer from 0 up, not -1",
+    "min_bytes = -1": r"line 1, key min_bytes: min_bytes must be an integer from 0 to 2\*\*63 - 1, not -1",
     "min_bytes = true": r"min_bytes must be an integer",
     'exclude = "*.bias"': r"exclude must be a list of patterns",
     "[tp]\ncodec = 8": r"line 2, key tp\.codec: codec must be a spec string or a list of them, not 8",
@@ -36,10 +36,11 @@ WRONG = {
     r"here is none",
     '[pp]\nsend = { codec = "int4", feedback = "ef21" }': r"line 2, key pp\.send: feedback of send must be one of ef, "
     r"loco, not 'ef21'",
-    '[dp]\nall_reduce = { codec = "int8", stages = -1 }': r"line 2, .*stages must be an integer from 0 up, not -1",
+    '[dp]\nall_reduce = { codec = "int8", stages = -1 }': r"line 2, .*stages must be an integer from 0 to "
+    r"2\*\*63 - 1, not -1",
     '[dp]\ncodec = "int8"\nstages = 1': r"line 3, key dp\.stages: stages stands in an entry all_reduce of an axis only",
-    '[tp]\ncodec = "int8"\nfrom_layer = "2"': r"line 3, key tp\.from_layer: from_layer must be an integer from 0 up, "
-    r"not '2'",
+    '[tp]\ncodec = "int8"\nfrom_layer = "2"': r"line 3, key tp\.from_layer: from_layer must be an integer from "
+    r"0 to 2\*\*63 - 1, not '2'",
     '[tp]\ncodec = "int8"\nbetween_hosts = 1': r"line 3, key tp\.between_hosts: between_hosts must be true or false, "
     r"not 1",
     "[tp]\nbetween_hosts = true": r"line 2, key tp\.between_hosts: between_hosts stands beside a codec, and here is "
@@ -55,6 +56,27 @@ def test_a_wrong_file_is_named_with_line_and_key(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f.toml").write_text(text)
     with pytest.raises(hc.PolicyError, match=WRONG[text]):
+        load_policy("f.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("exclude = " + 5000 * "[" + 5000 * "]", "f.toml: .*nested too deep"),
+        ("[dp.all_reduce]\nx" + 5000 * ".x" + " = 1", "f.toml: "),
+        ("min_bytes = 1" + 5000 * "0", "f.toml: .*4300 digits"),
+        (
+            "min_bytes = 0x1" + 5000 * "0",
+            r"line 1, key min_bytes: .*from 0 to 2\*\*63 - 1, not one of 20001 bits",
+        ),
+        ('codec = "int8:block=1' + 5000 * "0" + '"', "line 1, key codec: "),
+    ],
+    ids=["lists", "dotted", "decimal", "hexadecimal", "spec"],
+)
+def test_a_file_that_takes_the_parser_to_its_limits_is_named(text, match, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.toml").write_text(text)
+    with pytest.raises(hc.PolicyError, match=match):
         load_policy("f.toml")
 
 

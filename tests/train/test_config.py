@@ -52,6 +52,23 @@ def test_a_wrong_file_is_named_with_line_and_key(tmp_path, text, parts):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("steps = " + 5000 * "[" + 5000 * "]", "nested too deep"),
+        ("steps = 1" + 5000 * "0", "4300 digits"),
+        ("steps = 0x1" + 5000 * "0", "within 63 bits"),
+        ("timeout = 0x1" + 5000 * "0", "within 63 bits"),
+    ],
+    ids=["lists", "decimal", "hexadecimal", "float"],
+)
+def test_a_file_that_takes_the_parser_to_its_limits_is_named(tmp_path, text, part):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=part):
+        read_toml(str(file))
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read the configuration .*absent\.toml"):
         parse(["--config", str(tmp_path / "absent.toml")])
@@ -105,15 +122,16 @@ def test_a_missing_file_is_named(tmp_path):
         ("--experts 4 --dp 3", r"experts \(4\) must be divisible by dp \(3\)"),
         ("--experts -2", "experts must not be negative, as -2 is"),
         ("--experts 4 --expert-every 9", r"expert_every \(9\) must be at most layers \(8\)"),
-        ("--experts 4 --expert-every 0", "expert_every must be positive, not 0"),
-        ("--experts 4 --capacity-factor 0", "capacity_factor must be positive, not 0"),
+        ("--experts 4 --expert-every 0", "expert_every must be positive and finite, not 0"),
+        ("--experts 4 --capacity-factor 0", "capacity_factor must be positive and finite, not 0"),
         ("--experts 4 --balance-loss -1", "balance_loss must not be negative"),
         (
             "--experts 4 --dp 2 --micro-batches 1 --schedule cdp-v1",
             r"experts \(4\) are met by .*: schedule must be one of 1f1b, gpipe, interleaved, not cdp-v1",
         ),
-        ("--dp 0", "dp must be positive, not 0"),
-        ("--lr nan", "lr must be positive, not nan"),
+        ("--dp 0", "dp must be positive and finite, not 0"),
+        ("--lr nan", "lr must be positive and finite, not nan"),
+        ("--timeout inf", "timeout must be positive and finite, not inf"),
         ("--clip -1", "clip must not be negative"),
         ("--val-fraction 1", "val_fraction must be above 0 and below 1"),
         ("--beta2 1", "beta2 must be at least 0 and below 1"),
