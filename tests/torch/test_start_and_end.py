@@ -306,6 +306,29 @@ def test_store_at_a_given_port() -> None:
     assert done.stdout.split() == ["well"] * 2
 
 
+@pytest.mark.parametrize("backend", ["hybridcomp", "gloo"])
+def test_a_port_that_is_in_use_is_an_error_on_every_rank_at_once(backend: str) -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        done = mpiexec(3, *program(refused(backend, f"port {port}")), timeout=30, MASTER_PORT=str(port))
+    assert sorted(said(done)) == ["ConfigError", "RemoteError", "RemoteError"], done.stderr
+
+
+def test_a_port_that_is_none_is_refused_on_every_rank() -> None:
+    done = mpiexec(2, *program(refused("hybridcomp", "'http'")), timeout=30, MASTER_PORT="http")
+    assert sorted(said(done)) == ["ConfigError", "RemoteError"], done.stderr
+
+
+def refused(backend: str, words: str) -> str:
+    return f"""
+    try:
+        dist.init_process_group("{backend}")
+    except hybridcomp.HybridcompError as error:
+        assert "{words}" in str(error), error
+        say(type(error).__name__)
+    """
+
+
 def test_environment_for_libraries_that_read_it() -> None:
     done = mpiexec(
         3,

@@ -19,6 +19,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -26,9 +27,10 @@ from urllib.parse import parse_qs, urlparse
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
-from hybridcomp.errors import CollectiveTimeoutError
+from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
 
 _TOKEN_KEY = "hybridcomp/rendezvous"
+_FAILED = "failed"  # in place of a token: rank 0 has no store
 _PROBE_SECONDS = 2.0
 _SIOCGIFADDR = 0x8915
 _CARD_BYTES = 4096
@@ -73,27 +75,53 @@ def _by_mpi(timeout: timedelta) -> Iterator[tuple[Store, int, int]]:
 
 def _serve(world: Any, timeout: timedelta) -> TCPStore:
     token = secrets.token_hex(16)
-    port = int(os.environ.get("MASTER_PORT") or 0)
-    # Where the port is given, another init_process_group of this process finds the store that has it.
-    store = TCPStore(
-        "127.0.0.1",
-        port,
-        world.size,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        multi_tenant=port != 0,
-    )
-    store.set(_TOKEN_KEY, token)
-    card = "\n".join([token, str(store.port), *addresses()]).encode()[:_CARD_BYTES]
-    _broadcast(world, bytearray(card.ljust(_CARD_BYTES, b"\n")), timeout)
+    try:
+        store = _store(world.size, timeout)
+        store.set(_TOKEN_KEY, token)
+    except Exception as error:
+        with suppress(CollectiveTimeoutError):
+            _broadcast(world, _card(_FAILED, f"{type(error).__name__}: {error}"), timeout)
+        raise
+    _broadcast(world, _card(token, str(store.port), *addresses()), timeout)
     return store
+
+
+def _store(size: int, timeout: timedelta) -> TCPStore:
+    """Return a store of this process's, at ``MASTER_PORT`` where that is set."""
+    given = os.environ.get("MASTER_PORT") or "0"
+    if not (given.isascii() and given.isdigit() and int(given) < 1 << 16):
+        raise ConfigError(f"MASTER_PORT must be a port from 1 to 65535, not {given!r}")
+    port = int(given)
+    try:
+        # Where the port is given, another init_process_group of this process finds the store that has it.
+        return TCPStore(
+            "127.0.0.1",
+            port,
+            size,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=port != 0,
+        )
+    except DistError as error:
+        raise ConfigError(
+            f"rank 0 cannot open torch's store at port {port}: {str(error).splitlines()[0]}; MASTER_PORT must be a "
+            "free port, or unset: then any free one is taken"
+        ) from error
+
+
+def _card(*lines: str) -> bytearray:
+    """Return what rank 0 tells the others, in the bytes that they expect."""
+    return bytearray("\n".join(lines).encode()[:_CARD_BYTES].ljust(_CARD_BYTES, b"\n"))
 
 
 def _connect(world: Any, timeout: timedelta) -> TCPStore:
     card = bytearray(_CARD_BYTES)
     _broadcast(world, card, timeout)
-    token, port, *hosts = card.decode().split()
+    token, text = card.decode(errors="replace").split("\n", 1)
+    if token == _FAILED:
+        raise RemoteError(f"rendezvous: rank 0 failed: {text.strip()}")
+    port, *hosts = text.split()
     for host in hosts:
         store = _try(host, int(port), token, world.size)
         if store is not None:
