@@ -30,15 +30,14 @@ def main(arguments: Sequence[str]) -> int:
     Outside MPI everything that can be checked is checked, then the process becomes ``mpiexec``; inside MPI
     the ranks check again, agree, and train.
     """
-    job = None
     if not inside_mpi():
         try:
-            job = start.prepare(arguments)
+            job = start.prepare(arguments, contents=False)
             if job.config.ranks > 1:
                 launch.exec_under_mpiexec(job.config.ranks, job.config.threads, arguments)
         except HybridcompError as error:
             return _complain(str(error))
-    return _run_as_rank(arguments, job)
+    return _run_as_rank(arguments)
 
 
 def _complain(what: str) -> int:
@@ -46,17 +45,18 @@ def _complain(what: str) -> int:
     return _WRONG_INPUT
 
 
-def _run_as_rank(arguments: Sequence[str], prepared: start.Job | None) -> int:
+def _run_as_rank(arguments: Sequence[str]) -> int:
     request = StopRequest()
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 
     comm = MPI.COMM_WORLD
-    job = prepared
+    job: start.Job | None = None
     status, printed = _READY, ""
     # A rank that leaves alone would let the others wait, and one message is better than one per rank.
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:
-            job = job or start.prepare(arguments)
+            # One rank reads all of the checkpoint.
+            job = start.prepare(arguments, contents=comm.rank == 0)
             launch.check_rank_count(job.config.ranks, comm)
         except HybridcompError as error:
             status, printed = _WRONG_INPUT, _PREFIX + str(error) + "\n"
@@ -73,6 +73,8 @@ def _run_as_rank(arguments: Sequence[str], prepared: start.Job | None) -> int:
         return int(replies[bad[0]])
     if job is None:
         raise RuntimeError("no job although nothing failed")
+    found = "" if job.checkpoint is None else str(job.checkpoint.path)
+    job = start.with_checkpoint(job, launch.gather_text(comm, found)[0])
     try:
         start.check_agreement(launch.gather_text(comm, start.agreed_text(job)))
     except HybridcompError as error:

@@ -13,7 +13,13 @@ from typing import Any
 
 from hybridcomp.errors import ConfigError, MismatchError
 from hybridcomp.policy import Policy, load_policy
-from hybridcomp.train.checkpoints.resume import Checkpoint, check_fits, find_checkpoint, run_identity
+from hybridcomp.train.checkpoints.resume import (
+    Checkpoint,
+    check_fits,
+    find_checkpoint,
+    read_checkpoint,
+    run_identity,
+)
 from hybridcomp.train.checks import check_policy
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
@@ -59,8 +65,12 @@ def read_policy(config: TrainConfig) -> Policy:
     return policy
 
 
-def prepare(arguments: Sequence[str]) -> Job:
+def prepare(arguments: Sequence[str], *, contents: bool = True) -> Job:
     """Read configuration, policy, text and checkpoint.
+
+    Args:
+        arguments: of the command line.
+        contents: compare the contents of the checkpoint's files, too, not their sizes alone.
 
     Raises:
         HybridcompError: what is wrong, in one sentence.
@@ -71,7 +81,7 @@ def prepare(arguments: Sequence[str]) -> Job:
             raise ConfigError(f"{module} is missing: pip install 'hybridcomp[train]'")
     config = parse(arguments)
     policy = read_policy(config)
-    checkpoint = find_checkpoint(config)
+    checkpoint = find_checkpoint(config, contents=contents)
     config = dataclasses.replace(config, out=_run_directory(config, checkpoint))
     corpus = load_corpus(config.data, config.tokenizer, config.val_fraction, config.vocab_size)
     batches = Batches(corpus, config)
@@ -99,6 +109,16 @@ def _run_directory(config: TrainConfig, checkpoint: Checkpoint | None) -> str:
 def with_run_directory(job: Job, out: str) -> Job:
     """Return the job with another run directory: the ranks' clocks may name different ones."""
     return dataclasses.replace(job, config=dataclasses.replace(job.config, out=out))
+
+
+def with_checkpoint(job: Job, path: str) -> Job:
+    """Return the job with the checkpoint that rank 0 has found whole; with none where this rank cannot read it."""
+    if job.checkpoint is None or path == str(job.checkpoint.path):
+        return job
+    try:
+        return dataclasses.replace(job, checkpoint=read_checkpoint(Path(path), contents=False))
+    except ConfigError:
+        return dataclasses.replace(job, checkpoint=None)
 
 
 def agreed_text(job: Job) -> str:

@@ -232,6 +232,8 @@ class Trainer:
         for concern in concerns(self._job.policy, config):
             self._progress.say(concern)
         if self._job.checkpoint is not None:
+            for damage in self._job.checkpoint.passed_over:
+                self._progress.say(f"passed over: {damage}")
             self._progress.say(f"resumed from {self._job.checkpoint.path}")
             if self._job.checkpoint.policy != self._job.policy.digest:
                 self._progress.say("it was made under another policy: its error-feedback memory is not used")

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
+import warnings
+from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from hybridcomp.errors import ConfigError, MismatchError
-from hybridcomp.train.checkpoints.resume import Checkpoint, check_fits, find_checkpoint, run_identity
+from hybridcomp.train.checkpoints.checkpoint import _prune
+from hybridcomp.train.checkpoints.resume import RECORD, Checkpoint, check_fits, find_checkpoint, run_identity
+from hybridcomp.train.checkpoints.stored import described, read
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.metrics import MetricsFile
 from hybridcomp.train.start import check_agreement, prepare
@@ -63,15 +71,120 @@ def test_a_truncated_file_is_named_and_the_checkpoint_before_offered(tmp_path):
         Checkpoint(path, step, 1.5, "digest", IDENTITY).write(path)
     with (newer / "__0_0.distcp").open("r+b") as file:
         file.truncate(400)
-    offer = f"--resume {older}"
+    offer, auto = f"--resume {older}", dataclasses.replace(CONFIG, resume="auto", out=str(tmp_path))
     with pytest.raises(ConfigError, match=rf"__0_0.distcp has 400 of 1000 bytes; .*{offer}$"):
-        find_checkpoint(dataclasses.replace(CONFIG, resume="auto", out=str(tmp_path)))
+        find_checkpoint(dataclasses.replace(CONFIG, resume=str(newer)))
+    found = find_checkpoint(auto)
+    assert (found.path, found.step) == (older, 4)
+    assert found.passed_over == (f"the checkpoint {newer} is damaged: __0_0.distcp has 400 of 1000 bytes",)
     (newer / "__0_0.distcp").unlink()
     with pytest.raises(ConfigError, match=rf"__0_0.distcp is missing; .*{offer}$"):
         find_checkpoint(dataclasses.replace(CONFIG, resume=str(newer)))
     (older / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"has 0 of 1000 bytes$"):  # none before it
         find_checkpoint(dataclasses.replace(CONFIG, resume=str(older)))
+    with pytest.raises(ConfigError, match=rf"{tmp_path} has no checkpoint that is whole: .*{newer}"):
+        find_checkpoint(auto)
+
+
+def test_contents_that_have_changed_are_found_where_they_are_looked_at(tmp_path):
+    run = dataclasses.replace(CONFIG, resume="auto", out=str(tmp_path))
+    older, newer = tmp_path / "checkpoints/step-00000004", tmp_path / "checkpoints/step-00000008"
+    for path, step in ((older, 4), (newer, 8)):
+        path.mkdir(parents=True)
+        (path / "__0_0.distcp").write_bytes(bytes(1000))
+        Checkpoint(path, step, 1.5, "digest", IDENTITY).write(path)
+    (newer / "__0_0.distcp").write_bytes(bytes(500) + b"\1" + bytes(499))
+    found = find_checkpoint(run)
+    assert found.path == older
+    assert "the contents of __0_0.distcp have changed" in found.passed_over[0]
+    assert find_checkpoint(run, contents=False).path == newer
+
+
+def test_a_record_from_before_checksums_is_read(tmp_path):
+    made = checkpoint(tmp_path, 4)
+    (made.path / "x").write_bytes(b"123")
+    record = json.loads((made.path / RECORD).read_text())
+    (made.path / RECORD).write_text(json.dumps(record | {"files": {"x": 3}}))
+    assert find_checkpoint(dataclasses.replace(CONFIG, resume=str(made.path))) == made
+    (made.path / RECORD).write_text(json.dumps(record | {"files": {"x": 4}}))
+    with pytest.raises(ConfigError, match="x has 3 of 4 bytes"):
+        find_checkpoint(dataclasses.replace(CONFIG, resume=str(made.path)))
+
+
+def test_a_record_that_is_nested_deep_is_no_record(tmp_path):
+    made = checkpoint(tmp_path, 4)
+    (made.path / RECORD).write_text(100_000 * "[")
+    with pytest.raises(ConfigError, match="no record of a checkpoint"):
+        find_checkpoint(dataclasses.replace(CONFIG, resume=str(made.path)))
+
+
+def test_damaged_checkpoints_do_not_count_as_newer_ones(tmp_path):
+    for step in (2, 4, 6, 9):
+        checkpoint(tmp_path, step)
+    _prune(tmp_path / "checkpoints/step-00000006", keep=2)  # resumed from 4, since 9 was damaged
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000004",
+        "step-00000006",
+        "step-00000009",
+    ]
+
+
+def stored(state, folder):
+    """Have torch write tensors into a checkpoint; return its folder."""
+    path = folder / "checkpoint"
+    with warnings.catch_warnings(action="ignore"):  # torch warns of what is meant: one process
+        save(state, checkpoint_id=str(path), no_dist=True)
+    return path
+
+
+def test_what_torch_has_written_is_read(tmp_path):
+    state = {
+        "x": torch.arange(6.0).view(2, 3),
+        "n": torch.tensor(3),
+        "half": torch.ones(5, dtype=torch.bfloat16),
+    }
+    path = stored(state, tmp_path)
+    assert {key: (t.shape, t.dtype) for key, t in described(path).items()} == {
+        key: (t.shape, t.dtype) for key, t in state.items()
+    }
+    into = {key: torch.zeros_like(tensor) for key, tensor in state.items()}
+    read(into, path, alone=True)
+    assert all(torch.equal(into[key], state[key]) for key in state)
+
+
+class Harm:
+    """What would run when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.write_text, (self.path, "done"))
+
+
+@pytest.mark.parametrize("where", ["alone", "inside"])
+def test_reading_a_checkpoint_executes_nothing(tmp_path, where):
+    path = stored({"x": torch.arange(6.0).view(2, 3)}, tmp_path)
+    harm = Harm(tmp_path / "harm")
+    if where == "inside":
+        metadata = FileSystemReader(path).read_metadata()
+        metadata.planner_data = harm
+    (path / ".metadata").write_bytes(pickle.dumps(harm if where == "alone" else metadata))
+    for reading in (lambda: described(path), lambda: read({"x": torch.empty(2, 3)}, path, alone=True)):
+        with pytest.raises(ConfigError, match=r"its metadata asks for pathlib"):
+            reading()
+    assert not harm.path.exists()
+
+
+def test_a_checkpoint_does_not_reach_out_of_its_folder(tmp_path):
+    path = stored({"x": torch.ones(3)}, tmp_path)
+    metadata = FileSystemReader(path).read_metadata()
+    for place in metadata.storage_data.values():
+        place.relative_path = f"../checkpoint/{place.relative_path}"
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ConfigError, match="no file of its folder"):
+        described(path)
 
 
 def test_another_topology_model_or_text_is_refused(tmp_path):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import hybridcomp.torch as hct
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.checkpoints.resume import RECORD, Checkpoint
+from hybridcomp.train.checkpoints.resume import RECORD, Checkpoint, sync_folder
 from hybridcomp.train.checkpoints.stored import described, read, write
 from hybridcomp.train.topology import Topology
 
@@ -77,7 +77,8 @@ def save_checkpoint(
         checkpoint.write(beside)
         shutil.rmtree(checkpoint.path, ignore_errors=True)
         beside.rename(checkpoint.path)
-        _prune(checkpoint.path.parent, keep)
+        sync_folder(checkpoint.path.parent)
+        _prune(checkpoint.path, keep)
 
 
 def load_checkpoint(
@@ -141,6 +142,8 @@ def _model_state(trained: Trained, topology: Topology) -> dict[str, Tensor]:
     return state
 
 
-def _prune(folder: Path, keep: int) -> None:
-    for old in sorted(folder.glob(f"step-*/{RECORD}"))[:-keep]:
-        shutil.rmtree(old.parent, ignore_errors=True)
+def _prune(written: Path, keep: int) -> None:
+    """Remove the checkpoints before the ``keep`` newest; later ones than that written are damaged, and do not count."""
+    found = sorted(record.parent for record in written.parent.glob(f"step-*/{RECORD}"))
+    for old in [path for path in found if path.name <= written.name][:-keep]:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Find the checkpoint from which a run resumes, and check that it fits.
+"""Find the checkpoint from which a run resumes, and check that it is whole and fits.
 
 Imports no torch: ranks do not exist yet.
 """
@@ -6,7 +6,9 @@ Imports no torch: ranks do not exist yet.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+import zlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.train.config import TrainConfig
 
 RECORD = "checkpoint.json"
+_PIECE_BYTES = 1 << 22
 _SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard")
 _SAME_MODEL = (
     "layers", "d_model", "heads", "seq_len", "tie_embeddings", "experts", "expert_every", "capacity_factor",
@@ -31,6 +34,7 @@ class Checkpoint:
         elapsed: seconds of training until then.
         policy: digest of the policy that it was made under.
         run: what must be the same in a run that goes on from it.
+        passed_over: what is wrong with the newer checkpoints in place of which this one was found.
     """
 
     path: Path
@@ -38,10 +42,15 @@ class Checkpoint:
     elapsed: float
     policy: str
     run: dict[str, Any]
+    passed_over: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> None:
-        """Write the record into ``folder``, with the sizes of the files that are there."""
-        files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+        """Write the record into ``folder``, with sizes and checksums of the files there; to the disk itself."""
+        files = {
+            path.name: {"bytes": path.stat().st_size, "crc32": _checksum(path)}
+            for path in sorted(folder.iterdir())
+            if path.is_file()
+        }
         record = {
             "step": self.step,
             "elapsed": self.elapsed,
@@ -49,7 +58,11 @@ class Checkpoint:
             "run": self.run,
             "files": files,
         }
-        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        with (folder / RECORD).open("w", encoding="utf-8") as file:
+            file.write(json.dumps(record, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(folder)
 
 
 def run_identity(config: TrainConfig, vocab_size: int, data: str) -> dict[str, Any]:
@@ -64,8 +77,21 @@ def newest(folder: Path) -> Path | None:
     return found[-1].parent if found else None
 
 
-def find_checkpoint(config: TrainConfig) -> Checkpoint | None:
+def sync_folder(folder: Path) -> None:
+    """Have the names of a folder's files on the disk."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def find_checkpoint(config: TrainConfig, *, contents: bool = True) -> Checkpoint | None:
     """Return the checkpoint that ``--resume`` names, or None where there is nothing to resume.
+
+    Args:
+        config: ``resume`` is a folder, or ``auto``: then it is the newest of the run that is whole.
+        contents: compare the contents of its files, too, not their sizes alone.
 
     Raises:
         ConfigError: it does not exist or cannot be read.
@@ -75,45 +101,86 @@ def find_checkpoint(config: TrainConfig) -> Checkpoint | None:
     if config.resume == "auto":
         if config.out is None:
             raise ConfigError("--resume auto looks in the run directory: give it with --out")
-        path = newest(Path(config.out))
-        return None if path is None else read_checkpoint(path)
-    found = checkpoint_in(Path(config.resume))
+        return _newest_whole(Path(config.out), contents)
+    found = checkpoint_in(Path(config.resume), contents=contents)
     if found is None:
         raise ConfigError(f"no checkpoint in {config.resume} (a checkpoint holds {RECORD})")
     return found
 
 
-def checkpoint_in(folder: Path) -> Checkpoint | None:
+def _newest_whole(folder: Path, contents: bool) -> Checkpoint | None:
+    damaged: list[str] = []
+    for record in sorted(folder.glob(f"checkpoints/step-*/{RECORD}"), reverse=True):
+        try:
+            return replace(_read(record.parent, contents), passed_over=tuple(damaged))
+        except ConfigError as error:
+            damaged.append(str(error))
+    if damaged:
+        raise ConfigError(f"{folder} has no checkpoint that is whole: {damaged[0]}")
+    return None
+
+
+def checkpoint_in(folder: Path, *, contents: bool = True) -> Checkpoint | None:
     """Return the checkpoint that ``folder`` is, or the newest one of the run that it is; None if it is neither.
 
     Raises:
         ConfigError: the checkpoint is damaged.
     """
     path = folder if (folder / RECORD).is_file() else newest(folder)
-    return None if path is None else read_checkpoint(path)
+    return None if path is None else read_checkpoint(path, contents=contents)
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path, *, contents: bool = True) -> Checkpoint:
     """Read the record of the checkpoint in folder ``path``; the files that it names are there, and whole.
+
+    Args:
+        path: of the folder.
+        contents: compare the contents of the files, too, not their sizes alone.
 
     Raises:
         ConfigError: it is damaged; names the checkpoint before it, if there is one.
     """
     try:
+        return _read(path, contents)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_one_before(path)}") from error
+
+
+def _read(path: Path, contents: bool) -> Checkpoint:
+    try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-        files = {str(name): int(size) for name, size in record["files"].items()}
+        # Of a name alone: nothing outside the folder is looked at. Before checksums there were sizes alone.
+        files = {
+            Path(name).name: (int(file), None)
+            if isinstance(file, int)
+            else (int(file["bytes"]), str(file["crc32"]))
+            for name, file in record["files"].items()
+        }
         checkpoint = Checkpoint(
             path, int(record["step"]), float(record["elapsed"]), str(record["policy"]), dict(record["run"])
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{path / RECORD} is no record of a checkpoint: {error}"
-        raise ConfigError(what + _one_before(path)) from error
-    for name, size in files.items():
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path / RECORD} is no record of a checkpoint: {error}") from error
+    for name, (size, checksum) in files.items():
         found = (path / name).stat().st_size if (path / name).is_file() else None
         if found != size:
             has = "is missing" if found is None else f"has {found} of {size} bytes"
-            raise ConfigError(f"the checkpoint {path} is damaged: {name} {has}" + _one_before(path))
+            raise ConfigError(f"the checkpoint {path} is damaged: {name} {has}")
+        if contents and checksum is not None and _checksum(path / name) != checksum:
+            raise ConfigError(f"the checkpoint {path} is damaged: the contents of {name} have changed")
     return checkpoint
+
+
+def _checksum(path: Path) -> str:
+    """Return the CRC-32 of a file's contents, in hex."""
+    value = 0
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                value = zlib.crc32(piece, value)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    return f"{value:08x}"
 
 
 def _one_before(path: Path) -> str:

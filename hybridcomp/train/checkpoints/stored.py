@@ -2,19 +2,71 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from hybridcomp.errors import ConfigError
+
+# What a checkpoint's ``.metadata`` is made of, as torch writes it: data, and nothing that does anything.
+_DATA = frozenset(
+    [
+        *(
+            ("torch.distributed.checkpoint.metadata", name)
+            for name in (
+                "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "TensorProperties",
+                "ChunkStorageMetadata", "BytesStorageMetadata", "_MEM_FORMAT_ENCODING",
+            )
+        ),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.serialization", "_get_layout"),
+        ("torch", "Size"),
+        ("pathlib", "PosixPath"),
+        ("pathlib._local", "PosixPath"),  # of Python 3.13
+    ]
+)  # fmt: skip
+
+
+class _Unpickler(pickle.Unpickler):
+    """Read a checkpoint's metadata, and execute nothing that somebody may have put there."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class or function that is named there, if it is one of data."""
+        if (module, name) in _DATA or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"its metadata asks for {module}.{name}, which no checkpoint needs")
+
+
+class _Reader(FileSystemReader):
+    """Read a checkpoint as torch does, but for its metadata, which torch unpickles without asking what it executes."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read the metadata."""
+        folder, rank = Path(self.path), kwargs.get("rank")
+        with (folder / f"{'' if rank is None else f'__{rank}'}.metadata").open("rb") as file:
+            metadata = _Unpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f"its metadata is a {type(metadata).__name__}")
+        for stored in (metadata.storage_data or {}).values():
+            if Path(stored.relative_path).name != stored.relative_path:
+                raise ValueError(
+                    f"its metadata speaks of {stored.relative_path!r}, which is no file of its folder"
+                )
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
 
 
 def described(path: Path) -> dict[str, Tensor]:
@@ -24,14 +76,14 @@ def described(path: Path) -> dict[str, Tensor]:
         ConfigError: the folder holds no checkpoint that can be read.
     """
     try:
-        stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    except Exception as error:  # it unpickles: whatever that raises
+        stored = _Reader(str(path)).read_metadata().state_dict_metadata
+        return {
+            key: torch.empty(meta.size, dtype=meta.properties.dtype, device="meta")
+            for key, meta in stored.items()
+            if isinstance(meta, TensorStorageMetadata)
+        }
+    except Exception as error:  # it may hold anything
         raise ConfigError(f"cannot read the checkpoint {path}: {error}") from error
-    return {
-        key: torch.empty(meta.size, dtype=meta.properties.dtype, device="meta")
-        for key, meta in stored.items()
-        if isinstance(meta, TensorStorageMetadata)
-    }
 
 
 def read(state: dict[str, Tensor], path: Path, *, alone: bool = False) -> None:
@@ -47,7 +99,7 @@ def read(state: dict[str, Tensor], path: Path, *, alone: bool = False) -> None:
     """
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns of what is meant: one process
-            load(state, checkpoint_id=str(path), no_dist=alone)
+            load(state, storage_reader=_Reader(str(path)), no_dist=alone)
     except (CheckpointException, Exception) as error:
         raise ConfigError(f"cannot read the checkpoint {path}: {_cause(error)}") from error
 
