@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <thread>
 
 namespace hybridcomp::engine {
@@ -22,12 +23,18 @@ void Contacts::post(const Job& job) {
   const std::lock_guard lock(shared_->mutex);
   if (shared_->refuse(job)) return;
   shared_->jobs.push_back(job);
-  // One that is free takes it; those that are busy may never come back.
-  if (shared_->free < static_cast<int>(shared_->jobs.size()) && shared_->threads < kMostThreads) {
-    ++shared_->threads;
-    std::thread([shared = shared_] { run(shared); }).detach();
-  }
+  start_threads();
   shared_->wake.notify_one();
+}
+
+// Under the lock of what is shared. One that is free takes a job; those that are busy may never come back.
+void Contacts::start_threads() {
+  if (shared_->free >= static_cast<int>(shared_->jobs.size()) || shared_->threads >= kMostThreads) return;
+  try {
+    std::thread([shared = shared_] { run(shared); }).detach();
+    ++shared_->threads;
+  } catch (const std::system_error&) {  // no more threads: take tries again
+  }
 }
 
 std::vector<Contacts::Job> Contacts::take() {
@@ -36,6 +43,7 @@ std::vector<Contacts::Job> Contacts::take() {
     const std::lock_guard lock(shared_->mutex);
     jobs.assign(shared_->posted.begin(), shared_->posted.end());
     shared_->posted.clear();
+    if (!shared_->threads && !shared_->jobs.empty()) start_threads();
   }
   waiting_ -= jobs.size();
   std::erase_if(jobs, [this](const Job& job) {

@@ -58,6 +58,7 @@ class Contacts {
     bool refuse(const Job& job);  // whether it is behind one
   };
   static void run(const std::shared_ptr<Shared>& shared);
+  void start_threads();
 
   std::shared_ptr<Shared> shared_;
   std::size_t waiting_ = 0;

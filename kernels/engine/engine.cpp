@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 
 #include "engine/waiting/backoff.hpp"
 
@@ -113,7 +114,14 @@ void Engine::start(const std::shared_ptr<Execution>& execution, double seconds) 
 void Engine::wake() {
   if (dozes_.load()) return;
   const std::lock_guard lock(sleep_);
-  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
+  if (!thread_.joinable() && !stopping_) {
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error&) {  // no more threads: who waits makes progress, and the next start
+                                          // tries again
+      return;
+    }
+  }
   wake_.notify_one();
 }
 

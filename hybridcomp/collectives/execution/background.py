@@ -42,8 +42,14 @@ class Background:
         with self._starting:
             if self._thread is None:
                 self._alarm = kernels().Alarm(_DOZE, _DOZING)
-                self._thread = threading.Thread(target=self._run, name="hybridcomp-progress", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="hybridcomp-progress", daemon=True)
+                try:
+                    thread.start()
+                except (
+                    RuntimeError
+                ):  # no more threads: who waits makes progress, and the next start tries again
+                    return
+                self._thread = thread
                 atexit.register(self._engine.stop)
                 self.wake = self._alarm.ring
         self.wake()

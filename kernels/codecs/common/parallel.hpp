@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <system_error>
 #include <thread>
 
 namespace hybridcomp {
@@ -23,7 +24,8 @@ inline int ranges_of(std::size_t n, std::size_t step, int threads) {
 }
 
 // Call f(range, begin, end) for `ranges` consecutive ranges of 0 .. n, each a multiple of `step` long but the
-// last, on as many threads. The caller's thread takes the first.
+// last, on as many threads. The caller's thread takes the first, and those for which no thread can be
+// started.
 template <typename F>
 void split(std::size_t n, std::size_t step, int ranges, F f) {
   const std::size_t steps = n / step + (n % step != 0);
@@ -31,10 +33,16 @@ void split(std::size_t n, std::size_t step, int ranges, F f) {
     return std::min(n, steps * static_cast<std::size_t>(r) / static_cast<std::size_t>(ranges) * step);
   };
   std::thread others[kMaxThreads];
-  for (int r = 1; r < ranges; ++r)
-    others[r] = std::thread([&f, r, b = begin_of(r), e = begin_of(r + 1)] { f(r, b, e); });
+  int started = 1;
+  try {
+    for (; started < ranges; ++started)
+      others[started] =
+          std::thread([&f, r = started, b = begin_of(started), e = begin_of(started + 1)] { f(r, b, e); });
+  } catch (const std::system_error&) {  // the user's limit of processes, say
+  }
   f(0, std::size_t(0), begin_of(1));
-  for (int r = 1; r < ranges; ++r) others[r].join();
+  for (int r = started; r < ranges; ++r) f(r, begin_of(r), begin_of(r + 1));
+  for (int r = 1; r < started; ++r) others[r].join();
 }
 
 }  // namespace hybridcomp
