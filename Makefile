@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -24,7 +24,7 @@ test: test-unit test-mpi
 # fifth of their time waiting: two at a time, file by file, in the order of the list, which has at its end what is short or
 # waits; three at a time take longer. The others, which measure time or the lab's links, have the machine for themselves.
 TOGETHER := tests/codecs tests/cuda tests/schedules
-IN_PAIRS := tests/mpi4py_suite tests/torch/test_hook.py tests/train tests/torch tests/examples tests/peer tests/warm tests/emulation \
+IN_PAIRS := tests/mpi4py_suite tests/torch/test_hook.py tests/train tests/torch tests/examples tests/peer tests/warm tests/emulation tests/faults \
   tests/soak tests/study/test_study.py tests/benchmarks/test_codecs.py tests/benchmarks/test_programs.py tests/lab/test_cut.py tests/demo \
   tests/lab/test_killed.py
 test-unit: $(VENV)/.installed
@@ -100,6 +100,12 @@ SOAK_OPERATIONS ?= 20000
 soak: $(VENV)/.installed
 	OMP_NUM_THREADS=1 HYBRIDCOMP_SUMMARY=0 timeout -k 10 3600 $(MPIEXEC) -n $(SOAK_RANKS) \
 	  $(BIN)/python -m tests.soak.program $(SOAK_OPERATIONS)
+
+# Planted faults for an hour (tests/faults): signals, deaths, messages, links, resources, checkpoints. Takes root for links.
+CHAOS_MINUTES ?= 60
+chaos: $(VENV)/.installed
+	mkdir -p $(RESULTS)
+	$(BIN)/python -m tests.faults.chaos --minutes $(CHAOS_MINUTES) --out $(RESULTS)/chaos.json
 
 # What the README shows: the all-reduce on four lab hosts by link, and through shared memory.
 # `make bench RESULTS=benchmarks/results`, then `python benchmarks/pages/readme.py`, renews the README's table.

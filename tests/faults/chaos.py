@@ -1,0 +1,103 @@
+"""Run scenarios of planted faults for a while: ``python -m tests.faults.chaos --minutes 60``; replay one by its seed.
+
+Every scenario is printed by its kind and seed, ``messages:1234``; ``--replay messages:1234`` runs that one again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import random
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from hybridcomp.native import kernels
+from tests.faults.outcome import Outcome
+
+#: Kinds of scenarios, with how often each is drawn beside the others: those that take seconds seldom.
+KINDS = {
+    "messages": 4,
+    "deaths": 4,
+    "torch_deaths": 1,
+    "checkpoints": 1,
+    "resources": 2,
+    "age": 1,
+    "links": 1,
+}
+
+
+def run(kind: str, seed: int) -> Outcome:
+    """Run one scenario."""
+    outcome: Outcome = importlib.import_module(f"tests.faults.{kind}").scenario(seed)
+    return outcome
+
+
+def chaos(minutes: float, seed: int, kinds: list[str]) -> dict[str, Any]:
+    """Run scenarios for some minutes; return what was done and found."""
+    draw = random.Random(seed)
+    total, scenarios, findings = Outcome(), Counter[str](), []
+    began = time.monotonic()
+    while time.monotonic() - began < 60 * minutes:
+        kind = draw.choices(kinds, [KINDS[kind] for kind in kinds])[0]
+        name = f"{kind}:{draw.getrandbits(31)}"
+        started = time.monotonic()
+        try:
+            outcome = run(kind, int(name.split(":")[1]))
+            total.add(outcome)
+            words = ", ".join(f"{count} {what}" for what, count in sorted(outcome.outcomes.items()))
+        except Exception:
+            words = f"FOUND\n{traceback.format_exc()}"
+            findings.append({"scenario": name, "error": traceback.format_exc()})
+        scenarios[kind] += 1
+        took = time.monotonic() - started
+        print(
+            f"[{(started - began) / 60:5.1f} of {minutes:g} min] {name} ({took:.1f} s): {words}", flush=True
+        )
+    return {
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "seed": seed,
+        "machine": f"{os.cpu_count()} cores, {kernels().isa()}, Python {platform.python_version()}",
+        "scenarios": dict(sorted(scenarios.items())),
+        "operations": total.operations,
+        "faults": dict(sorted(total.faults.items())),
+        "outcomes": dict(sorted(total.outcomes.items())),
+        "findings": findings,
+    }
+
+
+def main() -> int:
+    """Read the command line; return 1 if something was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument(
+        "--seed", type=int, default=None, help="draws the scenarios; else another one each time"
+    )
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--replay", metavar="KIND:SEED", help="run one scenario alone")
+    parser.add_argument("--out", type=Path, help="a JSON file for what was done and found")
+    arguments = parser.parse_args()
+    if arguments.replay:
+        kind, seed = arguments.replay.split(":")
+        print(run(kind, int(seed)))
+        return 0
+    kinds = arguments.kinds.split(",")
+    if not set(kinds) <= set(KINDS):
+        parser.error(f"--kinds are of {', '.join(KINDS)}, not {arguments.kinds}")
+    seed = random.getrandbits(31) if arguments.seed is None else arguments.seed
+    print(f"seed {seed}", flush=True)
+    done = chaos(arguments.minutes, seed, kinds)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({key: value for key, value in done.items() if key != "findings"}, indent=1))
+    print(f"{len(done['findings'])} findings")
+    return 1 if done["findings"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
