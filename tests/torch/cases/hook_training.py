@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hybridcomp as hc
 import hybridcomp.torch as hct
+from hybridcomp import version
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.codecs.linear import powersgd
 from hybridcomp.codecs.lossless import LosslessCodec
@@ -258,6 +259,20 @@ def case_policies_that_differ_are_an_error() -> None:
     ddp.register_comm_hook(hct.HookState(chosen, process_group=backend), hct.comm_hook)
     with pytest.raises(Exception, match=r"the policy of rank . differs from that of rank"):
         ddp(torch.randn(4, 8)).sum().backward()
+    dist.barrier(group("hybridcomp"))
+
+
+def case_versions_that_differ_are_an_error() -> None:
+    backend = group("gloo")
+    ddp = DistributedDataParallel(nn.Linear(8, 8), process_group=backend)
+    ddp.register_comm_hook(hct.HookState("int8", process_group=backend), hct.comm_hook)
+    mine = version.__version__
+    version.__version__ = "0.0.1" if dist.get_rank() else mine
+    try:
+        with pytest.raises(Exception, match=r"the ranks have different versions of hybridcomp: .* on rank "):
+            ddp(torch.randn(4, 8)).sum().backward()
+    finally:
+        version.__version__ = mine
     dist.barrier(group("hybridcomp"))
 
 
