@@ -1,5 +1,7 @@
 """Ranks of :mod:`.messages`: ``mpiexec -n 3 python -m tests.faults.message_ranks SEED CASES LIBRARY OUT``.
 
+Steps are the compiled engine's, or with ``HYBRIDCOMP_DEVICES=1`` Python's.
+
 An operation runs undisturbed first, which gives the right bits and the number of messages that each rank sends. Then it
 runs again on a new communicator, and one rank's k-th message has a fault. Afterwards the next operation tells those
 whose part had ended well that it has failed elsewhere.
@@ -24,6 +26,7 @@ import hybridcomp as hc
 from hybridcomp.collectives.algorithms.selection import OPERATIONS, refusal
 from hybridcomp.collectives.engine import native
 from hybridcomp.collectives.execution.library import address
+from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.schedules.registry import ALGORITHMS
 from tests.codecs.common import SPECS
@@ -159,14 +162,42 @@ def check(case: Case, library: Any) -> tuple[bool, Counter[str], str]:
     )
 
 
-def main(seed: str, cases: str, path: str, out: str) -> None:
-    """Run all cases, and write what was done."""
+def loaded(path: str) -> Any:
+    """Load the library, and have both the engine and Python send by it."""
     library = ctypes.CDLL(path)
     library.faults_arm.argtypes = [ctypes.c_int, ctypes.c_long, ctypes.c_ulong]
-    library.faults_disarm.restype = library.faults_planted.restype = ctypes.c_long
+    library.faults_take.argtypes = [ctypes.c_void_p, ctypes.c_long]
+    library.faults_cut.argtypes = [ctypes.c_long]
+    for function in (library.faults_disarm, library.faults_planted, library.faults_cut):
+        function.restype = ctypes.c_long
+    library.faults_draw.restype = ctypes.c_ulong
     library.faults_bind(ctypes.c_void_p(address("MPI_Isend")), MPI.PROC_NULL)
     ours = ctypes.cast(library.faults_isend, ctypes.c_void_p).value
     native.address = lambda name: ours if name == "MPI_Isend" else address(name)
+    honest = MpiTransport.isend
+
+    def isend(self: MpiTransport, data: Any, peer: int, tag: int, mode: str = "Isend") -> MPI.Request:
+        raw = np.asarray(data).view(np.uint8)
+        kind, draw = library.faults_take(raw.ctypes.data, raw.size), library.faults_draw()
+        name = KINDS[kind - 1] if kind else ""
+        if name == "delay":
+            time.sleep(0.02 + draw % 300 / 1000)
+        elif name == "drop":
+            return self.comm.Isend([b"", MPI.BYTE], MPI.PROC_NULL, tag)
+        elif name == "truncate":
+            raw = raw[: library.faults_cut(raw.size)]
+        elif name == "damage":
+            raw = raw.copy()
+            raw[draw // 8 % raw.size] ^= 1 << draw % 8
+        return honest(self, raw if name else data, peer, tag, mode)
+
+    MpiTransport.isend = isend  # type: ignore[method-assign]
+    return library
+
+
+def main(seed: str, cases: str, path: str, out: str) -> None:
+    """Run all cases, and write what was done."""
+    library = loaded(path)
     random_ = random.Random(seed)
     faults: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()

@@ -18,6 +18,7 @@ from tests.faults.outcome import Outcome
 ROOT = Path(__file__).parents[2]
 KINDS = ("damage", "truncate", "delay", "drop")
 _SECONDS = 60.0
+_IN_PYTHON = 0.3  # of scenarios run their steps in Python, as for devices, not in the compiled engine
 
 
 def scenario(seed: int, cases: int = 24) -> Outcome:
@@ -30,7 +31,8 @@ def scenario(seed: int, cases: int = 24) -> Outcome:
     Raises:
         AssertionError: ranks differ, one has wrong bits or no error, or they do not end.
     """
-    ranks = random.Random(seed).randint(2, 5)
+    draw = random.Random(seed)
+    ranks, python = draw.randint(2, 5), draw.random() < _IN_PYTHON
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "outcome.json"
         command = [
@@ -43,7 +45,12 @@ def scenario(seed: int, cases: int = 24) -> Outcome:
             done = subprocess.run(
                 [find_mpiexec(), "-n", str(ranks), *command],
                 cwd=ROOT,
-                env=environment | {"OMP_NUM_THREADS": "1", "HYBRIDCOMP_SHARED_MEMORY": "0"},
+                env=environment
+                | {
+                    "OMP_NUM_THREADS": "1",
+                    "HYBRIDCOMP_SHARED_MEMORY": "0",
+                    "HYBRIDCOMP_DEVICES": "1" if python else "0",
+                },
                 capture_output=True,
                 text=True,
                 timeout=_SECONDS,

@@ -7,8 +7,8 @@ import pytest
 from tests.faults.messages import KINDS, scenario
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [2, 5], ids=["in Python", "four ranks"])
 def test_all_ranks_hold_the_right_bits_or_all_have_an_error(seed: int) -> None:
-    done = scenario(seed)
+    done = scenario(seed, cases=12)
     assert set(done.faults) >= {f"message {kind}" for kind in KINDS}
     assert done.outcomes["right"]
