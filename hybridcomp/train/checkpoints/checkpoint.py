@@ -7,8 +7,9 @@ every rank has for itself begins with ``rank3.``.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,11 +62,16 @@ def save_checkpoint(
         traffic: int64, this rank's byte counters.
         topology: the mesh.
         keep: newest checkpoints of the folder that stay.
+
+    Raises:
+        ConfigError: that is not possible, the disk is full, say; on rank 0 alone, if rank 0 alone cannot.
     """
     beside = checkpoint.path.with_name(f".{checkpoint.path.name}.partial")
     if topology.rank == 0:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+        with _written(checkpoint.path):
+            for left in checkpoint.path.parent.glob(".step-*"):  # by a process that was killed
+                shutil.rmtree(left)
+            beside.mkdir(parents=True)
     dist.barrier()
     mine = _rank_prefix(topology)
     state = _model_state(trained, topology)
@@ -74,10 +80,12 @@ def save_checkpoint(
     state |= {f"{mine}comm.{key}": value for key, value in hct.state_dict().items()}
     write(state, beside)
     if topology.rank == 0:
-        checkpoint.write(beside)
-        shutil.rmtree(checkpoint.path, ignore_errors=True)
-        beside.rename(checkpoint.path)
-        sync_folder(checkpoint.path.parent)
+        with _written(checkpoint.path):
+            checkpoint.write(beside)
+            if checkpoint.path.exists():  # the run has gone on from an older one
+                checkpoint.path.rename(beside.with_suffix(".replaced"))
+            beside.rename(checkpoint.path)
+            sync_folder(checkpoint.path.parent)
         _prune(checkpoint.path, keep)
 
 
@@ -142,8 +150,21 @@ def _model_state(trained: Trained, topology: Topology) -> dict[str, Tensor]:
     return state
 
 
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write the checkpoint {path}: {error}") from error
+
+
 def _prune(written: Path, keep: int) -> None:
-    """Remove the checkpoints before the ``keep`` newest; later ones than that written are damaged, and do not count."""
-    found = sorted(record.parent for record in written.parent.glob(f"step-*/{RECORD}"))
-    for old in [path for path in found if path.name <= written.name][:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    """Remove the checkpoints before the ``keep`` newest, and what is left of others that were removed or replaced.
+
+    Later ones than that written are damaged, and do not count.
+    """
+    found = sorted(path for path in written.parent.glob("step-*") if path.name <= written.name)
+    kept = [path for path in found if (path / RECORD).is_file()][-keep:]
+    for old in [*found, *written.parent.glob(".step-*")]:
+        if old not in kept:
+            shutil.rmtree(old, ignore_errors=True)

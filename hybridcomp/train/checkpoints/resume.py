@@ -16,6 +16,7 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.train.config import TrainConfig
 
 RECORD = "checkpoint.json"
+_OWN = "crc32"  # key of the record's own checksum
 _PIECE_BYTES = 1 << 22
 _SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard")
 _SAME_MODEL = (
@@ -51,13 +52,14 @@ class Checkpoint:
             for path in sorted(folder.iterdir())
             if path.is_file()
         }
-        record = {
+        record: dict[str, Any] = {
             "step": self.step,
             "elapsed": self.elapsed,
             "policy": self.policy,
             "run": self.run,
             "files": files,
         }
+        record[_OWN] = _own_checksum(record)
         with (folder / RECORD).open("w", encoding="utf-8") as file:
             file.write(json.dumps(record, indent=1) + "\n")
             file.flush()
@@ -156,6 +158,8 @@ def _read(path: Path, contents: bool) -> Checkpoint:
             else (int(file["bytes"]), str(file["crc32"]))
             for name, file in record["files"].items()
         }
+        if any(checksum for _, checksum in files.values()) and record[_OWN] != _own_checksum(record):
+            raise ValueError("its contents have changed")
         checkpoint = Checkpoint(
             path, int(record["step"]), float(record["elapsed"]), str(record["policy"]), dict(record["run"])
         )
@@ -169,6 +173,12 @@ def _read(path: Path, contents: bool) -> Checkpoint:
         if contents and checksum is not None and _checksum(path / name) != checksum:
             raise ConfigError(f"the checkpoint {path} is damaged: the contents of {name} have changed")
     return checkpoint
+
+
+def _own_checksum(record: dict[str, Any]) -> str:
+    """Return the CRC-32 of what a record says, in hex."""
+    said = {key: value for key, value in record.items() if key != _OWN}
+    return f"{zlib.crc32(json.dumps(said, sort_keys=True).encode()):08x}"
 
 
 def _checksum(path: Path) -> str:
