@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from mpi4py import MPI
 
+from hybridcomp.collectives.failure.contact import Contact
 from hybridcomp.collectives.failure.posting import Outbox
 
 pytestmark = pytest.mark.timeout(30)
@@ -79,3 +80,32 @@ def test_what_is_sent_is_let_go(comm: Comm) -> None:
     for _ in range(5):
         outbox.poll()
     assert [request.tests for request in comm.requests] == [-1, -1]
+
+
+def test_what_there_was_no_thread_for_is_sent_later(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    outbox = Outbox(comm)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    outbox.post(b"x", [1, 4], 0)
+    outbox.poll()
+    assert comm.sent == []
+    monkeypatch.undo()
+    outbox.poll()
+    assert comm.sent == [(1, b"x"), (4, b"x")]
+
+
+def test_a_first_message_that_no_thread_could_send_is_never_sent(
+    comm: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    contact = Contact()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="new thread"):
+        contact.post(lambda: comm.Isend((b"lost", None), 1, 0))
+    monkeypatch.undo()
+    contact.post(lambda: comm.Isend((b"x", None), 1, 0))
+    assert comm.sent == [(1, b"x")]

@@ -19,7 +19,7 @@ from hybridcomp.collectives.algorithms.selection import Chooser, chooser
 from hybridcomp.collectives.engine.groups import join
 from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.collectives.execution.steps import Pending, Steps
-from hybridcomp.collectives.failure.blocked import start_thread
+from hybridcomp.collectives.failure.blocked import Helper, start_thread
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect
 from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, connect_peers
@@ -35,6 +35,7 @@ LEAST_SECONDS = 30.0
 # That ranks which have met have to answer each other, beside whatever else their cores do.
 _EXCHANGE_SECONDS = 10.0
 _ANSWER_SECONDS = 1.0  # that other ranks have to say whether they are there
+_THREAD = "hybridcomp-making"
 _MAKING = 0  # its number in notices: operations are numbered from 1 on
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
@@ -110,10 +111,23 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
     engine().check_process(what)
     collect()
     own: Preparation | BaseException
+    helper: Helper | None = None
     try:
         own = prepare()
+        helper = Helper(_THREAD, what)  # or others would wait for this rank inside MPI
     except BaseException as error:
         own = error
+    try:
+        return _make(comm, what, own, timeout, helper)
+    finally:
+        if helper is not None:
+            helper.dismiss()
+
+
+def _make(
+    comm: MPI.Comm, what: str, own: Preparation | BaseException, timeout: float, helper: Helper | None
+) -> Parts:
+    size = comm.Get_size()
     record = pack_preparation(own)
     records = record.repeat(size)
 
@@ -138,7 +152,7 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
         raise
     if isinstance(own, BaseException):
         raise own
-    return _Assembly(comm, what, own, agree(records, own, what)).run(timeout)
+    return _Assembly(comm, what, own, agree(records, own, what)).run(timeout, helper)
 
 
 class _Assembly:
@@ -149,10 +163,10 @@ class _Assembly:
         self._step = "duplicating it"
         self._notices: Notices | None = None
 
-    def run(self, timeout: float) -> Parts:
+    def run(self, timeout: float, helper: Helper | None) -> Parts:
         limit = max(timeout, LEAST_SECONDS)
         try:
-            parts = bounded(self._assemble, lambda: f"{self._what}: {self._step}", limit, self._poll)
+            parts = bounded(self._assemble, lambda: f"{self._what}: {self._step}", limit, self._poll, helper)
         except CollectiveTimeoutError as late:
             raise CollectiveTimeoutError(f"{late}{self._absent()}") from None
         except RemoteError:
@@ -208,7 +222,11 @@ class _Assembly:
 
 
 def bounded(
-    work: Callable[[], T], what: Callable[[], str], timeout: float, poll: Callable[[], None] | None = None
+    work: Callable[[], T],
+    what: Callable[[], str],
+    timeout: float,
+    poll: Callable[[], None] | None = None,
+    helper: Helper | None = None,
 ) -> T:
     """Run a function that waits for other ranks inside MPI, for a limited time.
 
@@ -217,6 +235,7 @@ def bounded(
         what: it is, and where it has got to.
         timeout: seconds that it may take.
         poll: called now and then; what it raises ends the waiting.
+        helper: the thread; else one is started.
 
     Raises:
         CollectiveTimeoutError: it did not end in time.
@@ -232,7 +251,7 @@ def bounded(
             errors.append(error)
 
     deadline = time.monotonic() + timeout
-    thread = start_thread("hybridcomp-making", what(), run)
+    thread = start_thread(_THREAD, what(), run) if helper is None else helper.do(what(), run)
     while True:
         thread.join(_POLL_SECONDS)
         if not thread.is_alive():

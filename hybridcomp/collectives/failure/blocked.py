@@ -42,6 +42,36 @@ def start_thread(name: str, what: str, target: Callable[[], None]) -> threading.
     return thread
 
 
+class Helper:
+    """A thread that is started before it is needed: where there is none, that is known in time."""
+
+    def __init__(self, name: str, what: str) -> None:
+        """Start it, as :func:`start_thread` does.
+
+        Raises:
+            RuntimeError: it cannot be started.
+        """
+        self._target: Callable[[], None] | None = None
+        self._told = threading.Event()
+        self._thread = start_thread(name, what, self._run)
+
+    def do(self, what: str, target: Callable[[], None]) -> threading.Thread:
+        """Have it do something; return the thread, which ends afterwards."""
+        _threads[self._thread] = what
+        self._target = target
+        self._told.set()
+        return self._thread
+
+    def dismiss(self) -> None:
+        """End it if it has nothing to do."""
+        self._told.set()
+
+    def _run(self) -> None:
+        self._told.wait()
+        if self._target is not None:
+            self._target()
+
+
 @functools.cache
 def _at_exit() -> None:
     atexit.register(_end, os.getpid())

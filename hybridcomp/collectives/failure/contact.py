@@ -100,11 +100,13 @@ class Contact:
             met, stuck = self.met, self._thread is not None
             if not met:
                 posting = Posting(post)
-                self._queue.append(posting)
-                if not stuck:
+                if (
+                    not stuck
+                ):  # it waits for the lock; where it cannot be started, nothing is sent later either
                     self._thread = start_thread(
                         "hybridcomp-contact", "the first message to a rank that does not answer", self._run
                     )
+                self._queue.append(posting)
         if met:
             return post()
         # Whoever has found MPI stuck does not wait again.

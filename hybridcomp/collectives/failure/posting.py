@@ -28,6 +28,7 @@ class Outbox:
         self._comm = comm
         self._stuck: list[threading.Thread] = []
         self._started: deque[tuple[MPI.Request, bytes]] = deque()
+        self._later: deque[tuple[bytes, list[int], int]] = deque()  # there was no thread for them
 
     def post(self, raw: bytes, to: list[int], tag: int) -> None:
         """Start sending ``raw`` to each of ``to``, or give up: in some tenths of a second at most. Raises nothing."""
@@ -36,11 +37,15 @@ class Outbox:
             self._stuck = [thread for thread in self._stuck if thread.is_alive()]
             if len(self._stuck) >= _MOST_STUCK:
                 return
-            thread = start_thread(
-                "hybridcomp-notice",
-                "a notice to a rank that does not answer",
-                partial(self._start, raw, left, tag),
-            )
+            try:
+                thread = start_thread(
+                    "hybridcomp-notice",
+                    "a notice to a rank that does not answer",
+                    partial(self._start, raw, left, tag),
+                )
+            except RuntimeError:  # no more threads
+                self._later.append((raw, list(left), tag))
+                return
             before = -1
             while thread.is_alive() and before != len(left):
                 before = len(left)
@@ -49,7 +54,9 @@ class Outbox:
                 self._stuck.append(thread)
 
     def poll(self) -> None:
-        """Release the messages that have been sent. Does not wait."""
+        """Release the messages that have been sent, and start those for which there was no thread."""
+        for _ in range(len(self._later)):
+            self.post(*self._later.popleft())
         for _ in range(len(self._started)):
             sent = self._started.popleft()
             with suppress(MPI.Exception):

@@ -59,6 +59,25 @@ def test_a_policy_that_one_rank_cannot_read_is_told_to_all():
     verdict(isinstance(error, kind) and (last or f"rank {LAST} failed: " in str(error)), repr(error))
 
 
+def test_a_rank_that_has_no_thread_for_it_tells_all(monkeypatch):
+    honest = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "hybridcomp-making":
+            raise RuntimeError("can't start new thread")
+        honest(thread)
+
+    if last:
+        monkeypatch.setattr(threading.Thread, "start", start)
+    began = time.monotonic()
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    kind = RuntimeError if last else hc.RemoteError
+    verdict(isinstance(error, kind) and "can't start new thread" in str(error), repr(error))
+    verdict(time.monotonic() - began < 5)
+    monkeypatch.undo()
+    verdict(error_of(lambda: hc.Communicator(WORLD, "none")) is None)
+
+
 def test_what_goes_wrong_while_mpi_makes_it_is_told_to_all(monkeypatch):
     if WORLD.size == 1:
         return
