@@ -1,0 +1,280 @@
+"""Operations on ranks that run short of something: threads, memory, open files, address space.
+
+``mpiexec -n 2 python -m tests.faults.short SEED FOLDER`` with ``libc.c`` preloaded; the seed decides all. Each rank
+writes what became of its operations to ``FOLDER/RANK``, one JSON line each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import hybridcomp as hc
+from tests.faults.preload import Planted
+
+SECONDS = 5.0  # of an operation
+_MEETING_SECONDS = 40.0
+KINDS = ("threads", "memory", "files", "address space", "shared memory")
+SPECS = (
+    *("none", "int8", "int4:block=32", "fp8", "sign", "mpc", "lossless", "bounded", "zfp"),
+    *("topk:ratio=0.05", "threshold:rel=2.0", "sidco:ratio=0.02"),
+)
+COUNTS = (100, 5_000, 80_000, 400_000)
+WORLD = MPI.COMM_WORLD
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a seed decides.
+
+    Attributes:
+        kind: what is short.
+        ranks: on which ranks.
+        early: before the communicator is made; else after.
+        amount: how much there still is, in the kind's own unit.
+        least: bytes from which on an allocation fails.
+        fail: how many allocations fail.
+        spec, count, operations: what is done.
+        threads: of the kernels.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    early: bool
+    amount: int
+    least: int
+    fail: int
+    spec: str
+    count: int
+    operations: tuple[str, ...]
+    threads: int
+
+
+def plan_of(seed: int) -> Plan:
+    """What a seed decides."""
+    rng = random.Random(seed)
+    kind = rng.choice(KINDS)
+    return Plan(
+        kind=kind,
+        ranks=rng.choice([(0,), (1,), (0, 1)]),
+        early=rng.random() < 0.4,
+        amount=rng.choice([0, 0, 1, 2, 3, 5, 8]),
+        least=rng.choice([1 << 10, 1 << 13, 1 << 16, 1 << 19]),
+        fail=rng.choice([1, 1, 2, 1 << 40]),
+        spec=rng.choice(SPECS),
+        count=rng.choice(COUNTS),
+        operations=tuple(rng.choice(list(OPERATIONS)) for _ in range(3)),
+        threads=rng.choice([1, 4]),
+    )
+
+
+@contextlib.contextmanager
+def planted(plan: Plan) -> Iterator[None]:
+    """Run short, as planned."""
+    faults = Planted()
+    if WORLD.rank not in plan.ranks:
+        yield
+        return
+    if plan.kind == "threads":
+        faults.threads(plan.amount)
+    elif plan.kind == "memory":
+        faults.memory(plan.least, plan.amount, plan.fail)
+    elif plan.kind == "files":
+        highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+        _limit(resource.RLIMIT_NOFILE, highest + plan.amount)
+    elif plan.kind == "address space":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        # With less, it is the C library and MPI that end the process.
+        _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + (12 + 4 * plan.amount) * (1 << 20))
+    else:
+        _fill()
+    try:
+        yield
+    finally:
+        refused.extend(faults.disarm())
+        _limit(resource.RLIMIT_NOFILE)
+        _limit(resource.RLIMIT_AS)
+
+
+def _limit(what: int, soft: int | None = None) -> None:
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (hard if soft is None else soft, hard))
+
+
+def _fill() -> None:
+    """Fill what is left of the shared memory's file system; in a name space of its own, see ``resources.py``."""
+    number = os.open("/dev/shm", os.O_TMPFILE | os.O_WRONLY)  # stays open
+    with contextlib.suppress(OSError):
+        while True:
+            os.write(number, bytes(1 << 16))
+
+
+def _meet(folder: Path, made: bool) -> bool:
+    """Wait for the other rank, without MPI; tell whether both have made their communicator."""
+    mine, other = (folder / f"met-{rank}" for rank in (WORLD.rank, 1 - WORLD.rank))
+    mine.with_suffix(".new").write_text("made" if made else "failed")
+    mine.with_suffix(".new").rename(mine)
+    deadline = time.monotonic() + _MEETING_SECONDS
+    while not other.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the other rank does not come")
+        time.sleep(0.005)
+    return made and other.read_text() == "made"
+
+
+def _all_reduce(comm: Any, x: np.ndarray) -> np.ndarray:
+    out = np.empty_like(x)
+    comm.Allreduce(x, out)
+    return out
+
+
+def _later(comm: Any, x: np.ndarray) -> np.ndarray:
+    out = np.empty_like(x)
+    request = comm.Iallreduce(x, out)
+    time.sleep(0.05)
+    request.wait()
+    return out
+
+
+def _all_gather(comm: Any, x: np.ndarray) -> np.ndarray:
+    out = np.empty(2 * x.size, x.dtype)
+    comm.Allgather(x, out)
+    return out
+
+
+def _all_to_all(comm: Any, x: np.ndarray) -> np.ndarray:
+    out = np.empty_like(x)
+    comm.Alltoall(x, out)
+    return out
+
+
+def _broadcast(comm: Any, x: np.ndarray) -> np.ndarray:
+    out = x.copy()
+    comm.Bcast(out, root=1)
+    return out
+
+
+def _reduce_scatter(comm: Any, x: np.ndarray) -> np.ndarray:
+    out = np.empty(x.size // 2, x.dtype)
+    comm.Reduce_scatter_block(x, out)
+    return out
+
+
+def _message(comm: Any, x: np.ndarray) -> np.ndarray:
+    if comm.Get_rank() == 0:
+        comm.Send(x, 1)
+        return x
+    out = np.empty_like(x)
+    comm.Recv(out, 0)
+    return out
+
+
+# By what an error calls them.
+OPERATIONS: dict[str, Callable[[Any, np.ndarray], np.ndarray]] = {
+    "all_reduce": _all_reduce,
+    "all_reduce, later": _later,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "broadcast": _broadcast,
+    "reduce_scatter": _reduce_scatter,
+    "send": _message,
+}
+
+
+class Log:
+    """The file of a rank; open from the start, since it may not be opened later."""
+
+    def __init__(self, path: Path) -> None:
+        self._number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, **values: Any) -> None:
+        """Write a line."""
+        os.write(self._number, json.dumps(values).encode() + b"\n")
+
+
+def attempt(log: Log, phase: str, what: str, do: Callable[[], Any]) -> bool:
+    """Do something and write what became of it; tell whether it succeeded."""
+    began = time.monotonic()
+    error: BaseException | None = None
+    result = None
+    try:
+        result = do()
+    except Exception as found:
+        error = found
+    seconds = time.monotonic() - began
+    saved.append((phase, what, result, error, seconds))
+    if not short:
+        _write_saved(log)
+    return error is None
+
+
+# How many allocations and threads have failed.
+refused: list[int] = []
+# While this rank is short of memory nothing is written: that may need some.
+saved: list[tuple[str, str, Any, BaseException | None, float]] = []
+short: list[bool] = []
+
+
+def _write_saved(log: Log) -> None:
+    while saved:
+        _write(log, *saved.pop(0))
+
+
+def _write(log: Log, phase: str, what: str, result: Any, error: BaseException | None, seconds: float) -> None:
+    ended = "right" if error is None else type(error).__name__
+    bits = hashlib.sha256(result).hexdigest()[:16] if isinstance(result, np.ndarray) else ""
+    ours = isinstance(error, hc.HybridcompError)
+    where = traceback.format_tb(error.__traceback__)[-3:] if error is not None and not ours else []
+    text = str(error or "") + "".join(where)
+    log.write(phase=phase, what=what, ended=ended, text=text, bits=bits, ours=ours, seconds=seconds)
+
+
+def main(seed: int, folder: str) -> None:
+    """Run one plan."""
+    plan, log = plan_of(seed), Log(Path(folder, str(WORLD.rank)))
+    log.write(phase="plan", **asdict(plan))
+    x = np.random.default_rng([seed, WORLD.rank]).standard_normal(plan.count).astype(np.float32)
+    hc.set_num_threads(plan.threads)
+    made: list[hc.Communicator] = []
+    assert hc.Communicator  # loads its modules
+
+    def make() -> None:
+        made.append(hc.Communicator(WORLD, plan.spec, "dp", timeout=SECONDS))
+
+    if not plan.early:
+        attempt(log, "before", "make", make)
+    with planted(plan):
+        short.append(True)
+        if made or attempt(log, "short", "make", make):
+            for name in plan.operations:
+                if not attempt(log, "short", name, lambda name=name: OPERATIONS[name](made[0], x)):
+                    break
+    short.clear()
+    _write_saved(log)
+    # After an error the two ranks may be at different operations.
+    if made:
+        attempt(log, "after", "all_reduce", lambda: _all_reduce(made[0], x))
+    # Where one has failed to make it, without a word to the other, MPI's communicator has a barrier that it owes.
+    if _meet(Path(folder), bool(made)):
+        attempt(log, "new", "make", make)
+        for name, operation in OPERATIONS.items():
+            attempt(log, "new", name, lambda do=operation: do(made[-1], x))
+    log.write(phase="end", refused=refused)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,44 @@
+"""Ranks that run short of something end their operations with an error or the right bits, and never hang."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from tests.faults.resources import private_shared_memory, scenario
+from tests.faults.short import plan_of
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="compiles a library"),
+]
+
+
+@pytest.mark.parametrize(
+    ("seed", "kind", "early", "refused", "outcomes"),
+    [
+        (19, "threads", True, "threads refused", {"RuntimeError"}),
+        (28, "threads", True, "threads refused", {"right"}),
+        (22, "memory", True, "allocations refused", {"MemoryError", "RemoteError"}),
+        (51, "memory", False, "allocations refused", {"MemoryError", "right"}),
+        (7, "files", True, "", {"ConfigError"}),
+        (68, "address space", False, "", None),  # what fails depends on the libraries
+        (5, "shared memory", False, "", {"right"}),
+    ],
+)
+def test_all_ranks_have_an_error_or_the_right_bits(seed, kind, early, refused, outcomes):
+    plan = plan_of(seed)
+    assert (plan.kind, plan.early) == (kind, early)
+    outcome = scenario(seed)
+    assert not refused or outcome.faults[refused] > 0, outcome
+    assert outcomes is None or set(outcome.outcomes) == outcomes
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+def test_a_job_without_shared_memory_ends_at_its_start():
+    if not private_shared_memory():
+        pytest.skip("nothing may be mounted here")
+    seed = next(s for s in range(1_000) if (plan := plan_of(s)).kind == "shared memory" and plan.early)
+    assert set(scenario(seed).outcomes) == {"ended at the start"}
