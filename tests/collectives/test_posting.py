@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from mpi4py import MPI
 
+from hybridcomp.collectives.failure import blocked
 from hybridcomp.collectives.failure.contact import Contact
 from hybridcomp.collectives.failure.posting import Outbox
 
@@ -109,3 +110,22 @@ def test_a_first_message_that_no_thread_could_send_is_never_sent(
     monkeypatch.undo()
     contact.post(lambda: comm.Isend((b"x", None), 1, 0))
     assert comm.sent == [(1, b"x")]
+
+
+def test_a_thread_that_dies_before_it_runs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that finds no memory for its first steps: then Python's own start does not return."""
+    ran: list[str] = []
+    late: list[Callable[[], None]] = []
+    monkeypatch.setattr(blocked, "_START_SECONDS", 0.1)
+    for name in ("_start_new_thread", "_start_joinable_thread"):  # of Python to 3.12, and later
+        monkeypatch.setattr(threading, name, lambda run, *_, **__: late.append(run), raising=False)
+    thread = blocked.Thread("late", lambda: ran.append("late"))
+    with pytest.raises(RuntimeError, match="does not run"):
+        thread.start()
+    monkeypatch.undo()
+    thread.run()
+    assert late
+    assert ran == []
+    thread = blocked.start_thread("good", "a test", lambda: ran.append("good"))
+    thread.join(10)
+    assert ran == ["good"]

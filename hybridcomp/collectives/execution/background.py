@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from hybridcomp.collectives.failure.blocked import Thread
 from hybridcomp.collectives.failure.unraisable import report
 from hybridcomp.native import kernels
 
@@ -42,7 +43,7 @@ class Background:
         with self._starting:
             if self._thread is None:
                 self._alarm = kernels().Alarm(_DOZE, _DOZING)
-                thread = threading.Thread(target=self._run, name="hybridcomp-progress", daemon=True)
+                thread = Thread("hybridcomp-progress", self._run)
                 try:
                     thread.start()
                 except (

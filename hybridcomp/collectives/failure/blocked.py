@@ -19,10 +19,56 @@ from mpi4py import MPI
 
 from hybridcomp.launcher import abort
 
+_START_SECONDS = 10.0  # that a new thread has to say that it runs
 _EXIT_SECONDS = 5.0  # that threads have to come back once the process exits
 _CODE = 1
 
 _threads: dict[threading.Thread, str] = {}
+
+
+class _Begun(threading.Event):
+    """The event that a thread runs, for which its starter does not wait for ever."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it.
+
+        Raises:
+            RuntimeError: it is not there after :data:`_START_SECONDS`.
+        """
+        if super().wait(_START_SECONDS if timeout is None else timeout):
+            return True
+        if timeout is None:
+            raise RuntimeError(f"can't start new thread: it does not run after {_START_SECONDS:g} s")
+        return False
+
+
+class Thread(threading.Thread):
+    """A daemon thread whose start ends.
+
+    Python's own waits for ever for a thread that finds no memory for its first steps.
+    """
+
+    def __init__(self, name: str, target: Callable[[], None]) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self._started = _Begun()
+        self._given_up = False
+
+    def start(self) -> None:
+        """Start it.
+
+        Raises:
+            RuntimeError: that is not possible; then it never runs.
+        """
+        try:
+            super().start()
+        except RuntimeError:
+            self._given_up = True
+            raise
+
+    def run(self) -> None:
+        """Do what it is for, unless it comes too late."""
+        if not self._given_up:
+            super().run()
 
 
 def start_thread(name: str, what: str, target: Callable[[], None]) -> threading.Thread:
@@ -36,7 +82,7 @@ def start_thread(name: str, what: str, target: Callable[[], None]) -> threading.
     _at_exit()
     for ended in [thread for thread in list(_threads) if not thread.is_alive()]:
         _threads.pop(ended, None)
-    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread = Thread(name, target)
     thread.start()
     _threads[thread] = what
     return thread
