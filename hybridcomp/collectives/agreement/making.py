@@ -20,6 +20,7 @@ from hybridcomp.collectives.engine.groups import join
 from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.failure.blocked import Helper, start_thread
+from hybridcomp.collectives.failure.contexts import contexts
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect
 from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, connect_peers
@@ -113,6 +114,7 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
     own: Preparation | BaseException
     helper: Helper | None = None
     try:
+        contexts.announce()  # where warnings are errors, the others are told
         own = prepare()
         helper = Helper(_THREAD, what)  # or others would wait for this rank inside MPI
     except BaseException as error:
@@ -152,7 +154,9 @@ def _make(
         raise
     if isinstance(own, BaseException):
         raise own
-    return _Assembly(comm, what, own, agree(records, own, what)).run(timeout, helper)
+    parts = _Assembly(comm, what, own, agree(records, own, what)).run(timeout, helper)
+    contexts.add()
+    return parts
 
 
 class _Assembly:

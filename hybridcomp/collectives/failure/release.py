@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from mpi4py import MPI
 
+from hybridcomp.collectives.failure.contexts import contexts
+
 _PATIENCE = 0.05  # seconds that a rank looks for the others, which mostly come together
 _POLL_SECONDS = 0.0002
 
@@ -37,14 +39,15 @@ class _Agreement:
         if not self._spoilt[0]:
             for comm in reversed(self.comms):
                 comm.Free()
+            contexts.remove()
         return True
 
 
 def release(comms: Sequence[MPI.Comm], *, spoilt: bool) -> None:
-    """Free communicators, now or later, unless something may be left on them. Collective over the first one.
+    """Free one's communicators, now or later, unless something may be left on them. Collective over the first one.
 
     Args:
-        comms: of the same ranks; nobody uses them any more.
+        comms: of one communicator of ours; nobody uses them any more.
         spoilt: messages may be on their way that nobody will take: then they are kept, on all ranks.
     """
     agreement = _Agreement(comms, spoilt)
