@@ -22,7 +22,11 @@ def say(text: str) -> None:
 
 
 def killed(policy: str, said: str) -> None:
-    """The last rank dies in its third operation; what the others see, if they are not ended, they write to a file."""
+    """The last rank dies in its third operation; what the others see, if they are not ended, they write to a file.
+
+    Each writes its process's id beforehand, to ``SAID.pid.RANK``.
+    """
+    Path(f"{said}.pid.{WORLD.rank}").write_text(str(os.getpid()))
     comm = hc.Communicator(WORLD, policy, "dp", timeout=30.0)  # to make it may take longer on a busy machine
     comm.timeout = 2.0
     x = np.ones(2_000_000, np.float32)

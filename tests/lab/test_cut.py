@@ -1,4 +1,4 @@
-"""A link is cut for five seconds: the operation completes or raises, and never returns wrong data."""
+"""A link is cut for five seconds: the operation completes if its timeout is longer, else it raises; the data is right."""
 
 import subprocess
 import time
@@ -15,8 +15,8 @@ CUT_SECONDS = 5.0
 
 @pytest.mark.lab
 @pytest.mark.usefixtures("namespaces")
-@pytest.mark.parametrize(("timeout", "outcome"), [("60", ("right", "raised")), ("3", ("raised",))])
-def test_a_link_that_is_cut_and_restored(timeout: str, outcome: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("timeout", "outcome"), [("60", "right"), ("3", "raised")])
+def test_a_link_that_is_cut_and_restored(timeout: str, outcome: str) -> None:
     with Lab(3, "200mbit", kind="namespaces") as lab:
         ranks = lab.popen(
             ["python", PROGRAM, "cut", timeout],
@@ -40,7 +40,6 @@ def test_a_link_that_is_cut_and_restored(timeout: str, outcome: tuple[str, ...])
             if ranks.stdout is not None:
                 ranks.stdout.close()
     lines = [line for line in said.splitlines() if line.startswith(("right", "raised", "WRONG"))]
-    assert lines, said
-    assert all(line.split()[0] in outcome for line in lines), said
+    assert [line.split()[0] for line in lines] == [outcome] * 3, said
     if timeout == "3":
         assert all("all_reduce number 2 on axis 'dp'" in line for line in lines), said

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.launcher import find_mpiexec
+from tests.lab.processes import living
 
 pytestmark = pytest.mark.timeout(90)
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,12 @@ def run(policy: str, said: Path, *keeper: str) -> int:
 
 
 def test_the_launcher_ends_the_job(tmp_path: Path) -> None:
-    assert run("int8", tmp_path) != 0
-    assert all("completed" not in file.read_text() for file in tmp_path.iterdir())
+    said = tmp_path / "said"
+    said.mkdir()
+    assert run("int8", said) != 0
+    pids = [int((tmp_path / f"said.pid.{rank}").read_text()) for rank in range(3)]  # all had begun
+    assert not living(pids)
+    assert not [file.name for file in said.iterdir() if "completed" in file.read_text()]
 
 
 @pytest.mark.parametrize("policy", ["int8", "none"])
