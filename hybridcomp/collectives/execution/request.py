@@ -179,6 +179,8 @@ class Request(Completion):
             self._pending.run.abandon()
         if error is None:  # nobody needs its buffers any more
             self._pending, self.run = _NOTHING, None
+        elif self.what not in str(error):  # a decoder's, or MPI's
+            error.add_note(f"in {self.what}")
         self.exception = error
         self._ended = True
 

@@ -63,9 +63,11 @@ def test_damage_is_an_error_on_all_ranks_at_once(make):
     took = time.monotonic() - began
     if WORLD.rank == 1:
         verdict(isinstance(error, hc.WireError), repr(error))
+        verdict(error.__notes__ == [f"in all_reduce number 1 on axis 'dp', rank 1 of {WORLD.size}"])
     else:
         text = "all_reduce number 1 on axis 'dp'.*rank 1 failed: WireError"
         verdict(isinstance(error, hc.RemoteError) and matches(text, error), repr(error))
+        verdict(True)
     verdict(took < 5, f"{took}")
     y = gaussian(N, seed=2)  # the communicator goes on
     comm.Allreduce(MPI.IN_PLACE, y)
