@@ -78,6 +78,7 @@ class Session:
         self._choices = Choices(self._topology.count)
         self._chooser = parts.chooser
         self._schedules = Schedules(self._topology, self.rank, self._chooser)
+        self._group = parts.group
         self._programs: Programs | None = None
         self._message_programs: MessagePrograms | None = None
         if parts.group is not None:
@@ -112,7 +113,12 @@ class Session:
         if self._notices is not None:
             comms.insert(0, engine().silence(self._notices))
             spoilt = spoilt or self._notices.troubled
-        release(comms, spoilt=spoilt)
+        release(comms, spoilt=spoilt, freed=self._give_back)
+
+    def _give_back(self) -> None:
+        """Give back what a communicator holds beside MPI's: no rank uses it any more."""
+        if self._group is not None:
+            self._group.give_rings()
 
     @property
     def timeout(self) -> float:

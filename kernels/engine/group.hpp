@@ -42,6 +42,7 @@ struct Group {
   std::uint64_t comm = 0;
   int rank = 0, size = 1;
   std::vector<Neighbour> neighbours;
+  std::uint8_t* rings = nullptr;       // in this process's arena, those that it reads; null if it has none
   std::vector<int> place;              // of each rank: its index among the neighbours, or -1
   std::vector<std::int32_t> contacts;  // of each rank: first messages that are being posted; -1: it is known
   std::uint32_t sequence = 0;          // of the operations that were started

@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <list>
 #include <mutex>
@@ -103,16 +104,6 @@ void use_arena(std::uintptr_t base, std::size_t bytes, std::size_t first) {
   engine.use_arena({reinterpret_cast<std::uint8_t*>(base), bytes}, first);
 }
 
-// Rings for as many neighbours, in the arena: where the first one is. They are one after the other.
-std::size_t take_rings(std::size_t count) {
-  Engine& engine = *the_engine();
-  nb::gil_scoped_release release;
-  const std::lock_guard lock(engine.mutex());
-  std::uint8_t* const block = engine.blocks.take(count * Ring::kBytes);
-  std::memset(block, 0, count * Ring::kBytes);
-  return static_cast<std::size_t>(block - engine.blocks.arena().base);
-}
-
 struct GroupHandle {
   std::shared_ptr<Group> group;
 };
@@ -127,6 +118,31 @@ GroupHandle make_group(std::uint64_t comm, int rank, int size, bool known) {
   group->place.assign(static_cast<std::size_t>(size), -1);
   group->contacts.assign(static_cast<std::size_t>(size), known ? -1 : 0);
   return {std::move(group)};
+}
+
+// Rings for as many neighbours, in the arena: where the first one is. They are one after the other.
+std::size_t take_rings(const GroupHandle& handle, std::size_t count) {
+  Engine& engine = *the_engine();
+  nb::gil_scoped_release release;
+  const std::lock_guard lock(engine.mutex());
+  if (handle.group->rings) Buffer::fail("a group takes rings once");
+  std::uint8_t* const block = engine.blocks.take(count * Ring::kBytes);
+  std::memset(block, 0, count * Ring::kBytes);
+  handle.group->rings = block;
+  return static_cast<std::size_t>(block - engine.blocks.arena().base);
+}
+
+// Give them back, where no rank has anything in flight in the group, or will: the next group may get them.
+void give_rings(const GroupHandle& handle) {
+  Engine& engine = *the_engine();
+  nb::gil_scoped_release release;
+  const std::lock_guard lock(engine.mutex());
+  Group& group = *handle.group;
+  if (!group.rings) return;
+  group.neighbours.clear();
+  std::fill(group.place.begin(), group.place.end(), -1);
+  engine.blocks.give(group.rings);
+  group.rings = nullptr;
 }
 
 void add_neighbour(const GroupHandle& handle, int rank, std::uintptr_t base, std::size_t bytes,
@@ -277,7 +293,6 @@ void bind_engine(nb::module_& m) {
   m.def("make_engine", &make_engine, "functions"_a, "byte"_a, "request_bytes"_a, "status_bytes"_a,
         "error_at"_a);
   m.def("engine_use_arena", &use_arena, "base"_a, "bytes"_a, "first"_a);
-  m.def("engine_take_rings", &take_rings, "count"_a);
   m.attr("ENGINE_RING_BYTES") = static_cast<std::size_t>(Ring::kBytes);
   m.def("engine_used_bytes", [] { return the_engine()->blocks.used(); });
   m.def("engine_on_news", [](nb::object call) {
@@ -301,6 +316,8 @@ void bind_engine(nb::module_& m) {
   });
   nb::class_<GroupHandle>(m, "EngineGroup")
       .def("add_neighbour", &add_neighbour, "rank"_a, "base"_a, "bytes"_a, "to"_a, "from_"_a)
+      .def("take_rings", &take_rings, "count"_a)
+      .def("give_rings", &give_rings)
       .def("next_tag", &next_tag)
       .def("begin", &begin, "operation"_a)
       .def("reserve", &reserve);

@@ -73,7 +73,7 @@ def join(comm: MPI.Comm, node: MPI.Comm) -> Any:
     group = module.engine_group(MPI._handleof(comm), comm.Get_rank(), comm.Get_size(), False)
     if node.size == 1:
         return group
-    rings = -1 if arena is None else module.engine_take_rings(node.size - 1)
+    rings = -1 if arena is None else group.take_rings(node.size - 1)
     found = map_arenas(comm, node, None if arena is None else arena.handle)
     offsets = np.empty(node.size, np.int64)
     node.Allgather(np.array([rings], np.int64), offsets)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -27,8 +27,9 @@ _waiting: list[_Agreement] = []
 class _Agreement:
     """The agreement of all ranks whether the communicators of one :func:`release` may be freed."""
 
-    def __init__(self, comms: Sequence[MPI.Comm], spoilt: bool) -> None:
+    def __init__(self, comms: Sequence[MPI.Comm], spoilt: bool, freed: Callable[[], object]) -> None:
         self.comms = comms
+        self._freed = freed
         self._spoilt = np.array([spoilt], np.uint8)
         self._request = comms[0].Iallreduce(MPI.IN_PLACE, self._spoilt, MPI.MAX)
 
@@ -39,18 +40,20 @@ class _Agreement:
         if not self._spoilt[0]:
             for comm in reversed(self.comms):
                 comm.Free()
+            self._freed()
             contexts.remove()
         return True
 
 
-def release(comms: Sequence[MPI.Comm], *, spoilt: bool) -> None:
+def release(comms: Sequence[MPI.Comm], *, spoilt: bool, freed: Callable[[], object]) -> None:
     """Free one's communicators, now or later, unless something may be left on them. Collective over the first one.
 
     Args:
         comms: of one communicator of ours; nobody uses them any more.
         spoilt: messages may be on their way that nobody will take: then they are kept, on all ranks.
+        freed: called once MPI has them back.
     """
-    agreement = _Agreement(comms, spoilt)
+    agreement = _Agreement(comms, spoilt, freed)
     with _lock:
         _waiting.append(agreement)
     deadline = time.monotonic() + _PATIENCE

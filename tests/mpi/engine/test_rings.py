@@ -1,0 +1,49 @@
+"""Rings in shared memory, by which ranks of a host tell each other of messages, go back when a communicator is freed."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+from mpi4py import MPI
+
+import hybridcomp as hc
+from hybridcomp.collectives.engine.native import native_engine
+from hybridcomp.collectives.failure.release import collect
+from tests.mpi.conftest import WORLD, communicator, verdict
+from tests.soak.measure import held
+
+MADE = 60
+
+
+def test_the_next_group_gets_the_rings_that_one_has_given_back():
+    communicator().Free()  # there is an arena then, if there is to be one
+    module = native_engine()
+    one, two, three = (module.engine_group(MPI._handleof(WORLD), 0, 2, False) for _ in range(3))
+    at = one.take_rings(1)
+    other = two.take_rings(1)
+    one.give_rings()
+    one.give_rings()  # has no effect
+    verdict(three.take_rings(1) == at != other)
+    two.give_rings()
+    three.give_rings()
+
+
+def life() -> None:
+    """Make a communicator, use it, and free it."""
+    comm = hc.Communicator(WORLD, "none", "dp", timeout=30.0)
+    comm.Allreduce(MPI.IN_PLACE, np.ones(4_000, np.float32), codec="int8")
+    comm.Free()
+    WORLD.Barrier()  # all have agreed
+    collect()
+
+
+def test_freed_communicators_leave_no_shared_memory():
+    for _ in range(5):
+        life()
+    gc.collect()
+    before = held().shared_mb
+    for _ in range(MADE):
+        life()
+    grown = held().shared_mb - before
+    verdict(grown < 0.25, f"{grown} MB of {MADE} communicators")  # 16 KiB each and neighbour, if they stayed
