@@ -120,7 +120,7 @@ class FastPath(MpiStarter):
         left: list[_Left] = [(done, (send, recv), None, None)]
         try:
             self._await(left)
-        except KeyboardInterrupt:
+        except BaseException:  # of a signal's handler, before the engine has it
             self._hand_over(left)
             raise
         return True
@@ -215,7 +215,7 @@ class FastPath(MpiStarter):
             left: list[_Left] = [(done, array, peer, status)]
             try:
                 self._await(left)
-            except KeyboardInterrupt:
+            except BaseException:  # of a signal's handler, before the engine has it
                 self._hand_over(left)
                 raise
         elif recorder is not None:
@@ -264,7 +264,7 @@ class FastPath(MpiStarter):
             ]
             try:
                 self._await(left)
-            except KeyboardInterrupt:
+            except BaseException:  # of a signal's handler, before the engine has it
                 self._hand_over(left)
                 raise
         if checked and status is not None:

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -57,14 +58,14 @@ def test_a_signal_in_a_step_is_answered_after_it():
     verdict(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 
 
-def interrupted(request: Any, seconds: float) -> bool:
-    """Wait for a request, with Ctrl-C after some time; return whether that came in the wait."""
+def interrupted(request: Any, seconds: float, number: int = signal.SIGINT) -> bool:
+    """Wait for a request, with Ctrl-C or another signal after some time; return whether that came in the wait."""
     main = threading.main_thread().ident
     assert main is not None
 
     def interrupt() -> None:
         time.sleep(seconds)
-        signal.pthread_kill(main, signal.SIGINT)
+        signal.pthread_kill(main, number)
 
     thread = threading.Thread(target=interrupt)
     ended = False
@@ -74,7 +75,7 @@ def interrupted(request: Any, seconds: float) -> bool:
         ended = True
         for _ in range(1000):  # the signal is on its way
             time.sleep(0.01)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         return not ended
     raise AssertionError("the signal has not come")
 
@@ -167,7 +168,8 @@ def test_a_callback_that_raises_keeps_no_other_from_running(monkeypatch, waits):
     verdict(background.wait(10))
 
 
-def test_a_quick_operation_that_was_interrupted_goes_on(make):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "what exits"])
+def test_a_quick_operation_that_was_interrupted_goes_on(make, ends_by_sigterm, number):
     """A signal that comes while compiled code waits is answered as that returns, before its result is used."""
     comm = make("none")
     x = np.full(100, WORLD.rank, np.int64)
@@ -179,7 +181,7 @@ def test_a_quick_operation_that_was_interrupted_goes_on(make):
         if WORLD.rank == late and WORLD.size > 1:
             time.sleep(0.1)  # the others are interrupted while they wait for this rank
         else:
-            quick_interrupted(comm, x, 0.002)
+            quick_interrupted(comm, x, 0.002, number)
         if comm._started == before:  # or before they have begun
             comm.Allreduce(MPI.IN_PLACE, x)
         engine().attend(lambda: not comm.busy)
@@ -190,11 +192,23 @@ def test_a_quick_operation_that_was_interrupted_goes_on(make):
     verdict(identical(y))
 
 
-def quick_interrupted(comm: hc.Communicator, x: np.ndarray, seconds: float) -> None:
-    """Do an operation, with Ctrl-C after some time."""
+@pytest.fixture
+def ends_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises SystemExit, as programs have it that want to clean up."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def quick_interrupted(comm: hc.Communicator, x: np.ndarray, seconds: float, number: int) -> None:
+    """Do an operation, with a signal after some time."""
 
     class Doing:
         def wait(self) -> None:
             comm.Allreduce(MPI.IN_PLACE, x)
 
-    interrupted(Doing(), seconds)
+    interrupted(Doing(), seconds, number)
