@@ -19,7 +19,7 @@ from hybridcomp.collectives.algorithms.selection import Chooser, chooser
 from hybridcomp.collectives.engine.groups import join
 from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.collectives.execution.steps import Pending, Steps
-from hybridcomp.collectives.failure.blocked import Helper, start_thread
+from hybridcomp.collectives.failure.blocked import StandbyThread, start_thread
 from hybridcomp.collectives.failure.contexts import contexts
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect
@@ -112,22 +112,22 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
     engine().check_process(what)
     collect()
     own: Preparation | BaseException
-    helper: Helper | None = None
+    standby: StandbyThread | None = None
     try:
         contexts.announce()  # where warnings are errors, the others are told
         own = prepare()
-        helper = Helper(_THREAD, what)  # or others would wait for this rank inside MPI
+        standby = StandbyThread(_THREAD, what)  # or others would wait for this rank inside MPI
     except BaseException as error:
         own = error
     try:
-        return _make(comm, what, own, timeout, helper)
+        return _make(comm, what, own, timeout, standby)
     finally:
-        if helper is not None:
-            helper.dismiss()
+        if standby is not None:
+            standby.dismiss()
 
 
 def _make(
-    comm: MPI.Comm, what: str, own: Preparation | BaseException, timeout: float, helper: Helper | None
+    comm: MPI.Comm, what: str, own: Preparation | BaseException, timeout: float, standby: StandbyThread | None
 ) -> Parts:
     size = comm.Get_size()
     record = pack_preparation(own)
@@ -154,7 +154,7 @@ def _make(
         raise
     if isinstance(own, BaseException):
         raise own
-    parts = _Assembly(comm, what, own, agree(records, own, what)).run(timeout, helper)
+    parts = _Assembly(comm, what, own, agree(records, own, what)).run(timeout, standby)
     contexts.add()
     return parts
 
@@ -167,10 +167,10 @@ class _Assembly:
         self._step = "duplicating it"
         self._notices: Notices | None = None
 
-    def run(self, timeout: float, helper: Helper | None) -> Parts:
+    def run(self, timeout: float, standby: StandbyThread | None) -> Parts:
         limit = max(timeout, LEAST_SECONDS)
         try:
-            parts = bounded(self._assemble, lambda: f"{self._what}: {self._step}", limit, self._poll, helper)
+            parts = bounded(self._assemble, lambda: f"{self._what}: {self._step}", limit, self._poll, standby)
         except CollectiveTimeoutError as late:
             raise CollectiveTimeoutError(f"{late}{self._absent()}") from None
         except RemoteError:
@@ -230,7 +230,7 @@ def bounded(
     what: Callable[[], str],
     timeout: float,
     poll: Callable[[], None] | None = None,
-    helper: Helper | None = None,
+    standby: StandbyThread | None = None,
 ) -> T:
     """Run a function that waits for other ranks inside MPI, for a limited time.
 
@@ -239,7 +239,7 @@ def bounded(
         what: it is, and where it has got to.
         timeout: seconds that it may take.
         poll: called now and then; what it raises ends the waiting.
-        helper: the thread; else one is started.
+        standby: the thread; else one is started.
 
     Raises:
         CollectiveTimeoutError: it did not end in time.
@@ -255,7 +255,7 @@ def bounded(
             errors.append(error)
 
     deadline = time.monotonic() + timeout
-    thread = start_thread(_THREAD, what(), run) if helper is None else helper.do(what(), run)
+    thread = start_thread(_THREAD, what(), run) if standby is None else standby.do(what(), run)
     while True:
         thread.join(_POLL_SECONDS)
         if not thread.is_alive():

@@ -88,7 +88,7 @@ def start_thread(name: str, what: str, target: Callable[[], None]) -> threading.
     return thread
 
 
-class Helper:
+class StandbyThread:
     """A thread that is started before it is needed: where there is none, that is known in time."""
 
     def __init__(self, name: str, what: str) -> None:
