@@ -1,4 +1,4 @@
-"""A link is cut for five seconds: the operation completes if its timeout is longer, else it raises; the data is right."""
+"""A link is cut for five seconds: an operation with a longer timeout completes with right data, another one raises."""
 
 import subprocess
 import time

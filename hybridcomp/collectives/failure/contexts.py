@@ -1,8 +1,8 @@
 """Count the communicators that MPI holds contexts for, and warn before it has none left.
 
-MPICH has 2048 contexts, which three or four for each communicator of ours use up after some 600; making the next one then
-fails with an error that says nothing of that. Only ``Free`` gives contexts back: to free a communicator is collective,
-and ranks collect garbage at different times.
+MPICH has 2048 contexts, which three or four for each communicator of ours use up after some 600; making the next one
+then fails with an error that says nothing of that. Only ``Free`` gives contexts back: to free a communicator is
+collective, and ranks collect garbage at different times.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Contexts:
             self._warned = True
         warnings.warn(
             f"this is communicator {self.held + 1} of this process that is not freed, and MPICH has contexts for some "
-            "600: call Free() on those that are not used any more, on all ranks; one that is dropped without it keeps its "
-            "contexts, as does one on which an operation has failed",
+            "600: call Free() on those that are not used any more, on all ranks; one that is dropped without it keeps "
+            "its contexts, as does one on which an operation has failed",
             RuntimeWarning,
             stacklevel=_callers_level(),
         )
@@ -58,7 +58,7 @@ contexts = Contexts()
 
 
 def _callers_level() -> int:
-    """Return the ``stacklevel`` of a warning of :meth:`Contexts.announce` that is shown where this package is called."""
+    """Return the ``stacklevel`` of a warning of :meth:`Contexts.announce` that names the package's caller."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         level, frame = level + 1, frame.f_back

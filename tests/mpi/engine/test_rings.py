@@ -1,4 +1,4 @@
-"""Rings in shared memory, by which ranks of a host tell each other of messages, go back when a communicator is freed."""
+"""Rings in shared memory, by which ranks of a host tell each other of messages, go back with their communicator."""
 
 from __future__ import annotations
 
