@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,55 +137,58 @@ def _meet(folder: Path, made: bool) -> bool:
     return made and other.read_text() == "made"
 
 
-def _all_reduce(comm: Any, x: np.ndarray) -> np.ndarray:
-    out = np.empty_like(x)
+# Each takes room for twice its values, made before anything is short, and returns the part that holds its result.
+
+
+def _all_reduce(comm: Any, x: np.ndarray, room: np.ndarray) -> np.ndarray:
+    out = room[: x.size]
     comm.Allreduce(x, out)
     return out
 
 
-def _later(comm: Any, x: np.ndarray) -> np.ndarray:
-    out = np.empty_like(x)
+def _later(comm: Any, x: np.ndarray, room: np.ndarray) -> np.ndarray:
+    out = room[: x.size]
     request = comm.Iallreduce(x, out)
     time.sleep(0.05)
     request.wait()
     return out
 
 
-def _all_gather(comm: Any, x: np.ndarray) -> np.ndarray:
-    out = np.empty(2 * x.size, x.dtype)
-    comm.Allgather(x, out)
-    return out
+def _all_gather(comm: Any, x: np.ndarray, room: np.ndarray) -> np.ndarray:
+    comm.Allgather(x, room)
+    return room
 
 
-def _all_to_all(comm: Any, x: np.ndarray) -> np.ndarray:
-    out = np.empty_like(x)
+def _all_to_all(comm: Any, x: np.ndarray, room: np.ndarray) -> np.ndarray:
+    out = room[: x.size]
     comm.Alltoall(x, out)
     return out
 
 
-def _broadcast(comm: Any, x: np.ndarray) -> np.ndarray:
-    out = x.copy()
+def _broadcast(comm: Any, x: np.ndarray, room: np.ndarray) -> np.ndarray:
+    out = room[: x.size]
+    out[:] = x
     comm.Bcast(out, root=1)
     return out
 
 
-def _reduce_scatter(comm: Any, x: np.ndarray) -> np.ndarray:
-    out = np.empty(x.size // 2, x.dtype)
+def _reduce_scatter(comm: Any, x: np.ndarray, room: np.ndarray) -> np.ndarray:
+    out = room[: x.size // 2]
     comm.Reduce_scatter_block(x, out)
     return out
 
 
-def _message(comm: Any, x: np.ndarray) -> np.ndarray:
+def _message(comm: Any, x: np.ndarray, room: np.ndarray) -> np.ndarray:
     if comm.Get_rank() == 0:
         comm.Send(x, 1)
         return x
-    out = np.empty_like(x)
+    out = room[: x.size]
     comm.Recv(out, 0)
     return out
 
 
 # By what an error calls them.
-OPERATIONS: dict[str, Callable[[Any, np.ndarray], np.ndarray]] = {
+OPERATIONS: dict[str, Callable[[Any, np.ndarray, np.ndarray], np.ndarray]] = {
     "all_reduce": _all_reduce,
     "all_reduce, later": _later,
     "all_gather": _all_gather,
@@ -249,6 +253,7 @@ def main(seed: int, folder: str) -> None:
     log.write(phase="plan", **asdict(plan))
     x = np.random.default_rng([seed, WORLD.rank]).standard_normal(plan.count).astype(np.float32)
     hc.set_num_threads(plan.threads)
+    rooms = [np.empty(2 * plan.count, np.float32) for _ in plan.operations]
     made: list[hc.Communicator] = []
     assert hc.Communicator  # loads its modules
 
@@ -260,19 +265,19 @@ def main(seed: int, folder: str) -> None:
     with planted(plan):
         short.append(True)
         if made or attempt(log, "short", "make", make):
-            for name in plan.operations:
-                if not attempt(log, "short", name, lambda name=name: OPERATIONS[name](made[0], x)):
+            for name, room in zip(plan.operations, rooms, strict=True):
+                if not attempt(log, "short", name, partial(OPERATIONS[name], made[0], x, room)):
                     break
     short.clear()
     _write_saved(log)
     # After an error the two ranks may be at different operations.
     if made:
-        attempt(log, "after", "all_reduce", lambda: _all_reduce(made[0], x))
+        attempt(log, "after", "all_reduce", lambda: _all_reduce(made[0], x, rooms[0]))
     # Where one has failed to make it, without a word to the other, MPI's communicator has a barrier that it owes.
     if _meet(Path(folder), bool(made)):
         attempt(log, "new", "make", make)
         for name, operation in OPERATIONS.items():
-            attempt(log, "new", name, lambda do=operation: do(made[-1], x))
+            attempt(log, "new", name, partial(operation, made[-1], x, rooms[0]))
     log.write(phase="end", refused=refused)
 
 
