@@ -143,8 +143,9 @@ class Group(ProcessGroup):
             operation.wait()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long operations that start from now on may take."""
-        self.comm.timeout = timeout.total_seconds()
+        """Set how long operations that start from now on may take, those of hooks included."""
+        for comm in (self.comm, *self.beside):
+            comm.timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 

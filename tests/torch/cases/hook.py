@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -341,6 +342,18 @@ def case_overlap_with_a_training_loop() -> None:
     assert losses["none"] < 0.8 * start, (start, losses)
     for codec, loss in losses.items():
         assert start - loss > 0.5 * (start - losses["none"]), (codec, start, losses)
+
+
+def case_a_timeout_set_later_is_the_hooks_too() -> None:
+    hybrid = group("hybridcomp")
+    step(hooked("hybridcomp", "int8"))
+    before = timedelta(seconds=hybrid.comm.timeout)
+    try:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=77), hybrid)
+        assert hybrid.beside
+        assert {comm.timeout for comm in (hybrid.comm, *hybrid.beside)} == {77}
+    finally:
+        dist.distributed_c10d._set_pg_timeout(before, hybrid)
 
 
 def case_every_form_of_feedback() -> None:
