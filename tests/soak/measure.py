@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from mpi4py import MPI
+
 from hybridcomp.collectives.execution.progress import engine
 
 _SETTLE_SECONDS = 20.0
@@ -69,6 +71,14 @@ class Held:
         """How much more than another."""
         return Held(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Held)))
 
+    def leaks(self, allowed: Held) -> list[str]:
+        """What is more here, where this is a growth, than is allowed; in words."""
+        return [
+            f"{name} grew by {getattr(self, name):g}, allowed {most:g}"
+            for name, most in vars(allowed).items()
+            if getattr(self, name) > most
+        ]
+
 
 def held() -> Held:
     """What this process holds once operations that nobody waits for have ended, and garbage is gone.
@@ -96,6 +106,14 @@ def held() -> Held:
         len(running._listening),
         len(gc.get_objects()),
     )
+
+
+def everywhere(mine: Held) -> Held:
+    """The most that any rank holds of each."""
+    most = mine
+    for other in MPI.COMM_WORLD.allgather(mine):
+        most = most.most(other)
+    return most
 
 
 def _megabytes(text: str) -> float:

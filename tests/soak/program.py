@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hybridcomp as hc
 import hybridcomp.torch as hct
 from hybridcomp.policy import Policy, Rule
-from tests.soak.measure import Held, held
+from tests.soak.measure import Held, everywhere, held
 from tests.soak.operations import OPERATIONS, Operation, choose
 
 WARM_UP = 0.25  # of the operations: pools, caches and first connections fill
@@ -149,14 +149,6 @@ class _Trained:
         self.optimizer.step()
 
 
-def everywhere(mine: Held) -> Held:
-    """The most that any rank holds of each."""
-    most = mine
-    for other in MPI.COMM_WORLD.allgather(mine):
-        most = most.most(other)
-    return most
-
-
 def run(count: int, seed: int) -> int:
     """Do ``count`` operations; print what is held after each part of them, and return the exit code."""
     torch.set_num_threads(1)
@@ -177,11 +169,7 @@ def run(count: int, seed: int) -> int:
         grown = everywhere(now.beyond(base))
         _tell(done, time.monotonic() - began, soak.made, everywhere(now), grown)
     memory = MPI.COMM_WORLD.gather(f"{now.beyond(base).heap_mb:+.2f}")
-    leaks = [
-        f"{name} grew by {getattr(grown, name):g}, allowed {most:g}"
-        for name, most in vars(ALLOWED).items()
-        if getattr(grown, name) > most
-    ]
+    leaks = grown.leaks(ALLOWED)
     dist.destroy_process_group()
     if memory is not None:
         print(f"heap_mb by rank: {' '.join(memory)}")

@@ -1,0 +1,74 @@
+"""Processes that live long: tags come round, communicators come and go with faults, and nothing is left of them.
+
+``python -m tests.faults.age --operations 100000 --communicators 2000`` (``make age``) takes some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from hybridcomp.launcher import find_mpiexec
+from tests.faults.outcome import Outcome
+
+ROOT = Path(__file__).parents[2]
+_SECONDS = 60.0
+
+
+def scenario(
+    seed: int, operations: int = 3_000, communicators: int = 80, seconds: float = _SECONDS
+) -> Outcome:
+    """Do operations on one communicator, then make others with faults between: see :mod:`.age_ranks`.
+
+    Args:
+        seed: decides ranks, shared memory, operations and faults.
+        operations: on the first communicators.
+        communicators: made after it.
+        seconds: that it may take.
+
+    Raises:
+        AssertionError: a result or an error is not as it must be, something has grown, or a rank does not end.
+    """
+    draw = random.Random(seed)
+    ranks, shared = draw.choice([2, 2, 3]), draw.choice("01")
+    unlike = ("PMI", "HYBRIDCOMP")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(unlike)}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "outcome.json")
+        ours = [str(seed), str(operations), str(communicators), str(out)]
+        try:
+            done = subprocess.run(
+                [find_mpiexec(), "-n", str(ranks), sys.executable, "-m", "tests.faults.age_ranks", *ours],
+                cwd=ROOT,
+                env=environment
+                | {"OMP_NUM_THREADS": "1", "HYBRIDCOMP_SHARED_MEMORY": shared, "HYBRIDCOMP_SUMMARY": "0"},
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+                restore_signals=False,  # as a lab starts programs
+            )
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(
+                f"seed {seed} on {ranks} ranks did not end:\n{late.stdout!r}\n{late.stderr!r}"
+            ) from late
+        assert done.returncode == 0, f"seed {seed} on {ranks} ranks:\n{done.stdout}\n{done.stderr}"
+        said = json.loads(out.read_text(encoding="utf-8"))
+    return Outcome(said["operations"], Counter(said["faults"]), Counter(said["outcomes"]))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--operations", type=int, default=100_000)
+    parser.add_argument("--communicators", type=int, default=2_000)
+    parser.add_argument("--seconds", type=float, default=1_800.0)
+    arguments = parser.parse_args()
+    print(scenario(arguments.seed, arguments.operations, arguments.communicators, arguments.seconds))
