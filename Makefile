@@ -111,13 +111,13 @@ chaos: $(VENV)/.installed
 # Some minutes on two cores; the tests have a short one.
 AGE ?= --operations 100000 --communicators 2000
 age: $(VENV)/.installed
-	$(BIN)/python -m tests.faults.age $(AGE)
+	$(BIN)/python -m tests.faults.age.age $(AGE)
 
 # Arrays of 3 GiB, and of 2**31 + 1 elements, by each family of codecs, on two ranks. Takes 20 GiB of memory, and says so
 # where there is less; BIG='--scale 0.1' for smaller ones, BIG='--only int8 --needs 13' for some of the cases.
 BIG ?=
 big: $(VENV)/.installed
-	$(BIN)/python -m tests.faults.big $(BIG)
+	$(BIN)/python -m tests.faults.age.big $(BIG)
 
 # What the README shows: the all-reduce on four lab hosts by link, and through shared memory.
 # `make bench RESULTS=benchmarks/results`, then `python benchmarks/pages/readme.py`, renews the README's table.

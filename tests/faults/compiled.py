@@ -1,21 +1,21 @@
-"""Compile the C of this folder."""
+"""Compile the C of these tests."""
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
-
 
 @functools.cache
-def shared_library(name: str) -> Path:
-    """Compile ``name.c`` into a shared library, once for all processes that have the same source."""
-    source = HERE / f"{name}.c"
+def shared_library(source: Path) -> Path:
+    """Compile a file into a shared library, once in this process; it is gone when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="hybridcomp-faults-"))
-    target = folder / f"{name}.so"
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = folder / f"{source.stem}.so"
     command = ["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(target), str(source)]
-    subprocess.run([*command, "-ldl", "-lpthread"], check=True, capture_output=True, text=True, timeout=60)
+    subprocess.run([*command, "-ldl"], check=True, timeout=60)
     return target

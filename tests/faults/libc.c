@@ -1,5 +1,5 @@
-// Plants faults in a process's calls of the C library: for LD_PRELOAD. Nothing fails before it is armed, by the functions
-// fault_* that Python reaches through ctypes. One thing at a time is armed; a fork inherits it.
+// Plants faults in a process's calls of the C library: for LD_PRELOAD. Nothing fails before it is armed, by
+// the functions fault_* that Python reaches through ctypes. One thing at a time is armed; a fork inherits it.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,7 +25,8 @@ static atomic_long calls, chosen = -1;
 static int what, error_number;
 static atomic_uchar watched[4096];  // descriptors of files below the folder that are open for writing
 
-// The chosen-th call from now on that changes something below `path` (absolute; "" for none) is answered by `how`.
+// The chosen-th call from now on that changes something below `path` (absolute; "" for none) is answered by
+// `how`.
 void fault_files(const char* path, long number, int how, int error) {
   strncpy(folder, path, sizeof folder - 1);
   chosen = -1;
@@ -40,7 +41,8 @@ long fault_files_calls(void) { return calls; }
 
 static int below(int at, const char* path) {
   if (!folder[0] || !path) return 0;
-  if (at != AT_FDCWD && path[0] != '/') return 1;  // Python removes trees so: there is no other in these programs
+  if (at != AT_FDCWD && path[0] != '/')
+    return 1;  // Python removes trees so: there is no other in these programs
   return !strncmp(path, folder, strlen(folder));
 }
 
@@ -54,7 +56,8 @@ static void watch(int fd) {
 static int begin(long* number) {
   *number = ++calls;
   if (*number == chosen && what == kKillBefore) _exit(137);
-  if ((*number == chosen && what == kFailOnce) || (chosen > 0 && *number >= chosen && what == kFailFromThen)) {
+  if ((*number == chosen && what == kFailOnce) ||
+      (chosen > 0 && *number >= chosen && what == kFailFromThen)) {
     errno = error_number;
     return -1;
   }
@@ -84,17 +87,21 @@ static int opened(int at, const char* path, int flags, int mode) {
   return fd;
 }
 
-#define OPENS(name, ...)                                  \
-  int name(__VA_ARGS__ const char* path, int flags, ...) { \
-    va_list rest;                                         \
-    va_start(rest, flags);                                \
+#define OPENS(name, ...)                                                    \
+  int name(__VA_ARGS__ const char* path, int flags, ...) {                  \
+    va_list rest;                                                           \
+    va_start(rest, flags);                                                  \
     const int mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, int) : 0; \
     va_end(rest);
 
-OPENS(open, ) return opened(AT_FDCWD, path, flags, mode); }
-OPENS(open64, ) return opened(AT_FDCWD, path, flags | O_LARGEFILE, mode); }
-OPENS(openat, int at, ) return opened(at, path, flags, mode); }
-OPENS(openat64, int at, ) return opened(at, path, flags | O_LARGEFILE, mode); }
+OPENS(open, ) return opened(AT_FDCWD, path, flags, mode);
+}
+OPENS(open64, ) return opened(AT_FDCWD, path, flags | O_LARGEFILE, mode);
+}
+OPENS(openat, int at, ) return opened(at, path, flags, mode);
+}
+OPENS(openat64, int at, ) return opened(at, path, flags | O_LARGEFILE, mode);
+}
 
 // A write that is torn writes a half of what it is given; then the process dies.
 static size_t part(int fd, size_t bytes) {
@@ -174,7 +181,8 @@ extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_real
 static atomic_size_t least;  // 0: nothing fails
 static atomic_long passing, failing, refused;
 
-// Of the allocations of `bytes` and more from now on, let so many succeed, and then so many fail. 0 bytes: none fails.
+// Of the allocations of `bytes` and more from now on, let so many succeed, and then so many fail. 0 bytes:
+// none fails.
 void fault_memory(size_t bytes, long succeed, long fail) {
   least = 0;
   passing = succeed;
@@ -196,7 +204,9 @@ static int is_of_mpi(const void* caller) {
 
 static int fails(size_t bytes, const void* caller) {
   const size_t from = least;
-  if (!from || bytes < from || is_of_mpi(caller) || atomic_fetch_sub(&passing, 1) > 0 || atomic_fetch_sub(&failing, 1) <= 0) return 0;
+  if (!from || bytes < from || is_of_mpi(caller) || atomic_fetch_sub(&passing, 1) > 0 ||
+      atomic_fetch_sub(&failing, 1) <= 0)
+    return 0;
   ++refused;
   errno = ENOMEM;
   return 1;

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import errno
-import functools
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
+
+from tests.faults.compiled import shared_library
 
 SOURCE = Path(__file__).with_name("libc.c")
 # As in libc.c.
 ANSWERS = {"count": 0, "kill before": 1, "kill after": 2, "tear": 3, "fail once": 4, "fail from then on": 5}
 
 
-@functools.cache
 def library() -> Path:
-    """Compile the library, once in this process; it is gone when the process ends."""
-    folder = Path(tempfile.mkdtemp(prefix="hybridcomp-faults-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    target = folder / "libc.so"
-    command = ["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(target), str(SOURCE)]
-    subprocess.run([*command, "-ldl"], check=True, timeout=60)
-    return target
+    """Return the library, compiled."""
+    return shared_library(SOURCE)
 
 
 class Planted:

@@ -1,6 +1,6 @@
-"""Ranks of :mod:`.deaths`, one of which gets a signal: ``mpiexec -n 3 python -m tests.faults.death_ranks FOLDER``.
+"""Run operations on ranks, one of which gets a signal from :mod:`.deaths`.
 
-The folder has the plan. Before the signal, the same operations run undisturbed, which gives the right bits.
+``mpiexec -n 3 python -m tests.faults.deaths.death_ranks FOLDER``; the folder has the plan. Before the signal, the same operations run undisturbed, which gives the right bits.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.execution.progress import engine
-from tests.faults.death_operations import POLICY, Operation, drawn, last
-from tests.faults.rank_log import Log
+from tests.faults.deaths.death_operations import POLICY, Operation, drawn, last
+from tests.faults.deaths.rank_log import Log
 from tests.mpi.hosts import Hosts
 
 WORLD = MPI.COMM_WORLD

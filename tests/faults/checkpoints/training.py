@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.faults.forks import KILLED, do, well
+from tests.faults.checkpoints.forks import KILLED, do, well
 from tests.train.harness import TINY
 from tests.train.same import losses, stored, unequal
 

@@ -1,4 +1,4 @@
-"""One case of :mod:`.big` on two ranks: ``python -m tests.faults.big_ranks OPERATION CODEC DTYPE ELEMENTS``.
+"""One case of :mod:`.big` on two ranks: ``python -m tests.faults.age.big_ranks OPERATION CODEC DTYPE ELEMENTS``.
 
 Each rank prints a line: ``right``, ``WRONG``, or ``raised`` and the error; with its seconds, and its memory at most.
 """

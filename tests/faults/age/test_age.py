@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.age import scenario
-from tests.faults.age_lives import FAULTS, NEEDS_MESSAGES
+from tests.faults.age.age import scenario
+from tests.faults.age.age_lives import FAULTS, NEEDS_MESSAGES
 
 
 # On two ranks over MPI, and on two with shared memory.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.links import scenario
+from tests.faults.links.links import scenario
 
 pytestmark = [
     pytest.mark.lab,

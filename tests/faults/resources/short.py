@@ -1,7 +1,7 @@
 """Operations on ranks that run short of something: threads, memory, open files, address space.
 
-``mpiexec -n 2 python -m tests.faults.short SEED FOLDER`` with ``libc.c`` preloaded; the seed decides all. Each rank
-writes what became of its operations to ``FOLDER/RANK``, one JSON line each.
+``mpiexec -n 2 python -m tests.faults.resources.short SEED FOLDER`` with ``libc.c`` preloaded; the seed decides all.
+Each rank writes what became of its operations to ``FOLDER/RANK``, one JSON line each.
 """
 
 from __future__ import annotations

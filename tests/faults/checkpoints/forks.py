@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.faults.preload import library
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KILLED = 137
 _ANSWER_SECONDS = 60.0
 
@@ -41,7 +41,7 @@ def _server() -> subprocess.Popen[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(unlike)}
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.saving"],
+        [sys.executable, "-m", "tests.faults.checkpoints.saving"],
         cwd=ROOT,
         env=clean | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "LD_PRELOAD": str(library())},
         stdin=subprocess.PIPE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.deaths import scenario
+from tests.faults.deaths.deaths import scenario
 
 pytestmark = pytest.mark.timeout(90)
 

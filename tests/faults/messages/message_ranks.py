@@ -1,4 +1,4 @@
-"""Ranks of :mod:`.messages`: ``mpiexec -n 3 python -m tests.faults.message_ranks SEED CASES LIBRARY OUT``.
+"""Ranks of :mod:`.messages`: ``mpiexec -n 3 python -m tests.faults.messages.message_ranks SEED CASES LIBRARY OUT``.
 
 Steps are the compiled engine's, or with ``HYBRIDCOMP_DEVICES=1`` Python's.
 
@@ -30,7 +30,7 @@ from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.schedules.registry import ALGORITHMS
 from tests.codecs.common import SPECS
-from tests.faults.messages import KINDS
+from tests.faults.messages.messages import KINDS
 from tests.mpi.hosts import Hosts
 
 WORLD = MPI.COMM_WORLD

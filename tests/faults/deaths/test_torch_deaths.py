@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.torch_deaths import KINDS, scenario
+from tests.faults.deaths.torch_deaths import KINDS, scenario
 
 pytestmark = pytest.mark.timeout(90)
 

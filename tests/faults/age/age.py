@@ -1,6 +1,6 @@
 """Processes that live long: tags come round, communicators come and go with faults, and nothing is left of them.
 
-``python -m tests.faults.age --operations 100000 --communicators 2000`` (``make age``) takes some minutes.
+``python -m tests.faults.age.age --operations 100000 --communicators 2000`` (``make age``) takes some minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from hybridcomp.launcher import find_mpiexec
 from tests.faults.outcome import Outcome
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _SECONDS = 60.0
 
 
@@ -45,7 +45,7 @@ def scenario(
         ours = [str(seed), str(operations), str(communicators), str(out)]
         try:
             done = subprocess.run(
-                [find_mpiexec(), "-n", str(ranks), sys.executable, "-m", "tests.faults.age_ranks", *ours],
+                [find_mpiexec(), "-n", str(ranks), sys.executable, "-m", "tests.faults.age.age_ranks", *ours],
                 cwd=ROOT,
                 env=environment
                 | {"OMP_NUM_THREADS": "1", "HYBRIDCOMP_SHARED_MEMORY": shared, "HYBRIDCOMP_SUMMARY": "0"},

@@ -22,7 +22,7 @@ from hybridcomp.lab import Lab
 from tests.faults.outcome import Outcome
 from tests.lab.processes import living
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HOSTS = 3
 RATE = "200mbit"
 GRACE = 10.0  # seconds beyond a timeout within which an error comes: a second for answers, and a busy machine
@@ -192,7 +192,7 @@ def run(case: Case) -> Outcome:
         return Outcome(0, Counter({"link reorders packets, not possible here": 1}))
     with tempfile.TemporaryDirectory() as name, Lab(HOSTS, RATE, kind="namespaces") as lab:
         folder = Path(name)
-        command = ["python", "-m", "tests.faults.link_ranks", name, json.dumps(asdict(case))]
+        command = ["python", "-m", "tests.faults.links.link_ranks", name, json.dumps(asdict(case))]
         with (folder / ".output").open("w+b") as output:
             ranks = lab.popen(command, 1, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             try:

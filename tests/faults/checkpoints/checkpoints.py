@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.train.checkpoints.resume import RECORD
-from tests.faults.forks import KILLED, do, well
+from tests.faults.checkpoints.forks import KILLED, do, well
+from tests.faults.checkpoints.training import interrupted_training
 from tests.faults.outcome import Outcome
-from tests.faults.training import interrupted_training
 
 Fault = dict[str, Any]
 KILLS = ("kill before", "kill after", "tear")

@@ -1,7 +1,7 @@
 """Save and load checkpoints in processes that may be killed at it: forks of this one, which has loaded PyTorch.
 
-``python -m tests.faults.saving`` with ``libc.c`` preloaded reads one job after another, as JSON, from standard input.
-A fork does each; what came of it is written: ``{"status": ..., "said": ..., "output": ...}``.
+``python -m tests.faults.checkpoints.saving`` with ``libc.c`` preloaded reads one job after another, as JSON, from
+standard input. A fork does each; what came of it is written: ``{"status": ..., "said": ..., "output": ...}``.
 """
 
 from __future__ import annotations

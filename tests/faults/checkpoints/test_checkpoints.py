@@ -11,8 +11,8 @@ import pytest
 
 from hybridcomp.errors import ConfigError
 from hybridcomp.train.checkpoints.resume import RECORD, read_checkpoint
-from tests.faults.checkpoints import FAILURES, OLD, Run, damage, damages
-from tests.faults.training import interrupted_training
+from tests.faults.checkpoints.checkpoints import FAILURES, OLD, Run, damage, damages
+from tests.faults.checkpoints.training import interrupted_training
 
 pytestmark = pytest.mark.timeout(120)
 

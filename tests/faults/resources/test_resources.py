@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from tests.faults.resources import private_shared_memory, scenario
-from tests.faults.short import plan_of
+from tests.faults.resources.resources import private_shared_memory, scenario
+from tests.faults.resources.short import plan_of
 
 pytestmark = [
     pytest.mark.timeout(120),

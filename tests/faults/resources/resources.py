@@ -20,9 +20,9 @@ from typing import Any
 from hybridcomp.launcher import find_mpiexec
 from tests.faults.outcome import Outcome
 from tests.faults.preload import library
-from tests.faults.short import SECONDS, plan_of
+from tests.faults.resources.short import SECONDS, plan_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _LAUNCH_SECONDS = 58.0
 _LATE = 6.0  # beyond the timeout: ranks are asked how far they are, on a busy machine
 _MAKING = 40.0
@@ -55,7 +55,7 @@ def launch(folder: Path, seed: int, size: str = "1g") -> tuple[int, str]:
         "PYTHONFAULTHANDLER": "1",
     }
     command = [find_mpiexec(), "-n", "2", "-genv", "LD_PRELOAD", str(library()), sys.executable]
-    command += ["-m", "tests.faults.short", str(seed), str(folder)]
+    command += ["-m", "tests.faults.resources.short", str(seed), str(folder)]
     left = folder / "left"
     if private_shared_memory():
         command = ["unshare", "-m", "sh", "-c", _PRIVATE, "sh", size, *command]

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hybridcomp.torch as hct
-from tests.faults.rank_log import Log
+from tests.faults.deaths.rank_log import Log
 
 WORLD = MPI.COMM_WORLD
 _STEPS = 400  # at most: the signal comes before

@@ -1,4 +1,4 @@
-"""Ranks of :mod:`.age`: ``mpiexec -n 2 python -m tests.faults.age_ranks SEED OPERATIONS COMMUNICATORS OUT``.
+"""Ranks of :mod:`.age`: ``mpiexec -n 2 python -m tests.faults.age.age_ranks SEED OPERATIONS COMMUNICATORS OUT``.
 
 First many operations on one communicator, whose tags begin shortly before they come round. Then communicators are made
 one after another, each with operations, a fault or none, and an end. What a process holds is measured after a part of
@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.failure.release import collect
-from tests.faults.age_lives import FAULTS, NEEDS_MESSAGES, WEIGHTS, Life
+from tests.faults.age.age_lives import FAULTS, NEEDS_MESSAGES, WEIGHTS, Life
 from tests.soak.measure import Held, everywhere, held
 
 WORLD = MPI.COMM_WORLD

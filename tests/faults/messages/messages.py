@@ -15,9 +15,10 @@ from hybridcomp.launcher import find_mpiexec
 from tests.faults.compiled import shared_library
 from tests.faults.outcome import Outcome
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KINDS = ("damage", "truncate", "delay", "drop")
 _SECONDS = 60.0
+_SHIM = Path(__file__).with_name("isend.c")
 _IN_PYTHON = 0.3  # of scenarios run their steps in Python, as for devices, not in the compiled engine
 
 
@@ -36,8 +37,8 @@ def scenario(seed: int, cases: int = 24) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "outcome.json"
         command = [
-            *(sys.executable, "-m", "tests.faults.message_ranks"),
-            *(str(seed), str(cases), str(shared_library("isend")), str(out)),
+            *(sys.executable, "-m", "tests.faults.messages.message_ranks"),
+            *(str(seed), str(cases), str(shared_library(_SHIM)), str(out)),
         ]
         unlike = ("PMI", "HYBRIDCOMP")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(unlike)}

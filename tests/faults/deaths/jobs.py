@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any
 
 from hybridcomp.launcher import find_mpiexec
-from tests.faults.rank_log import started_at
+from tests.faults.deaths.rank_log import started_at
 from tests.warm import python
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _MARK = "FAULTS_JOB"  # in the environment of all of a job's processes
 _SHARED = Path("/dev/shm")
 _MPICH = "mpich_shm_"

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.faults.jobs import Job
+from tests.faults.deaths.jobs import Job
 from tests.faults.outcome import Outcome
 
 #: Where the signal comes, and how often that is drawn beside the others.
@@ -66,7 +66,7 @@ def scenario(seed: int, place: str | None = None, sent: str | None = None) -> Ou
     with tempfile.TemporaryDirectory(prefix="hybridcomp-faults-") as name:
         folder = Path(name)
         (folder / "plan.json").write_text(json.dumps(plan))
-        with Job(folder, ranks, ["tests.faults.death_ranks"], ranks - 1 if kept else None) as job:
+        with Job(folder, ranks, ["tests.faults.deaths.death_ranks"], ranks - 1 if kept else None) as job:
             try:
                 job.armed(_START_SECONDS)
                 _send(job, plan, pause, delays)

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.faults.jobs import Job
+from tests.faults.deaths.jobs import Job
 from tests.faults.outcome import Outcome
 
 KINDS = ("ddp", "fsdp", "pipeline")
@@ -47,7 +47,7 @@ def scenario(seed: int, kind: str | None = None) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="hybridcomp-faults-") as name:
         folder = Path(name)
         (folder / "plan.json").write_text(json.dumps(plan))
-        with Job(folder, ranks, ["tests.faults.torch_death_ranks"], ranks - 1) as job:
+        with Job(folder, ranks, ["tests.faults.deaths.torch_death_ranks"], ranks - 1) as job:
             try:
                 job.armed(_START_SECONDS)
                 time.sleep(delay)

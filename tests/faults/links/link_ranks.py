@@ -1,6 +1,6 @@
-"""Ranks of :mod:`.links`: ``python -m tests.faults.link_ranks FOLDER HOW`` on every host of a lab.
+"""Ranks of :mod:`.links`: ``python -m tests.faults.links.link_ranks FOLDER HOW`` on every host of a lab.
 
-``HOW`` is JSON: see :class:`~tests.faults.links.Case`. What a rank has to say is a file of the folder, since the
+``HOW`` is JSON: see :class:`~tests.faults.links.links.Case`. What a rank has to say is a file of the folder, since the
 launcher's own messages travel over the links as well.
 """
 

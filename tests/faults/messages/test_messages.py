@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.messages import KINDS, scenario
+from tests.faults.messages.messages import KINDS, scenario
 
 
 @pytest.mark.parametrize("seed", [2, 5], ids=["in Python", "four ranks"])

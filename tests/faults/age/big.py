@@ -1,6 +1,6 @@
 """Arrays that an int does not count: 3 GiB, and 2**31 + 1 elements, by each family of codecs and in sends and receives.
 
-``python -m tests.faults.big`` (``make big``) runs on two ranks, one case after another, and takes 20 GiB of memory.
+``python -m tests.faults.age.big`` (``make big``) runs on two ranks, one case after another, and takes 20 GiB of memory.
 ``--scale 0.1`` makes all arrays smaller, to try the program itself; ``--only int8`` runs some of the cases. Each ends
 with the right values and the same bits on both ranks, or with an error on both.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hybridcomp.launcher import find_mpiexec
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NEEDED_GIB = 20
 _SECONDS = 900.0
 _THREE_GIB = 3 << 28  # float32
@@ -69,7 +69,7 @@ def run(case: Case, scale: float) -> tuple[bool, str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(unlike)}
     try:
         done = subprocess.run(
-            [find_mpiexec(), "-n", "2", sys.executable, "-m", "tests.faults.big_ranks", *words],
+            [find_mpiexec(), "-n", "2", sys.executable, "-m", "tests.faults.age.big_ranks", *words],
             cwd=ROOT,
             env=environment | {"OMP_NUM_THREADS": "1", "HYBRIDCOMP_SUMMARY": "0"},
             capture_output=True,

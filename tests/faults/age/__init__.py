@@ -1,0 +1,1 @@
+"""Processes that live long, and arrays of more elements than an int counts."""

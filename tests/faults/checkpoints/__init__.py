@@ -1,0 +1,1 @@
+"""Saves of checkpoints that are killed or fail, and damaged files."""

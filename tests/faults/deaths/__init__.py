@@ -1,0 +1,1 @@
+"""Signals to ranks, and their deaths."""

@@ -1,0 +1,1 @@
+"""Links that are cut, slow or lose packets, in the lab."""

@@ -1,0 +1,1 @@
+"""Ranks short of threads, memory, files and shared memory."""
