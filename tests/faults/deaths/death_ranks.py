@@ -1,6 +1,7 @@
 """Run operations on ranks, one of which gets a signal from :mod:`.deaths`.
 
-``mpiexec -n 3 python -m tests.faults.deaths.death_ranks FOLDER``; the folder has the plan. Before the signal, the same operations run undisturbed, which gives the right bits.
+``mpiexec -n 3 python -m tests.faults.deaths.death_ranks FOLDER``; the folder has the plan. Before the signal, the same
+operations run undisturbed, which gives the right bits.
 """
 
 from __future__ import annotations
