@@ -55,6 +55,7 @@ class Request(Completion):
         self._notices = notices
         self._pending = _NOTHING
         self._arrived = 0  # of the pending requests, from the first on
+        self._cancelled = False
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._asking = False
@@ -134,9 +135,15 @@ class Request(Completion):
         requests = pending.requests
         while self._arrived < len(requests):
             at = self._arrived
-            if not requests[at].Test(None if pending.statuses is None else pending.statuses[at]):
+            status = None if pending.statuses is None else pending.statuses[at]
+            if not requests[at].Test(status):
                 return False
             self._arrived += 1
+            if status is not None and status.Is_cancelled() and not self._cancelled:
+                raise HybridcompError(
+                    f"{self.what}: MPI has given up the receive from {sender(pending.peers[at])}, which nobody has "
+                    "cancelled, as MPICH does where a link has been silent for seconds"
+                )
         return not pending.events or all(event.done() for event in pending.events)
 
     def _cancel(self) -> bool:
@@ -147,6 +154,7 @@ class Request(Completion):
             return bool(pending.run.cancel())
         if pending.statuses is None or len(pending.requests) != 1 or self._arrived:
             return False
+        self._cancelled = True
         pending.requests[0].Cancel()
         if not pending.requests[0].Test(pending.statuses[0]):
             return False  # its message is on its way

@@ -336,7 +336,7 @@ class FastPath(MpiStarter):
         if run is None:
             call.wire_bytes = plain
             request = MPI.Request.fromhandle(flight.request)
-            statuses = None if status is None else [status]
+            statuses = [MPI.Status() if status is None else status] if call.op == "recv" else None
             yield Pending([request], [-1 if peer is None else peer], statuses, sends=call.op == "send")
         elif call.op == "recv":
             out = parse(keep, writable=True)

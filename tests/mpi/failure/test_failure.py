@@ -165,6 +165,22 @@ def test_hostile_notices_change_nothing(make):
     verdict(identical(x) and not notices.failures and not notices._replies)
 
 
+@pytest.mark.parametrize("policy", ["none", "int8"])
+def test_a_receive_that_mpi_gives_up_is_an_error(make, monkeypatch, policy):
+    monkeypatch.setenv("HYBRIDCOMP_DEVICES", "1")  # receives are MPI's requests
+    comm = make(policy)
+    request = comm.Irecv(np.zeros(1000, np.float32), WORLD.rank, 9)
+    (operation,) = request.operations
+    while not operation._pending.requests:
+        request.test()
+    operation._pending.requests[0].Cancel()  # as MPICH does where a link is silent
+    error = failure(request)
+    verdict(
+        "MPI has given up the receive from rank" in str(error) and "nobody has cancelled" in str(error),
+        repr(error),
+    )
+
+
 def test_a_receive_can_be_cancelled(make):
     for policy in ("none", "int8"):
         comm = make(policy, timeout=5.0)
