@@ -96,6 +96,8 @@ class Ranks:
         self.afterwards()
         self.log.leave()
         if self.lethal:
+            if not self.plan["kept"]:
+                time.sleep(60)  # the launcher ends the job
             os._exit(0)  # MPI_Finalize waits for the dead
 
     # -- places --------------------------------------------------------------------------------------
