@@ -27,7 +27,7 @@ _LATE = 6.0  # seconds that an error may come after its timeout, on a machine wi
 _UNREADABLE = "process_vm_readv failed"  # MPI's, of the memory of a process that has died
 _MAKING = ("making", "splitting", "rendezvous")
 _KINDS = ("CollectiveTimeoutError", "RemoteError")
-_COUNT = 16  # operations, and the most that come before the one that is hit
+_COUNT = 16  # operations; the signal comes from one of the first on
 
 
 def scenario(seed: int, place: str | None = None, sent: str | None = None) -> Outcome:
