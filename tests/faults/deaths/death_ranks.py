@@ -256,8 +256,7 @@ class Ranks:
 
     def limit(self) -> None:
         """Have MPI no longer than the timeout for what it makes, from here on."""
-        if self.lethal or self.plan["signal"] in ("SIGINT", "SIGTERM"):
-            making.LEAST_SECONDS = making._EXCHANGE_SECONDS = self.plan["timeout"]
+        making.LEAST_SECONDS = making._EXCHANGE_SECONDS = self.plan["timeout"]
         self.spare.Barrier()
 
     def at(self, number: int) -> None:
