@@ -14,6 +14,7 @@ import random
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ def run(kind: str, seed: int) -> Outcome:
     return outcome
 
 
-def chaos(minutes: float, seed: int, kinds: list[str]) -> dict[str, Any]:
-    """Run scenarios for some minutes; return what was done and found."""
+def chaos(minutes: float, seed: int, kinds: list[str]) -> Iterator[dict[str, Any]]:
+    """Run scenarios for some minutes; after each, yield what was done and found up to then."""
     draw = random.Random(seed)
     total, scenarios, findings = Outcome(), Counter[str](), []
     began = time.monotonic()
@@ -59,16 +60,16 @@ def chaos(minutes: float, seed: int, kinds: list[str]) -> dict[str, Any]:
         print(
             f"[{(started - began) / 60:5.1f} of {minutes:g} min] {name} ({took:.1f} s): {words}", flush=True
         )
-    return {
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "seed": seed,
-        "machine": f"{os.cpu_count()} cores, {kernels().isa()}, Python {platform.python_version()}",
-        "scenarios": dict(sorted(scenarios.items())),
-        "operations": total.operations,
-        "faults": dict(sorted(total.faults.items())),
-        "outcomes": dict(sorted(total.outcomes.items())),
-        "findings": findings,
-    }
+        yield {
+            "minutes": round((time.monotonic() - began) / 60, 1),
+            "seed": seed,
+            "machine": f"{os.cpu_count()} cores, {kernels().isa()}, Python {platform.python_version()}",
+            "scenarios": dict(sorted(scenarios.items())),
+            "operations": total.operations,
+            "faults": dict(sorted(total.faults.items())),
+            "outcomes": dict(sorted(total.outcomes.items())),
+            "findings": findings,
+        }
 
 
 def main() -> int:
@@ -91,9 +92,9 @@ def main() -> int:
         parser.error(f"--kinds are of {', '.join(KINDS)}, not {arguments.kinds}")
     seed = random.getrandbits(31) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", flush=True)
-    done = chaos(arguments.minutes, seed, kinds)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+    for done in chaos(arguments.minutes, seed, kinds):
+        if arguments.out:  # as far as it is, whatever becomes of this process
+            arguments.out.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({key: value for key, value in done.items() if key != "findings"}, indent=1))
     print(f"{len(done['findings'])} findings")
     return 1 if done["findings"] else 0

@@ -6,6 +6,7 @@ launcher's own messages travel over the links as well.
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from mpi4py import MPI
 import hybridcomp as hc
 
 WORLD = MPI.COMM_WORLD
+_STUCK_SECONDS = 8.0  # after the last that it may take, where it is shown where a rank is stuck
 _WAIT_SECONDS = 50.0
 
 
@@ -99,6 +101,9 @@ def main(folder: str, how: str) -> None:
     comm = hc.Communicator(WORLD, "none", "dp", timeout=30.0)
     comm.timeout = case["timeout"]
     comm.Barrier()
+    faulthandler.dump_traceback_later(
+        case["timeout"] + case["lasts"] + _STUCK_SECONDS if case["lasts"] else 100.0
+    )
     report.say("ready")
     report.await_("go")
     report.attempt("first", lambda: operate(comm, case))

@@ -17,12 +17,12 @@ from tests.faults.outcome import Outcome
 
 ROOT = Path(__file__).parents[3]
 KINDS = ("damage", "truncate", "delay", "drop")
-_SECONDS = 60.0
+_SECONDS = 100.0  # on a machine with more to do: they take some 10
 _SHIM = Path(__file__).with_name("isend.c")
 _IN_PYTHON = 0.3  # of scenarios run their steps in Python, as for devices, not in the compiled engine
 
 
-def scenario(seed: int, cases: int = 24) -> Outcome:
+def scenario(seed: int, cases: int = 12) -> Outcome:
     """Run operations on 2 to 5 ranks, each with a fault in one message; see :mod:`.message_ranks`.
 
     Args:
