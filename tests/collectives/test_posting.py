@@ -116,7 +116,7 @@ def test_a_thread_that_dies_before_it_runs_is_not_waited_for(monkeypatch: pytest
     """As one does that finds no memory for its first steps: then Python's own start does not return."""
     ran: list[str] = []
     late: list[Callable[[], None]] = []
-    monkeypatch.setattr(blocked, "_START_SECONDS", 0.1)
+    monkeypatch.setattr(blocked, "_START_LOOKS", 1)
     for name in ("_start_new_thread", "_start_joinable_thread"):  # of Python to 3.12, and later
         monkeypatch.setattr(threading, name, lambda run, *_, **__: late.append(run), raising=False)
     thread = blocked.Thread("late", lambda: ran.append("late"))

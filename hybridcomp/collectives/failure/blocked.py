@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from hybridcomp.launcher import abort
 
-_START_SECONDS = 10.0  # that a new thread has to say that it runs
+_START_LOOKS, _LOOK_SECONDS = 300, 0.1  # for whether a new thread runs
 _EXIT_SECONDS = 5.0  # that threads have to come back once the process exits
 _CODE = 1
 
@@ -33,13 +33,17 @@ class _Begun(threading.Event):
         """Wait for it.
 
         Raises:
-            RuntimeError: it is not there after :data:`_START_SECONDS`.
+            RuntimeError: it is not there after :data:`_START_LOOKS` looks.
         """
-        if super().wait(_START_SECONDS if timeout is None else timeout):
-            return True
-        if timeout is None:
-            raise RuntimeError(f"can't start new thread: it does not run after {_START_SECONDS:g} s")
-        return False
+        if timeout is not None:
+            return super().wait(timeout)
+        # Looks, not seconds: of a process that was stopped for long, or had no processor, the thread comes next.
+        for _ in range(_START_LOOKS):
+            if super().wait(_LOOK_SECONDS):
+                return True
+        raise RuntimeError(
+            f"can't start new thread: it does not run after {_START_LOOKS * _LOOK_SECONDS:g} s"
+        )
 
 
 class Thread(threading.Thread):
