@@ -61,12 +61,6 @@ def effective_rank(shape: tuple[int, ...], rank: int) -> int:
     return min(rank, *matrix_shape(shape))
 
 
-def worthwhile(shape: tuple[int, ...], rank: int) -> bool:
-    """Tell whether P and Q have less than half the elements of an array of ``shape``."""
-    rows, cols = matrix_shape(shape)
-    return 2 * (rows + cols) * effective_rank(shape, rank) < math.prod(shape)
-
-
 def start(matrix: Matrix, q: Matrix) -> Matrix:
     """Compute P = M Q.
 

@@ -121,10 +121,6 @@ class StreamPair:
                 self._runtime.copy(to.ctypes.data, source.ptr, to.size, self._down)
         return self._runtime.record(self._down)
 
-    def drain(self) -> None:
-        """Wait until all is done that was put here."""
-        self.download([]).wait()
-
 
 def callers_events(buffers: Iterable[DeviceArray]) -> list[Event]:
     """Return events after what the streams that the buffers' owners are using have now."""

@@ -204,15 +204,6 @@ def test_bound_covers_every_shape():
                 assert codec.encode(np.ones(shape, np.float32)).size == codec.message_bytes(shape)
 
 
-def test_worthwhile():
-    assert powersgd.worthwhile((1000, 1000), 4)
-    assert powersgd.worthwhile((64, 64), 4)
-    assert not powersgd.worthwhile((16, 16), 4)
-    assert not powersgd.worthwhile((16, 16), 400)
-    assert not powersgd.worthwhile((1000, 1), 4)
-    assert not powersgd.worthwhile((0, 10), 4)
-
-
 @pytest.mark.parametrize("rank", [0, -1, 4097, 2.0, True])
 def test_ranks_out_of_range(rank):
     with pytest.raises(ValueError, match="rank must be an integer from 1 to 4096"):
