@@ -65,12 +65,8 @@ def read_policy(config: TrainConfig) -> Policy:
     return policy
 
 
-def prepare(arguments: Sequence[str], *, contents: bool = True) -> Job:
-    """Read configuration, policy, text and checkpoint.
-
-    Args:
-        arguments: of the command line.
-        contents: compare the contents of the checkpoint's files, too, not their sizes alone.
+def prepare(arguments: Sequence[str]) -> Job:
+    """Read configuration, policy, text and checkpoint, of whose files the sizes are compared, not the contents.
 
     Raises:
         HybridcompError: what is wrong, in one sentence.
@@ -81,7 +77,7 @@ def prepare(arguments: Sequence[str], *, contents: bool = True) -> Job:
             raise ConfigError(f"{module} is missing: pip install 'hybridcomp[train]'")
     config = parse(arguments)
     policy = read_policy(config)
-    checkpoint = find_checkpoint(config, contents=contents)
+    checkpoint = find_checkpoint(config, contents=False)
     config = dataclasses.replace(config, out=_run_directory(config, checkpoint))
     corpus = load_corpus(config.data, config.tokenizer, config.val_fraction, config.vocab_size)
     batches = Batches(corpus, config)
@@ -109,6 +105,20 @@ def _run_directory(config: TrainConfig, checkpoint: Checkpoint | None) -> str:
 def with_run_directory(job: Job, out: str) -> Job:
     """Return the job with another run directory: the ranks' clocks may name different ones."""
     return dataclasses.replace(job, config=dataclasses.replace(job.config, out=out))
+
+
+def with_whole_checkpoint(job: Job) -> Job:
+    """Return the job with a checkpoint of which the contents are whole, too; one rank reads all of it.
+
+    Raises:
+        ConfigError: there is none, or it does not fit.
+    """
+    if job.checkpoint is None:
+        return job
+    checkpoint = find_checkpoint(job.config)
+    if checkpoint is not None:
+        check_fits(checkpoint, job.identity, job.config)
+    return dataclasses.replace(job, checkpoint=checkpoint)
 
 
 def with_checkpoint(job: Job, path: str) -> Job:

@@ -46,10 +46,8 @@ class Background:
                 thread = Thread("hybridcomp-progress", self._run)
                 try:
                     thread.start()
-                except (
-                    RuntimeError
-                ):  # no more threads: who waits makes progress, and the next start tries again
-                    return
+                except RuntimeError:
+                    return  # no more threads: who waits makes progress, and the next start tries again
                 self._thread = thread
                 atexit.register(self._engine.stop)
                 self.wake = self._alarm.ring

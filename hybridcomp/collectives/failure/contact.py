@@ -100,9 +100,8 @@ class Contact:
             met, stuck = self.met, self._thread is not None
             if not met:
                 posting = Posting(post)
-                if (
-                    not stuck
-                ):  # it waits for the lock; where it cannot be started, nothing is sent later either
+                # It waits for the lock; where it cannot be started, nothing is sent later either.
+                if not stuck:
                     self._thread = start_thread(
                         "hybridcomp-contact", "the first message to a rank that does not answer", self._run
                     )
