@@ -6,19 +6,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
-import subprocess
-import sys
-import tempfile
-from collections import Counter
-from pathlib import Path
 
-from hybridcomp.launcher import find_mpiexec
+from tests.faults.launched import outcome_of
 from tests.faults.outcome import Outcome
 
-ROOT = Path(__file__).parents[3]
 _SECONDS = 60.0
 
 
@@ -38,30 +30,14 @@ def scenario(
     """
     draw = random.Random(seed)
     ranks, shared = draw.choice([2, 2, 3]), draw.choice("01")
-    unlike = ("PMI", "HYBRIDCOMP")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(unlike)}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "outcome.json")
-        ours = [str(seed), str(operations), str(communicators), str(out)]
-        try:
-            done = subprocess.run(
-                [find_mpiexec(), "-n", str(ranks), sys.executable, "-m", "tests.faults.age.age_ranks", *ours],
-                cwd=ROOT,
-                env=environment
-                | {"OMP_NUM_THREADS": "1", "HYBRIDCOMP_SHARED_MEMORY": shared, "HYBRIDCOMP_SUMMARY": "0"},
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-                check=False,
-                restore_signals=False,  # as a lab starts programs
-            )
-        except subprocess.TimeoutExpired as late:
-            raise AssertionError(
-                f"seed {seed} on {ranks} ranks did not end:\n{late.stdout!r}\n{late.stderr!r}"
-            ) from late
-        assert done.returncode == 0, f"seed {seed} on {ranks} ranks:\n{done.stdout}\n{done.stderr}"
-        said = json.loads(out.read_text(encoding="utf-8"))
-    return Outcome(said["operations"], Counter(said["faults"]), Counter(said["outcomes"]))
+    return outcome_of(
+        ranks,
+        "tests.faults.age.age_ranks",
+        *(str(seed), str(operations), str(communicators)),
+        seconds=seconds,
+        HYBRIDCOMP_SHARED_MEMORY=shared,
+        HYBRIDCOMP_SUMMARY="0",
+    )
 
 
 if __name__ == "__main__":
