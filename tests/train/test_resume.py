@@ -155,7 +155,7 @@ def test_what_torch_has_written_is_read(tmp_path):
 
 
 class Harm:
-    """What would run when it is unpickled."""
+    """Write a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path

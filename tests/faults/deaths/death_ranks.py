@@ -63,7 +63,7 @@ class Shield:
 
 
 class Ranks:
-    """What this rank does under its plan."""
+    """Do what the plan says, on this rank."""
 
     def __init__(self, folder: Path) -> None:
         """Read the plan."""

@@ -177,7 +177,7 @@ def scenario(seed: int) -> Outcome:
 
 @functools.cache
 def has_netem() -> bool:
-    """Whether a lab's links can reorder packets."""
+    """Tell whether a lab's links can reorder packets."""
     with Lab(1, RATE, kind="namespaces") as lab:
         try:
             FAULTS["reorders packets"][0](lab, 1)

@@ -37,7 +37,7 @@ _ERRORS = ("MemoryError", "RuntimeError", "OSError", "Exception", "BlockingIOErr
 
 @functools.cache
 def private_shared_memory() -> bool:
-    """Whether this process may mount something, in a name space of its own."""
+    """Tell whether this process may mount something, in a namespace of its own."""
     return not subprocess.run(
         ["unshare", "-m", "sh", "-c", "mount -t tmpfs tests /dev/shm"], capture_output=True, check=False
     ).returncode

@@ -1,4 +1,4 @@
-"""Who makes many communicators and frees none is told before MPI's contexts are used up."""
+"""Warn who makes many communicators and frees none, before the contexts of MPI are used up."""
 
 from __future__ import annotations
 
