@@ -25,6 +25,7 @@ from hybridcomp.collectives.execution.progress import Request, engine
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.execution.timeouts import check_timeout, is_timeout
 from hybridcomp.collectives.failure.release import release
+from hybridcomp.collectives.failure.watchdog import watched
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.policy import Choice, Policy, load_policy
@@ -62,7 +63,7 @@ class Session:
 
         def prepare() -> Preparation:
             settings = own_settings() if comm.Get_rank() == 0 else ""
-            self.timeout = timeout
+            self._timeout = check_timeout(timeout)
             in_full = in_detail() if detail is None else detail
             return Preparation(load_policy(policy), awareness(), in_full, not may_use_devices(), settings)
 
@@ -107,6 +108,10 @@ class Session:
             return
         self._freed = True
         spoilt = self.spoilt or self._transport.failed or self._p2p_transport.failed
+        with watched(f"Free on axis {self._axis!r}, rank {self.rank} of {self.size}", self._timeout):
+            self._release(spoilt=spoilt)
+
+    def _release(self, *, spoilt: bool) -> None:
         comms: list[MPI.Comm] = [self.mpi, self._p2p]
         if self._comparison is not None:
             comms.append(self._comparison.comm)
@@ -127,7 +132,9 @@ class Session:
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self._timeout = check_timeout(seconds)
+        before, self._timeout = self._timeout, check_timeout(seconds)
+        if self._timeout != before:
+            self._reconsider()
 
     @property
     def policy(self) -> Policy:
@@ -150,7 +157,7 @@ class Session:
         self._reconsider()
 
     def _reconsider(self) -> None:
-        """Do nothing; a subclass drops here what it has cached under an earlier policy or axis."""
+        """Do nothing; a subclass drops here what it has cached under an earlier policy, axis or timeout."""
 
     @property
     def hosts(self) -> int:

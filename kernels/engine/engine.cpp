@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "engine/waiting/backoff.hpp"
+#include "engine/waiting/watchdog.hpp"
 
 namespace hybridcomp::engine {
 namespace {
@@ -61,15 +62,22 @@ void Engine::send(Execution& execution, std::uint32_t step, Group& group, int pe
     ++contacts;
     return contacts_.post({owner, data, count, peer, tag, group.comm, &contacts});
   }
-  const int code = mpi_.isend(data, count, mpi_.byte, peer, tag, group.comm, requests_.room());
+  int code = 0;
+  {
+    const InsideMpi inside;
+    code = mpi_.isend(data, count, mpi_.byte, peer, tag, group.comm, requests_.room());
+  }
   if (code) return execution.refused(step, code);
   requests_.keep(owner);
 }
 
 void Engine::receive(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
                      std::uint8_t* data, std::size_t room) {
-  const int code =
-      mpi_.irecv(data, static_cast<int>(room), mpi_.byte, peer, tag, group.comm, requests_.room());
+  int code = 0;
+  {
+    const InsideMpi inside;
+    code = mpi_.irecv(data, static_cast<int>(room), mpi_.byte, peer, tag, group.comm, requests_.room());
+  }
   if (code) return execution.refused(step, code);
   requests_.keep({&execution, step, true});
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/waiting/watchdog.hpp"
+
 namespace hybridcomp::engine {
 
 void Requests::test(std::vector<Done>* out) {
@@ -12,9 +14,11 @@ void Requests::test(std::vector<Done>* out) {
     indices_.resize(2 * n);
     statuses_.resize(2 * n * mpi_.status_bytes + 16);
   }
-  int count = 0;
-  const int code =
-      mpi_.testsome(static_cast<int>(n), handles_.data(), &count, indices_.data(), statuses_.data());
+  int count = 0, code = 0;
+  {
+    const InsideMpi inside;
+    code = mpi_.testsome(static_cast<int>(n), handles_.data(), &count, indices_.data(), statuses_.data());
+  }
   if (count <= 0) return;  // nothing yet, or MPI_UNDEFINED
   const std::size_t first = out->size();
   for (int i = 0; i < count; ++i) {

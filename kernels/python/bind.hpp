@@ -70,6 +70,7 @@ void bind_lowrank(nb::module_& m);
 void bind_memory(nb::module_& m);
 void bind_mpi(nb::module_& m);
 void bind_wait(nb::module_& m);
+void bind_watchdog(nb::module_& m);
 void bind_mpc(nb::module_& m);
 void bind_planes(nb::module_& m);
 void bind_minifloat(nb::module_& m);

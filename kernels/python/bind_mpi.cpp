@@ -22,8 +22,10 @@ namespace {
 class Operation {
  public:
   Operation(const Library& library, std::uintptr_t post, int send_at, int recv_at, int request_at,
-            bool in_place)
-      : call_(library, post, send_at, recv_at, request_at), library_(library), in_place_(in_place) {}
+            bool in_place, std::string name, double timeout)
+      : call_(library, post, send_at, recv_at, request_at, std::move(name), timeout),
+        library_(library),
+        in_place_(in_place) {}
 
   // See hybridcomp/collectives/operations/fast_path.py, as for the other methods.
   void learn(nb::handle send, nb::handle recv, nb::object note, const std::vector<std::uint64_t>& arguments,
@@ -106,6 +108,7 @@ class Operation {
     Posted posted[2];
     int codes[2] = {0, 0};
     {
+      const auto watch = call_.watched();
       Release release;
       if (ours.from.bytes() + theirs.to.bytes() > kBrief || received->program || sent->program ||
           library_.calls_python())
@@ -207,6 +210,7 @@ class Operation {
     Posted posted;
     int code = 0;
     {
+      const auto watch = call_.watched();
       Release release;
       if (call_.lengthy(arrays, *kind)) release.emplace();
       code = call_.post(posted, arrays, std::move(kind), ends, seconds);
@@ -291,8 +295,9 @@ void bind_mpi(nb::module_& m) {
       .def_ro("request", &Flight::request)
       .def_ro("began", &Flight::began);
   nb::class_<Operation>(m, "MpiOperation")
-      .def(nb::init<const Library&, std::uintptr_t, int, int, int, bool>(), "library"_a, "post"_a,
-           "send_at"_a, "recv_at"_a, "request_at"_a, "in_place"_a, nb::keep_alive<1, 2>())
+      .def(nb::init<const Library&, std::uintptr_t, int, int, int, bool, std::string, double>(), "library"_a,
+           "post"_a, "send_at"_a, "recv_at"_a, "request_at"_a, "in_place"_a, "name"_a, "timeout"_a,
+           nb::keep_alive<1, 2>())
       .def("learn", &Operation::learn, "send"_a.none(), "recv"_a.none(), "note"_a.none(), "arguments"_a,
            "program"_a.none())
       .def("forget", &Operation::forget)

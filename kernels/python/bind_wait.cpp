@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/waiting/backoff.hpp"
+#include "engine/waiting/watchdog.hpp"
 #include "python/bind.hpp"
 
 namespace hybridcomp {
@@ -41,6 +42,7 @@ class Wait {
     engine::Backoff backoff({.yielding = brief, .least = least, .most = most, .share = share}, quiet, bell_);
     while (true) {
       for (const std::uint64_t request : requests) {
+        const engine::InsideMpi inside;
         int done = 0;
         // An error is told to whoever tests the request.
         if (get_status_(request, &done, status.data()) || done) {

@@ -58,6 +58,7 @@ NB_MODULE(_kernels, m) {
   bind_mpc(m);
   bind_mpi(m);
   bind_wait(m);
+  bind_watchdog(m);
   bind_planes(m);
   bind_minifloat(m);
   bind_sign(m);

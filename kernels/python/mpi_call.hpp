@@ -10,9 +10,12 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "engine/waiting/backoff.hpp"
+#include "engine/waiting/clock.hpp"
+#include "engine/waiting/watchdog.hpp"
 #include "python/bind.hpp"
 #include "python/flight.hpp"
 
@@ -26,8 +29,12 @@ constexpr std::size_t kBrief = 1 << 17;  // bytes that are moved before others m
 // MPI's function, and where its arguments are that differ from call to call.
 class MpiCall {
  public:
-  MpiCall(const Library& library, std::uintptr_t post, int send_at, int recv_at, int request_at)
+  // `name` is the operation, for error messages, and `timeout` the seconds that it may take.
+  MpiCall(const Library& library, std::uintptr_t post, int send_at, int recv_at, int request_at,
+          std::string name, double timeout)
       : library_(library),
+        name_(std::move(name)),
+        timeout_(timeout),
         post_(reinterpret_cast<Post>(post)),
         send_at_(send_at),
         recv_at_(recv_at),
@@ -39,6 +46,9 @@ class MpiCall {
 
   bool sends() const { return send_at_ >= 0; }
   bool receives() const { return recv_at_ >= 0; }
+
+  // Watch this thread while it posts and settles the operation.
+  engine::WatchedThread watched() const { return {name_, engine::now() + timeout_}; }
 
   // Post an operation, by the engine without the interpreter's lock, where it computes for so many seconds;
   // MPI's error.
@@ -60,6 +70,7 @@ class MpiCall {
       slots[4] = static_cast<std::uint64_t>(static_cast<std::int64_t>(ends->tag));
     }
     slots[request_at_] = reinterpret_cast<std::uint64_t>(&posted.request);
+    const engine::InsideMpi inside;
     return post_(slots[0], slots[1], slots[2], slots[3], slots[4], slots[5], slots[6], slots[7]);
   }
 
@@ -74,15 +85,14 @@ class MpiCall {
         std::memcpy(posted.status, execution.status().data(), execution.status().size());
       return 0;
     }
-    code = library_.test(&posted.request, &done, posted.status);
+    code = test(posted, &done);
     if (!code && !done && !release) release.emplace();
-    for (int polls = 1; !code && !done && polls <= kSpins; ++polls)
-      code = library_.test(&posted.request, &done, posted.status);
+    for (int polls = 1; !code && !done && polls <= kSpins; ++polls) code = test(posted, &done);
     if (!code && !done) {
       engine::Backoff backoff(kPace);
       for (double left = seconds; !code && !done && left > 0; left = seconds - backoff.seconds()) {
         backoff.wait(left);
-        code = library_.test(&posted.request, &done, posted.status);
+        code = test(posted, &done);
       }
       if (done) backoff.found();
     }
@@ -98,6 +108,7 @@ class MpiCall {
     posted.status = status ? status : scratch.data();
     int code = 0;
     {
+      const auto watch = watched();
       Release release;
       if (lengthy(arrays, *kind)) release.emplace();
       code = post(posted, arrays, std::move(kind), ends, 0);
@@ -119,7 +130,14 @@ class MpiCall {
   }
 
  private:
+  int test(Posted& posted, int* done) const {
+    const engine::InsideMpi inside;
+    return library_.test(&posted.request, done, posted.status);
+  }
+
   const Library& library_;
+  const std::string name_;
+  const double timeout_;
   Post post_;
   int send_at_, recv_at_, request_at_;
 };

@@ -17,6 +17,7 @@ from mpi4py import MPI
 from hybridcomp.arrays import DType
 from hybridcomp.collectives.execution.post_queue import PostQueue
 from hybridcomp.collectives.execution.steps import Pending, Steps
+from hybridcomp.collectives.failure.watchdog import inside_mpi
 from hybridcomp.collectives.stats import Call
 from hybridcomp.errors import ConfigError, MismatchError
 
@@ -90,7 +91,8 @@ class Comparison:
         record[0] = (number, hashlib.blake2b(raw, digest_size=8).hexdigest().encode(), raw[:232])
         records = np.empty(self.comm.Get_size(), _RECORD)
         with self._post_queue.take().held() as ticket:
-            request = self.comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE])
+            with inside_mpi():
+                request = self.comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE])
             yield Pending([request], [-1], events=[ticket])
             with ticket.posting():
                 compare(records, what)

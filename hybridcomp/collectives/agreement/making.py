@@ -23,6 +23,7 @@ from hybridcomp.collectives.failure.blocked import StandbyThread, start_thread
 from hybridcomp.collectives.failure.contexts import contexts
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect
+from hybridcomp.collectives.failure.watchdog import watched
 from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, connect_peers
 from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
@@ -120,7 +121,8 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
     except BaseException as error:
         own = error
     try:
-        return _make(comm, what, own, timeout, standby)
+        with watched(what, timeout + max(timeout, _EXCHANGE_SECONDS) + max(timeout, LEAST_SECONDS)):
+            return _make(comm, what, own, timeout, standby)
     finally:
         if standby is not None:
             standby.dismiss()

@@ -24,6 +24,7 @@ from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.data_path.links import Link, as_rows
 from hybridcomp.collectives.execution.post_queue import PostTicket
 from hybridcomp.collectives.execution.steps import Pending, Steps
+from hybridcomp.collectives.failure.watchdog import inside_mpi
 from hybridcomp.collectives.transport.mailbox import Incoming
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.errors import MismatchError
@@ -126,7 +127,8 @@ class Arrival:
         """Tell whether MPI has the beginning of the message."""
         comm, source, tag, status = self._ask
         if self.message is None:
-            self.message = comm.Improbe(source, tag, status)
+            with inside_mpi():
+                self.message = comm.Improbe(source, tag, status)
         return self.message is not None
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from mpi4py import MPI
 
 from hybridcomp.collectives.execution.steps import Pending, Ready
+from hybridcomp.collectives.failure.watchdog import inside_mpi
 from hybridcomp.errors import MismatchError
 
 Posted = Generator[Pending, None, MPI.Request]
@@ -73,7 +74,7 @@ class PostTicket:
         """Post by ``call`` when ``events`` are done and all before it have posted; the request is the result."""
         if events or not self.done():
             yield Pending([], [], events=[*events, self])
-        with self.posting():
+        with self.posting(), inside_mpi():
             return call()
 
     @contextmanager

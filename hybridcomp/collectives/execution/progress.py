@@ -31,6 +31,7 @@ from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.supervision import close, heed
+from hybridcomp.collectives.failure.watchdog import watch_process, watched
 
 __all__ = ["Engine", "Request", "engine"]
 
@@ -49,6 +50,7 @@ class Engine:
         attending: the thread that waits for what it starts now; None if none does.
         begun: operations that compiled code has posted, and that nobody has polled yet; it adds to them itself.
         thrown: into a step, by a thread that is to learn of it: a signal's handler that could not be deferred.
+        watched: the class of the deadlines that :mod:`~hybridcomp.collectives.failure.watchdog` looks at.
     """
 
     def __init__(self) -> None:
@@ -65,6 +67,7 @@ class Engine:
         self._background = Background(self)
         self._pid = os.getpid()
         self.thrown: BaseException | None = None
+        self.watched = watch_process()
 
     def start(
         self,
@@ -298,6 +301,10 @@ class Engine:
         """End at exit what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
         if os.getpid() != self._pid:
             return  # of a fork that ends: these are its parent's operations
+        with watched("the exit of the process", _EXIT_SECONDS):
+            self._end()
+
+    def _end(self) -> None:
         self._background.stop()
         deadline = time.monotonic() + _EXIT_SECONDS
         try:

@@ -12,6 +12,7 @@ from mpi4py import MPI
 from hybridcomp.collectives.execution.completion import Completion, Name
 from hybridcomp.collectives.execution.steps import Forsaken, Pending, Steps, sender
 from hybridcomp.collectives.failure.notices import Notices, absentees
+from hybridcomp.collectives.failure.watchdog import inside_mpi
 from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Request(Completion):
         self._cancelled = False
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
+        self._watched = engine.watched(self._deadline, what)
         self._asking = False
         self._ended = False
 
@@ -136,8 +138,9 @@ class Request(Completion):
         while self._arrived < len(requests):
             at = self._arrived
             status = None if pending.statuses is None else pending.statuses[at]
-            if not requests[at].Test(status):
-                return False
+            with inside_mpi():
+                if not requests[at].Test(status):
+                    return False
             self._arrived += 1
             if status is not None and status.Is_cancelled() and not self._cancelled:
                 raise HybridcompError(
@@ -191,6 +194,7 @@ class Request(Completion):
             error.add_note(f"in {self.what}")
         self.exception = error
         self._ended = True
+        self._watched = None
 
     def late(self, timeout: float | None = None) -> CollectiveTimeoutError:
         """Return the error of an operation whose time is over; its notes list the steps that wait.

@@ -22,6 +22,7 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import ByteArray
 from hybridcomp.collectives.failure.posting import Outbox
+from hybridcomp.collectives.failure.watchdog import inside_mpi
 from hybridcomp.errors import CollectiveTimeoutError
 
 _FORM = struct.Struct("<4sBBHQQQ")
@@ -177,7 +178,8 @@ class Notices:
         came = False
         if not self._comm:  # freed, while an operation is in flight that will never end
             return came
-        with suppress(MPI.Exception):  # a peer that is gone is found by who waits for it
+        # A peer that is gone is found by who waits for it.
+        with suppress(MPI.Exception), inside_mpi():
             while self._receive():
                 came = True
         self._outbox.poll()

@@ -10,6 +10,7 @@ from functools import partial
 from mpi4py import MPI
 
 from hybridcomp.collectives.failure.blocked import start_thread
+from hybridcomp.collectives.failure.watchdog import inside_mpi
 
 _PATIENCE = 0.25  # seconds that one start may take; it takes microseconds
 _MOST_STUCK = 4  # starts that have not returned, and sends that are tried nevertheless
@@ -59,7 +60,7 @@ class Outbox:
             self.post(*self._later.popleft())
         for _ in range(len(self._started)):
             sent = self._started.popleft()
-            with suppress(MPI.Exception):
+            with suppress(MPI.Exception), inside_mpi():
                 if not sent[0].Test():
                     self._started.append(sent)
 

@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.collectives.failure.contexts import contexts
+from hybridcomp.collectives.failure.watchdog import inside_mpi
 
 _PATIENCE = 0.05  # seconds that a rank looks for the others, which mostly come together
 _POLL_SECONDS = 0.0002
@@ -31,12 +32,14 @@ class _Agreement:
         self.comms = comms
         self._freed = freed
         self._spoilt = np.array([spoilt], np.uint8)
-        self._request = comms[0].Iallreduce(MPI.IN_PLACE, self._spoilt, MPI.MAX)
+        with inside_mpi():
+            self._request = comms[0].Iallreduce(MPI.IN_PLACE, self._spoilt, MPI.MAX)
 
     def settle(self) -> bool:
         """Free the communicators if all ranks agree; return whether all ranks have answered."""
-        if not self._request.Test():
-            return False
+        with inside_mpi():
+            if not self._request.Test():
+                return False
         if not self._spoilt[0]:
             for comm in reversed(self.comms):
                 comm.Free()

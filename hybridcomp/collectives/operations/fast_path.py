@@ -70,8 +70,10 @@ class FastPath(MpiStarter):
         _all.add(self)
 
     def _reconsider(self) -> None:
-        """Drop the cached operations, and read again what policy and axis allow."""
+        """Drop the cached operations, and read again policy, axis and timeout."""
         self._learnt.forget()
+        self._learnt.where = f"on axis {self.axis!r}, rank {self.rank} of {self.size}"
+        self._learnt.timeout = self.timeout
         self._learnt.settled_from = self.policy.last_warmup_step
         # Operations that are compared in detail take the usual way always, and so do all of a policy that asks where in
         # a model they belong: what is learnt of an array here does not know.

@@ -75,12 +75,15 @@ class Learnt:
         step: the latest training step of an operation.
         settled_from: the training step from which on the policy's answers no longer change.
         recorder: of the trace that what ends now belongs to.
+        where: they are, for error messages.
+        timeout: seconds that they may take.
     """
 
     def __init__(self, rank: int, table: StatTable) -> None:
         self.operations: dict[Key, Any] = {}
         self.step = self.settled_from = 0
         self.recorder = trace.recorder
+        self.where, self.timeout = "", 0.0
         self._rank = rank
         self._table = table
 
@@ -98,7 +101,14 @@ class Learnt:
             if what == "broadcast" and key[1] == self._rank:
                 send, recv = recv, send  # the root's array may be read-only
             operation = self.operations[key] = kernels().MpiOperation(
-                _library(), address(shape.function), send, recv, shape.request, what == "all_reduce"
+                _library(),
+                address(shape.function),
+                send,
+                recv,
+                shape.request,
+                what == "all_reduce",
+                f"{what} {self.where}",
+                self.timeout,
             )
         return operation
 

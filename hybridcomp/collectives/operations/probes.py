@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from os import sched_yield
 from time import monotonic, sleep
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from mpi4py import MPI
 
 from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.collectives.failure.watchdog import inside_mpi, watched
 from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.errors import CollectiveTimeoutError
 
@@ -23,7 +25,8 @@ class Probes(FastPath):
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> Literal[True]:
         """Wait until a message is here; its count is that of the bytes on the wire."""
-        self._poll(lambda: self._p2p.Iprobe(source, tag, status), source)
+        with self._watched():
+            self._poll(lambda: self._p2p.Iprobe(source, tag, status), source)
         return True
 
     def Iprobe(
@@ -31,13 +34,15 @@ class Probes(FastPath):
     ) -> bool:
         """Tell whether a message is here."""
         engine().check_process("probe")
-        return self._p2p.Iprobe(source, tag, status)
+        with self._watched(), inside_mpi():
+            return self._p2p.Iprobe(source, tag, status)
 
     def Mprobe(
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> MPI.Message:
         """Wait until a message is here, and take it; what it gives is MPI's own."""
-        message: MPI.Message = self._poll(lambda: self._p2p.Improbe(source, tag, status), source)
+        with self._watched():
+            message: MPI.Message = self._poll(lambda: self._p2p.Improbe(source, tag, status), source)
         return message
 
     def Improbe(
@@ -45,14 +50,19 @@ class Probes(FastPath):
     ) -> MPI.Message | None:
         """Match a message and return it, if one is here."""
         engine().check_process("probe")
-        return self._p2p.Improbe(source, tag, status)
+        with self._watched(), inside_mpi():
+            return self._p2p.Improbe(source, tag, status)
+
+    def _watched(self) -> AbstractContextManager[Any]:
+        return watched(f"probe on axis {self.axis!r}, rank {self.rank} of {self.size}", self.timeout)
 
     def _poll(self, ask: Callable[[], Any], source: int) -> Any:
         engine().check_process("probe")
         began = monotonic()
         while True:
             for _ in range(20):
-                found = ask()
+                with inside_mpi():
+                    found = ask()
                 if found:
                     return found
                 sched_yield()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hybridcomp import wire
 from hybridcomp.arrays import ByteArray
 from hybridcomp.collectives.execution.steps import Pending, Ready, Steps
+from hybridcomp.collectives.failure.watchdog import inside_mpi
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.errors import MismatchError
@@ -106,8 +107,9 @@ class Mailbox:
     def _settled(self, sent: _Sent) -> bool:
         """Return a buffer to the pool if its message has been sent and read; tell whether it has."""
         for request in sent.requests:
-            if not request.Test():
-                return False
+            with inside_mpi():
+                if not request.Test():
+                    return False
         shm_peers = self._transport.shm_peers
         if sent.buffer is not None:
             if shm_peers is not None and sent.descriptor is not None and shm_peers.pool.unread(sent.buffer):

@@ -11,6 +11,7 @@ from mpi4py import MPI
 from hybridcomp.collectives.execution.post_queue import PostQueue
 from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.collectives.failure.contact import Contacts
+from hybridcomp.collectives.failure.watchdog import inside_mpi
 from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers
 from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.device import DeviceArray
@@ -66,12 +67,14 @@ class MpiTransport(Transport):
     def start(self, peer: int, post: Callable[[], MPI.Request]) -> MPI.Request:
         """Start a send to ``peer``; the first to each by a thread (:mod:`~hybridcomp.collectives.failure.contact`)."""
         if peer in self.contacts.met or not 0 <= peer < self.size:
-            return post()
+            with inside_mpi():
+                return post()
         return self.contacts.post(peer, post)
 
     def irecv(self, data: Any, peer: int, tag: int, *, elsewhere: bool = False) -> MPI.Request:
         """Start to receive bytes: see :meth:`Transport.irecv`."""
-        return self.comm.Irecv(raw(data), peer, tag)
+        with inside_mpi():
+            return self.comm.Irecv(raw(data), peer, tag)
 
     @property
     def failed(self) -> bool:

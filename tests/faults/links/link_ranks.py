@@ -24,6 +24,7 @@ import hybridcomp as hc
 WORLD = MPI.COMM_WORLD
 _STUCK_SECONDS = 8.0  # after the last that it may take, where it is shown where a rank is stuck
 _WAIT_SECONDS = 50.0
+_OTHERS_SECONDS = 30.0
 
 
 class Report:
@@ -44,6 +45,14 @@ class Report:
         while not (self._folder / what).exists():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"nobody says {what!r}")
+            time.sleep(0.005)
+
+    def await_ranks(self, what: str) -> None:
+        """Wait for some time until every rank has said something: the first that ends badly may end the others."""
+        deadline = time.monotonic() + _OTHERS_SECONDS
+        while time.monotonic() < deadline:
+            if all((self._folder / f"{what}.{rank}").exists() for rank in range(WORLD.size)):
+                return
             time.sleep(0.005)
 
     def attempt(self, what: str, work: Callable[[], str]) -> bool:
@@ -110,6 +119,8 @@ def main(folder: str, how: str) -> None:
     if case["again"]:
         report.await_("mended")
         report.attempt("second", lambda: operate(comm, case))
+        if not case["leaves"]:
+            report.await_ranks("second")
 
 
 if __name__ == "__main__":

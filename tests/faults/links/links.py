@@ -27,6 +27,12 @@ HOSTS = 3
 RATE = "200mbit"
 GRACE = 10.0  # seconds beyond a timeout within which an error comes: a second for answers, and a busy machine
 MAKING = 30.0  # that making a communicator may take beside
+WATCHED = 20.0  # seconds beyond a timeout within which a rank ends that MPI does not come back to, and the job with it
+# What ends a rank, and with it the job, before all have said how an operation ended.
+_ENDS = {
+    "past its timeout, and MPI does not come back": "ended inside MPI",
+    "Fatal error in internal_": "ended by MPI after an error",
+}
 
 
 ERRORS = ("CollectiveTimeoutError", "RemoteError", "WireError", "MismatchError")
@@ -46,6 +52,7 @@ class Case:
         op, algorithm, codec, n: which.
         again: it is done a second time on the same communicator, once the link is mended.
         stays: ranks end with the fault in place.
+        leaves: a rank that has an error ends without the others, which may connect to it again meanwhile.
     """
 
     seed: int
@@ -60,6 +67,7 @@ class Case:
     n: int
     again: bool
     stays: bool
+    leaves: bool
 
     @property
     def must(self) -> str | None:
@@ -158,6 +166,7 @@ def drawn(seed: int) -> Case:
         n,
         again,
         draw.random() < 0.5,
+        draw.random() < 0.5,
     )
 
 
@@ -195,16 +204,21 @@ def run(case: Case) -> Outcome:
         command = ["python", "-m", "tests.faults.links.link_ranks", name, json.dumps(asdict(case))]
         with (folder / ".output").open("w+b") as output:
             ranks = lab.popen(command, 1, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            started = _Ranks(case, lab, folder)
             try:
-                started = _Ranks(case, lab, folder)
-                said = started.run()
+                outcomes = Counter(one["kind"] for one in started.run())
+            except _EndedError as ended:
+                outcomes = Counter({str(ended): HOSTS})
             except AssertionError as error:
                 output.seek(0)
                 raise AssertionError(f"{case}: {error}\n{output.read().decode(errors='replace')}") from error
             finally:
                 lab.end(ranks)
-    outcomes = Counter(one["kind"] for one in said)
     return Outcome(2 if case.again else 1, Counter({started.sort: 1}), outcomes)
+
+
+class _EndedError(Exception):
+    """The job has ended as it should where MPI does not come back."""
 
 
 class _Ranks:
@@ -216,6 +230,7 @@ class _Ranks:
 
     def __init__(self, case: Case, lab: Lab, folder: Path) -> None:
         self._case, self._lab, self._folder = case, lab, folder
+        self._pids: list[int] = []
         lasts = "" if case.lasts is None else f" for {case.lasts:g} s"
         self.sort = f"link {case.fault}{lasts}"
 
@@ -224,7 +239,7 @@ class _Ranks:
         case, host = self._case, self._case.host
         plant, mend = FAULTS[case.fault]
         self._await("ready", 30.0)
-        pids = [int(text) for text in self._await("pid", 1.0)]
+        self._pids = [int(text) for text in self._await("pid", 1.0)]
         if case.fault == "vanished":
             plant(self._lab, host)
         (self._folder / "go").touch()
@@ -244,8 +259,7 @@ class _Ranks:
         if case.again:
             (self._folder / "mended").touch()
             said = first + self._heard("second", case.timeout + GRACE, case.timeout)
-        left = living(pids, 20.0)
-        assert not left, f"of the ranks {pids} some have not ended: {left}"
+        self._have_ended()
         kinds = {one["kind"] for one in first}
         least = case.lasts or _LEAST.get(case.fault, 0.0)
         if kinds == {"right"} and max(one["seconds"] for one in first) < least:
@@ -256,9 +270,17 @@ class _Ranks:
             assert "right" not in kinds, f"none can be right: {first}"
         return said
 
+    def _have_ended(self) -> None:
+        left = living(self._pids, 20.0)
+        assert not left, f"of the ranks {self._pids} some have not ended: {left}"
+
     def _heard(self, what: str, seconds: float, timeout: float) -> list[dict[str, Any]]:
         """Wait for what the ranks say of an operation, and check it."""
-        said = [json.loads(text) for text in self._await(what, seconds)]
+        try:
+            said = [json.loads(text) for text in self._await(what, seconds)]
+        except AssertionError:
+            self._watched()
+            raise
         digests = {one["text"] for one in said if one["kind"] == "right"}
         assert len(digests) <= 1, f"ranks have different bits: {said}"
         making = self._case.fault == "vanished"
@@ -270,6 +292,21 @@ class _Ranks:
             assert names in one["text"], said
             assert one["seconds"] < timeout + GRACE + (MAKING if making else 0), said
         return said
+
+    def _watched(self) -> None:
+        """Raise if MPI has ended a rank, or does not come back to it, which ends the job."""
+        deadline = time.monotonic() + WATCHED - GRACE
+        while time.monotonic() < deadline:
+            output = (self._folder / ".output").read_text(errors="replace")
+            for words, outcome in _ENDS.items():
+                for line in output.splitlines():
+                    if words in line:
+                        assert f": {self._case.op} number " in line or "Fatal" in words, line
+                        self._have_ended()
+                        raise _EndedError(outcome)
+            if self._case.leaves and not living(self._pids, 0.0):
+                raise _EndedError("ended by the launcher after an error")
+            time.sleep(0.1)
 
     def _await(self, what: str, seconds: float) -> list[str]:
         """Wait for a file of every rank; return what is in them."""

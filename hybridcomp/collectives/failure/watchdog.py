@@ -1,0 +1,46 @@
+"""End the process where MPI does not come back past an operation's timeout: nothing can be reported from inside MPI.
+
+MPICH (5.0.2, over TCP) may connect without end, in any call that sends, to a rank that has gone, or whose link was cut
+for seconds. A thread of compiled code, which calls nothing of MPI's, looks at the operations in flight, and at the
+calls of MPI that threads make for them. Where, look after look, an operation is late and a thread inside MPI, the
+process ends, with a message that names the operation. First messages to a rank, and notices to ranks in trouble, are
+sent by threads of their own (:mod:`.contact`, :mod:`.posting`), whose calls nobody waits for.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from hybridcomp.native import kernels
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.execution.completion import Name
+
+BETWEEN_SECONDS, LOOKS = 1.0, 10  # of which each has seen the same
+
+
+@functools.cache
+def watch_process() -> Any:
+    """Start the thread, once; return the class of what it looks at, an operation's deadline and name."""
+    module = kernels()
+    who = f"rank {MPI.COMM_WORLD.Get_rank()} of {MPI.COMM_WORLD.Get_size()}"
+    module.watchdog_start(who, BETWEEN_SECONDS, LOOKS)
+    return module.WatchedOperation
+
+
+def watched(what: str | Name, seconds: float) -> AbstractContextManager[Any]:
+    """Enclose what should end within so many seconds."""
+    one: AbstractContextManager[Any] = watch_process()(time.monotonic() + seconds, what)
+    return one
+
+
+@functools.cache
+def inside_mpi() -> AbstractContextManager[Any]:
+    """Return what encloses a call of MPI that should come back at once; may be entered again, and by all threads."""
+    inside: AbstractContextManager[Any] = kernels().InsideMpi()
+    return inside
