@@ -20,3 +20,9 @@ def test_import_loads_neither_torch_nor_cupy_nor_mpi():
 def test_unknown_attribute_is_an_attribute_error():
     code = 'import hybridcomp as h\ntry:\n    h.nothing\nexcept AttributeError as e:\n    assert "nothing" in str(e)'
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_hook_needs_no_mpi():
+    """On gloo and NCCL nothing initialises MPI, which starts threads."""
+    code = "import sys, hybridcomp.torch as hct\nhct.comm_hook\nassert 'mpi4py.MPI' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -50,7 +50,6 @@ class Engine:
         attending: the thread that waits for what it starts now; None if none does.
         begun: operations that compiled code has posted, and that nobody has polled yet; it adds to them itself.
         thrown: into a step, by a thread that is to learn of it: a signal's handler that could not be deferred.
-        watched: the class of the deadlines that :mod:`~hybridcomp.collectives.failure.watchdog` looks at.
     """
 
     def __init__(self) -> None:
@@ -67,7 +66,7 @@ class Engine:
         self._background = Background(self)
         self._pid = os.getpid()
         self.thrown: BaseException | None = None
-        self.watched = watch_process()
+        watch_process(f"rank {MPI.COMM_WORLD.Get_rank()} of {MPI.COMM_WORLD.Get_size()}")
 
     def start(
         self,

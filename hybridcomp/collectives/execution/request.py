@@ -12,7 +12,7 @@ from mpi4py import MPI
 from hybridcomp.collectives.execution.completion import Completion, Name
 from hybridcomp.collectives.execution.steps import Forsaken, Pending, Steps, sender
 from hybridcomp.collectives.failure.notices import Notices, absentees
-from hybridcomp.collectives.failure.watchdog import inside_mpi
+from hybridcomp.collectives.failure.watchdog import inside_mpi, watched
 from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Request(Completion):
         self._cancelled = False
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
-        self._watched = engine.watched(self._deadline, what)
+        self._watched: object = watched(what, timeout)
         self._asking = False
         self._ended = False
 

@@ -14,8 +14,6 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from mpi4py import MPI
-
 from hybridcomp.native import kernels
 
 if TYPE_CHECKING:
@@ -24,18 +22,14 @@ if TYPE_CHECKING:
 BETWEEN_SECONDS, LOOKS = 1.0, 10  # of which each has seen the same
 
 
-@functools.cache
-def watch_process() -> Any:
-    """Start the thread, once; return the class of what it looks at, an operation's deadline and name."""
-    module = kernels()
-    who = f"rank {MPI.COMM_WORLD.Get_rank()} of {MPI.COMM_WORLD.Get_size()}"
-    module.watchdog_start(who, BETWEEN_SECONDS, LOOKS)
-    return module.WatchedOperation
+def watch_process(who: str) -> None:
+    """Start the thread, once; ``who`` is this process, for the message."""
+    kernels().watchdog_start(who, BETWEEN_SECONDS, LOOKS)
 
 
 def watched(what: str | Name, seconds: float) -> AbstractContextManager[Any]:
-    """Enclose what should end within so many seconds."""
-    one: AbstractContextManager[Any] = watch_process()(time.monotonic() + seconds, what)
+    """Watch something that should end within so many seconds, until the block's end or the result's."""
+    one: AbstractContextManager[Any] = kernels().WatchedOperation(time.monotonic() + seconds, what)
     return one
 
 

@@ -18,6 +18,7 @@ from hybridcomp.collectives.engine import native
 from hybridcomp.collectives.execution import wait
 from hybridcomp.collectives.failure import watchdog
 from hybridcomp.collectives.operations import fast_path_cache
+from hybridcomp.launcher import abort
 
 TIMEOUT = 1.0
 _WRAPPED = ("Isend", "Iallreduce", "Irecv", "Test", "Testsome", "Request_get_status")
@@ -63,7 +64,7 @@ def main(how: str, library: str) -> None:
             comm.Allreduce(MPI.IN_PLACE, x, codec="int8")
         except hc.CollectiveTimeoutError as error:
             print(error, flush=True)
-            MPI.COMM_WORLD.Abort(3)
+            abort(MPI.COMM_WORLD, 3)
     if how == "wait":
         stuck = threading.Timer(TIMEOUT / 2, _send, (shim,))
         stuck.daemon = True
