@@ -33,13 +33,15 @@ test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest tests --ignore=tests/mpi --ignore=tests/slurm $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%)
 
 # Once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks, run unchecked.
-# DEVICE_RANKS are those with which arrays on the emulated device are tried, too: the slower half.
+# DEVICE_RANKS are those with which arrays on the emulated device are tried: the slower half. Where they are not of RANKS,
+# the tests that are made for some numbers of ranks run with them, too.
 DEVICE_RANKS ?= $(RANKS)
 test-mpi: $(VENV)/.installed
-	set -e; for n in $(RANKS); do \
-	  case " $(DEVICE_RANKS) " in *" $$n "*) but= ;; *) but="--ignore-glob=*/test_device*" ;; esac; \
-	  echo "== tests/mpi on $$n ranks $$but"; \
-	  OMP_NUM_THREADS=1 HC_EMULATION_CHECKS=0 timeout -k 10 600 $(MPIEXEC) -n $$n $(BIN)/python -m pytest tests/mpi $$but --with-mpi -q -p no:cacheprovider; \
+	set -e; for n in $(sort $(RANKS) $(DEVICE_RANKS)); do \
+	  case " $(RANKS) " in *" $$n "*) which="not device" ;; *) which="ranks" ;; esac; \
+	  case " $(DEVICE_RANKS) " in *" $$n "*) which="$$which or device" ;; esac; \
+	  echo "== tests/mpi on $$n ranks: $$which"; \
+	  OMP_NUM_THREADS=1 HC_EMULATION_CHECKS=0 timeout -k 10 600 $(MPIEXEC) -n $$n $(BIN)/python -m pytest tests/mpi -m "$$which" --with-mpi -q -p no:cacheprovider; \
 	done
 
 # All of PyTorch's own distributed tests that need no GPU, and gloo beside it: five minutes. `make test` runs a third.

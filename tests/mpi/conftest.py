@@ -30,8 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
         reporter._tw._file = io.StringIO()
 
 
+@pytest.hookimpl(tryfirst=True)  # before marks select
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are marked for other numbers of ranks."""
+    """Mark the tests of arrays on a device; leave out those that are marked for other numbers of ranks."""
+    for item in items:
+        if item.path.parent.name == "device":
+            item.add_marker(pytest.mark.device)
     left_out = [item for item in items if not all(map(_is_met, item.iter_markers("ranks")))]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
