@@ -28,7 +28,7 @@ import numpy as np
 
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
-from hybridcomp.codecs import steps
+from hybridcomp.codecs import checks, steps
 from hybridcomp.codecs.late import device_codecs
 from hybridcomp.errors import CodecMismatchError, WireError
 
@@ -175,13 +175,15 @@ class Codec(abc.ABC):
         n = self.encode_flat(src, buf)
         return arrays.like(buf[:n], src)
 
-    def decode(self, msg: Any, out: Any = None) -> Any:
+    def decode(self, msg: Any, out: Any = None, *, max_bytes: int | None = None) -> Any:
         """Decode a message of this codec; see :func:`hybridcomp.decode`."""
         if arrays.on_device(msg):
-            return device_codecs().decode_array(msg, out, self._check_mine)
+            return device_codecs().decode_array(msg, out, self._check_mine, max_bytes=max_bytes)
         raw, header = wire.open_message(msg)
         self._check_mine(header)
-        return decode_message(type(self), raw, header, out, torch_out=arrays.is_torch(msg))
+        return decode_message(
+            type(self), raw, header, out, torch_out=arrays.is_torch(msg), max_bytes=max_bytes
+        )
 
     def decode_add(self, msg: Any, acc: Any) -> None:
         """Add the decoded values to ``acc``: contiguous float32 (float64 for a float64 message)."""
@@ -346,11 +348,18 @@ def _remake(cls: type[Codec], params: dict[str, Any]) -> Codec:
 
 
 def decode_message(
-    cls: type[Codec], raw: ByteArray, header: wire.Header, out: Any, *, torch_out: bool
+    cls: type[Codec],
+    raw: ByteArray,
+    header: wire.Header,
+    out: Any,
+    *,
+    torch_out: bool,
+    max_bytes: int | None = None,
 ) -> Any:
     """Decode an opened message with ``cls`` into ``out``, or into a new array of the message's own dtype."""
     if out is None:
         cls.check_payload(raw, header)
+        checks.expansion(header, max_bytes)
         out = arrays.empty_like_dtype(header.count, header.dtype, torch_out=torch_out)
         storage = arrays.flatten(out).data
         cls.decode_flat(raw, header, storage, header.dtype)

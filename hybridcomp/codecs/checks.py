@@ -7,6 +7,9 @@ from typing import Any
 from hybridcomp import native, wire
 from hybridcomp.errors import WireError
 
+_FREE_BYTES = 1 << 30
+_MOST_TIMES = 256  # a message's own bytes
+
 
 def status(code: int, codec: str) -> None:
     """Raise WireError if a native decoder found something wrong (``code`` is not 0)."""
@@ -19,6 +22,24 @@ def payload_bytes(header: wire.Header, expected: int, codec: str) -> None:
     if header.payload != expected:
         raise WireError(
             f"malformed {codec} payload: {header.payload} bytes for {header.count} elements, not {expected}"
+        )
+
+
+def expansion(header: wire.Header, max_bytes: int | None) -> None:
+    """Raise WireError if a message's values need more memory than its receiver may have meant to give.
+
+    Sparse, low-rank and lossless messages of some bytes may claim any number of elements.
+
+    Args:
+        header: of the message, for which there is no buffer yet.
+        max_bytes: of its values; None: 1 GiB, or 256 times the message's bytes where that is more.
+    """
+    size, message = header.count * header.dtype.itemsize, wire.HEADER_BYTES + header.payload
+    allowed = max(_FREE_BYTES, _MOST_TIMES * message) if max_bytes is None else max_bytes
+    if size > allowed:
+        raise WireError(
+            f"a message of {message} bytes decodes to {header.count} {header.dtype.label}, {size} bytes, more than the "
+            f"{allowed} that are allowed: give max_bytes=, or an array as out="
         )
 
 

@@ -58,28 +58,32 @@ def get_codec(spec: str | Codec, **params: Any) -> Codec:
     return cls(**merged)
 
 
-def decode(msg: Any, out: Any = None) -> Any:
+def decode(msg: Any, out: Any = None, *, max_bytes: int | None = None) -> Any:
     """Decode any message by its header.
 
     Args:
         msg: 1-D uint8 array, tensor or bytes. One in device memory is decoded there.
         out: optional contiguous array or tensor of the message's element count; float messages decode into
             any float dtype.
+        max_bytes: that the values may take where ``out`` is not given; None is 1 GiB, or 256 times the message's bytes
+            where that is more: a sparse or low-rank message of some bytes may claim any number of elements.
 
     Returns:
         ``out``, or a new 1-D array of the message's dtype (bfloat16 without torch: see
         :func:`hybridcomp.arrays.empty_like_dtype`).
 
     Raises:
-        WireError: damaged or unknown bytes.
+        WireError: damaged or unknown bytes, or more values than ``max_bytes`` allows.
         ValueError: ``out`` has another count.
     """
     if out is not None and native.kernels().decode_plain(msg, out, False):
         return out
     if arrays.on_device(msg):
-        return device_codecs().decode_array(msg, out)
+        return device_codecs().decode_array(msg, out, max_bytes=max_bytes)
     raw, header = wire.open_message(msg)
-    return decode_message(codec_for(header), raw, header, out, torch_out=arrays.is_torch(msg))
+    return decode_message(
+        codec_for(header), raw, header, out, torch_out=arrays.is_torch(msg), max_bytes=max_bytes
+    )
 
 
 def decode_add(msg: Any, acc: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import HOLDERS, driver_of, suffix
 from hybridcomp.codecs.table import codec_for
@@ -216,11 +217,12 @@ def check_status(queue: Queue, what: str) -> None:
         raise WireError(f"malformed {what} payload: {native.kernels().status_text(code)}")
 
 
-def decode_array(msg: Any, out: Any, mine: Any = None) -> Any:
+def decode_array(msg: Any, out: Any, mine: Any = None, *, max_bytes: int | None = None) -> Any:
     """Decode a message in device memory as :func:`hybridcomp.decode` does; waits for the device to read the header."""
     queue, raw, header, head = _open(msg, mine)
     if out is None:
         driver_of(header.codec).check(header, head)  # before memory is allocated for its count
+        checks.expansion(header, max_bytes)
         out = queue.runtime.new_array(header.count, header.dtype, msg)
     dst = _target(out, header, "out")
     if dst.dtype is not header.dtype and not (dst.dtype.is_float and header.dtype.is_float):
