@@ -164,10 +164,10 @@ bench-sizes: $(VENV)/.installed
 	done
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/sizes_doc.py)
 
-# Every codec beside memcpy and the peers that are installed, then other sizes and types, on one thread. With
+# Every codec, by each instruction set of the machine, beside memcpy and the peers that are installed, then other sizes and types, on one thread. With
 # RESULTS=benchmarks/results it renews docs/codecs.md too.
 bench-codecs: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --json $(RESULTS)/codecs.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --isa all --json $(RESULTS)/codecs.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --sizes --json $(RESULTS)/codecs_sizes.json
 	$(BIN)/python benchmarks/pages/plot_codecs.py $(RESULTS)
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/codecs_doc.py)

@@ -3,6 +3,7 @@
 python benchmarks/codecs.py --json runs/bench/codecs.json             # all codecs, peers, five data sets; 5 minutes
 python benchmarks/codecs.py --sizes --json runs/bench/codecs_sizes.json    # do ratios hold at other sizes and types?
 python benchmarks/codecs.py --codec 'int8;topk:ratio=0.01' --threads 2
+python benchmarks/codecs.py --isa all --json runs/bench/codecs.json   # with every instruction set of the machine
 python benchmarks/codecs.py --device cuda --json runs/bench/gpu.json  # on the GPU, beside a copy there, torch, nvCOMP
 
 A codec's promise (exact, or its largest error), decode_add against decode and an addition, and that NaN survives are
@@ -15,10 +16,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +26,15 @@ from typing import Any
 import numpy as np
 from codecbench import data, measure, specs
 from codecbench.measure import OPERATIONS, CheckFailed, Memcpy, Ours, Subject, Theirs, Timing
+from codecbench.output import (
+    SPEED_HEADER,
+    busy_cores,
+    lines,
+    print_asked,
+    print_errors,
+    size_line,
+    speed_lines,
+)
 from codecbench.peers import PEERS, Peer
 
 import hybridcomp as hc
@@ -66,6 +74,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="small arrays and few repetitions: only to try it"
     )
+    parser.add_argument(
+        "--isa",
+        help="instruction sets of the kernels, separated by ',', or 'all'; by default the best of the machine. Others "
+        "than the first are timed only",
+    )
     parser.add_argument("--json", type=Path, help="also write the results there")
     args = parser.parse_args()
     try:
@@ -73,6 +86,15 @@ def arguments() -> argparse.Namespace:
         args.codecs = [entry.codec() for entry in args.entries]  # an unknown one is an error before the work
     except ValueError as error:
         parser.error(str(error))
+    there = native.kernels().available_isas()  # the best first
+    args.isas = (
+        there if args.isa == "all" else [native.kernels().isa()] if args.isa is None else args.isa.split(",")
+    )
+    unknown = [isa for isa in args.isas if isa not in there]
+    if unknown:
+        parser.error(f"--isa: this machine runs {', '.join(there)}, not {', '.join(unknown)}")
+    if (args.sizes or args.device != "cpu") and len(args.isas) > 1:
+        parser.error("--isa: one instruction set with --sizes or --device")
     if args.elements is None:
         args.elements = QUICK_ELEMENTS if args.quick else ELEMENTS
     if args.elements < 1:
@@ -84,8 +106,10 @@ def arguments() -> argparse.Namespace:
 # -- the comparison ----------------------------------------------------------------------------------------
 
 
-def our_row(entry: specs.Entry, sets: list[data.DataSet], memcpy: Memcpy, timing: Timing) -> Row:
-    """Measure one codec of ours.
+def our_row(
+    entry: specs.Entry, sets: list[data.DataSet], memcpy: Memcpy, timing: Timing, isas: list[str]
+) -> Row:
+    """Measure one codec of ours; its messages do not depend on the instruction set.
 
     Raises:
         CheckFailed: it does not hold what it promises.
@@ -105,7 +129,23 @@ def our_row(entry: specs.Entry, sets: list[data.DataSet], memcpy: Memcpy, timing
         raise CheckFailed(f"{entry.spec}: NaN or an infinity decodes to a finite value")
     measure.check_sum(entry.spec, first)
     row["keeps_nan"] = True
-    return row | timed(first, memcpy, timing)
+    row["by_isa"] = {}
+    for isa in isas:
+        with using(isa):
+            row["by_isa"][isa] = timed(first, memcpy, timing)
+    return row | row["by_isa"][isas[0]]
+
+
+@contextlib.contextmanager
+def using(isa: str) -> Iterator[None]:
+    """Have the kernels use an instruction set in the block."""
+    kernels = native.kernels()
+    before = kernels.isa()
+    kernels.set_isa(isa)
+    try:
+        yield
+    finally:
+        kernels.set_isa(before)
 
 
 def peer_row(kind: type[Peer], sets: list[data.DataSet], memcpy: Memcpy, timing: Timing) -> Row:
@@ -138,7 +178,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         print(f"#   {one.name}: {one.says}")
     memcpy = Memcpy(sets[0].values)
     jobs: list[tuple[str, Callable[[], Row]]] = [
-        (e.spec, lambda e=e: our_row(e, sets, memcpy, args.timing)) for e in args.entries
+        (e.spec, lambda e=e: our_row(e, sets, memcpy, args.timing, args.isas)) for e in args.entries
     ]
     if not args.no_peers:
         jobs += [(p.name, lambda p=p: peer_row(p, sets, memcpy, args.timing)) for p in PEERS]
@@ -150,28 +190,32 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
                 rows.append(job())
             except CheckFailed as failure:
                 rows.append({"name": name, "failed": str(failure)})
-            say(speed_line(rows[-1]), done=1)
+            say(speed_lines(rows[-1]), done=1)
     judged = judge(rows)
     print_errors(rows, [one.name for one in sets])
-    print_asked(judged, args)
+    print_asked(judged, as_asked=args.elements == ELEMENTS and args.threads == 1)
     return {"sets": {one.name: one.says for one in sets}, "rows": rows, "asked": judged}
 
 
 def judge(rows: list[Row]) -> list[Row]:
-    """What was asked of the rows measured, and whether it is met (None: the peer was not measured)."""
+    """What was asked of the rows measured, by instruction set, and whether it is met (None: not measured)."""
     by_name = {row["name"]: row for row in rows if "encode" in row}
     judged = []
     for asked in specs.ASKED:
         own = by_name.get(asked.spec)
-        if own is None:
-            continue
-        times = own[asked.operation]["ratio"]
-        if asked.than != specs.MEMCPY:
-            other = by_name.get(asked.than)
-            times = other and own[asked.operation]["gb_s"] / other[asked.operation]["gb_s"]
-        judged.append(
-            asdict(asked) | {"measured": times, "met": None if times is None else times >= asked.times}
-        )
+        for isa, speeds in ({} if own is None else own["by_isa"]).items():
+            if isa not in asked.isas:
+                continue
+            speed = speeds[asked.operation]
+            if asked.than == specs.MEMCPY:
+                times = speed["ratio"]
+            else:
+                other = own["by_isa"].get(asked.than) or by_name.get(asked.than)
+                times = other and speed["gb_s"] / other[asked.operation]["gb_s"]
+            judged.append(
+                asdict(asked)
+                | {"isa": isa, "measured": times, "met": None if times is None else times >= asked.times}
+            )
     return judged
 
 
@@ -262,105 +306,6 @@ def on_device(args: argparse.Namespace) -> dict[str, Any]:
         return compare_on_device(args, say)
 
 
-# -- output ------------------------------------------------------------------------------------------------
-
-SPEED_HEADER = (
-    f"{'codec':40} {'bits':>7}  "
-    + "".join(f"{name + ' GB/s (x memcpy)':>28}" for name in OPERATIONS)
-    + "   NaN"
-)
-
-
-@contextlib.contextmanager
-def lines(total: int) -> Iterator[Callable[..., None]]:
-    """Print lines as they come: above a progress bar on a terminal that has rich, else plainly."""
-    try:
-        from rich.console import Console  # noqa: PLC0415  (of the train extra)
-        from rich.progress import Progress  # noqa: PLC0415
-    except ImportError:
-        Console = None  # noqa: N806
-    if Console is None or not sys.stdout.isatty():
-        yield lambda text, done=0: print(text, flush=True)
-        return
-    with Progress(console=Console(soft_wrap=True), transient=True) as progress:
-        task = progress.add_task("codecs", total=total)
-
-        def say(text: str, done: int = 0) -> None:
-            progress.console.print(text, markup=False, highlight=False)
-            progress.advance(task, done)
-
-        yield say
-
-
-def unmeasured(row: Row) -> str | None:
-    """Why a row has no figures, or None."""
-    if "failed" in row:
-        return f"FAILED: {row['failed']}"
-    return row.get("missing")
-
-
-def speed_line(row: Row) -> str:
-    why = unmeasured(row)
-    if why is not None:
-        return f"{row['name']:40} {why}"
-    cells = "".join(f"{row[name]['gb_s']:>19.2f} ({row[name]['ratio']:>6.3f})" for name in OPERATIONS)
-    bits = next(iter(row["sets"].values()))["bits"]
-    return f"{row['name']:40} {bits:>7.3f}  {cells}   {'kept' if row['keeps_nan'] else 'LOST'}"
-
-
-def size_line(row: Row) -> str:
-    start = f"{row['name']:32} {row['size']:>9} {row['dtype']:>9}  "
-    why = unmeasured(row)
-    return start + (why or "".join(f"{row[name]['ratio']:>22.3f}" for name in OPERATIONS))
-
-
-def print_errors(rows: list[Row], sets: list[str]) -> None:
-    print("\n# relative L2 error, bits per value, largest error over the largest magnitude")
-    print(f"{'codec':40}" + "".join(f"{name:>28}" for name in sets))
-    for row in rows:
-        if unmeasured(row) is not None:
-            continue
-        cells = (row["sets"][name] for name in sets)
-        print(
-            f"{row['name']:40}"
-            + "".join(f"{c['l2']:>10.1e} {c['bits']:>7.3f} {c['peak']:>9.1e}" for c in cells)
-        )
-
-
-def print_asked(judged: list[Row], args: argparse.Namespace) -> None:
-    if not judged:
-        return
-    note = (
-        ""
-        if args.elements == ELEMENTS and args.threads == 1
-        else " (asked for 64 MiB and one thread: not this run)"
-    )
-    print(f"\n# speeds asked for{note}")
-    for row in judged:
-        measured = "not measured" if row["met"] is None else f"{row['measured']:.2f}"
-        met = {True: "met", False: "NOT MET", None: "-"}[row["met"]]
-        print(
-            f"{row['spec']:28} {row['operation']:>10} >= {row['times']:<5g} x {row['than']:16} {measured:>14}  {met}"
-        )
-
-
-def busy_cores(seconds: float = 1.0) -> float:
-    """How many cores other programs use: measured for a while, since a load average still holds our last run."""
-
-    def ticks() -> tuple[int, int]:
-        fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        return sum(fields), fields[3] + fields[4]  # all, and those idle or waiting for a disk
-
-    try:
-        total, idle = ticks()
-        time.sleep(seconds)
-        total_then, idle_then = ticks()
-    except OSError:  # no Linux
-        return os.getloadavg()[0]
-    elapsed = max(1, total_then - total)
-    return (1 - (idle_then - idle) / elapsed) * (os.cpu_count() or 1)
-
-
 def main() -> None:
     args = arguments()
     load = busy_cores()
@@ -369,8 +314,9 @@ def main() -> None:
         import torch  # noqa: PLC0415
 
         torch.set_num_threads(args.threads)
+    native.kernels().set_isa(args.isas[0])
     print(
-        f"# {args.threads} thread(s), {native.kernels().isa()}, {'sizes' if args.sizes else args.elements} elements"
+        f"# {', '.join(args.isas)}; {args.threads} thread(s), {'sizes' if args.sizes else args.elements} elements"
     )
     if load > BUSY and not args.quick:
         print(f"# the machine is busy ({load:.1f} cores): what others do shows in the figures")

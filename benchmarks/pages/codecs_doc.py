@@ -27,21 +27,26 @@ def why_not(row: Row) -> str | None:
 
 
 def speed_table(record: Row, *, ours: bool) -> list[str]:
-    """Bits and speeds, GB/s and in brackets the ratio to memcpy."""
+    """Bits and speeds, GB/s and in brackets the ratio to memcpy; a row for each instruction set."""
     lines = [
-        "| | bits per value | encode | decode | decode_add | NaN and infinity |",
-        "|---|---:|---:|---:|---:|---|",
+        "| | kernels | bits per value | encode | decode | decode_add | NaN and infinity |",
+        "|---|---|---:|---:|---:|---:|---|",
     ]
     for row in record["rows"]:
         if row.get("ours", True) is not ours:
             continue
         why = why_not(row)
         if why is not None:
-            lines.append(f"| {name(row)} | {why} | | | | |")
+            lines.append(f"| {name(row)} | | {why} | | | | |")
             continue
-        cells = " | ".join(f"{row[op]['gb_s']:.2f} ({row[op]['ratio']:.2f})" for op in OPERATIONS)
         kept = "kept" if row["keeps_nan"] else "**lost**"
-        lines.append(f"| {name(row)} | {row['sets']['Gaussian']['bits']:.2f} | {cells} | {kept} |")
+        bits = f"{row['sets']['Gaussian']['bits']:.2f}"
+        by_isa = row.get("by_isa", {record["machine"]["kernels"] if ours else "": row})
+        for isa, speeds in by_isa.items():
+            if isa == "portable" and len(by_isa) > 1:
+                continue  # for processors that are not made any more
+            cells = " | ".join(f"{speeds[op]['gb_s']:.2f} ({speeds[op]['ratio']:.2f})" for op in OPERATIONS)
+            lines.append(f"| {name(row)} | {isa} | {bits} | {cells} | {kept} |")
     return lines
 
 
@@ -69,12 +74,13 @@ def number(value: float) -> str:
 
 
 def asked_table(record: Row) -> list[str]:
-    lines = ["| | | asked: at least | measured | |", "|---|---|---:|---:|---|"]
+    lines = ["| | kernels | | asked: at least | measured | |", "|---|---|---|---:|---:|---|"]
     for row in record["asked"]:
         measured = "not measured" if row["met"] is None else f"{row['measured']:.2f}"
         met = {True: "met", False: "**not met**", None: ""}[row["met"]]
+        asked = f"{row['times']:g} x {row['than']}"
         lines.append(
-            f"| `{row['spec']}` | {row['operation']} | {row['times']:g} x {row['than']} | {measured} | {met} |"
+            f"| `{row['spec']}` | {row.get('isa', '')} | {row['operation']} | {asked} | {measured} | {met} |"
         )
     return lines
 
@@ -107,7 +113,12 @@ def size_table(record: Row) -> list[str]:
 
 def below_asked(asked: list[Row], sizes: Row) -> list[str]:
     """Where a speed that was asked for, of memcpy, is under three quarters of it at another size or dtype."""
-    least = {(row["spec"], row["operation"]): row["times"] for row in asked if row["than"] == "memcpy"}
+    best = asked[0].get("isa") if asked else None  # with which the sizes are measured
+    least = {
+        (row["spec"], row["operation"]): row["times"]
+        for row in asked
+        if row["than"] == "memcpy" and row.get("isa") == best
+    }
     return [
         f"`{row['name']}` {operation} at {row['size']} {row['dtype']}: {row[operation]['ratio']:.2f}"
         for row in sizes["rows"]

@@ -16,6 +16,7 @@ import hybridcomp as hc
 from benchmarks.codecbench import data, measure, specs
 from benchmarks.codecbench.gradients import collect
 from benchmarks.codecbench.peers import PEERS
+from hybridcomp import native
 from hybridcomp.codecs import names
 
 ROOT = Path(__file__).parents[2]
@@ -33,9 +34,12 @@ def run(*args: str, script: str = "codecs.py", code: int = 0) -> subprocess.Comp
 def test_comparison_and_pictures(tmp_path):
     out = tmp_path / "codecs.json"
     done = run(
-        "--quick", "--no-peers", "--codec", "none;int8;topk:ratio=0.01;powersgd:rank=4", "--json", str(out)
+        *("--quick", "--no-peers", "--isa", "all"),
+        *("--codec", "none;int8;topk:ratio=0.01;powersgd:rank=4", "--json", str(out)),
     )
     record = json.loads(out.read_text())
+    isas = native.kernels().available_isas()
+    assert done.stdout.startswith(f"# {', '.join(isas)}; 1 thread(s), ")
     assert [row["name"] for row in record["rows"]] == ["none", "int8", "topk:ratio=0.01", "powersgd:rank=4"]
     assert list(record["sets"]) == ["Gaussian", "Laplace", "Student-t(3)", "activations", "gradients"]
     for row in record["rows"]:
@@ -44,6 +48,8 @@ def test_comparison_and_pictures(tmp_path):
         for operation in measure.OPERATIONS:
             speed = row[operation]
             assert speed["repetitions"] >= 3
+            assert list(row["by_isa"]) == isas
+            assert row["by_isa"][isas[0]][operation] == speed
             assert speed["ratio"] == pytest.approx(speed["gb_s"] / speed["memcpy_gb_s"])
         assert f"{row['name']} " in done.stdout
     none, int8, _, powersgd = (row["sets"] for row in record["rows"])
@@ -51,7 +57,8 @@ def test_comparison_and_pictures(tmp_path):
     assert int8["Gaussian"]["bits"] == pytest.approx(8.25, abs=0.02)
     assert 0.004 < int8["Gaussian"]["l2"] < 0.0075
     assert powersgd["gradients"]["l2"] < 0.8 < powersgd["Gaussian"]["l2"]  # matrices, not a flat array
-    asked = {(row["spec"], row["operation"], row["than"]): row for row in record["asked"]}
+    asked = {(row["spec"], row["operation"], row["than"]): row for row in record["asked"][::-1]}
+    assert {row["isa"] for row in record["asked"]} == set(isas) - {"portable"}
     own = asked["int8", "encode", "memcpy"]
     assert own["measured"] == record["rows"][1]["encode"]["ratio"]
     assert own["met"] == (own["measured"] >= 1.3)
@@ -75,7 +82,12 @@ def test_sizes_and_types(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "match"), [(["--codec", "int9"], "int9"), (["--elements", "0"], "positive")]
+    ("args", "match"),
+    [
+        (["--codec", "int9"], "int9"),
+        (["--elements", "0"], "positive"),
+        (["--isa", "mmx"], "portable, not mmx"),
+    ],
 )
 def test_wrong_arguments(args, match):
     assert match in run(*args, code=2).stderr
@@ -85,7 +97,7 @@ def test_every_codec_is_measured():
     assert set(names()) == {entry.codec().name for entry in specs.ENTRIES}
     assert len({entry.codec().spec for entry in specs.ENTRIES}) == len(specs.ENTRIES)
     listed = {entry.spec for entry in specs.ENTRIES} | {peer.name for peer in PEERS} | {specs.MEMCPY}
-    assert {asked.than for asked in specs.ASKED} <= listed
+    assert {asked.than for asked in specs.ASKED} <= listed | set(native.ISAS)
     assert {asked.spec for asked in specs.ASKED} <= listed
 
 
