@@ -23,14 +23,16 @@ test: test-unit test-mpi
 # Those of codecs, kernels and schedules start no ranks: they share the cores. Those that start ranks of PyTorch spend a
 # fifth of their time waiting: two at a time, file by file, in the order of the list, which has at its end what is short or
 # waits; three at a time take longer. The others, which measure time or the lab's links, have the machine for themselves.
-TOGETHER := tests/codecs tests/cuda tests/schedules
+# The gate gives no CUDA: it has those tests with more checks (cuda-checked), aside.
+CUDA := tests/cuda
+TOGETHER := tests/codecs $(CUDA) tests/schedules
 IN_PAIRS := tests/mpi4py_suite tests/torch/test_hook.py tests/train tests/torch tests/examples tests/peer tests/warm tests/emulation tests/faults \
   tests/soak tests/study/test_study.py tests/benchmarks/test_codecs.py tests/benchmarks/test_programs.py tests/lab/test_cut.py tests/demo \
   tests/lab/test_killed.py
 test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest $(TOGETHER) -n auto
 	$(BIN)/python -m pytest $(IN_PAIRS) -n 2 --dist loadfile --no-loadscope-reorder --durations=20
-	$(BIN)/python -m pytest tests --ignore=tests/mpi --ignore=tests/slurm $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%)
+	$(BIN)/python -m pytest tests --ignore=tests/mpi --ignore=tests/slurm --ignore=tests/cuda $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%) --durations=10
 
 # Once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks, run unchecked.
 # DEVICE_RANKS are those with which arrays on the emulated device are tried: the slower half. Where they are not of RANKS,
