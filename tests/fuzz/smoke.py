@@ -13,13 +13,16 @@ import time
 
 import numpy as np
 
+import hybridcomp as hc
 from hybridcomp import native
 from tests.fuzz import kernels as fuzz_kernels
-from tests.fuzz.target import one_input, seeds, without_crc
+from tests.fuzz.target import LARGE, MOST, large_seeds, one_input, seeds, without_crc
 
 _INTERESTING = (0, 1, 2, 3, 7, 8, 9, 31, 32, 33, 63, 64, 127, 128, 255, 256, 1023, 4096, 32767, 65535, 65536)
 _INTERESTING += (2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**48 - 1, 2**48, 2**63 - 1, 2**63, 2**64 - 1)
 _HEADER = 32
+_LARGE_EVERY = 200  # executions, each of which takes as long as a hundred others
+_THREADS = 4
 
 
 def mutate(message: bytes, rng: np.random.Generator, corpus: list[bytes]) -> bytes:
@@ -53,10 +56,10 @@ def mutate(message: bytes, rng: np.random.Generator, corpus: list[bytes]) -> byt
 def run(runs: int, seed: int, seconds: float = float("inf")) -> tuple[int, int]:
     """Mutate and decode; return executions and how many were taken for messages."""
     rng = np.random.default_rng(seed)
-    corpus = seeds()
+    corpus, large = seeds(), large_seeds()
     kernels = native.kernels()
     names = kernels.available_isas()
-    before, began, taken, done = kernels.isa(), time.monotonic(), 0, 0
+    before, threads, began, taken, done = kernels.isa(), hc.get_num_threads(), time.monotonic(), 0, 0
     try:
         with without_crc():
             for done in range(1, runs + 1):
@@ -64,14 +67,18 @@ def run(runs: int, seed: int, seconds: float = float("inf")) -> tuple[int, int]:
                     kernels.set_isa(names[done // 1000 % len(names)])
                     if time.monotonic() - began > seconds:
                         break
-                data = mutate(corpus[int(rng.integers(0, len(corpus)))], rng, corpus)
+                of = large if done % _LARGE_EVERY == 0 else corpus
+                data = mutate(of[int(rng.integers(0, len(of)))], rng, of)
+                hc.set_num_threads(_THREADS if of is large else 1)
                 try:
-                    taken += one_input(data)
+                    taken += one_input(data, max(LARGE) if of is large else MOST)
                 except BaseException:
-                    print(f"failed on {data.hex()}", file=sys.stderr, flush=True)
+                    shown = data.hex() if of is corpus else f"{len(data)} bytes"
+                    print(f"failed at {done} of seed {seed}, on {shown}", file=sys.stderr, flush=True)
                     raise
     finally:
         kernels.set_isa(before)
+        hc.set_num_threads(threads)
     return done, taken
 
 

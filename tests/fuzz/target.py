@@ -21,6 +21,26 @@ from hybridcomp.codecs import Codec, codec_for
 GOLDEN = Path(__file__).parents[1] / "golden" / "messages.json"
 FENCE = 64
 MOST = 1 << 12  # elements that are decoded; larger counts are checked only
+#: Codecs whose messages have parts: blocks of 65,536 indices, chunks of 131,072 words, shares of several threads.
+IN_PARTS = (
+    *(
+        "topk:ratio=0.01",
+        "topk:ratio=0.3",
+        "threshold:rel=2",
+        "sidco:ratio=0.02",
+        "topk:ratio=0.02,values=int8",
+    ),
+    *(
+        "topk:ratio=0.05,values=(bounded:abs=1e-3)",
+        "lossless",
+        "mpc",
+        "sketch",
+        "bounded:abs=1e-2",
+        "zfp:rate=4",
+    ),
+    *("int4", "sign", "fp8", "mxfp4"),
+)
+LARGE = (70_000, 131_073, 196_609, 300_000)  # elements
 
 
 @contextlib.contextmanager
@@ -40,8 +60,8 @@ def without_crc() -> Iterator[None]:
         wire.open_message = checked
 
 
-def one_input(data: bytes) -> bool:
-    """Decode ``data`` in every way; return whether it was taken for a message.
+def one_input(data: bytes, most: int = MOST) -> bool:
+    """Decode ``data`` in every way, if it has at most so many elements; return whether it was taken for a message.
 
     Only :class:`hybridcomp.WireError` may refuse it, and nothing outside the outputs may be written.
     """
@@ -49,7 +69,7 @@ def one_input(data: bytes) -> bool:
         raw, header = wire.open_message(data)
         codec = codec_for(header)
         codec.check_payload(raw, header)
-        if header.count > MOST:
+        if header.count > most:
             return True
         n = header.count
         values = hc.decode(data)
@@ -92,6 +112,13 @@ def together(codec: Codec, data: bytes, header: wire.Header) -> np.ndarray[Any, 
     own = np.zeros(header.count, kind)
     raw = np.frombuffer(data, np.uint8)
     fenced = np.zeros(header.count + 2 * FENCE, kind)
+    if codec.refuses(arrays.flatten(own)) is None:
+        dtype = header.dtype.accumulator
+        bound = codec.bound(header.count, dtype)
+        message = np.zeros(bound + 2 * FENCE, np.uint8)
+        codec.sum_encode(arrays.flatten(own), [raw, raw], 1, dtype, message[FENCE:-FENCE])
+        assert not message[:FENCE].any()
+        assert not message[FENCE + bound :].any()
     codec.sum_into(arrays.flatten(own), [raw, raw], 2, fenced[FENCE:-FENCE], stream=True)
     codec.decode_many([raw], [own], header.dtype.accumulator, stream=True)
     return fenced
@@ -100,3 +127,17 @@ def together(codec: Codec, data: bytes, header: wire.Header) -> np.ndarray[Any, 
 def seeds() -> list[bytes]:
     """The golden messages, one of every codec, dtype and small count."""
     return [bytes.fromhex(entry["message"]) for entry in json.loads(GOLDEN.read_text()).values()]
+
+
+def large_seeds() -> list[bytes]:
+    """Messages of parts: of every codec of :data:`IN_PARTS`, size and float type that it takes."""
+    found, rng = [], np.random.default_rng(1)
+    for i, n in enumerate(LARGE):
+        x = rng.standard_normal(n)
+        x[rng.random(n) < 0.5] = 0  # and something for who counts zeros
+        for spec in IN_PARTS:
+            codec = hc.get_codec(spec)
+            values = x.astype(("float32", "float16", "float32", "float64")[i])
+            if codec.refuses(arrays.flatten(values)) is None:
+                found.append(bytes(codec.encode(values)))
+    return found
