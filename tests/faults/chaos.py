@@ -28,6 +28,7 @@ KINDS = {
     "torch_deaths": ("deaths.torch_deaths", 1),
     "checkpoints": ("checkpoints.checkpoints", 2),
     "resources": ("resources.resources", 4),
+    "memory_groups": ("resources.memory_group", 1),
     "age": ("age.age", 1),
     "links": ("links.links", 1),
 }

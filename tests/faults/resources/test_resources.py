@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from tests.faults.resources import memory_group
 from tests.faults.resources.resources import private_shared_memory, scenario
 from tests.faults.resources.short import plan_of
 
@@ -42,3 +43,11 @@ def test_a_job_without_shared_memory_ends_at_its_start():
         pytest.skip("nothing may be mounted here")
     seed = next(s for s in range(1_000) if (plan := plan_of(s)).kind == "shared memory" and plan.early)
     assert set(scenario(seed).outcomes) == {"ended at the start"}
+
+
+def test_a_group_without_memory_ends_the_job():
+    if memory_group.parent_group() is None:
+        pytest.skip("no control group can be made here")
+    outcome = memory_group.scenario(1)
+    assert outcome.outcomes["killed"] == 1
+    assert outcome.outcomes["right"] > 0
