@@ -21,7 +21,7 @@ pytestmark = [
     ("seed", "kind", "early", "refused", "outcomes"),
     [
         (19, "threads", True, "threads refused", {"RuntimeError"}),
-        (46, "threads", True, "threads refused", {"right"}),
+        (1170, "threads", True, "threads refused", {"right"}),
         (22, "memory", True, "allocations refused", {"MemoryError", "RemoteError"}),
         (51, "memory", False, "allocations refused", {"MemoryError", "right"}),
         (7, "files", True, "", {"ConfigError"}),
