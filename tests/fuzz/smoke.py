@@ -47,7 +47,7 @@ def mutate(message: bytes, rng: np.random.Generator, corpus: list[bytes]) -> byt
             data[at:] = other[at:]
         elif len(data) >= 16:  # the element count, where most lies would be
             value = max(0, struct.unpack_from("<Q", data, 8)[0] + int(rng.integers(-3, 4)))
-            data[8:16] = value.to_bytes(8, "little")
+            data[8:16] = (value % 2**64).to_bytes(8, "little")
     if len(data) >= _HEADER and rng.random() < 0.8:
         data[16:24] = (len(data) - _HEADER).to_bytes(8, "little")
     return bytes(data)
