@@ -57,6 +57,7 @@ ENTRIES = [
     Entry("none", "exact", Expect(exact=True)),
     Entry("lossless", "exact", Expect(exact=True)),
     Entry("mpc", "exact", Expect(exact=True)),
+    Entry("exponent", "exact", Expect(exact=True)),
     Entry("fp16", "cast", Expect(l2=3e-4, peak=2**-11)),
     Entry("bf16", "cast", Expect(l2=2e-3, peak=2**-8)),
     Entry("int8", "integer", Expect(l2=0.0075, peak=1 / 253)),
@@ -132,6 +133,8 @@ ASKED = [
     *_each(
         "mpc zfp:rate=8 bounded:abs=1e-3 bounded:rel=1e-3", "encode decode decode_add", 0.5, "avx512", "avx2"
     ),
+    *_each("exponent", "encode", 0.6),
+    *_each("exponent", "decode", 0.8),
 ]
 
 

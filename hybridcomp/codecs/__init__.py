@@ -5,6 +5,7 @@ from __future__ import annotations
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.bounded import BoundedCodec
 from hybridcomp.codecs.cast import BFloat16Codec, Float16Codec
+from hybridcomp.codecs.exponent import ExponentCodec
 from hybridcomp.codecs.feedback.error_feedback import ErrorFeedback
 from hybridcomp.codecs.feedback.forms import FORMS, Form, parse_form
 from hybridcomp.codecs.feedback.memory import Memory
@@ -52,6 +53,7 @@ __all__ = [
     "SignCodec",
     "LosslessCodec",
     "MPCCodec",
+    "ExponentCodec",
     "Float8Codec",
     "MXFP8Codec",
     "MXFP4Codec",

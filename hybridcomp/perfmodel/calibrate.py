@@ -15,6 +15,7 @@ SPECS = (
     "none",
     "lossless",
     "mpc",
+    "exponent",
     "fp16",
     "bf16",
     "int8",

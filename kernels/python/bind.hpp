@@ -64,6 +64,7 @@ void bind_block(nb::module_& m);
 void bind_bounded(nb::module_& m);
 void bind_convert(nb::module_& m);
 void bind_engine(nb::module_& m);
+void bind_exponent(nb::module_& m);
 void bind_lattice(nb::module_& m);
 void bind_lease(nb::module_& m);
 void bind_lowrank(nb::module_& m);

@@ -51,6 +51,7 @@ NB_MODULE(_kernels, m) {
   bind_bounded(m);
   bind_convert(m);
   bind_engine(m);
+  bind_exponent(m);
   bind_lattice(m);
   bind_lease(m);
   bind_lowrank(m);

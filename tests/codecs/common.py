@@ -40,6 +40,7 @@ SPECS = [
     "lossless:level=1",
     "mpc",
     "mpc:lag=1",
+    "exponent",
     "fp8",
     "fp8:e5m2,block=24",
     "fp8:e4m3,block=65536",

@@ -85,6 +85,7 @@ def test_hostile_bytes(spec, n):
         "powersgd",
         "lossless",
         "mpc",
+        "exponent",
         "lattice",
         "sketch",
         "randomblock",

@@ -23,7 +23,7 @@ def values(n: int, dtype: str) -> np.ndarray:
 def test_most_codecs_have_a_short_way():
     names = {hc.get_codec(spec).name for spec in SHORT}
     assert names >= {"none", "fp16", "bf16", "int8", "int4", "int2", "sign", "fp8", "mxfp8", "mxfp4", "zfp"}
-    assert names >= {"bounded", "topk", "threshold", "sidco", "lattice"}
+    assert names >= {"exponent", "bounded", "topk", "threshold", "sidco", "lattice"}
     assert hc.get_codec("topk:values=bf16").encoder is None
     assert hc.get_codec("topk:ratio=1e-40").encoder is None  # its denominator is no 64-bit number
 

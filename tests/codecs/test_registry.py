@@ -24,6 +24,7 @@ def test_wire_ids_never_change():
         "zfp": 10,
         "lossless": 12,
         "mpc": 13,
+        "exponent": 14,
         "fp8": 7,
         "mxfp8": 8,
         "mxfp4": 9,
@@ -43,6 +44,7 @@ def test_defaults():
     assert specs == [
         "bf16",
         "bounded:rel=0.001",
+        "exponent",
         "fp16",
         "fp8:format=e4m3:block=128",
         "int2:block=128",

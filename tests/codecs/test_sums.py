@@ -22,7 +22,7 @@ ONE_PASS = [
     "fp16",
     "none",
 ]
-SEPARATE = ["int8:block=65536", "fp8", "topk:ratio=0.3", "threshold:rel=1", "sign", "lossless"]
+SEPARATE = ["int8:block=65536", "fp8", "topk:ratio=0.3", "threshold:rel=1", "sign", "lossless", "exponent"]
 SIZES = [0, 1, 127, 128, 4097]
 LONG = 70_001
 

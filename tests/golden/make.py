@@ -33,6 +33,7 @@ SPECS = [
     "lossless",
     "mpc",
     "mpc:lag=3",
+    "exponent",
     "fp8:e4m3,block=8",
     "fp8:e5m2,block=16",
     "mxfp8:e4m3",
@@ -62,6 +63,12 @@ SPECS = [
 ]
 DTYPES = [DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16]
 COUNTS = [0, 1, 13, 35]
+LONG = {"exponent": 300}  # less than a block of 256 is stored as it is
+
+
+def counts(spec: str) -> list[int]:
+    """Return the numbers of elements of a codec's messages."""
+    return [*COUNTS, LONG[spec]] if spec in LONG else COUNTS
 
 
 def values(n: int, dtype: DType) -> np.ndarray:
@@ -84,7 +91,7 @@ def main() -> None:
     known = json.loads(FILE.read_text()) if FILE.exists() else {}
     for spec in SPECS:
         for dtype in DTYPES:
-            for n in COUNTS:
+            for n in counts(spec):
                 key = f"{spec} {dtype.label} {n}"
                 if key in known:
                     continue

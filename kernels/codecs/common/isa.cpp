@@ -10,6 +10,7 @@ namespace hybridcomp::HC_ISA {
 extern const BlockKernels block_kernels;
 extern const BoundedKernels bounded_kernels;
 extern const ConvertKernels convert_kernels;
+extern const ExponentKernels exponent_kernels;
 extern const FeedbackKernels feedback_kernels;
 extern const LatticeKernels lattice_kernels;
 extern const FitKernels fit_kernels;
@@ -30,6 +31,7 @@ const Kernels table = {
     .block = &block_kernels,
     .bounded = &bounded_kernels,
     .convert = &convert_kernels,
+    .exponent = &exponent_kernels,
     .feedback = &feedback_kernels,
     .lattice = &lattice_kernels,
     .fit = &fit_kernels,

@@ -15,6 +15,7 @@ namespace hybridcomp {
 struct BlockKernels;
 struct BoundedKernels;
 struct ConvertKernels;
+struct ExponentKernels;
 struct FeedbackKernels;
 struct LatticeKernels;
 struct FitKernels;
@@ -33,6 +34,7 @@ struct Kernels {
   const BlockKernels* block;
   const BoundedKernels* bounded;
   const ConvertKernels* convert;
+  const ExponentKernels* exponent;
   const FeedbackKernels* feedback;
   const LatticeKernels* lattice;
   const FitKernels* fit;

@@ -29,6 +29,10 @@ const char* status_text(int code) {
       return "the lag is not from 1 to 32, or reserved bits are set";
     case kBadZeros:
       return "a chunk is not as long as its bitmap says";
+    case kBadExponentCode:
+      return "a block has a code that its type or its length does not allow";
+    case kBadEscapes:
+      return "a block has another number of escapes than its code says";
     case kBadFormat:
       return "the number format is not one of the codec's";
     case kBadMxBlock:

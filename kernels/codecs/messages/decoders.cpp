@@ -4,6 +4,7 @@
 #include "codecs/bounded/bounded.hpp"
 #include "codecs/convert/convert.hpp"
 #include "codecs/lattice/message.hpp"
+#include "codecs/lossless/exponent.hpp"
 #include "codecs/lossless/mpc.hpp"
 #include "codecs/minifloat/minifloat.hpp"
 #include "codecs/sign/sign.hpp"
@@ -66,6 +67,8 @@ int check_payload(std::uint8_t codec, const std::uint8_t* payload, std::size_t b
       return zfp_check(payload, bytes, dtype, n);
     case kBoundedId:
       return check_bounded(payload, bytes, dtype, n);
+    case kExponentId:
+      return check_exponent(payload, bytes, dtype, n);
     case kMpcId:
       return check_mpc(payload, bytes, n * size_of(dtype), static_cast<int>(size_of(dtype)));
     case kLatticeId:
@@ -100,6 +103,8 @@ int decode_payload(const Kernels& k, std::uint8_t codec, const std::uint8_t* pay
       return zfp_decode_payload(k, payload, bytes, dtype, n, threads, out, out_dtype, add);
     case kBoundedId:
       return decode_bounded(k, payload, bytes, dtype, n, threads, out, out_dtype, add);
+    case kExponentId:
+      return decode_exponent(k, payload, bytes, dtype, n, threads, out, out_dtype, add);
     case kMpcId:
       return mpc_values(k, payload, bytes, n * size_of(dtype), static_cast<int>(size_of(dtype)), threads,
                         {out, dtype, out_dtype, add || dtype != out_dtype, add});

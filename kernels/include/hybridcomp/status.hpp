@@ -19,6 +19,8 @@ enum Status : int {
   kBadZfpBits = 24,       // zfp: bits per block out of range for the dtype, or reserved bits set
   kBadLag = 32,           // a lag out of range, or reserved bits set
   kBadZeros = 33,         // a chunk not as long as its bitmap says
+  kBadExponentCode = 34,  // a block code that there is not, or one that saves nothing
+  kBadEscapes = 35,       // another number of escapes among a block's fields than its code says
   kBadLattice = 48,       // the integers' width or the room for contributions is out of range
   kBadScale = 49,         // a scale is negative, infinite or not of its type
   kBadFormat = 56,        // a number format that the codec does not have

@@ -24,6 +24,7 @@ enum WireId : std::uint8_t {
   kZfpId = 10,
   kBoundedId = 11,
   kMpcId = 13,
+  kExponentId = 14,
   kTopkId = 16,
   kThresholdId = 17,
   kSidcoId = 18,

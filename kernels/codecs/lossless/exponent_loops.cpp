@@ -1,0 +1,194 @@
+// Blocks of codec `exponent` to bytes and back; compiled once per instruction set.
+#include "codecs/common/tile.hpp"
+#include "codecs/lossless/exponent.hpp"
+#include "codecs/lossless/exponent_words.hpp"
+
+namespace hybridcomp::HC_ISA {
+namespace {
+
+template <int Bits>
+constexpr std::uint8_t kEscape = (1 << Bits) - 1;
+
+// Ask for memory a little ahead of what is read: a block takes so long that the processor itself looks no
+// further than the block. Past the end there is no harm: nothing is read.
+constexpr std::size_t kAhead = 2048;
+inline void prefetch(const std::uint8_t* at, std::size_t bytes) {
+  const auto ahead = reinterpret_cast<std::uintptr_t>(at) + kAhead;
+  for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(ahead + i));
+}
+
+// -- encode ----------------------------------------------------------------------------------------------
+
+// The fields of a block in one form: distances below `largest`, the zeros, and escapes.
+template <DTypeCode D, int Bits, bool Zero>
+void make_fields(const ExponentOf<D>* exponents, ExponentOf<D> largest, std::uint8_t* __restrict fields) {
+  using E = ExponentOf<D>;
+  constexpr E kFirst = kEscape<Bits> - Zero;  // distance that has no field
+  for (std::size_t i = 0; i < kB; ++i) {
+    const E distance = static_cast<E>(largest - exponents[i]);
+    E field = distance < kFirst ? distance : E(kEscape<Bits>);
+    if constexpr (Zero) field = exponents[i] ? field : kFirst;
+    fields[i] = static_cast<std::uint8_t>(field);
+  }
+}
+
+template <DTypeCode D, int Bits>
+void put_block(const ExponentOf<D>* exponents, ExponentOf<D> largest, const std::uint8_t* fields,
+               const Places& escapes, std::uint8_t* data) {
+  using E = ExponentOf<D>;
+  std::uint8_t* const rows = data + exponent_fields_at(D);
+  std::uint8_t* const list = rows + Bits * kExponentRow + sizeof(E);
+  // The list first: its first entries are also written before it.
+  PlaceList(escapes).each([&](std::ptrdiff_t i, std::size_t place) {
+    std::memcpy(list + i * static_cast<std::ptrdiff_t>(sizeof(E)), exponents + place, sizeof(E));
+  });
+  std::memcpy(list - sizeof(E), &largest, sizeof(E));
+  pack_fields<Bits>(fields, rows);
+}
+
+bool all_zero(const std::uint8_t* bytes, std::size_t n) {
+  return n == 0 || (bytes[0] == 0 && std::memcmp(bytes, bytes + 1, n - 1) == 0);
+}
+
+std::uint8_t keep_block(const std::uint8_t* src, std::size_t bytes, std::uint8_t* data) {
+  if (all_zero(src, bytes)) return kExponentZeros;
+  std::memcpy(data, src, bytes);
+  return kExponentRaw;
+}
+
+// Encode a block of 256 elements and return its code; writes no more than the elements' bytes.
+template <DTypeCode D>
+std::uint8_t encode_block(const std::uint8_t* src, std::uint8_t* data) {
+  using E = ExponentOf<D>;
+  constexpr std::size_t kBytes = kB * exponent_width(D);
+  alignas(64) E exponents[kB];
+  split_block<D>(src, exponents, data);
+  E largest = 0;
+  for (std::size_t i = 0; i < kB; ++i) largest = exponents[i] > largest ? exponents[i] : largest;
+  if (!largest && all_zero(src, kBytes)) return kExponentZeros;
+
+  alignas(64) std::uint8_t three[kB];
+  make_fields<D, 3, false>(exponents, largest, three);
+  const Places escapes(three, kEscape<3>);
+  const std::size_t count = escapes.count();
+  if (count <= kExponentFew) {
+    put_block<D, 3>(exponents, largest, three, escapes, data);
+    return static_cast<std::uint8_t>(kExponentThree.first + count);
+  }
+  alignas(64) std::uint8_t three_zero[kB], four_zero[kB];
+  make_fields<D, 3, true>(exponents, largest, three_zero);
+  make_fields<D, 4, true>(exponents, largest, four_zero);
+  const Places escapes_three(three_zero, kEscape<3>), escapes_four(four_zero, kEscape<4>);
+  const ExponentForm forms[] = {kExponentThree, kExponentThreeZero, kExponentFourZero};
+  const std::size_t counts[] = {count, escapes_three.count(), escapes_four.count()};
+  std::size_t best = kBytes, chosen = 3;
+  for (std::size_t f = 0; f < 3; ++f) {
+    const std::size_t bytes = exponent_form_bytes(forms[f], counts[f], D);
+    if (counts[f] > forms[f].most || bytes >= best) continue;
+    best = bytes;
+    chosen = f;
+  }
+  if (chosen == 3) {
+    std::memcpy(data, src, kBytes);
+    return kExponentRaw;
+  }
+  if (chosen == 0)
+    put_block<D, 3>(exponents, largest, three, escapes, data);
+  else if (chosen == 1)
+    put_block<D, 3>(exponents, largest, three_zero, escapes_three, data);
+  else
+    put_block<D, 4>(exponents, largest, four_zero, escapes_four, data);
+  return static_cast<std::uint8_t>(forms[chosen].first + counts[chosen]);
+}
+
+template <DTypeCode D>
+std::size_t encode_all(const std::uint8_t* src, std::size_t n, std::uint8_t* codes, std::uint8_t* data) {
+  constexpr std::size_t kWidth = exponent_width(D);
+  std::size_t used = 0;
+  for (std::size_t at = 0; at < n; at += kB) {
+    const std::size_t m = smaller(kB, n - at);
+    const std::uint8_t* from = src + at * kWidth;
+    prefetch(from, m * kWidth);
+    const std::uint8_t code =
+        m == kB ? encode_block<D>(from, data + used) : keep_block(from, m * kWidth, data + used);
+    codes[at / kB] = code;
+    used += exponent_block_bytes(code, m, D);
+  }
+  return used;
+}
+
+std::size_t encode(const std::uint8_t* src, DTypeCode dtype, std::size_t n, std::uint8_t* codes,
+                   std::uint8_t* data) {
+  std::size_t bytes = 0;
+  with_dtype(dtype, [&]<DTypeCode D>() { bytes = encode_all<D>(src, n, codes, data); });
+  return bytes;
+}
+
+// -- decode ----------------------------------------------------------------------------------------------
+
+// Decode a block of 256 elements of a form; false if it has another number of escapes.
+template <DTypeCode D, int Bits, bool Zero>
+bool decode_form(std::size_t count, const std::uint8_t* data, std::uint8_t* out) {
+  using E = ExponentOf<D>;
+  alignas(64) std::uint8_t fields[kB];
+  alignas(64) E exponents[kB];
+  const std::uint8_t* const rows = data + exponent_fields_at(D);
+  const std::uint8_t* const list = rows + Bits * kExponentRow + sizeof(E);
+  unpack_fields<Bits>(rows, fields);
+  const Places escapes(fields, kEscape<Bits>);
+  if (escapes.count() != count) return false;
+  E largest;
+  std::memcpy(&largest, list - sizeof(E), sizeof(E));
+  for (std::size_t i = 0; i < kB; ++i) {
+    E exponent = static_cast<E>(largest - fields[i]);
+    if constexpr (Zero) exponent = fields[i] == kEscape<Bits> - 1 ? E(0) : exponent;
+    exponents[i] = exponent;
+  }
+  PlaceList(escapes).each([&](std::ptrdiff_t i, std::size_t place) {
+    std::memcpy(exponents + place, list + i * static_cast<std::ptrdiff_t>(sizeof(E)), sizeof(E));
+  });
+  join_block<D>(exponents, data, out);
+  return true;
+}
+
+template <DTypeCode D>
+bool decode_block(std::uint8_t code, const std::uint8_t* data, std::uint8_t* out) {
+  const ExponentForm form = exponent_form(code);
+  const std::size_t count = static_cast<std::size_t>(code - form.first);
+  if (form.bits == 4) return decode_form<D, 4, true>(count, data, out);
+  return form.zero ? decode_form<D, 3, true>(count, data, out) : decode_form<D, 3, false>(count, data, out);
+}
+
+template <DTypeCode D>
+int decode_all(const std::uint8_t* codes, const std::uint8_t* data, std::size_t n, std::uint8_t* out) {
+  constexpr std::size_t kWidth = exponent_width(D);
+  for (std::size_t at = 0; at < n; at += kB) {
+    const std::size_t m = smaller(kB, n - at);
+    const std::uint8_t code = codes[at / kB];
+    const std::size_t own = exponent_block_bytes(code, m, D);
+    std::uint8_t* const to = out + at * kWidth;
+    prefetch(data, own);
+    if (code == kExponentZeros)
+      std::memset(to, 0, m * kWidth);
+    else if (code == kExponentRaw)
+      std::memcpy(to, data, m * kWidth);
+    else if (!decode_block<D>(code, data, to))
+      return kBadEscapes;
+    data += own;
+  }
+  return kOk;
+}
+
+int decode(const std::uint8_t* codes, const std::uint8_t* data, DTypeCode dtype, std::size_t n,
+           std::uint8_t* out) {
+  int status = kOk;
+  with_dtype(dtype, [&]<DTypeCode D>() { status = decode_all<D>(codes, data, n, out); });
+  return status;
+}
+
+}  // namespace
+
+extern const ExponentKernels exponent_kernels;
+const ExponentKernels exponent_kernels = {encode, decode};
+
+}  // namespace hybridcomp::HC_ISA
