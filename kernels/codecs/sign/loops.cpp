@@ -66,36 +66,53 @@ void spread(std::uint32_t bits, double mean, double* out) {
   }
 }
 
-// Sixteen terms at once, as GCC's vectors, which are lowered to what the instruction set has.
+// GCC's vectors of a register: it lowers longer ones badly, to memory.
+#if defined(__AVX512F__)
+constexpr std::size_t kRegister = 64;
+#elif defined(__AVX2__)
+constexpr std::size_t kRegister = 32;
+#else
+constexpr std::size_t kRegister = 16;
+#endif
 template <typename T>
 struct Vector;
 template <>
 struct Vector<float> {
-  typedef float Type __attribute__((vector_size(kLanes * sizeof(float))));
-  typedef std::int32_t Bits __attribute__((vector_size(kLanes * sizeof(float))));
+  typedef float Type __attribute__((vector_size(kRegister)));
+  typedef std::int32_t Bits __attribute__((vector_size(kRegister)));
 };
 template <>
 struct Vector<double> {
-  typedef double Type __attribute__((vector_size(kLanes * sizeof(double))));
-  typedef std::int64_t Bits __attribute__((vector_size(kLanes * sizeof(double))));
+  typedef double Type __attribute__((vector_size(kRegister)));
+  typedef std::int64_t Bits __attribute__((vector_size(kRegister)));
+};
+
+// The sixteen sums of a block.
+template <typename T>
+struct Sums {
+  static constexpr std::size_t kRegisters = kLanes * sizeof(T) / kRegister;
+  typename Vector<T>::Type part[kRegisters];
 };
 
 // sums[j] += sign_term(x[j])
 template <typename T>
-inline void add_terms(const T* x, typename Vector<T>::Type& sums) {
-  typename Vector<T>::Bits a;
-  std::memcpy(&a, x, sizeof(a));
-  a &= static_cast<typename Real<T>::Signed>(Real<T>::kMagnitude);
-  a &= a >= static_cast<typename Real<T>::Signed>(Real<T>::kSmallest);
-  sums += reinterpret_cast<typename Vector<T>::Type>(a) * T(0x1p-17);
+inline void add_terms(const T* x, Sums<T>& sums) {
+  for (std::size_t r = 0; r < Sums<T>::kRegisters; ++r) {
+    typename Vector<T>::Bits a;
+    std::memcpy(&a, x + r * (kRegister / sizeof(T)), sizeof(a));
+    a &= static_cast<typename Real<T>::Signed>(Real<T>::kMagnitude);
+    a &= a >= static_cast<typename Real<T>::Signed>(Real<T>::kSmallest);
+    sums.part[r] += reinterpret_cast<typename Vector<T>::Type>(a) * T(0x1p-17);
+  }
 }
 
 // Add the terms of m values to the lanes and write their signs; m is a multiple of 16 unless the block ends.
 template <typename T>
-void encode_part(const T* x, std::size_t m, typename Vector<T>::Type& lanes, std::uint8_t* bits) {
-  typename Vector<T>::Type sums = lanes;
+void encode_part(const T* x, std::size_t m, Sums<T>& lanes, std::uint8_t* bits) {
+  Sums<T> sums = lanes;
   std::size_t i = 0;
   for (; i + kLanes <= m; i += kLanes) {
+    prefetch_ahead(x + i);
     add_terms(x + i, sums);
     const std::uint16_t word = static_cast<std::uint16_t>(signs_of(x + i));
     std::memcpy(bits + i / 8, &word, 2);
@@ -117,7 +134,7 @@ void encode_all(const std::uint8_t* src, std::size_t n, std::size_t block, std::
   alignas(64) T buffer[kTile];
   for (std::size_t at = 0; at < n; at += block, means += sizeof(T)) {
     const std::size_t m = smaller(block, n - at);
-    typename Vector<T>::Type sums = {};
+    Sums<T> sums = {};
     for (std::size_t i = 0; i < m; i += kTile) {
       const std::size_t len = smaller(kTile, m - i);
       encode_part(view<D>(src + (at + i) * sizeof(StorageOf<D>), len, buffer), len, sums, bits + i / 8);
@@ -145,6 +162,7 @@ void decode_part(const std::uint8_t* bits, T mean, std::size_t m, T* out) {
   for (; i + kLanes <= m; i += kLanes) {
     std::uint16_t word;
     std::memcpy(&word, bits + i / 8, 2);
+    if constexpr (Add) prefetch_ahead(out + i);
     spread<Add>(word, mean, out + i);
   }
   if (i < m) {
