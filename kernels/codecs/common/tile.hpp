@@ -108,6 +108,17 @@ inline __m512 floats_at(const std::uint8_t* src) {
 }
 #endif
 
+#if defined(__AVX2__)
+// Eight elements of up to 32 bits as floats.
+template <DTypeCode D>
+inline __m256 eight_floats_at(const std::uint8_t* src) {
+  if constexpr (D == kFloat32) return _mm256_loadu_ps(reinterpret_cast<const float*>(src));
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src));
+  if constexpr (D == kFloat16) return _mm256_cvtph_ps(half);
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+#endif
+
 // m <= kTile elements at `src` as values of their computing type: the memory itself where it can be used as
 // it is, else `buffer`.
 template <DTypeCode D>

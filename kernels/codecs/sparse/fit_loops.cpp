@@ -7,6 +7,57 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+// Sixteen sums in double: lanes 4 i to 4 i + 3 in part[i].
+struct LaneSums {
+  __m256d part[4];
+  explicit LaneSums(const double* lanes) {
+    for (int i = 0; i < 4; ++i) part[i] = _mm256_loadu_pd(lanes + 4 * i);
+  }
+  void store(double* lanes) const {
+    for (int i = 0; i < 4; ++i) _mm256_storeu_pd(lanes + 4 * i, part[i]);
+  }
+  // Add f of eight floats, as doubles, to the lower (half 0) or the upper lanes.
+  template <typename F>
+  void add(int half, __m256i floats, F f) {
+    const __m256 x = _mm256_castsi256_ps(floats);
+    __m256d* const p = part + 2 * half;
+    p[0] = _mm256_add_pd(p[0], f(_mm256_cvtps_pd(_mm256_castps256_ps128(x))));
+    p[1] = _mm256_add_pd(p[1], f(_mm256_cvtps_pd(_mm256_extractf128_ps(x, 1))));
+  }
+};
+
+inline std::size_t set_lanes(__m256i x) {
+  return static_cast<std::size_t>(
+      __builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(x)))));
+}
+
+// add_tail of whole groups of kLanes elements; returns how many elements they are. Keys are positive as
+// signed integers, which AVX2 compares.
+inline std::size_t add_tail_groups(const std::uint32_t* keys, std::size_t n, std::uint32_t limit,
+                                   double* lanes, std::size_t* count) {
+  const std::uint32_t most = 0x7FFFFFFFu;  // no key reaches a limit beyond it
+  const __m256i low = _mm256_set1_epi32(static_cast<int>(limit > most ? most : limit - 1));
+  const __m256i tiny = _mm256_set1_epi32(Real<float>::kSmallest - 1);
+  LaneSums sums(lanes);
+  std::size_t at = 0;
+  for (; at + kLanes <= n; at += kLanes) {
+#pragma GCC unroll 2  // the sums stay in registers
+    for (int half = 0; half < 2; ++half) {
+      const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + at + 8 * half));
+      const __m256i reach = _mm256_cmpgt_epi32(x, low);
+      *count += set_lanes(reach);
+      sums.add(half, _mm256_and_si256(_mm256_and_si256(x, reach), _mm256_cmpgt_epi32(x, tiny)),
+               [](__m256d y) { return y; });
+    }
+  }
+  sums.store(lanes);
+  return at;
+}
+
+#endif
+
 // Elements i with keys[i] >= limit: their number, their magnitudes added to the lanes. Vectorized by lanes.
 template <typename U>
 std::size_t add_tail(const U* keys, std::size_t n, U limit, double* lanes) {
@@ -37,6 +88,8 @@ std::size_t add_tail(const U* keys, std::size_t n, U limit, double* lanes) {
   }
   _mm512_storeu_pd(lanes, low);
   _mm512_storeu_pd(lanes + 8, high);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(U) == 4) at = add_tail_groups(keys, n, limit, lanes, &count);
 #endif
   for (; at + kLanes <= n; at += kLanes)
     for (int i = 0; i < kLanes; ++i) {
@@ -93,6 +146,7 @@ std::size_t add_squares(const std::uint8_t* src, std::size_t n, double* lanes, s
   __m512d low = _mm512_loadu_pd(lanes), high = _mm512_loadu_pd(lanes + 8);
   std::size_t at = 0;
   for (; at + kLanes <= n; at += kLanes) {
+    prefetch_ahead(src + at * sizeof(StorageOf<D>));
     const __m512i bits = _mm512_castps_si512(floats_at<D>(src + at * sizeof(StorageOf<D>)));
     const __m512i key = _mm512_and_si512(bits, magnitude);
     const __mmask16 kept = _mm512_cmplt_epu32_mask(_mm512_sub_epi32(key, smallest), usual);
@@ -110,6 +164,34 @@ std::size_t add_squares(const std::uint8_t* src, std::size_t n, double* lanes, s
   return at;
 }
 
+#elif defined(__AVX2__)
+
+// The same by eight elements; as signed integers, which keys are positive as.
+template <DTypeCode D>
+std::size_t add_squares(const std::uint8_t* src, std::size_t n, double* lanes, std::size_t* others) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
+  const __m256i infinity = _mm256_set1_epi32(Real<float>::kInfinity);
+  const __m256i tiny = _mm256_set1_epi32(Real<float>::kSmallest - 1);
+  LaneSums sums(lanes);
+  std::size_t at = 0;
+  for (; at + kLanes <= n; at += kLanes) {
+    prefetch_ahead(src + at * sizeof(StorageOf<D>));
+#pragma GCC unroll 2  // the sums stay in registers
+    for (int half = 0; half < 2; ++half) {
+      const std::uint8_t* const from = src + (at + 8 * static_cast<std::size_t>(half)) * sizeof(StorageOf<D>);
+      const __m256i key = _mm256_and_si256(_mm256_castps_si256(eight_floats_at<D>(from)), magnitude);
+      const __m256i finite = _mm256_cmpgt_epi32(infinity, key);
+      const std::size_t count = set_lanes(finite);
+      if (count != 8) [[unlikely]]
+        *others += 8 - count;
+      sums.add(half, _mm256_and_si256(_mm256_and_si256(key, finite), _mm256_cmpgt_epi32(key, tiny)),
+               [](__m256d y) { return _mm256_mul_pd(y, y); });
+    }
+  }
+  sums.store(lanes);
+  return at;
+}
+
 #endif
 
 double fit_squares(const void* src, DTypeCode dtype, std::size_t n, std::size_t* not_finite) {
@@ -120,7 +202,7 @@ double fit_squares(const void* src, DTypeCode dtype, std::size_t n, std::size_t*
     const auto* from = static_cast<const std::uint8_t*>(src);
     Bits keys[kTile];
     std::size_t at = 0;
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
     if constexpr (D != kFloat64) at = add_squares<D>(from, n, lanes, &others);
 #endif
     for (; at < n; at += kTile) {

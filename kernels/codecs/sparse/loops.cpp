@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "codecs/common/tile.hpp"
+#include "codecs/sparse/collect256.hpp"
 #include "codecs/sparse/largest.hpp"
 
 namespace hybridcomp::HC_ISA {
@@ -120,13 +121,6 @@ void put_values(std::uint32_t mask, __m512i x, U* out) {
     put16<16>(mask, x, out);
 }
 
-// The first `count` of the bits set.
-std::uint32_t first_bits(std::uint32_t mask, std::uint64_t count) {
-  std::uint32_t kept = 0;
-  for (; mask && count; --count, mask &= mask - 1) kept |= mask & (0u - mask);
-  return kept;
-}
-
 template <typename U, bool kListed>
 std::size_t collect(const std::uint8_t* src, std::size_t m, const std::uint16_t* from, Selection* selection,
                     std::uint16_t* indices, U* values) {
@@ -158,6 +152,7 @@ std::size_t collect(const std::uint8_t* src, std::size_t m, const std::uint16_t*
     own = _mm512_add_epi32(own, step);
   }
   for (; at + kWide <= m; at += kWide) {
+    prefetch_ahead(src + at * sizeof(U));
     const __m512i x = load<U>(src, at);
     add(at_least<U>(_mm512_and_si512(x, magnitude), all), x);
     own = _mm512_add_epi32(own, step);
@@ -184,12 +179,25 @@ std::size_t below(const std::uint8_t* src, std::size_t n, U limit, U* values) {
 template <typename U, bool kListed>
 std::size_t collect(const std::uint8_t* src, std::size_t m, const std::uint16_t* from, Selection* selection,
                     std::uint16_t* indices, U* values) {
-  return collect_rest<U>(src, 0, m, kListed ? from : nullptr, selection, indices, values, 0);
+  std::size_t at = 0, count = 0;
+#if defined(__AVX2__)
+  if constexpr (sizeof(U) < 8) {
+    if (selection->ties)
+      collect_chunks<U, kListed, true>(src, m, from, selection, indices, values, &at, &count);
+    if (!selection->ties)
+      collect_chunks<U, kListed, false>(src, m, from, selection, indices, values, &at, &count);
+  }
+#endif
+  return collect_rest<U>(src, at, m, kListed ? from : nullptr, selection, indices, values, count);
 }
 
 template <typename U>
 std::size_t below(const std::uint8_t* src, std::size_t n, U limit, U* values) {
-  return below_rest<U>(src, 0, n, limit, values, 0);
+  std::size_t at = 0, count = 0;
+#if defined(__AVX2__)
+  if constexpr (sizeof(U) < 8) count = keep_eights<U>(src, n, limit, false, values, &at);
+#endif
+  return below_rest<U>(src, at, n, limit, values, count);
 }
 
 #endif
