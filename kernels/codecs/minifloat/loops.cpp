@@ -74,6 +74,7 @@ void encode_tile(const float* x, std::size_t m, std::size_t block, std::uint8_t*
   if constexpr (Mx) b = peaks_mx(x, m / N, peaks);
   for (; b < blocks; ++b) {
     const std::size_t len = smaller(block, m - b * block);
+    if (len == N) prefetch_ahead(x + b * block, N * sizeof(float));
     peaks[b] = len == N ? peak_of<float, N>(x + b * block, len) : peak_of<float, 0>(x + b * block, len);
   }
   for (b = 0; b < blocks; ++b) {
@@ -146,10 +147,12 @@ void decode_run(const std::uint8_t* scales, const std::uint8_t* codes, std::size
   for (std::size_t at = 0; at < m; at += block, scales += kScaleBytes<Mx>) {
     const std::size_t len = smaller(block, m - at);
     const float scale = read_scale<Mx>(scales);
-    if (len == N)
+    if (len == N) {
+      if constexpr (Add) prefetch_ahead(out + at, N * sizeof(float));
       decode_values<F, N, Add>(codes + bytes_of<F>(at), len, scale, out + at);
-    else
+    } else {
       decode_values<F, 0, Add>(codes + bytes_of<F>(at), len, scale, out + at);
+    }
   }
 }
 

@@ -41,9 +41,11 @@ inline void peaks16(const float* x, std::uint32_t* peaks) {
   __m512i v[16];
   const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
   const auto larger = [](__m512i a, __m512i b) { return _mm512_maskz_max_epi32(0xFFFF, a, b); };
-  for (int i = 0; i < 16; ++i)
+  for (int i = 0; i < 16; ++i) {
+    prefetch_ahead(x + 32 * i, kMxBlock * sizeof(float));
     v[i] = larger(_mm512_and_si512(_mm512_loadu_si512(x + 32 * i), magnitude),
                   _mm512_and_si512(_mm512_loadu_si512(x + 32 * i + 16), magnitude));
+  }
   // Two vectors become one with half the lanes of each, until one has a lane of each block: within 128 bits
   // first, then across.
   for (int i = 0; i < 8; ++i)
@@ -81,6 +83,80 @@ inline void encode64(const float* x, float first, float second, std::uint8_t* co
   }
 }
 
+// Blocks whose peaks are found at once, and values that are encoded at once.
+constexpr std::size_t kPeaks = 16, kEncoded = 64;
+
+inline void peaks_at_once(const float* x, std::uint32_t* peaks) { peaks16(x, peaks); }
+
+template <MinifloatFormat F, bool Saturate>
+inline void encode_at_once(const float* x, float inverse, std::uint8_t* codes) {
+  encode64<F, Saturate>(x, inverse, inverse, codes);
+}
+
+#elif defined(__AVX2__)
+
+// code_of in 8 lanes.
+template <MinifloatFormat F, bool Saturate>
+inline __m256i codes_of(__m256 y) {
+  using R = Rounding<F>;
+  const auto all = [](std::uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); };
+  const __m256i u = _mm256_castps_si256(y);
+  __m256i a = _mm256_and_si256(u, all(0x7FFFFFFFu));
+  if constexpr (Saturate) a = _mm256_min_epi32(a, all(Minifloat<F>::kLimit));
+  const __m256i e = _mm256_max_epi32(_mm256_and_si256(a, all(0x7F800000u)), all(R::kLeast));
+  const __m256 magic = _mm256_castsi256_ps(_mm256_add_epi32(e, all(R::kAdd)));
+  const __m256i sum = _mm256_add_epi32(_mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(a), magic)),
+                                       _mm256_srli_epi32(e, R::kDrop));
+  const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(u, 32 - Minifloat<F>::kBits), all(R::kSign));
+  return _mm256_or_si256(_mm256_and_si256(sum, all(R::kCode)), sign);
+}
+
+constexpr std::size_t kPeaks = 8, kEncoded = 32;
+
+// The largest magnitudes of 8 microscaling blocks.
+inline void peaks_at_once(const float* x, std::uint32_t* peaks) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
+  const auto larger = [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); };
+  const auto at = [&](std::size_t i) {
+    return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), magnitude);
+  };
+  __m256i v[8];
+  for (std::size_t i = 0; i < 8; ++i) {
+    prefetch_ahead(x + 32 * i, kMxBlock * sizeof(float));
+    v[i] = larger(larger(at(32 * i), at(32 * i + 8)), larger(at(32 * i + 16), at(32 * i + 24)));
+  }
+  // Two vectors become one with half the lanes of each, until one has a lane of each block: within 128 bits
+  // first, then across.
+  for (int i = 0; i < 4; ++i)
+    v[i] =
+        larger(_mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]), _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+  for (int i = 0; i < 2; ++i)
+    v[i] =
+        larger(_mm256_unpacklo_epi64(v[2 * i], v[2 * i + 1]), _mm256_unpackhi_epi64(v[2 * i], v[2 * i + 1]));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(peaks), larger(_mm256_permute2x128_si256(v[0], v[1], 0x20),
+                                                                _mm256_permute2x128_si256(v[0], v[1], 0x31)));
+}
+
+// The codes of 32 values; a factor of 0 makes codes of 0, of NaN too.
+template <MinifloatFormat F, bool Saturate>
+inline void encode_at_once(const float* x, float inverse, std::uint8_t* codes) {
+  const __m256 f = _mm256_set1_ps(inverse);
+  __m256i c[4];
+  for (int i = 0; i < 4; ++i) c[i] = codes_of<F, Saturate>(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), f));
+  // Packing works within 128 bits and leaves groups of four codes as a transposed 4 x 2 matrix.
+  const __m256i mixed = _mm256_packus_epi16(_mm256_packus_epi32(c[0], c[1]), _mm256_packus_epi32(c[2], c[3]));
+  const __m256i used = _mm256_castps_si256(_mm256_cmp_ps(f, _mm256_setzero_ps(), _CMP_NEQ_OQ));
+  const __m256i bytes =
+      _mm256_and_si256(used, _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  if constexpr (Minifloat<F>::kBits == 8) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), bytes);
+  } else {  // each pair of bytes: low + 16 * high
+    const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes),
+                     _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+  }
+}
+
 #endif
 
 // The codes of m values (N, if that is not 0) that share a scale. Saturate: they may be beyond the largest.
@@ -88,9 +164,9 @@ template <MinifloatFormat F, bool Saturate, std::size_t N>
 void encode_values(const float* __restrict x, std::size_t m, float inverse, std::uint8_t* __restrict codes) {
   const std::size_t n = N ? N : m;
   std::size_t i = 0;
-#if defined(__AVX512F__)
-  for (; i + 64 <= n; i += 64)
-    encode64<F, Saturate>(x + i, inverse, inverse, codes + i / (8 / Minifloat<F>::kBits));
+#if defined(__AVX2__)
+  for (; i + kEncoded <= n; i += kEncoded)
+    encode_at_once<F, Saturate>(x + i, inverse, codes + i / (8 / Minifloat<F>::kBits));
 #endif
   if constexpr (Minifloat<F>::kBits == 8) {
     for (; i < n; ++i) codes[i] = static_cast<std::uint8_t>(code_of<F, Saturate>(x[i] * inverse));
@@ -111,8 +187,8 @@ void encode_values(const float* __restrict x, std::size_t m, float inverse, std:
 // their number.
 inline std::size_t peaks_mx(const float* x, std::size_t blocks, std::uint32_t* peaks) {
   std::size_t b = 0;
-#if defined(__AVX512F__)
-  for (; b + 16 <= blocks; b += 16) peaks16(x + b * kMxBlock, peaks + b);
+#if defined(__AVX2__)
+  for (; b + kPeaks <= blocks; b += kPeaks) peaks_at_once(x + b * kMxBlock, peaks + b);
 #else
   (void)x, (void)blocks, (void)peaks;
 #endif
@@ -129,6 +205,10 @@ std::size_t encode_mx(const float* x, const float* inverse, std::size_t blocks, 
   static_assert(kPair == 64);
   for (; b + 2 <= blocks; b += 2, x += kPair, codes += kPair / (8 / Minifloat<F>::kBits))
     encode64<F, true>(x, inverse[b], inverse[b + 1], codes);
+#elif defined(__AVX2__)
+  static_assert(kMxBlock == kEncoded);
+  for (; b < blocks; ++b, x += kMxBlock, codes += kMxBlock / (8 / Minifloat<F>::kBits))
+    encode_at_once<F, true>(x, inverse[b], codes);
 #else
   (void)x, (void)inverse, (void)blocks, (void)codes;
 #endif
