@@ -71,6 +71,7 @@ void quantize_tile(const T* x, std::size_t m, std::size_t block, std::uint8_t* s
   const std::size_t blocks = blocks_of(m, block);
   for (std::size_t b = 0; b < blocks; ++b) {
     const std::size_t len = smaller(block, m - b * block);
+    if (len == kUsualBlock) prefetch_ahead(x + b * block, kUsualBlock * sizeof(T));
     peaks[b] =
         len == kUsualBlock ? peak_of<T, kUsualBlock>(x + b * block, len) : peak_of<T, 0>(x + b * block, len);
   }
@@ -172,10 +173,12 @@ void dequantize_direct(const std::uint8_t* scales, const std::uint8_t* q, std::s
     const std::size_t m = smaller(block, n - at);
     T scale;
     std::memcpy(&scale, scales, sizeof(T));
-    if (m == kUsualBlock)
+    if (m == kUsualBlock) {
+      if constexpr (Add) prefetch_ahead(out + at, kUsualBlock * sizeof(T));
       dequantize_values<T, Bits, kUsualBlock, Add>(q, m, scale, 0, m, out + at);
-    else
+    } else {
       dequantize_values<T, Bits, 0, Add>(q, m, scale, 0, m, out + at);
+    }
     q += bytes_of<Bits>(m);
   }
 }
@@ -297,6 +300,7 @@ void add_group(const BlockPart* messages, std::size_t n, std::size_t block, cons
         add_fields<T, Bits, K, Part>(q, scales, smaller(bytes, m - start), own + at + start,
                                      sums + at + start);
     };
+    if (m == kUsualBlock) prefetch_ahead(own + at, kUsualBlock * sizeof(T));
     fields.template operator()<0>();
     if constexpr (Bits < 8) fields.template operator()<1>();
     if constexpr (Bits < 4) {
