@@ -50,6 +50,7 @@ inline void float_to_half(const float* src, std::uint16_t* dst, std::size_t n) {
   const __m128i sign = _mm_set1_epi16(static_cast<short>(0x8000)), infinity = _mm_set1_epi16(0x7C00);
   const __m128i nan = _mm_set1_epi16(0x7E00);
   for (; i + 8 <= n; i += 8) {
+    prefetch_ahead(src + i);
     const __m128i h = _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT);
     const __m128i is_nan = _mm_cmpgt_epi16(_mm_andnot_si128(sign, h), infinity);
     const __m128i canonical = _mm_or_si128(_mm_and_si128(sign, h), nan);
@@ -63,8 +64,33 @@ inline void bfloat_to_float(const std::uint16_t* src, float* dst, std::size_t n)
   for (std::size_t i = 0; i < n; ++i) dst[i] = float_of(bfloat_to_float_bits(src[i]));
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// float_to_bfloat_bits in 8 lanes.
+inline __m256i bfloats_of(__m256i f) {
+  const __m256i high = _mm256_srli_epi32(f, 16);
+  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(f, _mm256_set1_epi32(0x7FFF)), odd), 16);
+  const __m256i nan =
+      _mm256_or_si256(_mm256_and_si256(high, _mm256_set1_epi32(0x8000)), _mm256_set1_epi32(0x7FC0));
+  const __m256i is_nan = _mm256_cmpgt_epi32(_mm256_and_si256(f, _mm256_set1_epi32(0x7FFFFFFF)),
+                                            _mm256_set1_epi32(Real<float>::kInfinity));
+  return _mm256_blendv_epi8(rounded, nan, is_nan);
+}
+#endif
+
 inline void float_to_bfloat(const float* src, std::uint16_t* dst, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) dst[i] = float_to_bfloat_bits(bits_of(src[i]));
+  std::size_t i = 0;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  for (; i + 16 <= n; i += 16) {
+    prefetch_ahead(src + i);
+    const auto* from = reinterpret_cast<const __m256i*>(src + i);
+    const __m256i mixed =
+        _mm256_packus_epi32(bfloats_of(_mm256_loadu_si256(from)), bfloats_of(_mm256_loadu_si256(from + 1)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i), _mm256_permute4x64_epi64(mixed, 0xD8));
+  }
+#endif
+  for (; i < n; ++i) dst[i] = float_to_bfloat_bits(bits_of(src[i]));
 }
 
 // How each dtype is stored, the type T it is computed in, and its conversions.

@@ -54,6 +54,7 @@ void add_widened(const std::uint16_t* src, float* dst, std::size_t n) {
   std::size_t i = 0;
 #if defined(__AVX512F__)
   for (; i + 16 <= n; i += 16) {
+    prefetch_ahead(dst + i);
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + i));
     __m512 x;
     if constexpr (S == kFloat16)
@@ -64,6 +65,7 @@ void add_widened(const std::uint16_t* src, float* dst, std::size_t n) {
   }
 #elif defined(__AVX2__)
   for (; i + 8 <= n; i += 8) {
+    prefetch_ahead(dst + i);
     const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i));
     __m256 x;
     if constexpr (S == kFloat16)
