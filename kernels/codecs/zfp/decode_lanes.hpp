@@ -1,37 +1,103 @@
-// Decoding sixteen blocks at a time. The planes are those of zfp_plane_bits, looked up in registers.
+// Decoding a vector's blocks at a time. The planes are those of zfp_plane_bits, looked up in registers.
 #pragma once
 
 #include "codecs/zfp/lanes.hpp"
 
-#if defined(__AVX512BW__)
+#if defined(__AVX2__)
 
 namespace hybridcomp::HC_ISA {
 namespace {
 
 // What follows the known values' bits, by base[known] | the bits below base[known]: for 1, 2, 3 and 4 known
 // values 32 + 5 bits, 8 + 3, 2 + 1 and 1. No known value is first made one or more by LaneRuns.
+constexpr unsigned lane_base(unsigned known) {
+  return known == 0 ? 0 : known == 4 ? 1 : 1u << (2 * (4 - known) - 1);
+}
+
+// Calls f(index, plane, length, known) for each.
+template <typename F>
+constexpr void each_lane_plane(F f) {
+  for (unsigned n = 1; n <= 4; ++n)
+    for (unsigned bits = 0; bits < lane_base(n); ++bits) {
+      const ZfpPlane p = zfp_plane_bits(bits << n, n);
+      f(lane_base(n) | bits, unsigned(p.bits), unsigned(p.length - n), unsigned(p.known));
+    }
+}
+
+struct LaneBases {
+  LaneEntry base[16] = {};
+  constexpr LaneBases() {
+    for (unsigned n = 0; n <= 4; ++n) base[n] = static_cast<LaneEntry>(lane_base(n));
+  }
+};
+alignas(64) constexpr LaneBases kLaneBases;
+
+inline Lanes base_of(Lanes known) {
+#if defined(__AVX512BW__)
+  return pick16(known, kLaneBases.base);
+#else
+  return shuffled(kLaneBases.base, known);
+#endif
+}
+
+// What a plane adds to the known values' bits, its length without them, and how many values are known then.
+struct LanePlane {
+  Lanes bits, length, known;
+};
+
+#if defined(__AVX512BW__)
+
 struct LanePlanes {
   std::uint16_t plane[64] = {}, length[64] = {}, known[64] = {};
-  std::uint32_t base[16] = {};
   constexpr LanePlanes() {
-    for (unsigned n = 1; n <= 4; ++n) {
-      base[n] = n == 4 ? 1 : 1u << (2 * (4 - n) - 1);
-      for (unsigned bits = 0; bits < base[n]; ++bits) {
-        const ZfpPlane p = zfp_plane_bits(bits << n, n);
-        plane[base[n] | bits] = p.bits;
-        length[base[n] | bits] = static_cast<std::uint16_t>(p.length - n);
-        known[base[n] | bits] = p.known;
-      }
-    }
+    each_lane_plane([this](unsigned at, unsigned bits, unsigned bits_long, unsigned n) {
+      plane[at] = static_cast<std::uint16_t>(bits);
+      length[at] = static_cast<std::uint16_t>(bits_long);
+      known[at] = static_cast<std::uint16_t>(n);
+    });
   }
 };
 alignas(64) constexpr LanePlanes kLanePlanes;
+
+inline Lanes pick64(Lanes index, const std::uint16_t* table) {
+  return _mm512_permutex2var_epi16(load(table), index, load(table + 32));
+}
+
+inline LanePlane plane_at(Lanes index, Lanes, Lanes) {
+  return {pick64(index, kLanePlanes.plane), pick64(index, kLanePlanes.length),
+          pick64(index, kLanePlanes.known)};
+}
+
+#else
+
+// Bits and length in a byte. Indices 16 to 31 do not occur.
+struct LanePlanes {
+  LaneEntry low[16] = {}, high[32] = {};
+  constexpr LanePlanes() {
+    each_lane_plane([this](unsigned at, unsigned bits, unsigned length, unsigned) {
+      (at < 16 ? low[at] : high[at - 32]) = static_cast<LaneEntry>(bits | length << 4);
+    });
+  }
+};
+alignas(64) constexpr LanePlanes kLanePlanes;
+
+// The known values reach as far as the highest bit that was ever set.
+inline LanePlane plane_at(Lanes index, Lanes given, Lanes known) {
+  const Lanes upper = left<2>(index);  // bit 5 as a byte's sign
+  const Lanes found =
+      _mm256_blendv_epi8(shuffled(kLanePlanes.low, index), pick32(index, kLanePlanes.high), upper);
+  const Lanes bits = both(found, all(15));
+  return {bits, right<4>(found), _mm256_max_epi32(known, shuffled(kHighestBit.of, either(given, bits)))};
+}
+
+#endif
+
 constexpr std::uint32_t kNothing = 4;  // a base whose entries are zero
 
 // The first run of a plane without known values, by its four bits at most: what it sets, its length, and the
 // base of what follows (nothing if the first bit is zero, which ends the plane).
 struct LaneRuns {
-  std::uint32_t plane[16] = {}, length[16] = {}, base[16] = {};
+  LaneEntry plane[16] = {}, length[16] = {}, base[16] = {};
   constexpr LaneRuns() {
     for (unsigned bits = 0; bits < 16; ++bits) {
       length[bits] = 1;
@@ -39,22 +105,14 @@ struct LaneRuns {
       if (bits % 2 == 0) continue;
       unsigned value = 0;
       while (value < 3 && ((bits >> length[bits]++) & 1) == 0) ++value;
-      plane[bits] = 1u << value;
-      base[bits] = kLanePlanes.base[value + 1];
+      plane[bits] = static_cast<LaneEntry>(1u << value);
+      base[bits] = static_cast<LaneEntry>(lane_base(value + 1));
     }
   }
 };
 alignas(64) constexpr LaneRuns kLaneRuns;
 
-inline Lanes pick64(Lanes index, const std::uint16_t* table) {
-  return _mm512_permutex2var_epi16(load(table), index, load(table + 32));
-}
-
-inline Lanes pick_if(Lanes otherwise, __mmask16 which, Lanes index, const std::uint32_t* table) {
-  return _mm512_mask_permutexvar_epi32(otherwise, which, index, load(table));
-}
-
-// The state of sixteen blocks on their way through the planes.
+// The state of a vector's blocks on their way through the planes.
 template <int Words>
 struct LaneReader {
   Lanes word[Words];
@@ -73,64 +131,64 @@ struct LaneReader {
   bool step(Lanes end) {
     const Lanes bits = window();
     Lanes skip = known, given = both(bits, minus(left(all(1), known), all(1)));
-    Lanes base = pick(known, load(kLanePlanes.base));
-    const __mmask16 fresh = _mm512_testn_epi32_mask(known, known);
-    if (fresh) {
-      skip = pick_if(skip, fresh, bits, kLaneRuns.length);
-      given = pick_if(given, fresh, bits, kLaneRuns.plane);
-      base = pick_if(base, fresh, bits, kLaneRuns.base);
+    Lanes base = base_of(known);
+    const Mask fresh = zero(known);
+    if (any(fresh)) {
+      skip = chosen(fresh, pick16(bits, kLaneRuns.length), skip);
+      given = chosen(fresh, pick16(bits, kLaneRuns.plane), given);
+      base = chosen(fresh, pick16(bits, kLaneRuns.base), base);
     }
     const Lanes index = both_or(right(bits, skip), minus(base, all(1)), base);
-    planes = either(_mm512_slli_epi32(planes, 4), given, pick64(index, kLanePlanes.plane));
-    at = plus(plus(at, skip), pick64(index, kLanePlanes.length));
-    const __mmask16 over = _mm512_cmpge_epu32_mask(at, end);
-    if (over) {  // zfp_cut_run
-      __mmask16 cut = _mm512_mask_cmpgt_epu32_mask(over, at, end);
-      cut = _mm512_mask_cmplt_epu32_mask(cut, known, all(4));
-      cut = _mm512_mask_test_epi32_mask(cut, planes, all(8));
-      planes = _mm512_mask_xor_epi32(planes, cut, planes, exclusive(right(all(8), minus(at, end)), all(8)));
+    const LanePlane plane = plane_at(index, given, known);
+    planes = either(left<4>(planes), given, plane.bits);
+    at = plus(plus(at, skip), plane.length);
+    const Mask inside = less(at, end);
+    if (!every(inside)) {  // zfp_cut_run
+      Mask cut = both_masks(less(end, at), less(known, all(4)));
+      cut = both_masks(cut, common_bits(planes, all(8)));
+      planes = exclusive(planes, kept(cut, exclusive(right(all(8), minus(at, end)), all(8))));
     }
-    known = pick64(index, kLanePlanes.known);
-    return over == 0xFFFF;
+    known = plane.known;
+    return !any(inside);
   }
 };
 
-// Groups of sixteen blocks' bits, as encode_lanes leaves them, to values; a mask of the lanes that it cannot
+// Groups of kLanes blocks' bits, as encode_lanes leaves them, to values; a mask of the lanes that it cannot
 // do for each.
 template <typename T, int Words, int Groups>
 inline void decode_lanes(const std::uint32_t words[Groups][kLaneWords][kLanes], unsigned bits, T* out,
                          std::uint32_t rare[Groups]) {
   LaneReader<Words> reader[Groups];
   Lanes parts[Groups][kParts<T>][4] = {}, exponent[Groups];
-  __mmask16 some[Groups];
+  Mask some[Groups];
   const Lanes end = all(bits);
   for (int g = 0; g < Groups; ++g) {
-    for (int w = 0; w < Words; ++w) reader[g].word[w] = LaneValues<T>::reorder(load(words[g][w]));
+    for (int w = 0; w < Words; ++w) reader[g].word[w] = LaneValues<T>::from_blocks(load(words[g][w]));
     const Lanes head = reader[g].word[0];
-    some[g] = _mm512_test_epi32_mask(head, all(1));
-    exponent[g] = both(_mm512_srli_epi32(head, 1), all(kZfpMaxExponent<T>));
-    rare[g] = _mm512_mask_cmplt_epu32_mask(some[g], exponent[g], all(kLeastExponent<T>));
+    some[g] = common_bits(head, all(1));
+    exponent[g] = both(right<1>(head), all(kZfpMaxExponent<T>));
+    rare[g] = bits_of_mask(both_masks(some[g], less(exponent[g], all(kLeastExponent<T>))));
     // A block of zeros is at its end.
-    reader[g].at = _mm512_mask_mov_epi32(end, some[g], all(kZfpHeaderBits<T>));
-    reader[g].known = _mm512_setzero_si512();
+    reader[g].at = chosen(some[g], all(kZfpHeaderBits<T>), end);
+    reader[g].known = all(0);
   }
   bool full = false;
   for (int byte = 0; byte < 4 * kParts<T> && !full; ++byte) {
-    for (auto& r : reader) r.planes = _mm512_setzero_si512();
+    for (auto& r : reader) r.planes = all(0);
     int k = 0;
     while (k < 8 && !full) {
       full = true;
       for (auto& r : reader) full &= r.step(end);
       ++k;
     }
-    const __m128i missing = _mm_cvtsi32_si128(4 * (8 - k)), down = _mm_cvtsi32_si128(byte % 4 * 8);
     for (int g = 0; g < Groups; ++g) {
-      const Lanes b = bytes_of(_mm512_sll_epi32(reader[g].planes, missing));
+      const Lanes b = bytes_of(left_by(reader[g].planes, 4 * (8 - k)));
       Lanes* u = parts[g][byte / 4];
-      u[0] = either(u[0], _mm512_srl_epi32(_mm512_slli_epi32(b, 24), down));
-      u[1] = either(u[1], _mm512_srl_epi32(_mm512_slli_epi32(both(b, all(0x00FF0000u)), 8), down));
-      u[2] = either(u[2], _mm512_srl_epi32(_mm512_slli_epi32(both(b, all(0x0000FF00u)), 16), down));
-      u[3] = either(u[3], _mm512_srl_epi32(both(b, all(0xFF000000u)), down));
+      const int down = byte % 4 * 8;
+      u[0] = either(u[0], right_by(left<24>(b), down));
+      u[1] = either(u[1], right_by(left<8>(both(b, all(0x00FF0000u))), down));
+      u[2] = either(u[2], right_by(left<16>(both(b, all(0x0000FF00u))), down));
+      u[3] = either(u[3], right_by(both(b, all(0xFF000000u)), down));
     }
   }
   for (int g = 0; g < Groups; ++g)

@@ -1,16 +1,17 @@
-// Encoding sixteen blocks at a time. The planes' codes are those of zfp_plane_code, looked up in registers.
+// Encoding a vector's blocks at a time. The planes' codes are those of zfp_plane_code, looked up in
+// registers.
 #pragma once
 
 #include "codecs/zfp/lanes.hpp"
 
-#if defined(__AVX512BW__)
+#if defined(__AVX2__)
 
 namespace hybridcomp::HC_ISA {
 namespace {
 
 // Codes by 16 >> known | the bits of the unknown values: 1 to 31.
 struct LaneCodes {
-  std::uint32_t code[32] = {}, length[32] = {}, known[32] = {};
+  LaneEntry code[32] = {}, length[32] = {}, known[32] = {};
   constexpr LaneCodes() {
     for (unsigned n = 0; n <= 4; ++n) {
       for (unsigned rest = 0; rest < 16u >> n; ++rest) {
@@ -24,11 +25,17 @@ struct LaneCodes {
 };
 alignas(64) constexpr LaneCodes kLaneCodes;
 
-inline Lanes pick2(Lanes index, const std::uint32_t* table) {
-  return _mm512_permutex2var_epi32(load(table), index, load(table + 16));
+// How many values are known after a plane: as many as reach its highest bit, unless more were before.
+inline Lanes known_after([[maybe_unused]] Lanes plane, [[maybe_unused]] Lanes rest,
+                         [[maybe_unused]] Lanes known) {
+#if defined(__AVX512BW__)
+  return pick32(rest, kLaneCodes.known);
+#else
+  return _mm256_max_epi32(known, shuffled(kHighestBit.of, plane));
+#endif
 }
 
-// The state of sixteen blocks on their way through the planes.
+// The state of a vector's blocks on their way through the planes.
 template <int Words>
 struct LaneWriter {
   Lanes word[Words];
@@ -36,62 +43,59 @@ struct LaneWriter {
   Lanes planes;  // eight, the next one highest
 
   void step() {
-    planes = _mm512_rol_epi32(planes, 4);
-    const Lanes plane = both_or(planes, all(15), all(16));
+    const Lanes plane = next_plane(planes);
     const Lanes rest = right(plane, known);
     // the code of the rest, and the known values' bits: those of `plane` that `rest` lacks
-    const Lanes code =
-        _mm512_ternarylogic_epi32(pick2(rest, kLaneCodes.code), plane, left(rest, known), 0xF6);
+    const Lanes code = or_exclusive(pick32(rest, kLaneCodes.code), plane, left(rest, known));
     word[0] = either(word[0], left(code, at));
     for (int w = 1; w < Words; ++w)
       word[w] = either(word[w], left(code, minus(at, all(32 * w))), right(code, minus(all(32 * w), at)));
-    at = plus(at, pick2(rest, kLaneCodes.length));
-    known = pick2(rest, kLaneCodes.known);
+    at = plus(at, pick32(rest, kLaneCodes.length));
+    known = known_after(plane, rest, known);
   }
 };
 
-// Groups of sixteen blocks at `x` to their bits, word w of block b of group g at words[g][w][b]; a mask of
+// Groups of kLanes blocks at `x` to their bits, word w of block b of group g at words[g][w][b]; a mask of
 // the lanes that it cannot do for each group.
 template <typename T, int Words, int Groups>
 inline void encode_lanes(const T* x, unsigned bits, std::uint32_t words[Groups][kLaneWords][kLanes],
                          std::uint32_t rare[Groups]) {
   LaneWriter<Words> writer[Groups];
   Lanes parts[Groups][kParts<T>][4];
-  __mmask16 some[Groups];
+  Mask some[Groups];
   const Lanes end = all(bits);
   for (int g = 0; g < Groups; ++g) {
     Lanes exponent;
-    __mmask16 other;
+    Mask other;
     LaneValues<T>::read(x + kLaneValues * g, parts[g], exponent, some[g], other);
-    rare[g] = other;
+    rare[g] = bits_of_mask(other);
     writer[g].word[0] = plus(plus(exponent, exponent), all(1));
-    for (int w = 1; w < Words; ++w) writer[g].word[w] = _mm512_setzero_si512();
+    for (int w = 1; w < Words; ++w) writer[g].word[w] = all(0);
     // A block of zeros is at its end.
-    writer[g].at = _mm512_mask_mov_epi32(end, some[g], all(kZfpHeaderBits<T>));
-    writer[g].known = _mm512_setzero_si512();
+    writer[g].at = chosen(some[g], all(kZfpHeaderBits<T>), end);
+    writer[g].known = all(0);
   }
   bool full = false;
   for (int byte = 0; byte < 4 * kParts<T> && !full; ++byte) {
     for (int g = 0; g < Groups; ++g) {
       Lanes* u = parts[g][byte / 4];
       writer[g].planes = nibbles_of(u);
-      for (int i = 0; i < 4; ++i) u[i] = _mm512_slli_epi32(u[i], 8);
+      for (int i = 0; i < 4; ++i) u[i] = left<8>(u[i]);
     }
     for (int k = 0; k < 8 && !full; k += 2) {
-      __mmask16 open = 0;
+      Mask open = none_of_lanes();
       for (auto& w : writer) {
         w.step();
         w.step();
-        open |= _mm512_cmplt_epu32_mask(w.at, end);
+        open = either_mask(open, less(w.at, end));
       }
-      full = open == 0;
+      full = !any(open);
     }
   }
   for (int g = 0; g < Groups; ++g) {
     Lanes* word = writer[g].word;
     if (bits % 32) word[Words - 1] = both(word[Words - 1], all((1u << (bits % 32)) - 1));
-    for (int w = 0; w < Words; ++w)
-      _mm512_storeu_si512(words[g][w], LaneValues<T>::reorder(_mm512_maskz_mov_epi32(some[g], word[w])));
+    for (int w = 0; w < Words; ++w) store(words[g][w], LaneValues<T>::to_blocks(kept(some[g], word[w])));
   }
 }
 

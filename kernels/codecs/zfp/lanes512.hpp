@@ -1,5 +1,4 @@
-// Streams sixteen blocks at a time: a block in each 32-bit lane of AVX-512's vectors, all at the same bit
-// plane. What both directions share: vectors, and the values' way to and from them.
+// The lanes of zfp's blocks in AVX-512's vectors: sixteen of 32 bits, and the values' way to and from them.
 #pragma once
 
 #include "codecs/zfp/blocks.hpp"
@@ -23,23 +22,30 @@ struct ZfpSigned<ZfpLanes64> {
 namespace hybridcomp::HC_ISA {
 namespace {
 
-using Lanes = __m512i;  // of 32 bits, one for each block
+using Lanes = __m512i;   // of 32 bits, one for each block
+using Mask = __mmask16;  // of lanes
 constexpr std::size_t kLanes = 16, kLaneValues = kLanes * kZfpValues;
-constexpr std::size_t kLaneWords = 4;  // of a block: 128 bits
+constexpr int kSideBySide = 2;  // vectors of blocks: each plane waits for the one before
 
-// 32-bit parts of an integer, the most significant first.
+// Whether the blocks of values of this type are taken.
 template <typename T>
-constexpr int kParts = sizeof(T) / 4;
-
-// The smallest exponent of a block that the vectors take: 2^(planes - 2 - exponent) and every product are
-// normal numbers or below one, so that it does not matter whether denormals are flushed to zero.
-template <typename T>
-constexpr int kLeastExponent = Zfp<T>::kPlanes - 1;
+constexpr bool kHasLanes = true;
 
 inline Lanes all(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
 inline Lanes load(const void* p) { return _mm512_loadu_si512(p); }
+inline void store(void* p, Lanes x) { _mm512_storeu_si512(p, x); }
 inline Lanes left(Lanes x, Lanes count) { return _mm512_sllv_epi32(x, count); }  // 0 from 32 up
 inline Lanes right(Lanes x, Lanes count) { return _mm512_srlv_epi32(x, count); }
+template <int Count>
+inline Lanes left(Lanes x) {
+  return _mm512_slli_epi32(x, Count);
+}
+template <int Count>
+inline Lanes right(Lanes x) {
+  return _mm512_srli_epi32(x, Count);
+}
+inline Lanes left_by(Lanes x, int count) { return _mm512_sll_epi32(x, _mm_cvtsi32_si128(count)); }
+inline Lanes right_by(Lanes x, int count) { return _mm512_srl_epi32(x, _mm_cvtsi32_si128(count)); }
 inline Lanes pick(Lanes index, Lanes table) { return _mm512_permutexvar_epi32(index, table); }
 inline Lanes both(Lanes a, Lanes b) { return _mm512_and_si512(a, b); }
 inline Lanes either(Lanes a, Lanes b) { return _mm512_or_si512(a, b); }
@@ -48,6 +54,39 @@ inline Lanes exclusive(Lanes a, Lanes b) { return _mm512_xor_si512(a, b); }
 inline Lanes plus(Lanes a, Lanes b) { return _mm512_add_epi32(a, b); }
 inline Lanes minus(Lanes a, Lanes b) { return _mm512_sub_epi32(a, b); }
 inline Lanes both_or(Lanes a, Lanes b, Lanes c) { return _mm512_ternarylogic_epi32(a, b, c, 0xEA); }
+// a | (b ^ c), (a ^ b) & c and a ^ b ^ c
+inline Lanes or_exclusive(Lanes a, Lanes b, Lanes c) { return _mm512_ternarylogic_epi32(a, b, c, 0xF6); }
+inline Lanes exclusive_and(Lanes a, Lanes b, Lanes c) { return _mm512_ternarylogic_epi32(a, b, c, 0x28); }
+inline Lanes exclusive(Lanes a, Lanes b, Lanes c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
+
+// Of nibbles from the highest on the next one, with bit 4 set.
+inline Lanes next_plane(Lanes& planes) {
+  planes = _mm512_rol_epi32(planes, 4);
+  return both_or(planes, all(15), all(16));
+}
+
+// Masks; numbers are compared that are positive as signed ones too.
+inline Mask less(Lanes a, Lanes b) { return _mm512_cmplt_epu32_mask(a, b); }
+inline Mask zero(Lanes x) { return _mm512_testn_epi32_mask(x, x); }
+inline Mask common_bits(Lanes a, Lanes b) { return _mm512_test_epi32_mask(a, b); }
+inline Mask none_of_lanes() { return 0; }
+inline Mask both_masks(Mask a, Mask b) { return a & b; }
+inline Mask either_mask(Mask a, Mask b) { return static_cast<Mask>(a | b); }
+inline bool any(Mask m) { return m != 0; }
+inline bool every(Mask m) { return m == 0xFFFF; }
+inline std::uint32_t bits_of_mask(Mask m) { return m; }
+inline Lanes chosen(Mask m, Lanes yes, Lanes no) { return _mm512_mask_mov_epi32(no, m, yes); }
+inline Lanes kept(Mask m, Lanes x) { return _mm512_maskz_mov_epi32(m, x); }
+
+// -- tables: of sixteen entries, or several of them --------------------------------------------------------
+
+using LaneEntry = std::uint32_t;
+
+// The entries at a lane's bits 0 to 3 and 0 to 4.
+inline Lanes pick16(Lanes index, const LaneEntry* table) { return pick(index, load(table)); }
+inline Lanes pick32(Lanes index, const LaneEntry* table) {
+  return _mm512_permutex2var_epi32(load(table), index, load(table + 16));
+}
 
 inline Lanes all64(std::uint64_t x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
 
@@ -62,14 +101,15 @@ struct LaneValues<float> {
     return static_cast<std::size_t>(lane % 4 * 4 + lane / 4);
   }
 
-  // Lanes in the order of blocks to these, or back: it is its own inverse.
-  static Lanes reorder(Lanes x) {
+  // Lanes in the order of blocks to these, and back.
+  static Lanes from_blocks(Lanes x) {
     return pick(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), x);
   }
+  static Lanes to_blocks(Lanes x) { return from_blocks(x); }
 
   // The integers of sixteen blocks in base -2, and the exponent's field; the blocks that are not all zero,
   // and those whose integers must be made otherwise.
-  static void read(const float* x, Lanes parts[1][4], Lanes& exponent, __mmask16& some, __mmask16& rare) {
+  static void read(const float* x, Lanes parts[1][4], Lanes& exponent, Mask& some, Mask& rare) {
     Lanes v[4];
     for (int i = 0; i < 4; ++i) v[i] = load(x + 16 * i);
     transpose(v);
@@ -91,7 +131,7 @@ struct LaneValues<float> {
   }
 
   // The inverse; zeros where not `some`.
-  static void write(const Lanes parts[1][4], Lanes exponent, __mmask16 some, float* x) {
+  static void write(const Lanes parts[1][4], Lanes exponent, Mask some, float* x) {
     ZfpLanes32 u[4];
     for (int i = 0; i < 4; ++i) u[i] = (ZfpLanes32)parts[0][i];
     zfp_inverse(u, ZfpLanes32{} + Zfp<float>::kNegabinary);
@@ -119,9 +159,10 @@ struct LaneValues<float> {
 template <>
 struct LaneValues<double> {
   static constexpr std::size_t block_of(int lane) { return static_cast<std::size_t>(lane); }
-  static Lanes reorder(Lanes x) { return x; }
+  static Lanes from_blocks(Lanes x) { return x; }
+  static Lanes to_blocks(Lanes x) { return x; }
 
-  static void read(const double* x, Lanes parts[2][4], Lanes& exponent, __mmask16& some, __mmask16& rare) {
+  static void read(const double* x, Lanes parts[2][4], Lanes& exponent, Mask& some, Mask& rare) {
     ZfpLanes64 u[2][4];
     Lanes fields[2];
     unsigned nonzero = 0, other = 0;
@@ -157,7 +198,7 @@ struct LaneValues<double> {
     rare = static_cast<__mmask16>(other);
   }
 
-  static void write(const Lanes parts[2][4], Lanes exponent, __mmask16 some, double* x) {
+  static void write(const Lanes parts[2][4], Lanes exponent, Mask some, double* x) {
     for (int h = 0; h < 2; ++h) {
       const Lanes order =
           plus(_mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23), all(8 * h));
@@ -203,46 +244,6 @@ struct LaneValues<double> {
     v[3] = _mm512_permutex2var_epi64(c, second(), d);
   }
 };
-
-// Swap the bits at `mask` with those `distance` above.
-template <int Distance>
-inline Lanes swap_bits(Lanes x, std::uint32_t mask) {
-  const Lanes t =
-      _mm512_ternarylogic_epi32(_mm512_srli_epi32(x, Distance), x, all(mask), 0x28);  // (a ^ b) & c
-  return _mm512_ternarylogic_epi32(x, t, _mm512_slli_epi32(t, Distance), 0x96);
-}
-
-// The top bytes of four integers as eight nibbles, a bit plane each, the most significant first from the top.
-inline Lanes nibbles_of(const Lanes u[4]) {
-  const Lanes high = both_or(u[3], all(0xFF000000u), _mm512_srli_epi32(u[0], 24));
-  Lanes x = both_or(_mm512_srli_epi32(u[1], 8), all(0x00FF0000u), high);
-  x = both_or(_mm512_srli_epi32(u[2], 16), all(0x0000FF00u), x);
-  x = swap_bits<12>(x, 0x0000F0F0u);
-  x = swap_bits<6>(x, 0x00CC00CCu);
-  return swap_bits<3>(x, 0x0A0A0A0Au);
-}
-
-// The inverse: bytes of values 0, 2, 1, 3 from the lowest.
-inline Lanes bytes_of(Lanes x) {
-  x = swap_bits<3>(x, 0x0A0A0A0Au);
-  x = swap_bits<6>(x, 0x00CC00CCu);
-  return swap_bits<12>(x, 0x0000F0F0u);
-}
-
-// Call f.template operator()<Words>() for blocks of so many bits.
-template <typename F>
-inline void with_words(unsigned bits, F f) {
-  switch ((bits - 1) / 32) {
-    case 0:
-      return f.template operator()<1>();
-    case 1:
-      return f.template operator()<2>();
-    case 2:
-      return f.template operator()<3>();
-    default:
-      return f.template operator()<4>();
-  }
-}
 
 }  // namespace
 }  // namespace hybridcomp::HC_ISA

@@ -1,5 +1,5 @@
 // zfp's fixed-rate streams; compiled once per instruction set. Blocks are coded one after another
-// (blocks.hpp); with AVX-512 those of up to 128 bits go sixteen at a time (lanes.hpp).
+// (blocks.hpp); with AVX-512, and floats with AVX2, those of up to 128 bits go many at a time (lanes.hpp).
 #include "hybridcomp/zfp.hpp"
 
 #include "codecs/common/tile.hpp"
@@ -13,18 +13,20 @@ namespace {
 
 static_assert(kTile % kZfpUnit == 0);
 
-// Code the first of m values sixteen blocks at a time, where vectors can; return how many values.
+// Code the first of m values many blocks at a time, where vectors can; return how many values.
 template <typename T>
 std::size_t encode_groups([[maybe_unused]] const T* x, [[maybe_unused]] std::size_t m,
                           [[maybe_unused]] unsigned bits, [[maybe_unused]] BitWriter& writer) {
   std::size_t i = 0;
-#if defined(__AVX512BW__)
-  if (bits <= 32 * kLaneWords)
-    with_words(bits, [&]<int Words>() {
-      constexpr std::size_t kTwo = 2 * kLaneValues;  // side by side: each plane waits for the one before
-      for (; i + kTwo <= m; i += kTwo) encode_group<Words, 2>(x + i, bits, writer);
-      for (; i + kLaneValues <= m; i += kLaneValues) encode_group<Words, 1>(x + i, bits, writer);
-    });
+#if defined(__AVX2__)
+  if constexpr (kHasLanes<T>) {
+    if (bits <= 32 * kLaneWords)
+      with_words(bits, [&]<int Words>() {
+        constexpr std::size_t kTogether = kSideBySide * kLaneValues;
+        for (; i + kTogether <= m; i += kTogether) encode_group<Words, kSideBySide>(x + i, bits, writer);
+        for (; i + kLaneValues <= m; i += kLaneValues) encode_group<Words, 1>(x + i, bits, writer);
+      });
+  }
 #endif
   return i;
 }
@@ -33,13 +35,15 @@ template <typename T>
 std::size_t decode_groups([[maybe_unused]] BitReader& reader, [[maybe_unused]] std::size_t m,
                           [[maybe_unused]] unsigned bits, [[maybe_unused]] T* out) {
   std::size_t i = 0;
-#if defined(__AVX512BW__)
-  if (bits <= 32 * kLaneWords)
-    with_words(bits, [&]<int Words>() {
-      constexpr std::size_t kTwo = 2 * kLaneValues;  // side by side: each plane waits for the one before
-      for (; i + kTwo <= m; i += kTwo) decode_group<Words, 2>(reader, bits, out + i);
-      for (; i + kLaneValues <= m; i += kLaneValues) decode_group<Words, 1>(reader, bits, out + i);
-    });
+#if defined(__AVX2__)
+  if constexpr (kHasLanes<T>) {
+    if (bits <= 32 * kLaneWords)
+      with_words(bits, [&]<int Words>() {
+        constexpr std::size_t kTogether = kSideBySide * kLaneValues;
+        for (; i + kTogether <= m; i += kTogether) decode_group<Words, kSideBySide>(reader, bits, out + i);
+        for (; i + kLaneValues <= m; i += kLaneValues) decode_group<Words, 1>(reader, bits, out + i);
+      });
+  }
 #endif
   return i;
 }
