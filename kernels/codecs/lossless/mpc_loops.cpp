@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "codecs/lossless/mpc.hpp"
+#include "codecs/lossless/mpc256.hpp"
 #include "codecs/lossless/split_bytes.hpp"
 
 namespace hybridcomp::HC_ISA {
@@ -144,6 +145,9 @@ void reverse_rows(Lane<Width>* rows) {
 // it.
 template <int Width>
 void to_planes(const Word<Width>* words, Lane<Width>* rows) {
+#if defined(__AVX2__)
+  if constexpr (Width == 4) return words_to_planes(words, rows);
+#endif
   for (std::size_t t = 0; t < kLanes<Width>; ++t) {
     const Word<Width>* tile = words + t * kTileWords<Width>;
     for (std::size_t k = 0; k < kRows<Width>; ++k) {
@@ -158,6 +162,9 @@ void to_planes(const Word<Width>* words, Lane<Width>* rows) {
 
 template <int Width>
 void to_words(Lane<Width>* rows, Word<Width>* words) {
+#if defined(__AVX2__)
+  if constexpr (Width == 4) return planes_to_words(rows, words);
+#endif
   reverse_rows<Width>(rows);
   swap_bits<Width>(rows);
   for (std::size_t t = 0; t < kLanes<Width>; ++t) {
@@ -205,6 +212,10 @@ std::size_t drop_zeros(const Lane<Width>* rows, std::uint8_t* out) {
     }
   }
 #else
+#if defined(__AVX2__)
+  if constexpr (sizeof(L) == 4)
+    return static_cast<std::size_t>(drop_zero_lanes(rows, kRows<Width>, bitmap, kept) - out);
+#endif
   for (std::size_t k = 0; k < kRows<Width>; ++k) {
     for (std::size_t t = 0; t < kLanes<Width>; t += 8) {
       std::uint32_t bits = 0;
@@ -263,6 +274,9 @@ void restore_zeros(const std::uint8_t* src, Lane<Width>* rows) {
     }
   }
 #else
+#if defined(__AVX2__)
+  if constexpr (sizeof(L) == 4) return restore_zero_lanes(bitmap, kept, kRows<Width>, rows);
+#endif
   for (std::size_t k = 0; k < kRows<Width>; ++k) {
     for (std::size_t t = 0; t < kLanes<Width>; ++t) {
       L* lane = rows + k * kLanes<Width> + t;

@@ -1,6 +1,7 @@
 // Selecting by vectors of eight elements, moved together by a permutation: AVX2 has no compressing store.
 #pragma once
 
+#include "codecs/common/compress256.hpp"
 #include "codecs/common/tile.hpp"
 #include "codecs/sparse/largest.hpp"
 #include "codecs/sparse/sparse.hpp"
@@ -9,21 +10,6 @@
 
 namespace hybridcomp::HC_ISA {
 namespace {
-
-// For each mask of eight lanes those that are set, a byte each, in order; the others are lane 0.
-struct LanesOfMask {
-  std::uint64_t lanes[256] = {};
-  constexpr LanesOfMask() {
-    for (unsigned mask = 0; mask < 256; ++mask)
-      for (unsigned lane = 0, at = 0; lane < 8; ++lane)
-        if (mask >> lane & 1) lanes[mask] |= std::uint64_t(lane) << (8 * at++);
-  }
-};
-alignas(64) constexpr LanesOfMask kLanesOfMask;
-
-inline __m128i lanes_of(std::uint32_t mask) {
-  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(&kLanesOfMask.lanes[mask]));
-}
 
 // Byte positions of 16-bit elements from their lanes.
 inline __m128i positions16(__m128i lanes) {
@@ -51,8 +37,7 @@ struct Eight<std::uint32_t> {
     return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(x)));
   }
   static void put(__m128i lanes, Vector x, std::uint32_t* out) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                        _mm256_permutevar8x32_epi32(x, _mm256_cvtepu8_epi32(lanes)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), compressed(lanes, x));
   }
 };
 
