@@ -32,14 +32,6 @@ struct LaneBases {
 };
 alignas(64) constexpr LaneBases kLaneBases;
 
-inline Lanes base_of(Lanes known) {
-#if defined(__AVX512BW__)
-  return pick16(known, kLaneBases.base);
-#else
-  return shuffled(kLaneBases.base, known);
-#endif
-}
-
 // What a plane adds to the known values' bits, its length without them, and how many values are known then.
 struct LanePlane {
   Lanes bits, length, known;
@@ -130,13 +122,14 @@ struct LaneReader {
   // Decode a plane; whether every block has come to its end.
   bool step(Lanes end) {
     const Lanes bits = window();
+    // All three are zero where no value is known.
     Lanes skip = known, given = both(bits, minus(left(all(1), known), all(1)));
-    Lanes base = base_of(known);
+    Lanes base = pick16(known, kLaneBases.base);
     const Mask fresh = zero(known);
     if (any(fresh)) {
-      skip = chosen(fresh, pick16(bits, kLaneRuns.length), skip);
-      given = chosen(fresh, pick16(bits, kLaneRuns.plane), given);
-      base = chosen(fresh, pick16(bits, kLaneRuns.base), base);
+      skip = pick16_if(fresh, skip, bits, kLaneRuns.length);
+      given = pick16_if(fresh, given, bits, kLaneRuns.plane);
+      base = pick16_if(fresh, base, bits, kLaneRuns.base);
     }
     const Lanes index = both_or(right(bits, skip), minus(base, all(1)), base);
     const LanePlane plane = plane_at(index, given, known);

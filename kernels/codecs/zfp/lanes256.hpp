@@ -84,14 +84,19 @@ inline Lanes table16(const LaneEntry* table) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
 }
 
-// The entries at a lane's bits 0 to 3, of which entry 0 is zero: the lane's other bytes take that.
+// The entries at a lane's bits 0 to 3, the only ones set or followed by none above 6; entry 0 is zero, which
+// the lane's other bytes take.
 inline Lanes shuffled(const LaneEntry* table, Lanes index) {
   return _mm256_shuffle_epi8(table16(table), index);
 }
 
-// The entries at a lane's bits 0 to 3, whatever entry 0 is.
-inline Lanes pick16(Lanes index, const LaneEntry* table) {
-  return shuffled(table, both_or(index, all(15), all(0x80808000u)));
+inline Lanes pick16(Lanes index, const LaneEntry* table) { return shuffled(table, index); }
+
+// The entries at a lane's bits 0 to 3, whatever entry 0 is, in some lanes; the others, which are zero in
+// those.
+inline Lanes pick16_if(Mask which, Lanes others, Lanes index, const LaneEntry* table) {
+  const Lanes zeros = either(all(0x80808000u), inverted(which));  // of bytes with the top bit set
+  return either(others, shuffled(table, both_or(index, all(15), zeros)));
 }
 
 // The entries at a lane's bits 0 to 4, of which entry 0 is zero.

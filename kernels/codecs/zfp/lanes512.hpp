@@ -82,8 +82,11 @@ inline Lanes kept(Mask m, Lanes x) { return _mm512_maskz_mov_epi32(m, x); }
 
 using LaneEntry = std::uint32_t;
 
-// The entries at a lane's bits 0 to 3 and 0 to 4.
+// The entries at a lane's bits 0 to 3, those in some lanes, and those at bits 0 to 4.
 inline Lanes pick16(Lanes index, const LaneEntry* table) { return pick(index, load(table)); }
+inline Lanes pick16_if(Mask which, Lanes others, Lanes index, const LaneEntry* table) {
+  return _mm512_mask_permutexvar_epi32(others, which, index, load(table));
+}
 inline Lanes pick32(Lanes index, const LaneEntry* table) {
   return _mm512_permutex2var_epi32(load(table), index, load(table + 16));
 }
