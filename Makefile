@@ -106,10 +106,12 @@ soak: $(VENV)/.installed
 	  $(BIN)/python -m tests.soak.program $(SOAK_OPERATIONS)
 
 # Planted faults for an hour (tests/faults): signals, deaths, messages, links, resources, checkpoints. Takes root for links.
+# With RESULTS=benchmarks/results it renews docs/failures.md too.
 CHAOS_MINUTES ?= 60
 chaos: $(VENV)/.installed
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m tests.faults.chaos --minutes $(CHAOS_MINUTES) --out $(RESULTS)/chaos.json
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/chaos_doc.py)
 
 # Processes that live long: 100,000 operations whose tags come round, and 2,000 communicators that come and go with faults.
 # Some minutes on two cores; the tests have a short one.

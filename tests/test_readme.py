@@ -13,7 +13,10 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize(
     "script",
-    ["readme.py", "codecs_doc.py", "ddp_doc.py", "study_doc.py", "sizes_doc.py", "step_profile_doc.py"],
+    [
+        *("readme.py", "codecs_doc.py", "ddp_doc.py", "study_doc.py", "sizes_doc.py", "step_profile_doc.py"),
+        "chaos_doc.py",
+    ],
 )
 def test_figures_come_from_the_files(script):
     subprocess.run(
