@@ -12,7 +12,7 @@ from hybridcomp.errors import PolicyError, UnknownCodecError
 from hybridcomp.policy.rules import Policy, Rule
 from hybridcomp.policy.toml import parse_policy
 
-PRESETS = ("none", "naive", "mzhybrid", "zhybrid", "hybrid")
+PRESETS = ("none", "exact", "naive", "mzhybrid", "zhybrid", "hybrid")
 
 
 def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:

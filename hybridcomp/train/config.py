@@ -42,8 +42,8 @@ class TrainConfig:
     backend: Literal["hybridcomp", "gloo"] = "hybridcomp"
     """What carries the traffic. gloo is for comparison: only data-parallel gradients are compressed on it."""
     policy: str = "hybrid"
-    """What to compress: a preset (none, naive, mzhybrid, zhybrid, hybrid), a TOML file, or a codec for all
-    (int8:block=128)."""
+    """What to compress: a preset (none, exact, naive, mzhybrid, zhybrid, hybrid), a TOML file, or a codec
+    for all (int8:block=128)."""
     bucket_mb: float = 25.0
     """Largest gradient bucket of data parallelism in MiB; a bucket is reduced while backward goes on."""
     shard: Literal["none", "zero1", "stages"] = "none"

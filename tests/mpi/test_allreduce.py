@@ -27,7 +27,7 @@ def test_lossy_sum_is_near_and_identical(make, codec, n):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("codec", ["none", "lossless", "mpc", "int8:block=128", "topk:ratio=0.5"])
+@pytest.mark.parametrize("codec", ["none", "lossless", "mpc", "exponent", "int8:block=128", "topk:ratio=0.5"])
 def test_dtypes(make, codec, dtype):
     comm = make(codec)
     n = 40_003
@@ -117,7 +117,7 @@ def test_average(make):
         verdict(identical(got))
 
 
-@pytest.mark.parametrize("codec", ["int8", "mpc", "lossless"])
+@pytest.mark.parametrize("codec", ["int8", "mpc", "lossless", "exponent"])
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "complex64"])
 def test_other_dtypes_are_exact(make, dtype, codec):
     comm = make(codec)

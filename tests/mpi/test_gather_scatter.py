@@ -9,7 +9,15 @@ from hybridcomp.errors import MismatchError
 from hybridcomp.policy import Policy, Rule
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
 
-CODECS = {"none": 1e-6, "lossless": 1e-6, "mpc": 1e-6, "fp16": 1e-3, "int8": 0.012, "int4": 0.2}
+CODECS = {
+    "none": 1e-6,
+    "lossless": 1e-6,
+    "mpc": 1e-6,
+    "exponent": 1e-6,
+    "fp16": 1e-3,
+    "int8": 0.012,
+    "int4": 0.2,
+}
 BLOCKS = [0, 1, 3, 129, 70_001]
 
 
@@ -105,7 +113,7 @@ def test_bcast(make, codec):
             )
 
 
-@pytest.mark.parametrize("codec", ["lossless", "mpc"])
+@pytest.mark.parametrize("codec", ["lossless", "mpc", "exponent"])
 @pytest.mark.parametrize("dtype", ["int32", "bool", "uint8", "complex64", "complex128"])
 def test_exact_codecs_move_every_dtype(make, codec, dtype):
     comm = make(codec)

@@ -92,7 +92,7 @@ def test_a_section_for_an_axis_that_is_not_there():
     [
         (
             "hybird",
-            r"unknown policy 'hybird': neither a preset \(none, naive, mzhybrid, zhybrid, hybrid\), nor a .toml "
+            r"unknown policy 'hybird': neither a preset \(none, exact, naive, mzhybrid, zhybrid, hybrid\), nor a .toml "
             r"file, nor a codec",
         ),
         ("nowhere.toml", r"cannot read policy file nowhere\.toml"),

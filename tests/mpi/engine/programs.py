@@ -20,6 +20,7 @@ CODECS: dict[str, float | None] = {
     "none": 0,
     "lossless": 0,
     "mpc": 0,
+    "exponent": 0,
     "fp16": 0,
     "bf16": 0,
     "int8": 1 / 127,

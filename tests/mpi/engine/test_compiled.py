@@ -21,7 +21,7 @@ from hybridcomp.schedules.registry import ALGORITHMS
 from hybridcomp.schedules.topology import Topology
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, total, verdict
 
-CODECS = ["int8", "int4:rounding=stochastic", "bf16", "topk:ratio=0.1", "sign", "zfp:rate=8"]
+CODECS = ["int8", "int4:rounding=stochastic", "bf16", "exponent", "topk:ratio=0.1", "sign", "zfp:rate=8"]
 # Python computes their steps.
 CODECS += ["lossless", "mpc", "topk:ratio=0.1,values=int8"]
 FORMS = ["ef", "loco", "dgc", "ef21"]
