@@ -13,7 +13,7 @@ constexpr std::size_t kB = kExponentBlock;
 template <DTypeCode D>
 using ExponentOf = std::conditional_t<D == kFloat64, std::uint16_t, std::uint8_t>;
 
-// Memory of any alignment as words.
+// Memory of any alignment as words. `auto` would lose the alignment.
 typedef std::uint16_t Loose16 __attribute__((aligned(1), may_alias));
 typedef std::uint32_t Loose32 __attribute__((aligned(1), may_alias));
 typedef std::uint64_t Loose64 __attribute__((aligned(1), may_alias));
@@ -23,24 +23,24 @@ template <DTypeCode D>
 inline void split_halves(const std::uint8_t* src, std::uint16_t* __restrict turned,
                          std::uint8_t* __restrict low) {
   if constexpr (D == kFloat32) {
-    const auto* words = reinterpret_cast<const Loose32*>(src);
-    auto* below = reinterpret_cast<Loose16*>(low);
+    const Loose32* words = reinterpret_cast<const Loose32*>(src);
+    Loose16* below = reinterpret_cast<Loose16*>(low);
     for (std::size_t i = 0; i < kB; ++i) {
       below[i] = static_cast<std::uint16_t>(words[i]);
       turned[i] = static_cast<std::uint16_t>(words[i] >> 16);
     }
     for (std::size_t i = 0; i < kB; ++i) turned[i] = exponent_rotated(turned[i]);
   } else if constexpr (D == kFloat64) {
-    const auto* words = reinterpret_cast<const Loose64*>(src);
-    auto* below = reinterpret_cast<Loose32*>(low);
-    auto* middle = reinterpret_cast<Loose16*>(low + 4 * kB);
+    const Loose64* words = reinterpret_cast<const Loose64*>(src);
+    Loose32* below = reinterpret_cast<Loose32*>(low);
+    Loose16* middle = reinterpret_cast<Loose16*>(low + 4 * kB);
     for (std::size_t i = 0; i < kB; ++i) {
       below[i] = static_cast<std::uint32_t>(words[i]);
       middle[i] = static_cast<std::uint16_t>(words[i] >> 32);
       turned[i] = exponent_rotated(static_cast<std::uint16_t>(words[i] >> 48));
     }
   } else {
-    const auto* words = reinterpret_cast<const Loose16*>(src);
+    const Loose16* words = reinterpret_cast<const Loose16*>(src);
     for (std::size_t i = 0; i < kB; ++i) turned[i] = exponent_rotated(words[i]);
   }
 }
@@ -50,19 +50,19 @@ template <DTypeCode D>
 inline void join_halves(const std::uint16_t* __restrict turned, const std::uint8_t* low,
                         std::uint8_t* __restrict out) {
   if constexpr (D == kFloat32) {
-    const auto* below = reinterpret_cast<const Loose16*>(low);
-    auto* words = reinterpret_cast<Loose32*>(out);
+    const Loose16* below = reinterpret_cast<const Loose16*>(low);
+    Loose32* words = reinterpret_cast<Loose32*>(out);
     for (std::size_t i = 0; i < kB; ++i)
       words[i] = static_cast<std::uint32_t>(exponent_rotated_back(turned[i])) << 16 | below[i];
   } else if constexpr (D == kFloat64) {
-    const auto* below = reinterpret_cast<const Loose32*>(low);
-    const auto* middle = reinterpret_cast<const Loose16*>(low + 4 * kB);
-    auto* words = reinterpret_cast<Loose64*>(out);
+    const Loose32* below = reinterpret_cast<const Loose32*>(low);
+    const Loose16* middle = reinterpret_cast<const Loose16*>(low + 4 * kB);
+    Loose64* words = reinterpret_cast<Loose64*>(out);
     for (std::size_t i = 0; i < kB; ++i)
       words[i] = static_cast<std::uint64_t>(exponent_rotated_back(turned[i])) << 48 |
                  static_cast<std::uint64_t>(middle[i]) << 32 | below[i];
   } else {
-    auto* words = reinterpret_cast<Loose16*>(out);
+    Loose16* words = reinterpret_cast<Loose16*>(out);
     for (std::size_t i = 0; i < kB; ++i) words[i] = exponent_rotated_back(turned[i]);
   }
 }
