@@ -24,6 +24,7 @@ _DRIVERS = {
     11: ("bound", "BoundedDriver"),
     12: ("lossless", "LosslessDriver"),
     13: ("mpc", "MPCDriver"),
+    14: ("exponent", "ExponentDriver"),
     6: ("sign", "SignDriver"),
     7: ("minifloat", "Float8Driver"),
     8: ("minifloat", "MXFP8Driver"),

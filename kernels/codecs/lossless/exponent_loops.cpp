@@ -73,22 +73,23 @@ std::uint8_t encode_block(const std::uint8_t* src, std::uint8_t* data) {
   const std::size_t count = escapes.count();
   if (count <= kExponentFew) {
     put_block<D, 3>(exponents, largest, three, escapes, data);
-    return static_cast<std::uint8_t>(kExponentThree.first + count);
+    return static_cast<std::uint8_t>(exponent_form_at(0).first + count);
   }
   alignas(64) std::uint8_t three_zero[kB], four_zero[kB];
   make_fields<D, 3, true>(exponents, largest, three_zero);
   make_fields<D, 4, true>(exponents, largest, four_zero);
   const Places escapes_three(three_zero, kEscape<3>), escapes_four(four_zero, kEscape<4>);
-  const ExponentForm forms[] = {kExponentThree, kExponentThreeZero, kExponentFourZero};
   const std::size_t counts[] = {count, escapes_three.count(), escapes_four.count()};
-  std::size_t best = kBytes, chosen = 3;
-  for (std::size_t f = 0; f < 3; ++f) {
-    const std::size_t bytes = exponent_form_bytes(forms[f], counts[f], D);
-    if (counts[f] > forms[f].most || bytes >= best) continue;
+  std::size_t best = kBytes;
+  int chosen = kExponentForms;
+  for (int f = 0; f < kExponentForms; ++f) {
+    const ExponentForm form = exponent_form_at(f);
+    const std::size_t bytes = exponent_form_bytes(form, counts[f], D);
+    if (counts[f] > form.most || bytes >= best) continue;
     best = bytes;
     chosen = f;
   }
-  if (chosen == 3) {
+  if (chosen == kExponentForms) {
     std::memcpy(data, src, kBytes);
     return kExponentRaw;
   }
@@ -98,7 +99,7 @@ std::uint8_t encode_block(const std::uint8_t* src, std::uint8_t* data) {
     put_block<D, 3>(exponents, largest, three_zero, escapes_three, data);
   else
     put_block<D, 4>(exponents, largest, four_zero, escapes_four, data);
-  return static_cast<std::uint8_t>(forms[chosen].first + counts[chosen]);
+  return static_cast<std::uint8_t>(exponent_form_at(chosen).first + counts[chosen]);
 }
 
 template <DTypeCode D>

@@ -49,14 +49,24 @@ struct ExponentForm {
   std::uint8_t bits;   // of a field
   bool zero;           // a field stands for the exponent 0
 };
-constexpr ExponentForm kExponentThree{0, 63, 3, false};
-constexpr ExponentForm kExponentThreeZero{64, 63, 3, true};
-constexpr ExponentForm kExponentFourZero{128, 125, 4, true};
+constexpr int kExponentForms = 3;
+HC_HD constexpr ExponentForm exponent_form_at(int i) {  // the first of those that are as short is taken
+  return i == 0   ? ExponentForm{0, 63, 3, false}
+         : i == 1 ? ExponentForm{64, 63, 3, true}
+                  : ExponentForm{128, 125, 4, true};
+}
 
-HC_HD ExponentForm exponent_form(std::uint8_t code) {  // below kExponentZeros
-  return code < kExponentThreeZero.first  ? kExponentThree
-         : code < kExponentFourZero.first ? kExponentThreeZero
-                                          : kExponentFourZero;
+HC_HD constexpr ExponentForm exponent_form(std::uint8_t code) {  // below kExponentZeros
+  return exponent_form_at(code < 64 ? 0 : code < 128 ? 1 : 2);
+}
+
+HC_HD constexpr std::uint32_t exponent_escape(ExponentForm form) { return (1u << form.bits) - 1; }
+
+// The field of an exponent; the escape if it has none.
+HC_HD std::uint32_t exponent_field(std::uint32_t exponent, std::uint32_t largest, ExponentForm form) {
+  const std::uint32_t escape = exponent_escape(form), distance = largest - exponent;
+  if (form.zero && !exponent) return escape - 1;
+  return distance < escape - form.zero ? distance : escape;
 }
 
 // Exponents' bits of a type, and bits that the top halves have beside them.
