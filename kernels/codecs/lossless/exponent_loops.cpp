@@ -9,14 +9,6 @@ namespace {
 template <int Bits>
 constexpr std::uint8_t kEscape = (1 << Bits) - 1;
 
-// Ask for memory a little ahead of what is read: a block takes so long that the processor itself looks no
-// further than the block. Past the end there is no harm: nothing is read.
-constexpr std::size_t kAhead = 2048;
-inline void prefetch(const std::uint8_t* at, std::size_t bytes) {
-  const auto ahead = reinterpret_cast<std::uintptr_t>(at) + kAhead;
-  for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(ahead + i));
-}
-
 // -- encode ----------------------------------------------------------------------------------------------
 
 // The fields of a block in one form: distances below `largest`, the zeros, and escapes.
@@ -109,7 +101,7 @@ std::size_t encode_all(const std::uint8_t* src, std::size_t n, std::uint8_t* cod
   for (std::size_t at = 0; at < n; at += kB) {
     const std::size_t m = smaller(kB, n - at);
     const std::uint8_t* from = src + at * kWidth;
-    prefetch(from, m * kWidth);
+    prefetch_ahead(from, m * kWidth);
     const std::uint8_t code =
         m == kB ? encode_block<D>(from, data + used) : keep_block(from, m * kWidth, data + used);
     codes[at / kB] = code;
@@ -168,7 +160,7 @@ int decode_all(const std::uint8_t* codes, const std::uint8_t* data, std::size_t 
     const std::uint8_t code = codes[at / kB];
     const std::size_t own = exponent_block_bytes(code, m, D);
     std::uint8_t* const to = out + at * kWidth;
-    prefetch(data, own);
+    prefetch_ahead(data, own);
     if (code == kExponentZeros)
       std::memset(to, 0, m * kWidth);
     else if (code == kExponentRaw)
