@@ -75,9 +75,9 @@ alignas(64) constexpr LanePlanes kLanePlanes;
 
 // The known values reach as far as the highest bit that was ever set.
 inline LanePlane plane_at(Lanes index, Lanes given, Lanes known) {
-  const Lanes upper = left<2>(index);  // bit 5 as a byte's sign
-  const Lanes found =
-      _mm256_blendv_epi8(shuffled(kLanePlanes.low, index), pick32(index, kLanePlanes.high), upper);
+  const Lanes low = _mm256_adds_epu8(index, _mm256_set1_epi8(0x70));  // top bits from 16 up
+  const Lanes high = _mm256_sub_epi8(index, _mm256_set1_epi8(0x20));  // and below 32
+  const Lanes found = either(shuffled(kLanePlanes.low, low), pick32(high, kLanePlanes.high));
   const Lanes bits = both(found, all(15));
   return {bits, right<4>(found), _mm256_max_epi32(known, shuffled(kHighestBit.of, either(given, bits)))};
 }
@@ -137,9 +137,8 @@ struct LaneReader {
     at = plus(plus(at, skip), plane.length);
     const Mask inside = less(at, end);
     if (!every(inside)) {  // zfp_cut_run
-      Mask cut = both_masks(less(end, at), less(known, all(4)));
-      cut = both_masks(cut, common_bits(planes, all(8)));
-      planes = exclusive(planes, kept(cut, exclusive(right(all(8), minus(at, end)), all(8))));
+      const Lanes last = kept(less(known, all(4)), both(planes, all(8)));
+      planes = exclusive(planes, last, right(last, larger(minus(at, end), all(0))));
     }
     known = plane.known;
     return !any(inside);

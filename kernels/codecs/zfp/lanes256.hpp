@@ -48,6 +48,7 @@ inline Lanes either(Lanes a, Lanes b, Lanes c) { return either(either(a, b), c);
 inline Lanes exclusive(Lanes a, Lanes b) { return _mm256_xor_si256(a, b); }
 inline Lanes plus(Lanes a, Lanes b) { return _mm256_add_epi32(a, b); }
 inline Lanes minus(Lanes a, Lanes b) { return _mm256_sub_epi32(a, b); }
+inline Lanes larger(Lanes a, Lanes b) { return _mm256_max_epi32(a, b); }  // as signed integers
 inline Lanes both_or(Lanes a, Lanes b, Lanes c) { return either(both(a, b), c); }
 inline Lanes or_exclusive(Lanes a, Lanes b, Lanes c) { return either(a, exclusive(b, c)); }
 inline Lanes exclusive_and(Lanes a, Lanes b, Lanes c) { return both(exclusive(a, b), c); }
@@ -99,10 +100,12 @@ inline Lanes pick16_if(Mask which, Lanes others, Lanes index, const LaneEntry* t
   return either(others, shuffled(table, both_or(index, all(15), zeros)));
 }
 
-// The entries at a lane's bits 0 to 4, of which entry 0 is zero.
+// The entries at a lane's bits 0 to 4, of which entry 0 is zero; zero where a byte of the index is negative.
+// A shuffle gives zero for bytes with the top bit set: that costs less than blending what two have found.
 inline Lanes pick32(Lanes index, const LaneEntry* table) {
-  const Lanes upper = left<3>(index);  // bit 4 as a byte's sign
-  return _mm256_blendv_epi8(shuffled(table, index), shuffled(table + 16, index), upper);
+  const Lanes low = _mm256_adds_epu8(index, _mm256_set1_epi8(0x70));  // top bits from 16 up
+  const Lanes high = _mm256_sub_epi8(index, _mm256_set1_epi8(0x10));  // and below 16
+  return either(shuffled(table, low), shuffled(table + 16, high));
 }
 
 // The number of bits of 0 to 15.

@@ -53,6 +53,7 @@ inline Lanes either(Lanes a, Lanes b, Lanes c) { return _mm512_ternarylogic_epi3
 inline Lanes exclusive(Lanes a, Lanes b) { return _mm512_xor_si512(a, b); }
 inline Lanes plus(Lanes a, Lanes b) { return _mm512_add_epi32(a, b); }
 inline Lanes minus(Lanes a, Lanes b) { return _mm512_sub_epi32(a, b); }
+inline Lanes larger(Lanes a, Lanes b) { return _mm512_max_epi32(a, b); }  // as signed integers
 inline Lanes both_or(Lanes a, Lanes b, Lanes c) { return _mm512_ternarylogic_epi32(a, b, c, 0xEA); }
 // a | (b ^ c), (a ^ b) & c and a ^ b ^ c
 inline Lanes or_exclusive(Lanes a, Lanes b, Lanes c) { return _mm512_ternarylogic_epi32(a, b, c, 0xF6); }
