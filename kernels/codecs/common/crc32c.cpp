@@ -105,10 +105,14 @@ __attribute__((target("sse4.2"))) std::uint32_t crc32c_sse42(const std::uint8_t*
   std::uint64_t c = static_cast<std::uint32_t>(~crc);
   for (; size >= 3 * kStripe; size -= 3 * kStripe, data += 3 * kStripe) {
     std::uint64_t c1 = 0, c2 = 0;
-    for (std::size_t i = 0; i < kStripe; i += 8) {
-      c = _mm_crc32_u64(c, load64(data + i));
-      c1 = _mm_crc32_u64(c1, load64(data + kStripe + i));
-      c2 = _mm_crc32_u64(c2, load64(data + 2 * kStripe + i));
+    for (std::size_t line = 0; line < kStripe; line += 64) {
+      for (std::size_t stream = 0; stream < 3; ++stream)  // the next round's; also past the end
+        _mm_prefetch(reinterpret_cast<const char*>(data) + (3 + stream) * kStripe + line, _MM_HINT_T0);
+      for (std::size_t i = line; i < line + 64; i += 8) {
+        c = _mm_crc32_u64(c, load64(data + i));
+        c1 = _mm_crc32_u64(c1, load64(data + kStripe + i));
+        c2 = _mm_crc32_u64(c2, load64(data + 2 * kStripe + i));
+      }
     }
     c = shift(static_cast<std::uint32_t>(c)) ^ c1;
     c = shift(static_cast<std::uint32_t>(c)) ^ c2;

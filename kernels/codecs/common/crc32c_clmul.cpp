@@ -56,6 +56,8 @@ HC_CLMUL std::uint32_t crc32c_vpclmul(const std::uint8_t* data, std::size_t size
   data += 256;
   size -= 256;
   for (; size >= 256; size -= 256, data += 256) {
+    for (int line = 0; line < 256; line += 64)  // also past the end
+      _mm_prefetch(reinterpret_cast<const char*>(data) + 2048 + line, _MM_HINT_T0);
     a = fold(a, far, _mm512_loadu_si512(data));
     b = fold(b, far, _mm512_loadu_si512(data + 64));
     c = fold(c, far, _mm512_loadu_si512(data + 128));
