@@ -139,17 +139,35 @@ inline void put_planes(const Ints& q, std::uint32_t planes, std::uint8_t* out) {
   }
 }
 
+// Groups of eight planes as bytes, to signed integers of `planes` bits: in one pass, from registers.
+template <std::size_t Groups>
+inline void join_groups(const std::uint8_t bytes[][kB], std::uint32_t planes, Ints* q) {
+  for (std::size_t i = 0; i < kB; ++i) {
+    std::uint32_t v = bytes[0][i];
+    for (std::size_t g = 1; g < Groups; ++g) v |= static_cast<std::uint32_t>(bytes[g][i]) << (8 * g);
+    q->v[i] = bounded_signed(v, planes);
+  }
+}
+
 // Read `planes` bit planes (0 .. 31) as signed integers; also reads what completes their last group of eight.
 inline void get_planes(const std::uint8_t* in, std::uint32_t planes, Ints* q) {
-  std::memset(q->v, 0, sizeof(q->v));
-  if (!planes) return;
-  alignas(64) std::uint8_t bytes[kB];
-  for (std::uint32_t low = 0; low < planes; low += 8, in += kGroupBytes) {
-    planes_to_bytes(in, bytes);
-    for (std::size_t i = 0; i < kB; ++i)
-      q->v[i] |= static_cast<std::int32_t>(static_cast<std::uint32_t>(bytes[i]) << low);
+  if (!planes) {
+    std::memset(q->v, 0, sizeof(q->v));
+    return;
   }
-  for (std::size_t i = 0; i < kB; ++i) q->v[i] = bounded_signed(static_cast<std::uint32_t>(q->v[i]), planes);
+  alignas(64) std::uint8_t bytes[4][kB];
+  const std::size_t groups = (planes + 7) / 8;
+  for (std::size_t g = 0; g < groups; ++g) planes_to_bytes(in + g * kGroupBytes, bytes[g]);
+  switch (groups) {
+    case 1:
+      return join_groups<1>(bytes, planes, q);
+    case 2:
+      return join_groups<2>(bytes, planes, q);
+    case 3:
+      return join_groups<3>(bytes, planes, q);
+    default:
+      return join_groups<4>(bytes, planes, q);
+  }
 }
 
 // Whether put_values writes elements of type O.
@@ -161,14 +179,13 @@ constexpr bool puts() {
 // Write the values of a full block to `out` (of any alignment), or add them.
 template <DTypeCode O, bool Add, typename T>
 inline void put_values(const Ints& q, T step, std::uint8_t* out) {
-  alignas(64) T y[kB];
-  for (std::size_t i = 0; i < kB; ++i) y[i] = bounded_value<T>(q.v[i], step);
-  if constexpr (Add) {
-    alignas(64) T sum[kB];
-    std::memcpy(sum, out, sizeof(sum));
-    for (std::size_t i = 0; i < kB; ++i) y[i] = sum[i] + y[i];
+  typedef T Loose __attribute__((aligned(1), may_alias));
+  auto* const to = reinterpret_cast<Loose*>(out);
+#pragma GCC ivdep  // `out` is no part of q
+  for (std::size_t i = 0; i < kB; ++i) {
+    const T y = bounded_value<T>(q.v[i], step);
+    to[i] = Add ? to[i] + y : y;
   }
-  std::memcpy(out, y, sizeof(y));
 }
 
 }  // namespace

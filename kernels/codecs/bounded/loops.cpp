@@ -157,6 +157,7 @@ std::size_t encode_all(const std::uint8_t* src, std::size_t n, double bound, std
   for (std::size_t at = 0; at < n; at += kB) {
     const std::size_t m = smaller(kB, n - at);
     const std::uint8_t* from = src + at * kSize;
+    prefetch_ahead(from, kB * kSize);
     std::uint8_t last[kB * kSize];
     if (m < kB) {  // the last element stands for those that are missing
       std::memcpy(last, from, m * kSize);
@@ -252,7 +253,9 @@ void decode_all(const std::uint8_t* codes, const std::uint8_t* data, std::size_t
       std::memset(aside + own, 0, kMostBytes - own);
       from = aside;
     }
-    decode_block<D, O, Add>(code, from, m, step, out + at * sizeof(StorageOf<O>));
+    std::uint8_t* const to = out + at * sizeof(StorageOf<O>);
+    if constexpr (Add) prefetch_ahead(to, kB * sizeof(StorageOf<O>));
+    decode_block<D, O, Add>(code, from, m, step, to);
     data += own;
     bytes -= own;
   }
