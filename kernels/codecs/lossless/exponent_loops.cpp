@@ -9,6 +9,11 @@ namespace {
 template <int Bits>
 constexpr std::uint8_t kEscape = (1 << Bits) - 1;
 
+#if defined(__AVX2__)
+// Vectors of 32 bytes with AVX-512 too: what is stored so would not be forwarded to loads of 64.
+inline __m256i all_bytes(std::uint8_t value) { return _mm256_set1_epi8(static_cast<char>(value)); }
+#endif
+
 // -- encode ----------------------------------------------------------------------------------------------
 
 // The fields of a block in one form: distances below `largest`, the zeros, and escapes.
@@ -16,12 +21,49 @@ template <DTypeCode D, int Bits, bool Zero>
 void make_fields(const ExponentOf<D>* exponents, ExponentOf<D> largest, std::uint8_t* __restrict fields) {
   using E = ExponentOf<D>;
   constexpr E kFirst = kEscape<Bits> - Zero;  // distance that has no field
+#if defined(__AVX2__)
+  if constexpr (sizeof(E) == 1) {
+    const __m256i top = all_bytes(largest), escape = all_bytes(kEscape<Bits>);
+    for (std::size_t i = 0; i < kB; i += 32) {
+      const __m256i exponent = load256(exponents + i), distance = _mm256_sub_epi8(top, exponent);
+      __m256i field = _mm256_min_epu8(distance, escape);
+      if constexpr (Zero) {
+        const __m256i none = all_bytes(kFirst);
+        const __m256i is_far = _mm256_cmpeq_epi8(_mm256_max_epu8(distance, none), distance);
+        const __m256i is_zero = _mm256_cmpeq_epi8(exponent, _mm256_setzero_si256());
+        field = _mm256_blendv_epi8(_mm256_blendv_epi8(field, escape, is_far), none, is_zero);
+      }
+      store256(fields + i, field);
+    }
+    return;
+  }
+#endif
   for (std::size_t i = 0; i < kB; ++i) {
     const E distance = static_cast<E>(largest - exponents[i]);
     E field = distance < kFirst ? distance : E(kEscape<Bits>);
     if constexpr (Zero) field = exponents[i] ? field : kFirst;
     fields[i] = static_cast<std::uint8_t>(field);
   }
+}
+
+template <DTypeCode D>
+ExponentOf<D> largest_of(const ExponentOf<D>* exponents) {
+  using E = ExponentOf<D>;
+#if defined(__AVX2__)
+  if constexpr (sizeof(E) == 1) {
+    __m256i most = load256(exponents);
+    for (std::size_t i = 32; i < kB; i += 32) most = _mm256_max_epu8(most, load256(exponents + i));
+    __m128i half = _mm_max_epu8(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    half = _mm_max_epu8(half, _mm_srli_si128(half, 8));
+    half = _mm_max_epu8(half, _mm_srli_si128(half, 4));
+    half = _mm_max_epu8(half, _mm_srli_si128(half, 2));
+    half = _mm_max_epu8(half, _mm_srli_si128(half, 1));
+    return static_cast<E>(_mm_cvtsi128_si32(half));
+  }
+#endif
+  E largest = 0;
+  for (std::size_t i = 0; i < kB; ++i) largest = exponents[i] > largest ? exponents[i] : largest;
+  return largest;
 }
 
 template <DTypeCode D, int Bits>
@@ -55,8 +97,7 @@ std::uint8_t encode_block(const std::uint8_t* src, std::uint8_t* data) {
   constexpr std::size_t kBytes = kB * exponent_width(D);
   alignas(64) E exponents[kB];
   split_block<D>(src, exponents, data);
-  E largest = 0;
-  for (std::size_t i = 0; i < kB; ++i) largest = exponents[i] > largest ? exponents[i] : largest;
+  const E largest = largest_of<D>(exponents);
   if (!largest && all_zero(src, kBytes)) return kExponentZeros;
 
   alignas(64) std::uint8_t three[kB];
@@ -119,6 +160,30 @@ std::size_t encode(const std::uint8_t* src, DTypeCode dtype, std::size_t n, std:
 
 // -- decode ----------------------------------------------------------------------------------------------
 
+// The exponents of a block's fields; of escapes anything.
+template <DTypeCode D, int Bits, bool Zero>
+void exponents_of(const std::uint8_t* fields, ExponentOf<D> largest, ExponentOf<D>* __restrict exponents) {
+  using E = ExponentOf<D>;
+#if defined(__AVX2__)
+  if constexpr (sizeof(E) == 1) {
+    const __m256i top = all_bytes(largest);
+    for (std::size_t i = 0; i < kB; i += 32) {
+      const __m256i field = load256(fields + i);
+      __m256i exponent = _mm256_sub_epi8(top, field);
+      if constexpr (Zero)
+        exponent = _mm256_andnot_si256(_mm256_cmpeq_epi8(field, all_bytes(kEscape<Bits> - 1)), exponent);
+      store256(exponents + i, exponent);
+    }
+    return;
+  }
+#endif
+  for (std::size_t i = 0; i < kB; ++i) {
+    E exponent = static_cast<E>(largest - fields[i]);
+    if constexpr (Zero) exponent = fields[i] == kEscape<Bits> - 1 ? E(0) : exponent;
+    exponents[i] = exponent;
+  }
+}
+
 // Decode a block of 256 elements of a form; false if it has another number of escapes.
 template <DTypeCode D, int Bits, bool Zero>
 bool decode_form(std::size_t count, const std::uint8_t* data, std::uint8_t* out) {
@@ -132,11 +197,7 @@ bool decode_form(std::size_t count, const std::uint8_t* data, std::uint8_t* out)
   if (escapes.count() != count) return false;
   E largest;
   std::memcpy(&largest, list - sizeof(E), sizeof(E));
-  for (std::size_t i = 0; i < kB; ++i) {
-    E exponent = static_cast<E>(largest - fields[i]);
-    if constexpr (Zero) exponent = fields[i] == kEscape<Bits> - 1 ? E(0) : exponent;
-    exponents[i] = exponent;
-  }
+  exponents_of<D, Bits, Zero>(fields, largest, exponents);
   PlaceList(escapes).each([&](std::ptrdiff_t i, std::size_t place) {
     std::memcpy(exponents + place, list + i * static_cast<std::ptrdiff_t>(sizeof(E)), sizeof(E));
   });
