@@ -28,7 +28,16 @@ def test_codecs(sides, codec, dtype):
 @pytest.mark.parametrize(
     "codec",
     each(
-        ["fp16", "int4:rounding=stochastic", "threshold:rel=2", "bounded:abs=0.01", "mpc", "lossless", "sign"]
+        [
+            "fp16",
+            "int4:rounding=stochastic",
+            "threshold:rel=2",
+            "bounded:abs=0.01",
+            "mpc",
+            "exponent",
+            "lossless",
+            "sign",
+        ]
     ),
 )
 def test_more_codecs(sides, codec):
