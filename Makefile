@@ -168,8 +168,8 @@ bench-sizes: $(VENV)/.installed
 	done
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/sizes_doc.py)
 
-# Every codec, by each instruction set of the machine, beside memcpy and the peers that are installed, then other sizes and types, on one thread. With
-# RESULTS=benchmarks/results it renews docs/codecs.md too.
+# Every codec, by each instruction set of the machine, beside memcpy and the peers that are installed, then other sizes and
+# types, on one thread. With RESULTS=benchmarks/results it renews docs/codecs.md too.
 bench-codecs: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --isa all --json $(RESULTS)/codecs.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --sizes --json $(RESULTS)/codecs_sizes.json

@@ -18,7 +18,7 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -131,21 +131,9 @@ def our_row(
     row["keeps_nan"] = True
     row["by_isa"] = {}
     for isa in isas:
-        with using(isa):
+        with native.using_isa(isa):
             row["by_isa"][isa] = timed(first, memcpy, timing)
     return row | row["by_isa"][isas[0]]
-
-
-@contextlib.contextmanager
-def using(isa: str) -> Iterator[None]:
-    """Have the kernels use an instruction set in the block."""
-    kernels = native.kernels()
-    before = kernels.isa()
-    kernels.set_isa(isa)
-    try:
-        yield
-    finally:
-        kernels.set_isa(before)
 
 
 def peer_row(kind: type[Peer], sets: list[data.DataSet], memcpy: Memcpy, timing: Timing) -> Row:
@@ -198,7 +186,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def judge(rows: list[Row]) -> list[Row]:
-    """What was asked of the rows measured, by instruction set, and whether it is met (None: not measured)."""
+    """Judge what was asked of the rows measured, by instruction set: whether it is met (None: not measured)."""
     by_name = {row["name"]: row for row in rows if "encode" in row}
     judged = []
     for asked in specs.ASKED:

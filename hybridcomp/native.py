@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
+from collections.abc import Iterator
 from types import ModuleType
 
 from hybridcomp.errors import NativeUnavailableError
@@ -41,6 +43,17 @@ def force_isa(module: ModuleType, name: str) -> None:
     if name not in available:
         raise NativeUnavailableError(f"HYBRIDCOMP_ISA={name!r}: this machine runs {', '.join(available)}")
     module.set_isa(name)
+
+
+@contextlib.contextmanager
+def using_isa(name: str) -> Iterator[None]:
+    """Use the kernels of one of this machine's instruction sets in a block."""
+    before = kernels().isa()
+    kernels().set_isa(name)
+    try:
+        yield
+    finally:
+        kernels().set_isa(before)
 
 
 def set_num_threads(count: int) -> None:

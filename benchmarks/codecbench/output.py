@@ -43,14 +43,14 @@ def lines(total: int) -> Iterator[Callable[..., None]]:
 
 
 def unmeasured(row: Row) -> str | None:
-    """Why a row has no figures, or None."""
+    """Tell why a row has no figures; None if it has."""
     if "failed" in row:
         return f"FAILED: {row['failed']}"
     return row.get("missing")
 
 
 def speed_lines(row: Row) -> str:
-    """A line for each instruction set; a peer has one."""
+    """Format a line for each instruction set; a peer has one."""
     why = unmeasured(row)
     if why is not None:
         return f"{row['name']:40} {why}"
@@ -100,7 +100,7 @@ def print_asked(judged: list[Row], *, as_asked: bool) -> None:
 
 
 def busy_cores(seconds: float = 1.0) -> float:
-    """How many cores other programs use: measured for a while, since a load average still holds our last run."""
+    """Measure how many cores other programs use, for a while: a load average still holds our last run."""
 
     def ticks() -> tuple[int, int]:
         fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -81,16 +80,7 @@ def isas() -> list[str]:
     return names
 
 
-@contextlib.contextmanager
-def isa(name: str) -> Iterator[None]:
-    """Run with the kernels of one instruction set."""
-    kernels = native.kernels()
-    before = kernels.isa()
-    kernels.set_isa(name)
-    try:
-        yield
-    finally:
-        kernels.set_isa(before)
+isa = native.using_isa
 
 
 def gaussian(n: int, dtype: str = "float32", seed: int = 0) -> Any:

@@ -98,7 +98,8 @@ def _run(folder: Path, ranks: int, codec: str, before: Callable[[], None]) -> tu
             status = process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            status = process.wait() and 0  # it did not end by itself
+            process.wait()
+            status = 0  # it did not end by itself
         output.seek(0)
         return status, output.read()
 
