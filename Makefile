@@ -169,10 +169,12 @@ bench-sizes: $(VENV)/.installed
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/sizes_doc.py)
 
 # Every codec, by each instruction set of the machine, beside memcpy and the peers that are installed, then other sizes and
-# types, on one thread. With RESULTS=benchmarks/results it renews docs/codecs.md too.
+# types, on one thread: files by the machine's best instruction set. With RESULTS=benchmarks/results it renews
+# docs/codecs.md too.
+BEST_ISA = $(shell $(BIN)/python -c "from hybridcomp import native; print(native.kernels().available_isas()[0])")
 bench-codecs: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --isa all --json $(RESULTS)/codecs.json
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --sizes --json $(RESULTS)/codecs_sizes.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --isa all --json $(RESULTS)/codecs/$(BEST_ISA).json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --sizes --json $(RESULTS)/codecs/$(BEST_ISA)_sizes.json
 	$(BIN)/python benchmarks/pages/plot_codecs.py $(RESULTS)
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/codecs_doc.py)
 

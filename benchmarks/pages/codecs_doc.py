@@ -6,10 +6,9 @@ python benchmarks/pages/codecs_doc.py --check    # exit 1 if docs/codecs.md and 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from page import RESULTS, ROOT, rewrite
+from page import RESULTS, ROOT, codec_records, rewrite
 
 PAGE = ROOT / "docs" / "codecs.md"
 BUSY = 0.5  # cores that other programs used before a run, from which on speeds are not worth keeping
@@ -26,27 +25,36 @@ def why_not(row: Row) -> str | None:
     return f"FAILED: {row['failed']}" if "failed" in row else row.get("missing")
 
 
-def speed_table(record: Row, *, ours: bool) -> list[str]:
-    """Bits and speeds, GB/s and in brackets the ratio to memcpy; a row for each instruction set."""
+def kernels(record: Row, isa: str) -> str:
+    """Name the kernels that were timed; forced ones with the best that the machine has."""
+    own: str = record["machine"]["kernels"]
+    return isa if isa == own else f"{isa}, of {own}"
+
+
+def speed_table(records: list[Row], *, ours: bool) -> list[str]:
+    """Bits and speeds, GB/s and in brackets the ratio to memcpy; a row for each instruction set of each machine."""
     lines = [
         "| | kernels | bits per value | encode | decode | decode_add | NaN and infinity |",
         "|---|---|---:|---:|---:|---:|---|",
     ]
-    for row in record["rows"]:
-        if row.get("ours", True) is not ours:
-            continue
-        why = why_not(row)
-        if why is not None:
-            lines.append(f"| {name(row)} | | {why} | | | | |")
-            continue
-        kept = "kept" if row["keeps_nan"] else "**lost**"
-        bits = f"{row['sets']['Gaussian']['bits']:.2f}"
-        by_isa = row.get("by_isa", {record["machine"]["kernels"] if ours else "": row})
-        for isa, speeds in by_isa.items():
-            if isa == "portable" and len(by_isa) > 1:
-                continue  # for processors that are not made any more
-            cells = " | ".join(f"{speeds[op]['gb_s']:.2f} ({speeds[op]['ratio']:.2f})" for op in OPERATIONS)
-            lines.append(f"| {name(row)} | {isa} | {bits} | {cells} | {kept} |")
+    for spec in dict.fromkeys(row["name"] for record in records for row in record["rows"]):
+        for record, row in ((r, row) for r in records for row in r["rows"] if row["name"] == spec):
+            if row.get("ours", True) is not ours:
+                continue
+            own = record["machine"]["kernels"]
+            why = why_not(row)
+            if why is not None:
+                lines.append(f"| {name(row)} | {own} | {why} | | | | |")
+                continue
+            kept = "kept" if row["keeps_nan"] else "**lost**"
+            bits = f"{row['sets']['Gaussian']['bits']:.2f}"
+            for isa, speeds in row.get("by_isa", {own: row}).items():
+                if isa == "portable" != own:
+                    continue  # for processors that are not made any more
+                cells = " | ".join(
+                    f"{speeds[op]['gb_s']:.2f} ({speeds[op]['ratio']:.2f})" for op in OPERATIONS
+                )
+                lines.append(f"| {name(row)} | {kernels(record, isa)} | {bits} | {cells} | {kept} |")
     return lines
 
 
@@ -73,15 +81,16 @@ def number(value: float) -> str:
     return f"{value:.2f}" if 0.1 <= value < 10 else f"{value:.1e}"
 
 
-def asked_table(record: Row) -> list[str]:
+def asked_table(records: list[Row]) -> list[str]:
     lines = ["| | kernels | | asked: at least | measured | |", "|---|---|---|---:|---:|---|"]
-    for row in record["asked"]:
-        measured = "not measured" if row["met"] is None else f"{row['measured']:.2f}"
-        met = {True: "met", False: "**not met**", None: ""}[row["met"]]
-        asked = f"{row['times']:g} x {row['than']}"
-        lines.append(
-            f"| `{row['spec']}` | {row.get('isa', '')} | {row['operation']} | {asked} | {measured} | {met} |"
-        )
+    for record in records:
+        for row in record["asked"]:
+            if row["met"] is None:
+                continue  # a peer or an instruction set that the machine lacks
+            measured, met = f"{row['measured']:.2f}", "met" if row["met"] else "**not met**"
+            asked = f"{row['times']:g} x {row['than']}"
+            which = kernels(record, row.get("isa", record["machine"]["kernels"]))
+            lines.append(f"| `{row['spec']}` | {which} | {row['operation']} | {asked} | {measured} | {met} |")
     return lines
 
 
@@ -128,54 +137,69 @@ def below_asked(asked: list[Row], sizes: Row) -> list[str]:
     ]
 
 
+def run_of(record: Row) -> str:
+    """Say where and how a file was measured."""
+    machine = record["machine"]
+    missing = {row["name"] for row in codec_records(RESULTS)[-1]["rows"]} - {
+        r["name"] for r in record["rows"]
+    }
+    older = (
+        f" An earlier version's: without {', '.join(f'`{m}`' for m in sorted(missing))}." if missing else ""
+    )
+    busy = (
+        " **Other programs were busy: its speeds are not worth keeping.**" if machine["load"] > BUSY else ""
+    )
+    return (
+        f"* `{machine['kernels']}`: {machine['processor']}; {machine['packages']}. Cores that other programs used "
+        f"before it: {machine['load']}.{older}{busy}"
+    )
+
+
 def made() -> str:
     """Everything between the markers."""
-    record = json.loads((RESULTS / "codecs.json").read_text())
-    sizes = json.loads((RESULTS / "codecs_sizes.json").read_text())
-    machine, packages = record["machine"], record["machine"]["packages"]
-    not_met = sum(row["met"] is False for row in record["asked"])
+    records, sizes = codec_records(RESULTS), codec_records(RESULTS, "_sizes")
+    first = records[0]
+    judged = [row for record in records for row in record["asked"] if row["met"] is not None]
     peak = "largest error relative to the largest magnitude"
     blocks = [
         [
-            f"{machine['processor']}, kernels for {machine['kernels']}; {packages}. "
-            f"{record['elements']:,} float32 values ({record['elements'] * 4 / 2**20:.0f} MiB), "
-            f"{record['threads']} thread, cores that other programs used before it: "
-            f"{machine['load']}. GB/s of input, in brackets the ratio to a memcpy of the same buffer "
-            "timed in turn with it; medians; Gaussian data. Every codec's promise is checked before its speed is "
-            "taken.",
+            f"{first['elements']:,} float32 values ({first['elements'] * 4 / 2**20:.0f} MiB), "
+            f"{first['threads']} thread. GB/s of input, in brackets the ratio to a memcpy of the same buffer timed in "
+            "turn with it; medians; Gaussian data. Every codec's promise is checked before its speed is taken. The "
+            "kernels are of the machine's best instruction set, or of another one that it was told to use "
+            "(`avx2, of avx512`):",
         ],
+        [run_of(record) for record in records],
         ["![Error against bits per value](../benchmarks/results/codecs_error.png)"],
         ["![Speed against bits per value](../benchmarks/results/codecs_speed.png)"],
-        speed_table(record, ours=True),
-        ["What else there is, in the same run (to add, a peer decodes and adds):"],
-        speed_table(record, ours=False),
+        speed_table(records, ours=True),
+        ["What else there is, in the same runs (to add, a peer decodes and adds):"],
+        speed_table(records, ours=False),
         [f"Errors: relative L2 error, {peak}, and the bits per value where they depend on the data."],
-        [f"*{key}*: {says}." for key, says in record["sets"].items()],
-        error_table(record),
-        [f"Speeds that were asked for: {not_met} of {len(record['asked'])} not met in this run."],
-        asked_table(record),
+        [f"*{key}*: {says}." for key, says in first["sets"].items()],
+        error_table(records[-1]),
+        [
+            f"Speeds that were asked for: {sum(not row['met'] for row in judged)} of {len(judged)} not met in these "
+            "runs."
+        ],
+        asked_table(records),
         [
             "Other sizes and types: encode / decode_add as a ratio to memcpy of as many float32; **bold** where it is "
-            f"lower by more than a quarter than at {sizes['base']} float32. Small arrays are taken in turn, so that "
-            f"none is in the cache. The load before this run was {sizes['machine']['load']}, the comparison above "
-            "included.",
-        ],
-        size_table(sizes),
-        [
-            "Under three quarters of what was asked for at 16 Mi float32: "
-            + ("; ".join(below_asked(record["asked"], sizes)) or "none")
-            + "."
+            f"lower by more than a quarter than at {sizes[0]['base']} float32. Small arrays are taken in turn, so that "
+            "none is in the cache."
         ],
     ]
-    busy = machine["load"]
-    if busy > BUSY:
-        blocks.insert(
-            0,
+    for record, sized in zip(records, sizes, strict=True):
+        machine = sized["machine"]
+        blocks += [
+            [f"Kernels for {machine['kernels']}; the load before this run was {machine['load']}:"],
+            size_table(sized),
             [
-                f"**Other programs were busy on this machine (load {busy:.0f}): the errors and sizes below are right, "
-                "the speeds are not worth keeping.**"
+                "Under three quarters of what was asked for at 16 Mi float32: "
+                + ("; ".join(below_asked(record["asked"], sized)) or "none")
+                + "."
             ],
-        )
+        ]
     return "\n\n".join("\n".join(block) for block in blocks)
 
 

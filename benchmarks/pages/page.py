@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+
+ISAS = ("avx512", "avx2", "portable")  # the best first
+
+
+def codec_records(folder: Path, end: str = "") -> list[dict[str, Any]]:
+    """Read what benchmarks/codecs.py measured, a file for each kind of processor, the best instruction set first.
+
+    Args:
+        folder: which holds ``codecs/<instruction set><end>.json``.
+        end: of the names: ``_sizes``, say.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    paths = [folder / "codecs" / f"{isa}{end}.json" for isa in ISAS]
+    records = [json.loads(path.read_text()) for path in paths if path.exists()]
+    if not records:
+        raise FileNotFoundError(
+            f"none of {', '.join(map(str, paths))} is there: make bench-codecs writes one"
+        )
+    return records
 
 
 def rewrite(path: Path, name: str, script: str, made: str) -> None:

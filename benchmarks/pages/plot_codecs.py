@@ -7,7 +7,6 @@ python benchmarks/pages/plot_codecs.py runs/bench           # from and to anothe
 from __future__ import annotations
 
 import io
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ import matplotlib.colors
 import matplotlib.lines
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from page import RESULTS
+from page import RESULTS, codec_records
 from PIL import Image
 
 SHOWN = ("Gaussian", "gradients")  # data sets in the picture of errors
@@ -56,7 +55,7 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top in pixels
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    record = json.loads((folder / "codecs.json").read_text())
+    record = codec_records(folder)[0]
     with mpl.rc_context(STYLE):
         save(draw_errors(record), folder / "codecs_error.png")
         save(draw_speeds(record), folder / "codecs_speed.png")

@@ -32,13 +32,13 @@ def run(*args: str, script: str = "codecs.py", code: int = 0) -> subprocess.Comp
 
 
 def test_comparison_and_pictures(tmp_path):
-    out = tmp_path / "codecs.json"
+    isas = native.kernels().available_isas()
+    out = tmp_path / "codecs" / f"{isas[0]}.json"
     done = run(
         *("--quick", "--no-peers", "--isa", "all"),
         *("--codec", "none;int8;topk:ratio=0.01;powersgd:rank=4", "--json", str(out)),
     )
     record = json.loads(out.read_text())
-    isas = native.kernels().available_isas()
     assert done.stdout.startswith(f"# {', '.join(isas)}; 1 thread(s), ")
     assert [row["name"] for row in record["rows"]] == ["none", "int8", "topk:ratio=0.01", "powersgd:rank=4"]
     assert list(record["sets"]) == ["Gaussian", "Laplace", "Student-t(3)", "activations", "gradients"]
