@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from collbench import output, peers
+from collbench.elements import TYPES, Elements
 from collbench.figures import Piece, Values, link_seconds, parse_codecs, parse_sizes
 from collbench.link import Link, between
 from collbench.output import PeerRow, Row
@@ -45,7 +46,6 @@ _CALLS = 5
 _SHORT_BYTES = 1 << 20
 _STEPS = 3.0  # times a codec's own error that a result may be off: it is encoded more than once
 _LINEAR = 2.0  # as much as a linear codec's may be
-_ROUNDING = {"float16": 1e-2, "float32": 1e-5, "float64": 1e-12}
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     add = result.add_argument
     add("--codec", type=parse_codecs, default="int8", help="int8,int4 or int8:block=64;topk:ratio=0.01")
     add("--size", type=parse_sizes, default="64M", help="64M, 64K,1M or first:last:factor")
-    add("--dtype", default="float32", choices=sorted(_ROUNDING))
+    add("--dtype", default="float32", choices=TYPES)
     add("--warmup", type=int, default=2, help="iterations that are not counted (default 2)")
     add("--iters", type=int, default=7, help="iterations that are counted, at least (default 7)")
     add("--peer", default="mpi", help="mpi, gloo or mpi,gloo: measured in turn with ours (default mpi)")
@@ -140,7 +140,7 @@ def parse(flags: argparse.ArgumentParser) -> argparse.Namespace:
     for peer in args.peer:
         if peer not in peers.PEERS:
             flags.error(f"--peer {peer!r} is unknown; there are {', '.join(peers.PEERS)}")
-        if (why := peers.missing(peer)) is not None:
+        if (why := peers.missing(peer, args.dtype)) is not None:
             flags.error(f"--peer {peer}: {why}")
     if args.iters < 1 or args.warmup < 0 or args.timeout <= 0:
         flags.error("--iters must be at least 1, --warmup at least 0, --timeout above 0")
@@ -215,12 +215,12 @@ def take_turns(
         side.seconds, side.busy = slowest.tolist(), total.tolist()
 
 
-def filler(op: Operation, send: NDArray, recv: NDArray) -> Callable[[Side, bool], None]:
+def filler(op: Operation, elements: Elements, send: NDArray, recv: NDArray) -> Callable[[Side, bool], None]:
     """What happens to the receive buffer before each call: see :func:`take_turns`."""
 
     def before(side: Side, last: bool) -> None:
         if last:
-            recv.fill(np.nan)  # what a call does not write is seen
+            recv.fill(elements.nan)  # what a call does not write is seen
         if side.kind in op.in_place:
             recv[:] = send
 
@@ -237,7 +237,7 @@ def check(op: Operation, side: Side, recv: NDArray, values: Values, pieces: list
     Raises:
         CheckError: on all ranks, the error is larger than the codec explains, or bits that should be the same differ.
     """
-    allowed = _ROUNDING[recv.dtype.name] * WORLD.size
+    allowed = values.elements.rounding * WORLD.size
     if side.comm is not None:
         # What a linear codec loses depends on what it knows of the tensor and of earlier calls.
         linear = hc.get_codec(side.name).linear
@@ -261,28 +261,27 @@ def measure(
     op: Operation, size: int, values: Values, args: argparse.Namespace
 ) -> tuple[list[Row], list[PeerRow]]:
     """All codecs and peers at one size, which is rounded to a multiple of the ranks' elements."""
-    dtype, p = np.dtype(args.dtype), WORLD.size
-    n = max(1, size // dtype.itemsize // p) * p
+    elements, p = values.elements, WORLD.size
+    n = max(1, size // elements.storage.itemsize // p) * p
     send = values.of(WORLD.rank, op.send(n, p))
-    recv = np.empty(op.recv(n, p), dtype)
+    recv = np.empty(op.recv(n, p), elements.storage)
+    x, y = elements.handed(send), elements.handed(recv)
     pieces = op.pieces(WORLD.rank, p, n)
     how = {} if args.algorithm is None else {"algorithm": args.algorithm}
     sides = []
     for spec in args.codec:
         comm = hc.Communicator(WORLD, "none", "dp", timeout=args.timeout)
         sides.append(
-            Side(
-                "ours", spec, lambda comm=comm, spec=spec: op.ours(comm, send, recv, codec=spec, **how), comm
-            )
+            Side("ours", spec, lambda comm=comm, spec=spec: op.ours(comm, x, y, codec=spec, **how), comm)
         )
     for peer in args.peer:
         if peer == "mpi":
             sides.append(Side(peer, peer, lambda: op.mpi(send, recv)))
         else:
-            dist, s, r = peers.gloo(args.timeout), peers.tensor(send), peers.tensor(recv)
+            dist, s, r = peers.gloo(args.timeout), elements.tensor(send), elements.tensor(recv)
             sides.append(Side(peer, peer, lambda dist=dist, s=s, r=r: op.gloo(dist, s, r)))
 
-    before = filler(op, send, recv)
+    before = filler(op, elements, send, recv)
     take_turns(sides, args, size, before, lambda side: check(op, side, recv, values, pieces))
     for side in sides:
         if side.comm is not None:
@@ -367,7 +366,7 @@ def main(op: Operation, description: str) -> None:
 def _measure_all(op: Operation, args: argparse.Namespace) -> None:
     say(f"# {op.name}, {args.dtype}, {WORLD.size} ranks, {MPI.Get_library_version().splitlines()[0]}")
     say(output.HEADER)
-    values = Values(np.dtype(args.dtype))
+    values = Values(Elements(args.dtype))
     for more in ({}, *args.more):
         _measure_sizes(op, argparse.Namespace(**(vars(args) | more)), values)
 

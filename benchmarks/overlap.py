@@ -22,6 +22,7 @@ import harness
 import numpy as np
 from allreduce import OPERATION
 from collbench import output, peers
+from collbench.elements import Elements
 from collbench.figures import Values, hidden
 from collbench.link import Link
 from harness import WORLD, Side
@@ -142,15 +143,17 @@ def measure(
 
 def rows_of(size: int, values: Values, args: Any) -> list[Row]:
     """All codecs and peers at one size."""
-    n = max(1, size // np.dtype(args.dtype).itemsize)
+    elements = values.elements
+    n = max(1, size // elements.storage.itemsize)
     send = values.of(WORLD.rank, n)
     recv = np.empty_like(send)
+    x, y = elements.handed(send), elements.handed(recv)
     pieces = OPERATION.pieces(WORLD.rank, WORLD.size, n)
     comm = hc.Communicator(WORLD, "none", "dp", timeout=args.timeout)
     starts: list[tuple[Side, Callable[[], Callable[[], Any]]]] = [
         (
             Side("ours", spec, lambda: None, comm),
-            lambda spec=spec: comm.Iallreduce(send, recv, codec=spec).wait,
+            lambda spec=spec: comm.Iallreduce(x, y, codec=spec).wait,
         )
         for spec in args.codec
     ]
@@ -160,7 +163,7 @@ def rows_of(size: int, values: Values, args: Any) -> list[Row]:
                 (Side(peer, peer, lambda: None), lambda: polled(lambda: WORLD.Iallreduce(send, recv)))
             )
         else:
-            dist, tensor = peers.gloo(args.timeout), peers.tensor(recv)
+            dist, tensor = peers.gloo(args.timeout), elements.tensor(recv)
             starts.append(
                 (
                     Side(peer, peer, lambda: None),
@@ -169,7 +172,7 @@ def rows_of(size: int, values: Values, args: Any) -> list[Row]:
             )
     rows = []
     for side, start in starts:
-        before = harness.filler(OPERATION, send, recv)
+        before = harness.filler(OPERATION, elements, send, recv)
         operation, computation, both, inside = measure(
             side, start, args, before, lambda side: harness.check(OPERATION, side, recv, values, pieces)
         )
@@ -196,7 +199,7 @@ def main() -> None:
     def work() -> None:
         harness.say(f"# overlap of an all-reduce, {args.dtype}, {WORLD.size} ranks")
         harness.say(HEADER)
-        values, rows = Values(np.dtype(args.dtype)), []
+        values, rows = Values(Elements(args.dtype)), []
         for size in args.size:
             for row in rows_of(size, values, args):
                 harness.say(row.line())

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 import hybridcomp as hc
 from hybridcomp.lab.rate import Rate
 
+from .elements import Elements
+
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _PERIOD = 4_194_301  # values; longer than any chunk that a codec sees, and prime, so that shards differ
 _STRIDE = 524_287  # values from the beginning of one rank's data to the next one's
@@ -80,8 +82,9 @@ class Values:
     memory.
     """
 
-    def __init__(self, dtype: np.dtype) -> None:
-        series = np.random.default_rng(7).standard_normal(_PERIOD, np.float32).astype(dtype)
+    def __init__(self, elements: Elements) -> None:
+        self.elements = elements
+        series = elements.of(np.random.default_rng(7).standard_normal(_PERIOD, np.float32))
         self._series = np.concatenate([series, series[:_SLICE]])
 
     def of(self, rank: int, n: int) -> NDArray:
@@ -99,7 +102,7 @@ class Values:
                 total = np.zeros(count)
                 for rank, first in piece.sources:
                     at = (rank * _STRIDE + first + start) % _PERIOD
-                    total += self._series[at : at + count]
+                    total += self.elements.wide(self._series[at : at + count])
                 yield total
 
     def error(self, got: NDArray, pieces: Sequence[Piece]) -> float:
@@ -112,7 +115,7 @@ class Values:
             raise ValueError(f"the pieces have {wanted} elements, the receive buffer {got.size}")
         at, lost, norm = 0, 0.0, 0.0
         for want in self.expected(pieces):
-            difference = got[at : at + want.size].astype(np.float64) - want
+            difference = self.elements.wide(got[at : at + want.size]) - want
             lost += float(difference @ difference)
             norm += float(want @ want)
             at += want.size
@@ -122,9 +125,10 @@ class Values:
         """Relative L2 error of one encoding of such values."""
         x = self._series[:_SLICE]
         decoded = np.empty_like(x)
-        hc.decode(hc.get_codec(spec).encode(x), out=decoded)
-        wide = x.astype(np.float64)
-        return float(np.linalg.norm(decoded - wide) / np.linalg.norm(wide))
+        message = hc.get_codec(spec).encode(self.elements.handed(x))
+        hc.decode(message, out=self.elements.handed(decoded))
+        wide = self.elements.wide(x)
+        return float(np.linalg.norm(self.elements.wide(decoded) - wide) / np.linalg.norm(wide))
 
 
 def link_seconds(nbytes: float, rate: str) -> float | None:

@@ -7,14 +7,14 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from numpy.typing import NDArray
-
 PEERS = ("mpi", "gloo")
 Run = Callable[[], Any]
 
 
-def missing(peer: str) -> str | None:
-    """Why a peer cannot be used here; None if it can."""
+def missing(peer: str, dtype: str) -> str | None:
+    """Why a peer cannot be used here, for elements of this type; None if it can."""
+    if peer == "mpi" and dtype == "bfloat16":
+        return "MPICH sums no bfloat16 (--peer gloo does)"
     if peer == "gloo" and importlib.util.find_spec("torch") is None:
         return "gloo is torch's, and torch is not installed"
     return None
@@ -29,13 +29,6 @@ def gloo(timeout: float) -> Any:
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     return dist
-
-
-def tensor(array: NDArray) -> Any:
-    """The same memory as a torch tensor."""
-    import torch  # noqa: PLC0415
-
-    return torch.from_numpy(array)
 
 
 def close() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.collbench import limits, matrix, report
+from benchmarks.collbench.elements import TYPES, Elements
 from benchmarks.collbench.figures import Piece, Values, hidden, link_seconds, parse_sizes, size_text
 from benchmarks.collbench.link import Payload, between, read
 from benchmarks.collbench.records import Records
@@ -46,7 +47,7 @@ def test_size_text_is_read_back(size):
 
 
 def test_expected_results_are_what_the_ranks_send():
-    values = Values(np.dtype(np.float32))
+    values = Values(Elements("float32"))
     n, p = 2_500_000, 3  # more than a slice of what is compared at once
     sent = [values.of(rank, n) for rank in range(p)]
     assert not np.array_equal(sent[0], sent[1])
@@ -64,8 +65,22 @@ def test_expected_results_are_what_the_ranks_send():
         values.error(got[:-1], second)
 
 
+@pytest.mark.parametrize("name", TYPES)
+def test_elements_are_read_as_they_were_stored(name):
+    elements = Elements(name)
+    values = np.array([0, 1, -2.5, 3.140625], np.float32)
+    array = elements.of(values)
+    assert np.array_equal(elements.wide(array), values)
+    array[1] = elements.nan
+    assert np.isnan(elements.wide(array)[1])
+    assert str(elements.tensor(array).dtype) == f"torch.{name}"
+    elements.tensor(array)[2] = 7  # the same memory
+    assert elements.wide(array)[2] == 7
+
+
 def test_codec_error_is_the_codecs():
-    values = Values(np.dtype(np.float32))
+    assert Values(Elements("bfloat16")).codec_error("exponent") == 0
+    values = Values(Elements("float32"))
     assert values.codec_error("none") == 0
     assert 0.005 < values.codec_error("int8") < 0.008
 
