@@ -16,6 +16,7 @@ from hybridcomp.errors import NativeUnavailableError
 from tests.codecs import common
 
 kernels = native.kernels()
+INT8 = {"block": 8, "symmetric": True, "hadamard": False, "rounding": "nearest", "seed": 0}
 
 
 @pytest.mark.parametrize("name", common.isas())
@@ -78,24 +79,39 @@ def test_isa_from_the_environment(name):
 def test_arguments_are_checked():
     x, out = np.zeros(64, np.float32), np.zeros(1000, np.uint8)
     k = kernels
-    int8 = k.quantize_encoder(8, 8, True, False, False, 0, 3, 0)
+    int8 = k.encoder(3, 0, **INT8)
     for call, text in [
         (lambda: int8.encode(x, 9, out), "dtype code"),
         (lambda: int8.encode(x, 1, out[:135]), "too small"),
         (lambda: int8.encode(np.zeros(7, np.uint8), 1, out), "whole number"),
-        (lambda: k.zfp_encoder(3, 10, 0).encode(x, 1, out), "does not take"),
-        (lambda: k.quantize_encoder(5, 8, True, False, False, 0, 3, 0), "bits"),
-        (lambda: k.quantize_encoder(8, 12, True, False, False, 0, 3, 0), "block"),
-        (lambda: k.sign_encoder(12, 6, 0), "block"),
-        (lambda: k.minifloat_encoder(2, False, 8, 7, 0), "format"),
-        (lambda: k.minifloat_encoder(0, True, 8, 8, 0), "block"),
-        (lambda: k.bounded_encoder(0.0, True, 11, 0), "above 0"),
-        (lambda: k.topk_encoder(3, 2, 16, 0, 0), "at most 1"),
-        (lambda: k.topk_encoder(0, 0, 16, 0, 0), "at most 1"),
-        (lambda: k.sidco_encoder(1, 2, 9, 18, 0, 0), "stages"),
-        (lambda: k.threshold_encoder(-1.0, True, 17, 0, 0), "negative"),
-        (lambda: k.cast_encoder(5, 1, 0), "dtype code"),
-        (lambda: k.lattice_encoder(7, 1, False, 0, 33, 0), "bits"),
+        (lambda: int8.bound(2**63, 1), "more than a message"),
+        (lambda: k.encoder(10, 0, rate=0.75).encode(x, 1, out), "does not take"),
+        (lambda: k.encoder(10, 0, rate=65), "rate must be"),
+        (lambda: k.encoder(10, 0), "rate must be a number"),
+        (lambda: k.encoder(3, 0, **{**INT8, "block": 12}), "block"),
+        (lambda: k.encoder(3, 0, **{**INT8, "block": 4096, "hadamard": True}), "block"),
+        (lambda: k.encoder(3, 0, **{**INT8, "symmetric": 1}), "symmetric must be true or false"),
+        (lambda: k.encoder(6, 0, block=12), "block"),
+        (lambda: k.encoder(6, 0, block=-8), "block is not a parameter"),
+        (lambda: k.encoder(6, 0, block=None), "block is not a parameter"),
+        (lambda: k.encoder(7, 0, format="e2m1", block=8), "format"),
+        (lambda: k.encoder(7, 0, format=0, block=8), "format must be a word"),
+        (lambda: k.encoder(11, 0, rel=0.0), "above 0"),
+        (lambda: k.encoder(11, 0, abs=np.nan), "above 0"),
+        (lambda: k.encoder(13, 0, lag=33), "lag must be from 1 to 32"),
+        (lambda: k.encoder(16, 0, numerator=3, denominator=2, plain=0), "at most 1"),
+        (lambda: k.encoder(16, 0, numerator=0, denominator=0, plain=0), "denominator"),
+        (lambda: k.encoder(18, 0, numerator=1, denominator=2, plain=0, stages=9), "stages"),
+        (lambda: k.encoder(17, 0, rel=-1.0, plain=0), "negative"),
+        (lambda: k.encoder(33, 0, bits=9, ranks=1, rounding="nearest", seed=0), "bits"),
+        (lambda: k.encoder(33, 0, bits=8, ranks=128, rounding="nearest", seed=0), "ranks"),
+        (lambda: k.encoder(12, 0), "no codec of the kernels has the id 12"),
+        (lambda: k.check_head(3, b"", 136, 64, 9), "dtype code"),
+        (lambda: k.check_head(0, b"", 136, 64, 16), "dtype code"),
+        (lambda: k.check_head(0, b"", 136, 2**48 + 1, 9), "more than a message"),
+        (lambda: k.check_payload(0, out, 2**48 + 1, 9), "more than a message"),
+        (lambda: k.decode_payload(0, out, 64, 8, x, 1, False), "as it is"),
+        (lambda: k.decode_payload(0, out, 64, 8, x, 8, True), "as it is"),
         (lambda: k.decode_payload(3, out, 63, 1, x, 1, False), "n elements"),
         (lambda: k.decode_payload(3, out, 64, 9, x, 1, False), "dtype code"),
         (lambda: k.decode_payload(3, out, 128, 1, x, 3, True), "float32 or float64"),
@@ -128,14 +144,14 @@ def test_arguments_are_checked():
     with pytest.raises(TypeError):
         k.crc32c("text")
     with pytest.raises(TypeError):
-        k.quantize_encoder(8, 8, True, False, False, 0, 256, 0)  # a codec's id is a byte
+        k.encoder(256, 0, **INT8)  # a codec's id is a byte
 
 
 def test_the_gil_is_released():
     """While one thread selects and encodes, another goes on counting."""
     x = np.random.default_rng(0).standard_normal(1 << 23).astype(np.float32)
     out, ticks, stop = np.empty(x.nbytes, np.uint8), [], threading.Event()
-    encoder = kernels.quantize_encoder(8, 128, True, False, False, 0, 3, 0)
+    encoder = kernels.encoder(3, 0, **{**INT8, "block": 128})
 
     def count() -> None:
         while not stop.is_set():

@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hybridcomp import arrays, native
+from hybridcomp import arrays
 from hybridcomp.arrays import DType
 from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.table import register
@@ -82,10 +82,6 @@ class BoundedCodec(KernelCodec):
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         return HEADER_BYTES + _PREFIX_BYTES + -(-n // _BLOCK) + n * arrays.as_dtype(dtype).itemsize
-
-    def make_encoder(self) -> Any:
-        error = self._abs if self._rel is None else self._rel
-        return native.kernels().bounded_encoder(error, self._abs is None, self.wire_id, self.params_hash)
 
 
 def _bound(name: str, value: Any) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-from hybridcomp import arrays, native
+from hybridcomp import arrays
 from hybridcomp.arrays import DType
 from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.table import register
@@ -12,9 +12,8 @@ from hybridcomp.wire import HEADER_BYTES
 
 
 class _CastCodec(KernelCodec):
-    """Payload: the elements in ``target``, little-endian. float64 is rounded once, not by way of float32."""
+    """Payload: the elements in another type, little-endian. float64 is rounded once, not by way of float32."""
 
-    target: ClassVar[DType]
     carries_values = True
 
     @property
@@ -24,9 +23,6 @@ class _CastCodec(KernelCodec):
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         return HEADER_BYTES + 2 * n
 
-    def make_encoder(self) -> Any:
-        return native.kernels().cast_encoder(self.target, self.wire_id, self.params_hash)
-
 
 @register
 class Float16Codec(_CastCodec):
@@ -34,7 +30,6 @@ class Float16Codec(_CastCodec):
 
     name = "fp16"
     wire_id = 1
-    target = DType.FLOAT16
 
 
 @register
@@ -43,4 +38,3 @@ class BFloat16Codec(_CastCodec):
 
     name = "bf16"
     wire_id = 2
-    target = DType.BFLOAT16

@@ -16,11 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from hybridcomp import arrays, native, wire
-from hybridcomp.arrays import ByteArray, DType, Flat
-from hybridcomp.codecs import checks
+from hybridcomp import arrays
+from hybridcomp.arrays import DType
 from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.table import register
 from hybridcomp.wire import HEADER_BYTES
@@ -44,31 +41,3 @@ class ExponentCodec(KernelCodec):
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         kind = arrays.as_dtype(dtype)
         return HEADER_BYTES + (-(-n // BLOCK) if kind.is_float else 0) + n * kind.itemsize
-
-    def make_encoder(self) -> Any:
-        return native.kernels().exponent_encoder(self.wire_id, self.params_hash)
-
-    def encode_flat(self, src: Flat, out: ByteArray) -> int:
-        if src.dtype.is_float:
-            return super().encode_flat(src, out)
-        out[HEADER_BYTES : HEADER_BYTES + src.nbytes] = arrays.byte_view(src.data)
-        return wire.seal(
-            out, self.wire_id, self.params_hash, dtype=src.dtype, count=src.size, payload=src.nbytes
-        )
-
-    @classmethod
-    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
-        if header.dtype.is_float:
-            super().check_payload(msg, header)
-        else:
-            checks.payload_bytes(header, header.count * header.dtype.itemsize, cls.name)
-
-    @classmethod
-    def decode_flat(
-        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
-    ) -> None:
-        if header.dtype.is_float:
-            super().decode_flat(msg, header, out, dtype)
-        else:
-            cls.check_payload(msg, header)
-            arrays.byte_view(out)[:] = msg[HEADER_BYTES:]

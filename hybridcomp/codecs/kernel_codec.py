@@ -1,8 +1,7 @@
-"""Codecs of floating-point arrays whose whole messages the kernels write and read."""
+"""Codecs whose whole messages the kernels write and read: those of the table in :file:`kernels/codecs/messages`."""
 
 from __future__ import annotations
 
-import abc
 import functools
 from typing import Any
 
@@ -12,33 +11,46 @@ from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.table import codec_for
 from hybridcomp.wire import HEADER_BYTES
 
 
-def decode_floats(
+def decode_by_id(
     cls: type[Codec], msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
 ) -> int:
-    """Decode a message of floats to ``out`` by the kernels, or ``add`` it; return a Status, 0 if all is well."""
+    """Decode a message to ``out`` by the kernels, or ``add`` it; return a Status, 0 if all is well."""
     status: int = native.kernels().decode_payload(
         cls.wire_id, msg[HEADER_BYTES:], header.count, header.dtype, out, dtype, add
     )
     return status
 
 
+def check_head(header: wire.Header, head: bytes) -> None:
+    """Raise WireError for what a message's header and its payload's first bytes tell, as ``check_payload`` does.
+
+    Args:
+        header: of a message of a :class:`KernelCodec`.
+        head: the payload's first 32 bytes, or more, or all of them if they are fewer.
+    """
+    cls = codec_for(header)
+    if not cls.lossless:
+        checks.floating(header, cls.name)
+    kernels = native.kernels()
+    status = kernels.check_head(cls.wire_id, head, header.payload, header.count, header.dtype)
+    checks.status(status, cls.name)
+
+
 class KernelCodec(Codec):
     """Base class of codecs whose whole messages the kernels write and read.
 
-    The kernels know how to decode them by their wire ids.
+    The kernels know how to encode and decode them by their wire ids: arrays of floats, or of any dtype if the codec
+    is lossless.
     """
-
-    @abc.abstractmethod
-    def make_encoder(self) -> Any:
-        """Make the kernels' ``Encoder`` for this codec's parameters."""
 
     @functools.cached_property
     def encoder(self) -> Any:
-        """Return the encoder of :meth:`make_encoder`, made on first use."""
-        return self.make_encoder()
+        """Return the kernels' ``Encoder`` for :attr:`params`, made on first use."""
+        return native.kernels().encoder(self.wire_id, self.params_hash, **self.params)
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
         size: int = self.encoder.encode(src.data, src.dtype, out)
@@ -46,7 +58,8 @@ class KernelCodec(Codec):
 
     @classmethod
     def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
-        checks.floating(header, cls.name)
+        if not cls.lossless:
+            checks.floating(header, cls.name)
         payload = msg[HEADER_BYTES:]
         status = native.kernels().check_payload(cls.wire_id, payload, header.count, header.dtype)
         checks.status(status, cls.name)
@@ -55,15 +68,11 @@ class KernelCodec(Codec):
     def decode_flat(
         cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
     ) -> None:
-        cls._decode(msg, header, out, dtype, False)
+        if not cls.lossless:
+            checks.floating(header, cls.name)
+        checks.status(decode_by_id(cls, msg, header, out, dtype, False), cls.name)
 
     @classmethod
     def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
-        cls._decode(msg, header, acc, header.dtype.accumulator, True)
-
-    @classmethod
-    def _decode(
-        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, add: bool
-    ) -> None:
         checks.floating(header, cls.name)
-        checks.status(decode_floats(cls, msg, header, out, dtype, add), cls.name)
+        checks.status(decode_by_id(cls, msg, header, acc, header.dtype.accumulator, True), cls.name)

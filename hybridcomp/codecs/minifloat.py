@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from hybridcomp import arrays, native
+from hybridcomp import arrays
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.kernel_codec import KernelCodec
@@ -31,7 +31,6 @@ from hybridcomp.codecs.table import register
 from hybridcomp.wire import HEADER_BYTES
 
 _PREFIX_BYTES = 8
-_FORMATS = {"e4m3": 0, "e5m2": 1, "e2m1": 2}
 MX_BLOCK = 32
 
 
@@ -49,11 +48,6 @@ class _MinifloatCodec(KernelCodec):
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         scales = -(-n // self._block) * (1 if self.mx else 4)
         return HEADER_BYTES + _PREFIX_BYTES + scales + (n * self.bits + 7) // 8
-
-    def make_encoder(self) -> Any:
-        return native.kernels().minifloat_encoder(
-            _FORMATS[self._format], self.mx, self._block, self.wire_id, self.params_hash
-        )
 
 
 def _format8(value: Any) -> str:

@@ -26,21 +26,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from hybridcomp import arrays, native, wire
-from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp import arrays
+from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
-from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.kernel_codec import decode_floats
+from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.table import register
-from hybridcomp.wire import HEADER_BYTES
 
 MAX_LAG = 32
 
 
 @register
-class MPCCodec(Codec):
+class MPCCodec(KernelCodec):
     """MPC: exact for every dtype.
 
     Args:
@@ -65,42 +61,7 @@ class MPCCodec(Codec):
         return {"lag": self._lag}
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
-        kind = arrays.as_dtype(dtype)
-        return HEADER_BYTES + int(native.kernels().mpc_bound(n * kind.itemsize, word_bytes(kind)))
-
-    def encode_flat(self, src: Flat, out: ByteArray) -> int:
-        size: int = native.kernels().mpc_encode(
-            src.data,
-            word_bytes(src.dtype),
-            self._lag,
-            self.wire_id,
-            src.dtype,
-            src.size,
-            self.params_hash,
-            out,
-        )
-        return size
-
-    @classmethod
-    def check_payload(cls, msg: ByteArray, header: wire.Header) -> None:
-        nbytes = header.count * header.dtype.itemsize
-        checks.status(
-            native.kernels().mpc_check(msg[HEADER_BYTES:], nbytes, word_bytes(header.dtype)), cls.name
-        )
-
-    @classmethod
-    def decode_flat(
-        cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType
-    ) -> None:
-        if not header.dtype.is_float:
-            checks.status(native.kernels().mpc_decode(msg[HEADER_BYTES:], word_bytes(dtype), out), cls.name)
-            return
-        checks.status(decode_floats(cls, msg, header, out, dtype, False), cls.name)
-
-    @classmethod
-    def decode_add_flat(cls, msg: ByteArray, header: wire.Header, acc: np.ndarray[Any, Any]) -> None:
-        checks.floating(header, "added")
-        checks.status(decode_floats(cls, msg, header, acc, header.dtype.accumulator, True), cls.name)
+        return int(self.encoder.bound(n, arrays.as_dtype(dtype)))
 
 
 def word_bytes(dtype: DType) -> int:

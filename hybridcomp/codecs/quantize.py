@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from hybridcomp import arrays, native
+from hybridcomp import arrays
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
@@ -125,18 +125,6 @@ class _BlockCodec(KernelCodec):
         prefix = _PREFIX_BYTES + (_SEED_BYTES if self._hadamard else 0)
         packed = full * (self._block * self.bits // 8) + -(-rest * self.bits // 8)
         return HEADER_BYTES + prefix + (full + (rest > 0)) * scale + packed
-
-    def make_encoder(self) -> Any:
-        return native.kernels().quantize_encoder(
-            self.bits,
-            self._block,
-            self._symmetric,
-            self._hadamard,
-            self._rounding == "stochastic",
-            self._seed,
-            self.wire_id,
-            self.params_hash,
-        )
 
 
 @register

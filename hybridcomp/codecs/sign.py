@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridcomp import arrays, native
+from hybridcomp import arrays
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.kernel_codec import KernelCodec
@@ -51,6 +51,3 @@ class SignCodec(KernelCodec):
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         scale = 8 if arrays.as_dtype(dtype) is DType.FLOAT64 else 4
         return HEADER_BYTES + _PREFIX_BYTES + -(-n // self._block) * scale + (n + 7) // 8
-
-    def make_encoder(self) -> Any:
-        return native.kernels().sign_encoder(self._block, self.wire_id, self.params_hash)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridcomp import arrays, native, wire
+from hybridcomp import arrays, wire
 from hybridcomp.arrays import ByteArray, DType
 from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.table import register
@@ -74,9 +74,6 @@ class ZfpCodec(KernelCodec):
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         return HEADER_BYTES + _PREFIX_BYTES + _stream_bytes(n, self._bits)
-
-    def make_encoder(self) -> Any:
-        return native.kernels().zfp_encoder(self._bits, self.wire_id, self.params_hash)
 
     # -- zfp's own streams -------------------------------------------------------------------------------
 

@@ -22,28 +22,10 @@ enum Integer : std::uint8_t {
   kUint64 = 13
 };
 
-// Bytes of an element of any of the two; 0 if there is none of that code.
+// Bytes of an element, a float or one of those; 0 if there is none of that code.
 constexpr std::size_t bytes_of(int dtype) {
-  switch (dtype) {
-    case kUint8:
-    case kInt8:
-      return 1;
-    case kFloat16:
-    case kBFloat16:
-    case kInt16:
-    case kUint16:
-      return 2;
-    case kFloat32:
-    case kInt32:
-    case kUint32:
-      return 4;
-    case kFloat64:
-    case kInt64:
-    case kUint64:
-      return 8;
-    default:
-      return 0;
-  }
+  const bool is = dtype >= kFloat32 && dtype <= kUint64 && dtype != 10;  // that is bool
+  return is ? element_bytes(static_cast<DTypeCode>(dtype)) : 0;
 }
 
 // Whether integers of a type are folded so: the larger one of two without a sign, the sum of any, modulo what

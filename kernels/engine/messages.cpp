@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "codecs/common/parallel.hpp"
-#include "codecs/messages/decoders.hpp"
 #include "codecs/messages/opening.hpp"
+#include "codecs/messages/table.hpp"
 
 namespace hybridcomp {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "codecs/common/crc32c.hpp"
 #include "codecs/convert/convert.hpp"
-#include "codecs/messages/decoders.hpp"
 #include "codecs/messages/opening.hpp"
+#include "codecs/messages/table.hpp"
 #include "engine/engine.hpp"
 #include "engine/execution.hpp"
 

@@ -60,11 +60,8 @@ inline DTypeCode sum_dtype(int code) {
 
 // Messages of any codec, and each family's functions.
 void bind_message(nb::module_& m);
-void bind_block(nb::module_& m);
-void bind_bounded(nb::module_& m);
 void bind_convert(nb::module_& m);
 void bind_engine(nb::module_& m);
-void bind_exponent(nb::module_& m);
 void bind_lattice(nb::module_& m);
 void bind_lease(nb::module_& m);
 void bind_lowrank(nb::module_& m);
@@ -72,13 +69,9 @@ void bind_memory(nb::module_& m);
 void bind_mpi(nb::module_& m);
 void bind_wait(nb::module_& m);
 void bind_watchdog(nb::module_& m);
-void bind_mpc(nb::module_& m);
 void bind_planes(nb::module_& m);
-void bind_minifloat(nb::module_& m);
-void bind_sign(nb::module_& m);
 void bind_sketch(nb::module_& m);
 void bind_sparse(nb::module_& m);
 void bind_sums(nb::module_& m);
-void bind_zfp(nb::module_& m);
 
 }  // namespace hybridcomp

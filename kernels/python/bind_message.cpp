@@ -1,7 +1,6 @@
 // Messages of any codec: headers, CRCs, and whole encodes and decodes in one call from Python.
-#include "codecs/messages/decoders.hpp"
-#include "codecs/messages/encoder.hpp"
 #include "codecs/messages/opening.hpp"
+#include "codecs/messages/table.hpp"
 #include "python/bind.hpp"
 
 namespace hybridcomp {
@@ -32,21 +31,43 @@ nb::object open_message(nb::handle message) {
 
 // -- payloads ----------------------------------------------------------------------------------------------
 
+// The type of the elements of a codec: floats, or anything if it is exact.
+DTypeCode dtype_for(std::uint8_t codec, int code) {
+  const CodecEntry* const entry = find_codec(codec);
+  const bool exact = entry && entry->exact && code > kBFloat16 && code <= kLastDType;
+  return exact ? static_cast<DTypeCode>(code) : float_dtype(code);
+}
+
+std::size_t checked_count(std::size_t n) {
+  if (n > kMostElements) Buffer::fail("n is more than a message holds");
+  return n;
+}
+
+// What the first bytes of a payload of so many bytes tell; those that are not given are taken for zeros.
+int check_head(std::uint8_t codec, const nb::bytes& head, std::size_t bytes, std::size_t n, int dtype) {
+  std::uint8_t first[kHeadBytes] = {};
+  std::memcpy(first, head.c_str(), std::min(head.size(), sizeof(first)));
+  return check_payload_head(codec, first, bytes, dtype_for(codec, dtype), checked_count(n));
+}
+
 int check(std::uint8_t codec, nb::handle payload, std::size_t n, int dtype) {
-  const DTypeCode type = float_dtype(dtype);
+  const DTypeCode type = dtype_for(codec, dtype);
   const Buffer from(payload, false);
+  checked_count(n);
   nb::gil_scoped_release release;
   return check_payload(codec, from.data(), from.bytes(), type, n);
 }
 
 int decode_into(std::uint8_t codec, nb::handle payload, std::size_t n, int dtype, nb::handle out,
                 int out_dtype, bool add) {
-  const DTypeCode type = float_dtype(dtype);
-  const DTypeCode out_type = add ? sum_dtype(out_dtype) : float_dtype(out_dtype);
+  const DTypeCode type = dtype_for(codec, dtype);
+  if (!is_float(type) && (add || dtype != out_dtype)) Buffer::fail("what is no float is decoded as it is");
+  const DTypeCode out_type = !is_float(type) ? type : add ? sum_dtype(out_dtype) : float_dtype(out_dtype);
   if (add && (type == kFloat64) != (out_type == kFloat64))
     Buffer::fail("doubles, and only they, add to doubles");
   const Buffer from(payload, false), to(out, true);
-  if (to.elements(size_of(out_type), "out") != n) Buffer::fail("out must have n elements");
+  if (to.elements(element_bytes(out_type), "out") != checked_count(n))
+    Buffer::fail("out must have n elements");
   nb::gil_scoped_release release;
   return decode_payload(kernels(), codec, from.data(), from.bytes(), type, n, thread_count(), to.data(),
                         out_type, add);
@@ -142,10 +163,36 @@ std::size_t encode_plain(const Encoder& encoder, nb::handle x, nb::handle out) {
   return encoder.write(kernels(), from.data(), from.dtype(), from.size(), thread_count(), to.data());
 }
 
+// Make the encoder of a codec with these parameters.
+Encoder make_encoder(std::uint8_t codec, std::uint32_t params, const nb::kwargs& given) {
+  const CodecEntry* const entry = find_codec(codec);
+  if (!entry) Buffer::fail("no codec of the kernels has the id " + std::to_string(codec));
+  Parameters parameters;
+  for (const auto& [key, value] : given) {
+    const auto name = nb::cast<std::string>(key);
+    std::uint64_t whole;
+    if (nb::isinstance<nb::bool_>(value))
+      parameters.set(name, nb::cast<bool>(value));
+    else if (nb::isinstance<nb::str>(value))
+      parameters.set(name, nb::cast<std::string>(value));
+    else if (nb::isinstance<nb::float_>(value))
+      parameters.set(name, nb::cast<double>(value));
+    else if (nb::try_cast(value, whole))
+      parameters.set(name, whole);
+    else
+      Buffer::fail(name + " is not a parameter of a codec");
+  }
+  return entry->encoder({codec, params}, parameters);
+}
+
+std::size_t bound(const Encoder& encoder, std::size_t n, int dtype) {
+  return encoder.bound(checked_count(n), dtype_for(encoder.identity.id.codec, dtype));
+}
+
 std::size_t encode(const Encoder& encoder, nb::handle src, int dtype, nb::handle out) {
-  const DTypeCode type = float_dtype(dtype);
+  const DTypeCode type = dtype_for(encoder.identity.id.codec, dtype);
   const Buffer from(src, false), to(out, true);
-  const std::size_t n = from.elements(size_of(type), "src");
+  const std::size_t n = from.elements(element_bytes(type), "src");
   const std::size_t need = encoder.bound(n, type);
   if (!need) Buffer::fail("the codec does not take this dtype");
   if (to.bytes() < need) Buffer::fail("out is too small");
@@ -155,7 +202,7 @@ std::size_t encode(const Encoder& encoder, nb::handle src, int dtype, nb::handle
 
 nb::tuple identity(const Encoder& encoder) {
   const CodecIdentity& codec = encoder.identity;
-  return nb::make_tuple(codec.codec, codec.params, codec.bits, codec.block, codec.sparse);
+  return nb::make_tuple(codec.id.codec, codec.id.params, codec.bits, codec.block, codec.sparse);
 }
 
 }  // namespace
@@ -164,13 +211,16 @@ void bind_message(nb::module_& m) {
   m.def("message_crc", &message_crc, "message"_a);
   m.def("open_message", &open_message, "message"_a,
         "The header's codec, dtype, count, payload and params; None if it, or the CRC, is wrong.");
+  m.def("check_head", &check_head, "codec"_a, "head"_a, "bytes"_a, "n"_a, "dtype"_a, "Returns a Status.");
   m.def("check_payload", &check, "codec"_a, "payload"_a, "n"_a, "dtype"_a, "Returns a Status.");
   m.def("decode_payload", &decode_into, "codec"_a, "payload"_a, "n"_a, "dtype"_a, "out"_a, "out_dtype"_a,
         "add"_a, "Returns a Status.");
   m.def("decode_plain", &decode_plain, "message"_a.none(), "out"_a.none(), "add"_a,
         "Whether the message could be decoded by this one call.");
+  m.def("encoder", &make_encoder, "codec"_a, "params"_a, "given"_a);
   nb::class_<Encoder>(m, "Encoder", "A codec with its parameters.")
       .def_prop_ro("identity", &identity, "Wire id, hash of the spec, bits and block of integers, sparse.")
+      .def("bound", &bound, "n"_a, "dtype"_a, "The most bytes of a message; 0: not of this dtype.")
       .def("encode_plain", &encode_plain, "x"_a.none(), "out"_a.none(), "Returns the message's bytes, or 0.")
       .def("encode", &encode, "src"_a, "dtype"_a, "out"_a, "Returns the message's bytes.");
 }

@@ -47,24 +47,17 @@ NB_MODULE(_kernels, m) {
   m.def("threads", &thread_count);
   m.def("set_threads", &set_threads, "count"_a);
   bind_message(m);
-  bind_block(m);
-  bind_bounded(m);
   bind_convert(m);
   bind_engine(m);
-  bind_exponent(m);
   bind_lattice(m);
   bind_lease(m);
   bind_lowrank(m);
   bind_memory(m);
-  bind_mpc(m);
   bind_mpi(m);
   bind_wait(m);
   bind_watchdog(m);
   bind_planes(m);
-  bind_minifloat(m);
-  bind_sign(m);
   bind_sketch(m);
   bind_sparse(m);
   bind_sums(m);
-  bind_zfp(m);
 }

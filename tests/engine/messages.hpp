@@ -17,7 +17,7 @@ inline std::shared_ptr<const Program> message_program(bool sends, std::size_t co
                                        kDecode, 0, -1, 0, n, -1, 0, 1,  0, 0, -1, 0, 0, 0, 1, -1, -1};
   const std::vector<std::int64_t> slots{n, 0, 0}, lists{0};
   Carriage carriage{std::nullopt, kInt8Id, 77, kFloat32, 2, false, count * sizeof(float)};
-  carriage.encoder = quantize_encoder({128, 8, true, false, 0}, false, carriage.codec, carriage.params);
+  carriage.encoder = quantize_encoder({128, 8, true, false, 0}, false, {carriage.codec, carriage.params});
   carriage.framed = kRoom * sizeof(float) + sizeof(Header) + 1;
   const std::size_t limits[kBuffers] = {sends ? count : 0, sends ? 0 : count, 0};
   std::string fault;

@@ -66,7 +66,7 @@ struct Case {
     if (!plain) {
       carriage.codec = kInt8Id;
       carriage.params = 77;
-      carriage.encoder = quantize_encoder({128, 8, true, false, 0}, false, carriage.codec, carriage.params);
+      carriage.encoder = quantize_encoder({128, 8, true, false, 0}, false, {carriage.codec, carriage.params});
       if (asks) carriage.bounds.emplace();
       for (std::size_t at = 0; asks && at < from.slots.size(); at += kSlotWords)
         carriage.bounds->push_back(

@@ -107,16 +107,6 @@ class LatticeCodec(KernelCodec, LinearCodec):
 
     # -- messages ------------------------------------------------------------------------------------
 
-    def make_encoder(self) -> Any:
-        return native.kernels().lattice_encoder(
-            self._bits,
-            self._ranks,
-            self._rounding == "stochastic",
-            self._seed,
-            self.wire_id,
-            self.params_hash,
-        )
-
     def scale_for(self, peak: float, dtype: arrays.DTypeLike = DType.FLOAT32) -> float:
         """Return the scale for :meth:`encode_with_scale`, of a tensor of ``dtype`` with largest magnitude ``peak``."""
         kind = arrays.as_dtype(dtype)

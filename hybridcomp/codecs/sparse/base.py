@@ -24,15 +24,53 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.kernel_codec import decode_floats
+from hybridcomp.codecs.kernel_codec import decode_by_id
 from hybridcomp.codecs.none import NoneCodec
 from hybridcomp.codecs.registry import get_codec
 from hybridcomp.codecs.table import classes, codec_for
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
 
-_PREFIX = struct.Struct("<QQ")
-_INDEX_BLOCK = 65536
+PREFIX = struct.Struct("<QQ")
+INDEX_BLOCK = 65536
+
+
+def open_prefix(header: wire.Header, head: bytes | memoryview) -> tuple[int, int]:
+    """Return the number of values and the bytes of the index section that a payload begins with.
+
+    Raises:
+        WireError: there cannot be so many.
+    """
+    name = codec_for(header).name
+    checks.floating(header, name)
+    malformed = f"malformed {name} payload: "
+    if header.payload < PREFIX.size:
+        raise WireError(f"{malformed}{header.payload} bytes are too few")
+    k, index_bytes = PREFIX.unpack_from(head)
+    counts = 4 * -(-header.count // INDEX_BLOCK)
+    if index_bytes > header.payload - PREFIX.size or index_bytes < counts:
+        raise WireError(f"{malformed}{index_bytes} bytes of indices for {header.count} elements")
+    if k > min(header.count, 8 * (index_bytes - counts)):  # an index takes a bit at least
+        raise WireError(f"{malformed}{k} of {header.count} elements in {index_bytes} bytes of indices")
+    return k, index_bytes
+
+
+def check_values(header: wire.Header, head: bytes | memoryview, inner: wire.Header) -> type[Codec]:
+    """Return the codec of the message inside, whose payload is yet to be checked.
+
+    Raises:
+        WireError: by its header it is not the message of the values that the prefix, which is right, announces.
+    """
+    k, index_bytes = PREFIX.unpack_from(head)
+    codec, name = codec_for(inner), codec_for(header).name
+    if not codec.carries_values or inner.count != k or inner.dtype is not header.dtype:
+        raise WireError(
+            f"malformed {name} payload: {inner.count} {inner.dtype.label} values by codec {codec.name!r} "
+            f"for {k} {header.dtype.label} elements"
+        )
+    if HEADER_BYTES + inner.payload != header.payload - PREFIX.size - index_bytes:
+        raise WireError(f"malformed {name} payload: bytes after the values")
+    return codec
 
 
 class SparseCodec(Codec):
@@ -55,15 +93,17 @@ class SparseCodec(Codec):
     def most(self, n: int) -> int:
         """Return the most elements of ``n`` that are sent."""
 
+    @property
     @abc.abstractmethod
-    def make_encoder(self, plain: int) -> Any:
-        """Make the kernels' ``Encoder`` of values as they are, or None; ``plain`` is the parameter hash of ``none``."""
+    def selection(self) -> dict[str, Any] | None:
+        """Return what the kernels' ``Encoder`` selects the elements by, or None if it cannot."""
 
     @functools.cached_property
     def encoder(self) -> Any:
-        if type(self._values) is not NoneCodec:
+        by = self.selection
+        if type(self._values) is not NoneCodec or by is None:
             return None
-        return self.make_encoder(self._values.params_hash)
+        return native.kernels().encoder(self.wire_id, self.params_hash, plain=self._values.params_hash, **by)
 
     @abc.abstractmethod
     def select(self, src: Flat) -> Any:
@@ -76,16 +116,16 @@ class SparseCodec(Codec):
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         k = self.most(n)
         indices = int(native.kernels().sparse_index_bound(n, k))
-        return HEADER_BYTES + _PREFIX.size + indices + self._values.bound(k, dtype)
+        return HEADER_BYTES + PREFIX.size + indices + self._values.bound(k, dtype)
 
     def encode_flat(self, src: Flat, out: ByteArray) -> int:
         if self.encoder is not None:
             size: int = self.encoder.encode(src.data, src.dtype, out)
             return size
         selected = self.select(src)
-        start = HEADER_BYTES + _PREFIX.size
+        start = HEADER_BYTES + PREFIX.size
         index_bytes: int = selected.write_indices(out[start:])
-        _PREFIX.pack_into(out.data, HEADER_BYTES, selected.count, index_bytes)
+        PREFIX.pack_into(out.data, HEADER_BYTES, selected.count, index_bytes)
         values = selected.values.view(src.dtype.storage)
         end = start + index_bytes
         end += self._values.encode_flat(Flat(values, src.dtype, values.shape, True, False), out[end:])
@@ -122,27 +162,10 @@ class SparseCodec(Codec):
     @classmethod
     def _open(cls, msg: ByteArray, header: wire.Header) -> tuple[ByteArray, ByteArray, wire.Header]:
         """Check and split a message: its index section, the values' message and that one's header."""
-        checks.floating(header, cls.name)
-        malformed = f"malformed {cls.name} payload: "
-        if header.payload < _PREFIX.size:
-            raise WireError(f"{malformed}{header.payload} bytes are too few")
-        k, index_bytes = _PREFIX.unpack_from(msg.data, HEADER_BYTES)
-        start = HEADER_BYTES + _PREFIX.size
-        counts = 4 * -(-header.count // _INDEX_BLOCK)
-        if index_bytes > msg.size - start or index_bytes < counts:
-            raise WireError(f"{malformed}{index_bytes} bytes of indices for {header.count} elements")
-        if k > min(header.count, 8 * (index_bytes - counts)):  # an index takes a bit at least
-            raise WireError(f"{malformed}{k} of {header.count} elements in {index_bytes} bytes of indices")
+        _, index_bytes = open_prefix(header, msg[HEADER_BYTES:].data)
+        start = HEADER_BYTES + PREFIX.size
         values, inner = wire.open_message(msg[start + index_bytes :])
-        codec = codec_for(inner)
-        if not codec.carries_values or inner.count != k or inner.dtype is not header.dtype:
-            raise WireError(
-                f"{malformed}{inner.count} {inner.dtype.label} values by codec {codec.name!r} "
-                f"for {k} {header.dtype.label} elements"
-            )
-        if values.size != msg.size - start - index_bytes:
-            raise WireError(f"{malformed}bytes after the values")
-        codec.check_payload(values, inner)
+        check_values(header, msg[HEADER_BYTES:].data, inner).check_payload(values, inner)
         return msg[start : start + index_bytes], values, inner
 
     @classmethod
@@ -150,7 +173,7 @@ class SparseCodec(Codec):
         cls, msg: ByteArray, header: wire.Header, out: np.ndarray[Any, Any], dtype: DType, *, add: bool
     ) -> None:
         checks.floating(header, cls.name)
-        if not decode_floats(cls, msg, header, out, dtype, add):
+        if not decode_by_id(cls, msg, header, out, dtype, add):
             return
         # Values that are not plain, or something wrong with the message: look at each part.
         indices, message, inner = cls._open(msg, header)
@@ -182,15 +205,12 @@ class RatioCodec(SparseCodec):
         """Return the share of the elements that is sent."""
         return self._ratio
 
-    @abc.abstractmethod
-    def ratio_encoder(self, numerator: int, denominator: int, plain: int) -> Any:
-        """Make the encoder of :meth:`make_encoder` for a ratio in whole numbers."""
-
-    def make_encoder(self, plain: int) -> Any:
+    @property
+    def selection(self) -> dict[str, Any] | None:
         numerator, denominator = self._share
         if denominator >= 1 << 63:  # of a ratio such as 1e-40
             return None
-        return self.ratio_encoder(numerator, denominator, plain)
+        return {"numerator": numerator, "denominator": denominator}
 
     def k(self, n: int) -> int:
         """Return the share of ``n`` elements, rounded up."""

@@ -66,10 +66,10 @@ class SIDCoCodec(RatioCodec):
     def most(self, n: int) -> int:
         return int(native.kernels().sparse_sidco_most(n, self.k(n)))
 
-    def ratio_encoder(self, numerator: int, denominator: int, plain: int) -> Any:
-        return native.kernels().sidco_encoder(
-            numerator, denominator, self._stages, self.wire_id, self.params_hash, plain
-        )
+    @property
+    def selection(self) -> dict[str, Any] | None:
+        by = super().selection
+        return by and {**by, "stages": self._stages}
 
     def select(self, src: Flat) -> Any:
         return native.kernels().sparse_sidco(src.data, src.dtype, self.k(src.size), self._stages)

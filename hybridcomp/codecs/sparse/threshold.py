@@ -58,14 +58,14 @@ class ThresholdCodec(SparseCodec):
 
     @property
     def params(self) -> dict[str, Any]:
-        limit = {"abs": self._abs} if self._rel is None else {"rel": self._rel}
-        return {**limit, "values": self._values.spec}
+        return {**self.selection, "values": self._values.spec}
 
     def most(self, n: int) -> int:
         return n
 
-    def make_encoder(self, plain: int) -> Any:
-        return native.kernels().threshold_encoder(*self._limit, self.wire_id, self.params_hash, plain)
+    @property
+    def selection(self) -> dict[str, Any]:
+        return {"abs": self._abs} if self._rel is None else {"rel": self._rel}
 
     def select(self, src: Flat) -> Any:
         return native.kernels().sparse_threshold(src.data, src.dtype, *self._limit)

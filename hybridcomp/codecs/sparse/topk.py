@@ -43,8 +43,5 @@ class TopKCodec(RatioCodec):
     def most(self, n: int) -> int:
         return self.k(n)
 
-    def ratio_encoder(self, numerator: int, denominator: int, plain: int) -> Any:
-        return native.kernels().topk_encoder(numerator, denominator, self.wire_id, self.params_hash, plain)
-
     def select(self, src: Flat) -> Any:
         return native.kernels().sparse_topk(src.data, src.dtype, self.k(src.size))

@@ -1,8 +1,11 @@
+// Whole messages of the block quantizers: header, prefix, scales, packed integers and CRC around the kernels.
 #include "codecs/block/message.hpp"
 
 #include <cstring>
 
+#include "codecs/messages/codec_entry.hpp"
 #include "codecs/messages/fixed.hpp"
+#include "codecs/messages/sums.hpp"
 
 namespace hybridcomp {
 namespace {
@@ -26,57 +29,34 @@ int read_prefix(const std::uint8_t* payload, std::size_t bytes, int bits, BlockF
   return kOk;
 }
 
-// Whether n elements make a payload of `bytes`.
-bool fits(std::size_t n, std::size_t bytes, DTypeCode dtype, const BlockFormat& format) {
-  // First of all before n enters any arithmetic that could overflow.
-  return n / static_cast<std::size_t>(8 / format.bits) <= bytes &&
-         bytes == quantized_payload(n, dtype, format);
-}
-
-}  // namespace
-
-std::size_t quantized_payload(std::size_t n, DTypeCode dtype, const BlockFormat& format) {
+std::size_t payload_bytes(std::size_t n, DTypeCode dtype, const BlockFormat& format) {
   return prefix_bytes(format) + scale_bytes(blocks_of(n, format.block), dtype, format) +
          packed_bytes(n, format.block, format.bits);
 }
 
-namespace {
-
 // Write a message whose elements encode(at, m, scales, packed) encodes.
 template <typename Encode>
 std::size_t write_quantized(const Kernels& k, DTypeCode dtype, std::size_t n, const BlockFormat& format,
-                            std::uint8_t codec, std::uint32_t params, int threads, std::uint8_t* out,
-                            Encode encode) {
+                            CodecId id, int threads, std::uint8_t* out, Encode encode) {
   const QuantizePrefix fields{format.block,
                               (format.symmetric ? 0 : kAffine) | (format.hadamard ? kHadamard : 0)};
   std::uint8_t prefix[sizeof(fields) + sizeof(format.seed)];
   std::memcpy(prefix, &fields, sizeof(fields));
   std::memcpy(prefix + sizeof(fields), &format.seed, sizeof(format.seed));
   return write_fixed(
-      k, {codec, dtype, params, prefix, prefix_bytes(format)}, n, format.block, threads, out,
+      k, {id, dtype, prefix, prefix_bytes(format)}, n, format.block, threads, out,
       [&](std::size_t e) { return scale_bytes(blocks_of(e, format.block), dtype, format); },
       [&](std::size_t e) { return packed_bytes(e, format.block, format.bits); }, encode);
 }
 
-}  // namespace
-
-std::size_t quantize_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                             const BlockFormat& format, bool stochastic, std::uint8_t codec,
-                             std::uint32_t params, int threads, std::uint8_t* out) {
-  return write_quantized(k, dtype, n, format, codec, params, threads, out,
-                         [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
-                           k.block->quantize(src + at * size_of(dtype), dtype, m, at, format, stochastic,
-                                             scales, packed);
-                         });
-}
-
+// 0 if its messages are of other blocks, or of ones too long for that.
 std::size_t quantize_sum(const Kernels& k, const Sum& sum, const BlockFormat& format, bool stochastic,
-                         std::uint8_t codec, std::uint32_t params, int threads, std::uint8_t* out) {
+                         CodecId id, int threads, std::uint8_t* out) {
   const DTypeCode dtype = sum.dtype;
   if (format.block > kPartTile || !sum.fits(format.block)) return 0;
   const std::size_t tile = tile_of(format.block);
   return write_quantized(
-      k, dtype, sum.n, format, codec, params, threads, out,
+      k, dtype, sum.n, format, id, threads, out,
       [&](std::size_t begin, std::size_t count, std::uint8_t* scales, std::uint8_t* packed) {
         Sum::Buffer buffer;
         for (std::size_t at = begin; at < begin + count; at += tile) {
@@ -92,52 +72,93 @@ std::size_t quantize_sum(const Kernels& k, const Sum& sum, const BlockFormat& fo
       });
 }
 
-int view_quantized(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int bits,
-                   QuantizedView* view) {
+// Where the sections of a checked payload begin.
+struct View {
+  BlockFormat format;
+  const std::uint8_t* scales;
+  const std::uint8_t* packed;
+};
+
+// Check a payload and find its sections; a Status.
+int view(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int bits,
+         View* view) {
   BlockFormat format;
   const int status = read_prefix(payload, bytes, bits, &format);
   if (status != kOk) return status;
-  if (!fits(n, bytes, dtype, format)) return kBadLength;
+  // First of all before n enters any arithmetic that could overflow.
+  if (n / static_cast<std::size_t>(8 / bits) > bytes || bytes != payload_bytes(n, dtype, format))
+    return kBadLength;
   const std::uint8_t* const scales = payload + prefix_bytes(format);
   *view = {format, scales, scales + scale_bytes(blocks_of(n, format.block), dtype, format)};
   return kOk;
 }
 
-Encoder quantize_encoder(const BlockFormat& format, bool stochastic, std::uint8_t codec,
-                         std::uint32_t params) {
-  const bool plain = format.symmetric && !format.hadamard && !stochastic;
-  return {
-      {codec, params, plain ? format.bits : 0, plain ? format.block : 0},
-      [=](std::size_t n, DTypeCode dtype) { return sizeof(Header) + quantized_payload(n, dtype, format); },
-      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
-          std::uint8_t* out) {
-        return quantize_message(k, src, dtype, n, format, stochastic, codec, params, threads, out);
-      },
-      [=](const Kernels& k, const Sum& sum, int threads, std::uint8_t* out) {
-        return quantize_sum(k, sum, format, stochastic, codec, params, threads, out);
-      }};
+template <int Bits>
+Encoder make(CodecId id, const Parameters& parameters) {
+  BlockFormat format{parameters.whole<std::uint32_t>("block", kMinBlock, kMaxBlock), Bits,
+                     parameters.flag("symmetric"), parameters.flag("hadamard"),
+                     parameters.whole<std::uint64_t>("seed", 0, ~std::uint64_t(0))};
+  if (!valid_format(format)) Parameters::refuse("block", "a multiple of 8, with hadamard a power of two");
+  return quantize_encoder(format, parameters.word("rounding") == "stochastic", id);
 }
 
-int check_quantized(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
-                    int bits) {
-  QuantizedView view;
-  return view_quantized(payload, bytes, dtype, n, bits, &view);
+template <int Bits>
+int check(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n) {
+  View sections;
+  return view(payload, bytes, dtype, n, Bits, &sections);
 }
 
-int dequantize_payload(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
-                       std::size_t n, int bits, int threads, std::uint8_t* out, DTypeCode out_dtype,
-                       bool add) {
-  QuantizedView view;
-  const int status = view_quantized(payload, bytes, dtype, n, bits, &view);
+template <int Bits>
+int decode(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
+           int threads, std::uint8_t* out, DTypeCode out_dtype, bool add) {
+  View sections;
+  const int status = view(payload, bytes, dtype, n, Bits, &sections);
   if (status != kOk) return status;
-  const BlockFormat& format = view.format;
+  const BlockFormat& format = sections.format;
   const std::size_t block = format.block;
   split(n, block, ranges_of(n, block, threads), [&](int, std::size_t begin, std::size_t end) {
-    k.block->dequantize(view.scales + scale_bytes(begin / block, dtype, format),
-                        view.packed + packed_bytes(begin, format.block, bits), dtype == kFloat64, end - begin,
-                        begin, format, out + begin * size_of(out_dtype), out_dtype, add);
+    k.block->dequantize(sections.scales + scale_bytes(begin / block, dtype, format),
+                        sections.packed + packed_bytes(begin, format.block, Bits), dtype == kFloat64,
+                        end - begin, begin, format, out + begin * size_of(out_dtype), out_dtype, add);
   });
   return kOk;
 }
+
+template <int Bits>
+bool open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, Parts* parts) {
+  View sections;
+  if (view(payload, bytes, dtype, n, Bits, &sections) != kOk || sections.format.block > kPartTile)
+    return false;
+  *parts = {dtype, sections.format.block, sections.packed, dtype, sections.scales, sections.format};
+  return true;
+}
+
+template <int Bits>
+constexpr CodecEntry entry(std::uint8_t id) {
+  return {
+      .id = id, .encoder = make<Bits>, .check_head = check<Bits>, .decode = decode<Bits>, .open = open<Bits>};
+}
+
+}  // namespace
+
+Encoder quantize_encoder(const BlockFormat& format, bool stochastic, CodecId id) {
+  const bool plain = format.symmetric && !format.hadamard && !stochastic;
+  return {{id, plain ? format.bits : 0, plain ? format.block : 0},
+          [=](std::size_t n, DTypeCode dtype) { return sizeof(Header) + payload_bytes(n, dtype, format); },
+          [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
+              std::uint8_t* out) {
+            return write_quantized(
+                k, dtype, n, format, id, threads, out,
+                [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
+                  k.block->quantize(src + at * size_of(dtype), dtype, m, at, format, stochastic, scales,
+                                    packed);
+                });
+          },
+          [=](const Kernels& k, const Sum& sum, int threads, std::uint8_t* out) {
+            return quantize_sum(k, sum, format, stochastic, id, threads, out);
+          }};
+}
+
+extern const CodecEntry kInt8Codec = entry<8>(kInt8Id), kInt4Codec = entry<4>(4), kInt2Codec = entry<2>(5);
 
 }  // namespace hybridcomp

@@ -1,9 +1,12 @@
+// Messages of error-bounded compression around its kernels.
 #include <array>
 #include <cstring>
 #include <utility>
 
 #include "codecs/bounded/bounded.hpp"
 #include "codecs/common/parallel.hpp"
+#include "codecs/messages/codec_entry.hpp"
+#include "codecs/messages/opening.hpp"
 
 namespace hybridcomp {
 namespace {
@@ -80,17 +83,25 @@ std::size_t sum_sizes(const Sizes& sizes, const std::uint8_t* codes, std::size_t
   return any & 0x8000u ? kBadCode : sum;
 }
 
+std::size_t most_bytes(std::size_t n, DTypeCode dtype) {
+  return sizeof(BoundedPrefix) + blocks_of(n, kBoundedBlock) + n * size_of(dtype);
+}
+
+int check_head(const std::uint8_t* head, std::size_t bytes, DTypeCode, std::size_t n) {
+  BoundedPrefix prefix;
+  if (bytes < sizeof(prefix)) return kBadLength;
+  std::memcpy(&prefix, head, sizeof(prefix));
+  if (prefix.block != kBoundedBlock || prefix.reserved) return kBadBoundedBlock;
+  if (bits_of(prefix.bound) >= Real<double>::kInfinity) return kBadBound;  // negative, infinite or NaN
+  return blocks_of(n, kBoundedBlock) <= bytes - sizeof(prefix) ? kOk : kBadLength;
+}
+
 // Check a payload and find where the data of each of `ranges` ranges of elements begins.
 int open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int ranges,
-         BoundedPrefix* prefix, std::size_t* starts) {
-  if (bytes < sizeof(*prefix)) return kBadLength;
-  std::memcpy(prefix, payload, sizeof(*prefix));
-  if (prefix->block != kBoundedBlock || prefix->reserved) return kBadBoundedBlock;
-  if (bits_of(prefix->bound) >= Real<double>::kInfinity) return kBadBound;  // negative, infinite or NaN
-  bytes -= sizeof(*prefix);
-  const std::size_t blocks = blocks_of(n, kBoundedBlock);
-  if (blocks > bytes) return kBadLength;
-  const std::uint8_t* codes = payload + sizeof(*prefix);
+         std::size_t* starts) {
+  const int status = check_head(payload, bytes, dtype, n);
+  if (status != kOk) return status;
+  const std::uint8_t* codes = payload + sizeof(BoundedPrefix);
   const Sizes sizes = block_sizes(dtype);
   split(n, kStep, ranges, [&](int r, std::size_t begin, std::size_t end) {
     const std::size_t full = end / kBoundedBlock - begin / kBoundedBlock, rest = end % kBoundedBlock;
@@ -99,19 +110,17 @@ int open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::s
     const std::uint32_t last = bounded_bytes(codes[end / kBoundedBlock], rest, size_of(dtype));
     starts[r] = last & 0x8000u ? kBadCode : starts[r] + last;
   });
-  std::size_t sum = 0;
+  std::size_t sum = sizeof(BoundedPrefix) + blocks_of(n, kBoundedBlock);
   for (int r = 0; r < ranges; ++r) {
     if (starts[r] == kBadCode) return kBadBoundedCode;
     sum += std::exchange(starts[r], sum);
   }
-  return sum == bytes - blocks ? kOk : kBadLength;
+  return sum == bytes ? kOk : kBadLength;
 }
 
-}  // namespace
-
-std::size_t bounded_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                            double error, bool relative, std::uint8_t codec, std::uint32_t params,
-                            int threads, std::uint8_t* out) {
+// `error` is absolute, or relative to the range of the values.
+std::size_t write(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, double error,
+                  bool relative, CodecId id, int threads, std::uint8_t* out) {
   const double bound = relative ? relative_bound(k, src, dtype, n, error, threads) : error;
   const BoundedPrefix prefix{bound, kBoundedBlock, 0};
   std::memcpy(out + sizeof(Header), &prefix, sizeof(prefix));
@@ -134,7 +143,7 @@ std::size_t bounded_message(const Kernels& k, const std::uint8_t* src, DTypeCode
   }
 
   const std::size_t payload = sizeof(prefix) + blocks_of(n, kBoundedBlock) + bytes;
-  const Header header{kMagic, codec, static_cast<std::uint8_t>(dtype), 0, n, payload, params, 0};
+  const Header header = header_of(id, dtype, n, payload);
   std::memcpy(out, &header, sizeof(header));
   std::uint32_t crc = k.crc32c(out, kCrcAt, 0);
   crc = k.crc32c(out + sizeof(header), sizeof(prefix), crc);
@@ -144,27 +153,42 @@ std::size_t bounded_message(const Kernels& k, const std::uint8_t* src, DTypeCode
   return sizeof(header) + payload;
 }
 
-int check_bounded(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n) {
-  BoundedPrefix prefix;
-  std::size_t start;
-  return open(payload, bytes, dtype, n, 1, &prefix, &start);
+Encoder make(CodecId id, const Parameters& parameters) {
+  const bool relative = !parameters.has("abs");
+  const char* const name = relative ? "rel" : "abs";
+  const double error = parameters.number(name);
+  if (bits_of(error) == 0 || bits_of(error) >= Real<double>::kInfinity)
+    Parameters::refuse(name, "a number above 0");
+  return {{id},
+          [](std::size_t n, DTypeCode dtype) { return sizeof(Header) + most_bytes(n, dtype); },
+          [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
+              std::uint8_t* out) { return write(k, src, dtype, n, error, relative, id, threads, out); }};
 }
 
-int decode_bounded(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
-                   std::size_t n, int threads, std::uint8_t* out, DTypeCode out_dtype, bool add) {
-  BoundedPrefix prefix;
+int check(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n) {
+  std::size_t start;
+  return open(payload, bytes, dtype, n, 1, &start);
+}
+
+int decode(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
+           int threads, std::uint8_t* out, DTypeCode out_dtype, bool add) {
   std::size_t starts[kMaxThreads];
   const int ranges = ranges_of(n, kStep, threads);
-  const int status = open(payload, bytes, dtype, n, ranges, &prefix, starts);
+  const int status = open(payload, bytes, dtype, n, ranges, starts);
   if (status != kOk) return status;
-  const std::uint8_t* codes = payload + sizeof(prefix);
-  const std::uint8_t* data = codes + blocks_of(n, kBoundedBlock);
+  BoundedPrefix prefix;
+  std::memcpy(&prefix, payload, sizeof(prefix));
   split(n, kStep, ranges, [&](int r, std::size_t begin, std::size_t end) {
-    const std::uint8_t* from = data + starts[r];
-    k.bounded->decode(codes + begin / kBoundedBlock, from, static_cast<std::size_t>(payload + bytes - from),
-                      dtype, end - begin, prefix.bound, out + begin * size_of(out_dtype), out_dtype, add);
+    k.bounded->decode(payload + sizeof(prefix) + begin / kBoundedBlock, payload + starts[r],
+                      bytes - starts[r], dtype, end - begin, prefix.bound, out + begin * size_of(out_dtype),
+                      out_dtype, add);
   });
   return kOk;
 }
+
+}  // namespace
+
+extern const CodecEntry kBoundedCodec = {
+    .id = 11, .encoder = make, .check_head = check_head, .check = check, .decode = decode};
 
 }  // namespace hybridcomp

@@ -58,4 +58,14 @@ constexpr std::size_t blocks_of(std::size_t n, std::size_t block) { return n / b
 
 constexpr std::size_t size_of(DTypeCode dtype) { return dtype == kFloat64 ? 8 : dtype == kFloat32 ? 4 : 2; }
 
+constexpr bool is_float(DTypeCode dtype) { return dtype <= kBFloat16; }
+
+// The same of any type that a header names, by its code in hybridcomp.arrays.DType.
+constexpr std::uint8_t kLastDType = 15;
+constexpr DTypeCode kComplex64{14}, kComplex128{15};
+constexpr std::size_t element_bytes(DTypeCode dtype) {
+  constexpr std::uint8_t kBytes[kLastDType + 1] = {0, 4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 2, 4, 8, 8, 16};
+  return dtype <= kLastDType ? kBytes[dtype] : 0;
+}
+
 }  // namespace hybridcomp

@@ -25,16 +25,4 @@ struct ConvertKernels {
 void convert_all(const Kernels& k, const std::uint8_t* src, DTypeCode src_dtype, std::size_t n, int threads,
                  std::uint8_t* dst, DTypeCode dst_dtype, bool add);
 
-// Write the message of `n` elements at `src`, as elements of type `to`, to `out`; returns its bytes. `params`
-// is the header's hash.
-std::size_t cast_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                         DTypeCode to, std::uint8_t codec, std::uint32_t params, int threads,
-                         std::uint8_t* out);
-
-struct Sum;
-
-// The same of a sum, as it is made; 0 if its messages cannot be read so.
-std::size_t cast_sum(const Kernels& k, const Sum& sum, DTypeCode to, std::uint8_t codec, std::uint32_t params,
-                     int threads, std::uint8_t* out);
-
 }  // namespace hybridcomp

@@ -1,4 +1,8 @@
+// Messages of elements as they are, or as another type.
+#include <cstring>
+
 #include "codecs/convert/convert.hpp"
+#include "codecs/messages/codec_entry.hpp"
 #include "codecs/messages/fixed.hpp"
 #include "codecs/messages/sums.hpp"
 
@@ -12,22 +16,34 @@ void convert_all(const Kernels& k, const std::uint8_t* src, DTypeCode src_dtype,
   });
 }
 
-std::size_t cast_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                         DTypeCode to, std::uint8_t codec, std::uint32_t params, int threads,
-                         std::uint8_t* out) {
+namespace {
+
+// The type that elements are stored in. Stored 0: their own.
+template <int Stored>
+constexpr DTypeCode stored_as(DTypeCode dtype) {
+  return Stored ? static_cast<DTypeCode>(Stored) : dtype;
+}
+
+std::size_t write(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, DTypeCode to,
+                  CodecId id, int threads, std::uint8_t* out) {
+  const std::size_t size = element_bytes(dtype), stored = element_bytes(to);
   return write_fixed(
-      k, {codec, dtype, params, nullptr, 0}, n, kGroup, threads, out,
-      [](std::size_t) { return std::size_t(0); }, [&](std::size_t e) { return e * size_of(to); },
+      k, {id, dtype, nullptr, 0}, n, kGroup, threads, out, [](std::size_t) { return std::size_t(0); },
+      [&](std::size_t e) { return e * stored; },
       [&](std::size_t at, std::size_t m, std::uint8_t*, std::uint8_t* values) {
-        k.convert->convert(src + at * size_of(dtype), dtype, values, to, m, false);
+        if (is_float(dtype))
+          k.convert->convert(src + at * size, dtype, values, to, m, false);
+        else
+          std::memcpy(values, src + at * size, m * size);
       });
 }
 
-std::size_t cast_sum(const Kernels& k, const Sum& sum, DTypeCode to, std::uint8_t codec, std::uint32_t params,
-                     int threads, std::uint8_t* out) {
+// 0 if the sum's messages cannot be read so.
+std::size_t write_cast_sum(const Kernels& k, const Sum& sum, DTypeCode to, CodecId id, int threads,
+                           std::uint8_t* out) {
   if (!sum.fits(1)) return 0;
   return write_fixed(
-      k, {codec, sum.dtype, params, nullptr, 0}, sum.n, kPartTile, threads, out,
+      k, {id, sum.dtype, nullptr, 0}, sum.n, kPartTile, threads, out,
       [](std::size_t) { return std::size_t(0); }, [&](std::size_t e) { return e * size_of(to); },
       [&](std::size_t begin, std::size_t count, std::uint8_t*, std::uint8_t* values) {
         Sum::Buffer buffer;
@@ -42,5 +58,58 @@ std::size_t cast_sum(const Kernels& k, const Sum& sum, DTypeCode to, std::uint8_
         if (sum.stream) streamed();
       });
 }
+
+template <int Stored>
+Encoder make(CodecId id, const Parameters&) {
+  return {
+      {id},
+      [](std::size_t n, DTypeCode dtype) {
+        return sizeof(Header) + n * element_bytes(stored_as<Stored>(dtype));
+      },
+      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
+          std::uint8_t* out) { return write(k, src, dtype, n, stored_as<Stored>(dtype), id, threads, out); },
+      [=](const Kernels& k, const Sum& sum, int threads, std::uint8_t* out) {
+        return write_cast_sum(k, sum, stored_as<Stored>(sum.dtype), id, threads, out);
+      }};
+}
+
+template <int Stored>
+int check(const std::uint8_t*, std::size_t bytes, DTypeCode dtype, std::size_t n) {
+  const std::size_t size = element_bytes(stored_as<Stored>(dtype));
+  return bytes % size == 0 && bytes / size == n ? kOk : kBadLength;
+}
+
+template <int Stored>
+int decode(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
+           int threads, std::uint8_t* out, DTypeCode out_dtype, bool add) {
+  const int status = check<Stored>(payload, bytes, dtype, n);
+  if (status != kOk) return status;
+  if (is_float(dtype))
+    convert_all(k, payload, stored_as<Stored>(dtype), n, threads, out, out_dtype, add);
+  else if (n)
+    std::memcpy(out, payload, bytes);
+  return kOk;
+}
+
+template <int Stored>
+bool open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, Parts* parts) {
+  *parts = {dtype, 1, payload, stored_as<Stored>(dtype), nullptr, {}};
+  return check<Stored>(payload, bytes, dtype, n) == kOk;
+}
+
+template <int Stored>
+constexpr CodecEntry entry(std::uint8_t id) {
+  return {.id = id,
+          .exact = Stored == 0,
+          .encoder = make<Stored>,
+          .check_head = check<Stored>,
+          .decode = decode<Stored>,
+          .open = open<Stored>};
+}
+
+}  // namespace
+
+extern const CodecEntry kNoneCodec = entry<0>(kNoneId), kFp16Codec = entry<kFloat16>(1),
+                        kBf16Codec = entry<kBFloat16>(2);
 
 }  // namespace hybridcomp

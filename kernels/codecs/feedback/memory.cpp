@@ -5,7 +5,7 @@
 
 #include "codecs/convert/convert.hpp"
 #include "codecs/feedback/passes.hpp"
-#include "codecs/messages/decoders.hpp"
+#include "codecs/messages/table.hpp"
 
 namespace hybridcomp {
 
@@ -58,8 +58,8 @@ void Memory::replace(RoomPointer& state, Lease& fresh, std::size_t n, std::size_
 
 bool Memory::decode(const Kernels& k, const Encoder& encoder, const std::uint8_t* message, std::size_t bytes,
                     std::size_t n, int threads, std::uint8_t* out) const {
-  return decode_payload(k, encoder.identity.codec, message + sizeof(Header), bytes - sizeof(Header), kind(),
-                        n, threads, out, kind(), false) == kOk;
+  return decode_payload(k, encoder.identity.id.codec, message + sizeof(Header), bytes - sizeof(Header),
+                        kind(), n, threads, out, kind(), false) == kOk;
 }
 
 }  // namespace hybridcomp

@@ -66,8 +66,8 @@ std::size_t encode_tiles(const Kernels& k, const CodecIdentity& codec, DTypeCode
   const QuantizePrefix prefix{codec.block, 0};
   const auto scales_of = [&](std::size_t e) { return blocks_of(e, codec.block) * scale_bytes(wide); };
   const auto packed_of = [&](std::size_t e) { return packed_bytes(e, codec.block, codec.bits); };
-  return write_fixed(k, {codec.codec, sum_type(wide), codec.params, &prefix, sizeof(prefix)}, n, tile,
-                     threads, out, scales_of, packed_of,
+  return write_fixed(k, {codec.id, sum_type(wide), &prefix, sizeof(prefix)}, n, tile, threads, out, scales_of,
+                     packed_of,
                      [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
                        alignas(64) std::uint8_t corrected[kLongestFused * 8], decoded[kLongestFused * 8];
                        alignas(64) std::uint8_t state[kLongestFused * 8];
@@ -95,9 +95,8 @@ std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const 
   if (codec.bits == 8 && codec.block <= kLongestTile && ranks == 1) {
     const QuantizePrefix prefix{codec.block, 0};
     const std::size_t bytes = write_fixed(
-        k, {codec.codec, sum_type(wide), codec.params, &prefix, sizeof(prefix)}, n, fused_tile(codec.block),
-        threads, out, [&](std::size_t m) { return blocks_of(m, codec.block) * size; },
-        [](std::size_t m) { return m; },
+        k, {codec.id, sum_type(wide), &prefix, sizeof(prefix)}, n, fused_tile(codec.block), threads, out,
+        [&](std::size_t m) { return blocks_of(m, codec.block) * size; }, [](std::size_t m) { return m; },
         [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* q) {
           if (!k.feedback->quantize8(x + at * size_of(dtype), dtype, e + at * size, lost + at * size, m,
                                      codec.block, scales, q, streams))

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "codecs/common/kernels.hpp"
-#include "codecs/common/status.hpp"
 #include "codecs/lattice/lattice.hpp"
+#include "codecs/messages/codec_identity.hpp"
 
 namespace hybridcomp {
 
@@ -18,6 +18,15 @@ struct LatticePrefix {
 static_assert(sizeof(LatticePrefix) == 24, "lattice's prefix is 24 bytes on the wire");
 
 constexpr bool valid_bits(int bits) { return bits == 8 || bits == 16 || bits == 32; }
+
+// The largest integer of so many bits: as many contributions as there is room for.
+constexpr std::uint32_t lattice_most(int bits) { return (1u << (bits - 1)) - 1u; }
+
+// How one of `ranks` contributions is rounded.
+constexpr LatticeRounding lattice_rounding(std::uint32_t ranks, int bits, double inverse, bool stochastic,
+                                           std::uint64_t seed) {
+  return {static_cast<std::int32_t>(lattice_most(bits) / ranks), inverse, stochastic, seed};
+}
 
 struct LatticeScale {
   double scale, inverse;
@@ -35,13 +44,12 @@ void lattice_quantize(const Kernels& k, const std::uint8_t* src, DTypeCode dtype
 void lattice_dequantize(const Kernels& k, const std::uint8_t* q, DTypeCode dtype, std::size_t n, int bits,
                         double scale, int threads, std::uint8_t* out, DTypeCode out_dtype, bool add);
 
-// Write the message of `n` elements to `out`; returns its bytes. `params` is the header's hash.
+// Write the message of `n` elements to `out`; returns its bytes.
 std::size_t lattice_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                            const LatticePrefix& prefix, const LatticeRounding& rounding, std::uint8_t codec,
-                            std::uint32_t params, int threads, std::uint8_t* out);
-
-// Check a payload of `n` elements of `dtype` and read its prefix; returns a Status.
-int lattice_check(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
-                  LatticePrefix* prefix);
+                            const LatticePrefix& prefix, const LatticeRounding& rounding, CodecId id,
+                            int threads, std::uint8_t* out);
+constexpr std::size_t lattice_message_bytes(std::size_t n, int bits) {
+  return sizeof(Header) + sizeof(LatticePrefix) + n * static_cast<std::size_t>(bits / 8);
+}
 
 }  // namespace hybridcomp

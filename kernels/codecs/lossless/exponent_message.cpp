@@ -1,3 +1,4 @@
+// Messages of codec `exponent` around its kernels.
 #include <array>
 #include <cstring>
 #include <utility>
@@ -5,9 +6,14 @@
 #include "codecs/common/parallel.hpp"
 #include "codecs/convert/convert.hpp"
 #include "codecs/lossless/exponent.hpp"
+#include "codecs/messages/codec_entry.hpp"
+#include "codecs/messages/opening.hpp"
 #include "codecs/messages/parts.hpp"
 
 namespace hybridcomp {
+
+extern const CodecEntry kNoneCodec;  // what is no float is carried as that carries it
+
 namespace {
 
 // Bytes of elements handled at a time: few, so that what they became leaves for memory while the next are
@@ -65,11 +71,21 @@ std::size_t sum_sizes(const Sizes& sizes, const std::uint8_t* codes, std::size_t
   return any & kExponentNone ? kBadCode : sum;
 }
 
-// Check a payload and find where the data of each of `ranges` ranges of elements begins.
+std::size_t most_bytes(std::size_t n, DTypeCode dtype) {
+  return blocks_of(n, kExponentBlock) + n * size_of(dtype);
+}
+
+int check_head(const std::uint8_t* head, std::size_t bytes, DTypeCode dtype, std::size_t n) {
+  if (!is_float(dtype)) return kNoneCodec.check_head(head, bytes, dtype, n);
+  // In this order: n is not so large that the arithmetic could overflow.
+  return blocks_of(n, kExponentBlock) <= bytes && bytes <= most_bytes(n, dtype) ? kOk : kBadLength;
+}
+
+// Check a payload of floats and find where the data of each of `ranges` ranges of elements begins.
 int open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int ranges,
          std::size_t* starts) {
-  const std::size_t blocks = blocks_of(n, kExponentBlock);
-  if (blocks > bytes) return kBadLength;
+  const int status = check_head(payload, bytes, dtype, n);
+  if (status != kOk) return status;
   const Sizes sizes = block_sizes(dtype);
   split(n, step_of(dtype), ranges, [&](int r, std::size_t begin, std::size_t end) {
     const std::size_t full = end / kExponentBlock - begin / kExponentBlock, rest = end % kExponentBlock;
@@ -78,18 +94,16 @@ int open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::s
     const std::size_t last = exponent_block_bytes(payload[end / kExponentBlock], rest, dtype);
     starts[r] = last == kExponentNone ? kBadCode : starts[r] + last;
   });
-  std::size_t sum = 0;
+  std::size_t sum = blocks_of(n, kExponentBlock);
   for (int r = 0; r < ranges; ++r) {
     if (starts[r] == kBadCode) return kBadExponentCode;
     sum += std::exchange(starts[r], sum);
   }
-  return sum == bytes - blocks ? kOk : kBadLength;
+  return sum == bytes ? kOk : kBadLength;
 }
 
-}  // namespace
-
-std::size_t exponent_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                             std::uint8_t codec, std::uint32_t params, int threads, std::uint8_t* out) {
+std::size_t write(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, CodecId id,
+                  int threads, std::uint8_t* out) {
   std::uint8_t* const codes = out + sizeof(Header);
   std::uint8_t* const data = codes + blocks_of(n, kExponentBlock);
   const bool streams = n * size_of(dtype) >= kStreamed;
@@ -110,7 +124,7 @@ std::size_t exponent_message(const Kernels& k, const std::uint8_t* src, DTypeCod
   }
 
   const std::size_t payload = blocks_of(n, kExponentBlock) + bytes;
-  const Header header{kMagic, codec, static_cast<std::uint8_t>(dtype), 0, n, payload, params, 0};
+  const Header header = header_of(id, dtype, n, payload);
   std::memcpy(out, &header, sizeof(header));
   std::uint32_t crc = k.crc32c(out, kCrcAt, 0);
   for (int r = 0; r < ranges; ++r) crc = crc32c_combine(crc, parts[r].crc_codes, parts[r].codes);
@@ -119,13 +133,28 @@ std::size_t exponent_message(const Kernels& k, const std::uint8_t* src, DTypeCod
   return sizeof(header) + payload;
 }
 
-int check_exponent(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n) {
+Encoder make(CodecId id, const Parameters& parameters) {
+  const Encoder plain = kNoneCodec.encoder(id, parameters);
+  return {{id},
+          [=](std::size_t n, DTypeCode dtype) {
+            return is_float(dtype) ? sizeof(Header) + most_bytes(n, dtype) : plain.bound(n, dtype);
+          },
+          [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
+              std::uint8_t* out) {
+            return is_float(dtype) ? write(k, src, dtype, n, id, threads, out)
+                                   : plain.write(k, src, dtype, n, threads, out);
+          }};
+}
+
+int check(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n) {
+  if (!is_float(dtype)) return check_head(payload, bytes, dtype, n);
   std::size_t start;
   return open(payload, bytes, dtype, n, 1, &start);
 }
 
-int decode_exponent(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
-                    std::size_t n, int threads, std::uint8_t* out, DTypeCode out_dtype, bool add) {
+int decode(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
+           int threads, std::uint8_t* out, DTypeCode out_dtype, bool add) {
+  if (!is_float(dtype)) return kNoneCodec.decode(k, payload, bytes, dtype, n, threads, out, out_dtype, add);
   std::size_t starts[kMaxThreads];
   int status[kMaxThreads] = {};
   const int ranges = ranges_of(n, step_of(dtype), threads);
@@ -137,7 +166,7 @@ int decode_exponent(const Kernels& k, const std::uint8_t* payload, std::size_t b
   const std::size_t step = step_of(dtype) / 2;  // no CRC here
   split(n, step_of(dtype), ranges, [&](int r, std::size_t begin, std::size_t end) {
     alignas(64) std::uint8_t buffer[kStepBytes];
-    const std::uint8_t* from = payload + blocks_of(n, kExponentBlock) + starts[r];
+    const std::uint8_t* from = payload + starts[r];
     for (std::size_t at = begin; at < end; at += step) {
       const std::size_t m = std::min(step, end - at);
       const std::uint8_t* const codes = payload + at / kExponentBlock;
@@ -156,5 +185,10 @@ int decode_exponent(const Kernels& k, const std::uint8_t* payload, std::size_t b
     if (status[r] != kOk) return status[r];
   return kOk;
 }
+
+}  // namespace
+
+extern const CodecEntry kExponentCodec = {
+    .id = 14, .exact = true, .encoder = make, .check_head = check_head, .check = check, .decode = decode};
 
 }  // namespace hybridcomp

@@ -1,4 +1,4 @@
-// Kernels of MPC, and whole messages around them.
+// Kernels of MPC.
 #pragma once
 
 #include <cstddef>
@@ -28,29 +28,5 @@ struct MpcPrefix {
   std::uint32_t reserved;  // zero
 };
 static_assert(sizeof(MpcPrefix) == 8, "MPC's prefix is 8 bytes on the wire");
-
-// Largest payload of `bytes` bytes of data.
-std::size_t mpc_bound(std::size_t bytes, int width);
-
-// Write the message of `bytes` bytes (`count` elements of type `dtype`, any of the header's codes) to `out`,
-// which has room for the header and mpc_bound; returns its bytes.
-std::size_t mpc_message(const Kernels& k, const std::uint8_t* src, std::size_t bytes, int width,
-                        std::uint32_t lag, std::uint8_t codec, std::uint8_t dtype, std::uint64_t count,
-                        std::uint32_t params, int threads, std::uint8_t* out);
-
-// Whether a payload's lengths add up; returns a Status.
-int check_mpc(const std::uint8_t* payload, std::size_t payload_bytes, std::size_t bytes, int width);
-
-// Where the values go: as the bytes they are, or, with `convert`, as floats of type `to` (written, or added).
-struct MpcTarget {
-  std::uint8_t* out;
-  DTypeCode from, to;
-  bool convert, add;
-};
-
-// Decode a payload of `bytes` bytes of data; returns a Status. Where it is not kOk, some of the target may
-// have been written.
-int mpc_values(const Kernels& k, const std::uint8_t* payload, std::size_t payload_bytes, std::size_t bytes,
-               int width, int threads, const MpcTarget& target);
 
 }  // namespace hybridcomp

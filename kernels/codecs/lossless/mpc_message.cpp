@@ -1,8 +1,11 @@
+// Messages of MPC around its kernels.
 #include <cstring>
 
 #include "codecs/common/parallel.hpp"
 #include "codecs/convert/convert.hpp"
 #include "codecs/lossless/mpc.hpp"
+#include "codecs/messages/codec_entry.hpp"
+#include "codecs/messages/opening.hpp"
 
 namespace hybridcomp {
 namespace {
@@ -11,16 +14,27 @@ namespace {
 // caches.
 constexpr std::size_t kCrcStep = 24576;
 
-// A payload's parts, by what its data's bytes say.
+// A payload's parts, by the type and number of its elements.
 struct Layout {
-  std::size_t words, chunks, tail;
+  std::size_t bytes, word, words, chunks, tail;
 
-  Layout(std::size_t bytes, int width)
-      : words(bytes / static_cast<std::size_t>(width)),
+  Layout(DTypeCode dtype, std::size_t n)
+      : bytes(n * element_bytes(dtype)),
+        word(word_bytes(dtype)),
+        words(bytes / word),
         chunks(blocks_of(words, kMpcChunk)),
-        tail(bytes % static_cast<std::size_t>(width)) {}
+        tail(bytes % word) {}
 
-  std::size_t words_of(std::size_t chunk) const { return std::min(kMpcChunk, words - chunk * kMpcChunk); }
+  // Elements are words, complex ones two; of 1-byte types four make one word.
+  static std::size_t word_bytes(DTypeCode dtype) {
+    if (dtype == kComplex64 || dtype == kComplex128) return element_bytes(dtype) / 2;
+    return element_bytes(dtype) == 1 ? 4 : element_bytes(dtype);
+  }
+
+  int width() const { return static_cast<int>(word); }
+  std::size_t bytes_of(std::size_t chunk) const {
+    return std::min(kMpcChunk, words - chunk * kMpcChunk) * word;
+  }
   std::size_t head() const { return sizeof(MpcPrefix) + 2 * chunks; }
 };
 
@@ -30,15 +44,10 @@ std::size_t load_size(const std::uint8_t* sizes, std::size_t chunk) {
   return size;
 }
 
-}  // namespace
-
-std::size_t mpc_bound(std::size_t bytes, int width) { return Layout(bytes, width).head() + bytes; }
-
-std::size_t mpc_message(const Kernels& k, const std::uint8_t* src, std::size_t bytes, int width,
-                        std::uint32_t lag, std::uint8_t codec, std::uint8_t dtype, std::uint64_t count,
-                        std::uint32_t params, int threads, std::uint8_t* out) {
-  const Layout layout(bytes, width);
-  const std::size_t word = static_cast<std::size_t>(width);
+std::size_t write(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                  std::uint32_t lag, CodecId id, int threads, std::uint8_t* out) {
+  const Layout layout(dtype, n);
+  const std::size_t word = layout.word;
   const MpcPrefix prefix{lag, 0};
   std::uint8_t* const payload = out + sizeof(Header);
   std::uint8_t* const sizes = payload + sizeof(prefix);
@@ -58,7 +67,7 @@ std::size_t mpc_message(const Kernels& k, const std::uint8_t* src, std::size_t b
     for (std::size_t at = begin; at < end; at += kMpcChunk) {
       const std::size_t m = std::min(kMpcChunk, end - at);
       const std::size_t room = static_cast<std::size_t>(chunks + end * word - to);
-      const std::size_t size = k.mpc->encode(src + at * word, m, width, lag, to, room);
+      const std::size_t size = k.mpc->encode(src + at * word, m, layout.width(), lag, to, room);
       const std::uint16_t stored = static_cast<std::uint16_t>(size);
       std::memcpy(sizes + at / kMpcChunk * 2, &stored, 2);
       to += size;
@@ -77,7 +86,7 @@ std::size_t mpc_message(const Kernels& k, const std::uint8_t* src, std::size_t b
   std::memcpy(end, src + layout.words * word, layout.tail);
 
   const std::size_t total = static_cast<std::size_t>(end - payload) + layout.tail;
-  const Header header{kMagic, codec, dtype, 0, count, total, params, 0};
+  const Header header = header_of(id, dtype, n, total);
   std::memcpy(out, &header, sizeof(header));
   std::uint32_t crc = k.crc32c(out, kCrcAt, 0);
   crc = k.crc32c(payload, layout.head(), crc);
@@ -87,29 +96,55 @@ std::size_t mpc_message(const Kernels& k, const std::uint8_t* src, std::size_t b
   return sizeof(header) + total;
 }
 
-int check_mpc(const std::uint8_t* payload, std::size_t payload_bytes, std::size_t bytes, int width) {
-  MpcPrefix prefix;
-  if (payload_bytes < sizeof(prefix)) return kBadLength;
-  std::memcpy(&prefix, payload, sizeof(prefix));
-  if (prefix.lag < 1 || prefix.lag > kMpcMaxLag || prefix.reserved) return kBadLag;
-  const Layout layout(bytes, width);
-  if (layout.chunks > payload_bytes / 2 || payload_bytes < layout.head()) return kBadLength;
-  std::size_t total = layout.head() + layout.tail;  // of at most 2^49 chunks of 16-bit sizes: no overflow
-  for (std::size_t c = 0; c < layout.chunks; ++c) {
-    const std::size_t size = load_size(payload + sizeof(prefix), c);
-    const std::size_t raw = layout.words_of(c) * static_cast<std::size_t>(width);
-    if (size > raw || (size < raw && size < mpc_bitmap_bytes(width))) return kBadLength;
-    total += size;
-  }
-  return total == payload_bytes ? kOk : kBadLength;
+Encoder make(CodecId id, const Parameters& parameters) {
+  const auto lag = parameters.whole<std::uint32_t>("lag", 1, kMpcMaxLag);
+  return {{id},
+          [](std::size_t n, DTypeCode dtype) {
+            const Layout layout(dtype, n);
+            return sizeof(Header) + layout.head() + layout.bytes;
+          },
+          [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
+              std::uint8_t* out) { return write(k, src, dtype, n, lag, id, threads, out); }};
 }
 
-int mpc_values(const Kernels& k, const std::uint8_t* payload, std::size_t payload_bytes, std::size_t bytes,
-               int width, int threads, const MpcTarget& target) {
-  const int checked = check_mpc(payload, payload_bytes, bytes, width);
+// The least bytes of a chunk whose own bytes are `raw`.
+std::size_t least_bytes(std::size_t raw, int width) { return std::min(raw, mpc_bitmap_bytes(width)); }
+
+int check_head(const std::uint8_t* head, std::size_t bytes, DTypeCode dtype, std::size_t n) {
+  MpcPrefix prefix;
+  if (bytes < sizeof(prefix)) return kBadLength;
+  std::memcpy(&prefix, head, sizeof(prefix));
+  if (prefix.lag < 1 || prefix.lag > kMpcMaxLag || prefix.reserved) return kBadLag;
+  const Layout layout(dtype, n);
+  // In this order: the chunks are not so many that the arithmetic could overflow.
+  if (layout.chunks > bytes / 2 || layout.head() + layout.tail > bytes) return kBadLength;
+  if (!layout.chunks) return layout.head() + layout.tail == bytes ? kOk : kBadLength;
+  const std::size_t least = (layout.chunks - 1) * least_bytes(kMpcChunk * layout.word, layout.width()) +
+                            least_bytes(layout.bytes_of(layout.chunks - 1), layout.width());
+  const std::size_t chunks = bytes - layout.head() - layout.tail;
+  return least <= chunks && chunks <= layout.words * layout.word ? kOk : kBadLength;
+}
+
+int check(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n) {
+  const int status = check_head(payload, bytes, dtype, n);
+  if (status != kOk) return status;
+  const Layout layout(dtype, n);
+  std::size_t total = layout.head() + layout.tail;  // of at most 2^49 chunks of 16-bit sizes: no overflow
+  for (std::size_t c = 0; c < layout.chunks; ++c) {
+    const std::size_t size = load_size(payload + sizeof(MpcPrefix), c), raw = layout.bytes_of(c);
+    if (size > raw || size < least_bytes(raw, layout.width())) return kBadLength;
+    total += size;
+  }
+  return total == bytes ? kOk : kBadLength;
+}
+
+int decode(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
+           int threads, std::uint8_t* out, DTypeCode out_dtype, bool add) {
+  const int checked = check(payload, bytes, dtype, n);
   if (checked != kOk) return checked;
-  const Layout layout(bytes, width);
-  const std::size_t word = static_cast<std::size_t>(width);
+  const bool converts = add || dtype != out_dtype;
+  const Layout layout(dtype, n);
+  const std::size_t word = layout.word;
   MpcPrefix prefix;
   std::memcpy(&prefix, payload, sizeof(prefix));
   const std::uint8_t* const sizes = payload + sizeof(prefix);
@@ -129,23 +164,26 @@ int mpc_values(const Kernels& k, const std::uint8_t* payload, std::size_t payloa
     const std::uint8_t* from = payload + starts[r];
     for (std::size_t at = begin; at < end; at += kMpcChunk) {
       const std::size_t m = std::min(kMpcChunk, end - at), size = load_size(sizes, at / kMpcChunk);
-      std::uint8_t* const to = target.convert ? values : target.out + at * word;
-      const int found = k.mpc->decode(from, size, m, width, prefix.lag, to);
+      std::uint8_t* const to = converts ? values : out + at * word;
+      const int found = k.mpc->decode(from, size, m, layout.width(), prefix.lag, to);
       if (found != kOk) {
         status[r] = found;
         return;
       }
-      if (target.convert)
-        k.convert->convert(values, target.from, target.out + at * size_of(target.to), target.to, m,
-                           target.add);
+      if (converts) k.convert->convert(values, dtype, out + at * size_of(out_dtype), out_dtype, m, add);
       from += size;
     }
   });
   for (int r = 0; r < ranges; ++r)
     if (status[r] != kOk) return status[r];
   if (layout.tail)  // of types that are not converted
-    std::memcpy(target.out + layout.words * word, payload + payload_bytes - layout.tail, layout.tail);
+    std::memcpy(out + layout.words * word, payload + bytes - layout.tail, layout.tail);
   return kOk;
 }
+
+}  // namespace
+
+extern const CodecEntry kMpcCodec = {
+    .id = 13, .exact = true, .encoder = make, .check_head = check_head, .check = check, .decode = decode};
 
 }  // namespace hybridcomp

@@ -5,9 +5,14 @@
 
 namespace hybridcomp {
 
+// A codec as a header names it.
+struct CodecId {
+  std::uint8_t codec;    // wire id
+  std::uint32_t params;  // hash of its spec
+};
+
 struct CodecIdentity {
-  std::uint8_t codec = 0;    // wire id
-  std::uint32_t params = 0;  // hash of the spec
+  CodecId id = {};
 
   // Where messages hold integers of blocks, nearest to the values, with scales alone, and nothing more: bits
   // of an integer and elements of a block. Else 0.

@@ -6,6 +6,7 @@
 
 #include "codecs/common/kernels.hpp"
 #include "codecs/common/parallel.hpp"
+#include "codecs/messages/opening.hpp"
 
 namespace hybridcomp {
 
@@ -14,10 +15,9 @@ constexpr std::size_t kGroup = 8192;
 
 // What heads a message of this layout.
 struct Opening {
-  std::uint8_t codec;    // wire id
-  DTypeCode dtype;       // of the elements
-  std::uint32_t params;  // hash of the codec's spec
-  const void* prefix;    // the codec's own fields, at most kMaxPrefix bytes
+  CodecId codec;
+  DTypeCode dtype;     // of the elements
+  const void* prefix;  // the codec's own fields, at most kMaxPrefix bytes
   std::size_t prefix_bytes;
 };
 constexpr std::size_t kMaxPrefix = 64;
@@ -31,8 +31,7 @@ template <typename First, typename Second, typename Encode>
 std::size_t write_fixed(const Kernels& k, const Opening& opening, std::size_t n, std::size_t unit,
                         int threads, std::uint8_t* out, First first, Second second, Encode encode) {
   const std::size_t payload = opening.prefix_bytes + first(n) + second(n);
-  const Header header{
-      kMagic, opening.codec, static_cast<std::uint8_t>(opening.dtype), 0, n, payload, opening.params, 0};
+  const Header header = header_of(opening.codec, opening.dtype, n, payload);
   std::memcpy(out, &header, sizeof(header));
   if (opening.prefix_bytes) std::memcpy(out + sizeof(header), opening.prefix, opening.prefix_bytes);
   std::uint8_t* const a = out + sizeof(header) + opening.prefix_bytes;

@@ -50,31 +50,6 @@ void add_parts(const Kernels& k, std::span<const Parts> messages, std::size_t at
   }
 }
 
-bool open_parts(std::uint8_t codec, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
-                std::size_t n, Parts* parts) {
-  switch (codec) {
-    case kNoneId:
-    case kFp16Id:
-    case kBf16Id: {
-      const DTypeCode stored = codec == kNoneId ? dtype : codec == kFp16Id ? kFloat16 : kBFloat16;
-      *parts = {dtype, 1, payload, stored, nullptr, {}};
-      return bytes % size_of(stored) == 0 && bytes / size_of(stored) == n;
-    }
-    case kInt8Id:
-    case kInt4Id:
-    case kInt2Id: {
-      QuantizedView view;
-      const int bits = codec == kInt8Id ? 8 : codec == kInt4Id ? 4 : 2;
-      if (view_quantized(payload, bytes, dtype, n, bits, &view) != kOk || view.format.block > kPartTile)
-        return false;
-      *parts = {dtype, view.format.block, view.packed, dtype, view.scales, view.format};
-      return true;
-    }
-    default:
-      return false;
-  }
-}
-
 void decode_streaming(const Kernels& k, const Parts& parts, std::size_t n, int threads, std::uint8_t* out,
                       DTypeCode out_dtype) {
   // Short tiles: the stores of one leave for memory while the next is computed.

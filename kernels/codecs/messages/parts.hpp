@@ -37,10 +37,6 @@ struct Parts {
 // Elements of a tile: whole units, at most kPartTile.
 constexpr std::size_t tile_of(std::size_t unit) { return kPartTile / unit * unit; }
 
-// Check the payload of a message of n floats; false if it is malformed, or is not one that can be read so.
-bool open_parts(std::uint8_t codec, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
-                std::size_t n, Parts* parts);
-
 // sums = own + stretches at .. at + m of messages, message after message; m values (float, or double if
 // `wide`; aligned). `own` may be `sums`.
 void add_parts(const Kernels& k, std::span<const Parts> messages, std::size_t at, std::size_t m, bool wide,

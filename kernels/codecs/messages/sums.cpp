@@ -5,7 +5,7 @@
 
 #include "codecs/common/parallel.hpp"
 #include "codecs/common/status.hpp"
-#include "codecs/messages/decoders.hpp"
+#include "codecs/messages/table.hpp"
 
 namespace hybridcomp {
 

@@ -31,20 +31,4 @@ struct MinifloatKernels {
                  MinifloatKind kind, void* out, DTypeCode out_dtype, bool add);
 };
 
-// Bytes of the payload of n elements.
-std::size_t minifloat_payload(std::size_t n, std::uint32_t block, MinifloatKind kind);
-
-// Write the message of `n` elements at `src` to `out`; returns its bytes. `params` is the header's hash.
-std::size_t minifloat_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                              std::uint32_t block, MinifloatKind kind, std::uint8_t codec,
-                              std::uint32_t params, int threads, std::uint8_t* out);
-
-// Whether a payload's prefix and length are right; returns a Status. `bits` (8 or 4) and `mx` are the
-// codec's.
-int check_minifloat(const std::uint8_t* payload, std::size_t bytes, std::size_t n, int bits, bool mx);
-
-// Decode a payload of `n` elements to, or add it to, `out`; returns a Status. Writes nothing unless kOk.
-int decode_minifloat(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, std::size_t n,
-                     int bits, bool mx, int threads, std::uint8_t* out, DTypeCode out_dtype, bool add);
-
 }  // namespace hybridcomp

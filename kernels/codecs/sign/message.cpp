@@ -1,6 +1,8 @@
+// Messages of the sign quantizer around its kernels.
 #include <cstring>
 
 #include "codecs/block/message.hpp"
+#include "codecs/messages/codec_entry.hpp"
 #include "codecs/messages/fixed.hpp"
 #include "codecs/sign/sign.hpp"
 
@@ -8,6 +10,28 @@ namespace hybridcomp {
 namespace {
 
 std::size_t mean_bytes(std::size_t blocks, DTypeCode dtype) { return blocks * (dtype == kFloat64 ? 8 : 4); }
+
+std::size_t payload_bytes(std::size_t n, DTypeCode dtype, std::uint32_t block) {
+  return sizeof(QuantizePrefix) + mean_bytes(blocks_of(n, block), dtype) + (n + 7) / 8;
+}
+
+Encoder make(CodecId id, const Parameters& parameters) {
+  const auto block = parameters.whole<std::uint32_t>("block", kMinBlock, kMaxBlock);
+  if (!valid_block(block)) Parameters::refuse("block", "a multiple of 8");
+  return {{id},
+          [=](std::size_t n, DTypeCode dtype) { return sizeof(Header) + payload_bytes(n, dtype, block); },
+          [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
+              std::uint8_t* out) {
+            const QuantizePrefix prefix{block, 0};
+            return write_fixed(
+                k, {id, dtype, &prefix, sizeof(prefix)}, n, block, threads, out,
+                [&](std::size_t e) { return mean_bytes(blocks_of(e, block), dtype); },
+                [](std::size_t e) { return (e + 7) / 8; },
+                [&](std::size_t at, std::size_t m, std::uint8_t* means, std::uint8_t* bits) {
+                  k.sign->encode(src + at * size_of(dtype), dtype, m, block, means, bits);
+                });
+          }};
+}
 
 // Check a payload of n elements and read its block size; returns a Status.
 int open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
@@ -18,35 +42,16 @@ int open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::s
   if (!valid_block(prefix.block) || prefix.flags) return kBadBlock;
   *block = prefix.block;
   // First of all before n enters any arithmetic that could overflow.
-  return n / 8 <= bytes && bytes == sign_payload(n, dtype, prefix.block) ? kOk : kBadLength;
+  return n / 8 <= bytes && bytes == payload_bytes(n, dtype, prefix.block) ? kOk : kBadLength;
 }
 
-}  // namespace
-
-std::size_t sign_payload(std::size_t n, DTypeCode dtype, std::uint32_t block) {
-  return sizeof(QuantizePrefix) + mean_bytes(blocks_of(n, block), dtype) + (n + 7) / 8;
-}
-
-std::size_t sign_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                         std::uint32_t block, std::uint8_t codec, std::uint32_t params, int threads,
-                         std::uint8_t* out) {
-  const QuantizePrefix prefix{block, 0};
-  return write_fixed(
-      k, {codec, dtype, params, &prefix, sizeof(prefix)}, n, block, threads, out,
-      [&](std::size_t e) { return mean_bytes(blocks_of(e, block), dtype); },
-      [](std::size_t e) { return (e + 7) / 8; },
-      [&](std::size_t at, std::size_t m, std::uint8_t* means, std::uint8_t* bits) {
-        k.sign->encode(src + at * size_of(dtype), dtype, m, block, means, bits);
-      });
-}
-
-int check_sign(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n) {
+int check(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n) {
   std::uint32_t block;
   return open(payload, bytes, dtype, n, &block);
 }
 
-int decode_sign(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
-                std::size_t n, int threads, std::uint8_t* out, DTypeCode out_dtype, bool add) {
+int decode(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
+           int threads, std::uint8_t* out, DTypeCode out_dtype, bool add) {
   std::uint32_t block;
   const int status = open(payload, bytes, dtype, n, &block);
   if (status != kOk) return status;
@@ -58,5 +63,9 @@ int decode_sign(const Kernels& k, const std::uint8_t* payload, std::size_t bytes
   });
   return kOk;
 }
+
+}  // namespace
+
+extern const CodecEntry kSignCodec = {.id = 6, .encoder = make, .check_head = check, .decode = decode};
 
 }  // namespace hybridcomp

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "codecs/messages/opening.hpp"
 #include "codecs/sparse/indices.hpp"
 
 namespace hybridcomp {
@@ -19,7 +20,7 @@ constexpr std::size_t kBeforeIndices = sizeof(Header) + sizeof(Prefix);
 // Write a header before its payload, with the CRC of both.
 void seal(const Kernels& kernels, CodecId id, DTypeCode dtype, std::size_t n, std::size_t payload,
           std::uint8_t* out) {
-  const Header header{kMagic, id.codec, static_cast<std::uint8_t>(dtype), 0, n, payload, id.params, 0};
+  const Header header = header_of(id, dtype, n, payload);
   std::memcpy(out, &header, sizeof(header));
   const std::uint32_t crc = kernels.crc32c(out + sizeof(header), payload, kernels.crc32c(out, kCrcAt, 0));
   std::memcpy(out + kCrcAt, &crc, sizeof(crc));
@@ -52,7 +53,7 @@ std::size_t sparse_message_bound(std::size_t n, std::size_t k, DTypeCode dtype) 
   return kBeforeIndices + index_bound(n, k) + sizeof(Header) + k * size_of(dtype);
 }
 
-std::size_t write_sparse_message(const Kernels& kernels, const Selected& selected, CodecId codec,
+std::size_t write_sparse_message(const Kernels& kernels, const Selected& selected, CodecId id,
                                  std::uint32_t plain, std::uint8_t* out) {
   const DTypeCode dtype = selected.dtype();
   const std::size_t k = selected.count(), index_bytes = selected.index_bytes();
@@ -64,7 +65,7 @@ std::size_t write_sparse_message(const Kernels& kernels, const Selected& selecte
   selected.copy_values(inner + sizeof(Header));
   seal(kernels, {kNoneId, plain}, dtype, k, values, inner);
   const std::size_t payload = sizeof(Prefix) + index_bytes + sizeof(Header) + values;
-  seal(kernels, codec, dtype, selected.elements(), payload, out);
+  seal(kernels, id, dtype, selected.elements(), payload, out);
   return sizeof(Header) + payload;
 }
 

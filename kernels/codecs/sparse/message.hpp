@@ -7,22 +7,17 @@
 #include <vector>
 
 #include "codecs/common/kernels.hpp"
+#include "codecs/messages/codec_identity.hpp"
 #include "codecs/sparse/select.hpp"
 
 namespace hybridcomp {
 
-// A codec as a header names it.
-struct CodecId {
-  std::uint8_t codec;    // wire id
-  std::uint32_t params;  // hash of its spec
-};
-
 // The most bytes of a message of k out of n elements.
 std::size_t sparse_message_bound(std::size_t n, std::size_t k, DTypeCode dtype);
 
-// Write the message of these elements, by `codec`; `plain` is the hash of the spec of `none`, which its
+// Write the message of these elements; `plain` is the hash of the spec of `none`, which its
 // values go by. Returns its bytes.
-std::size_t write_sparse_message(const Kernels& kernels, const Selected& selected, CodecId codec,
+std::size_t write_sparse_message(const Kernels& kernels, const Selected& selected, CodecId id,
                                  std::uint32_t plain, std::uint8_t* out);
 
 // Decode the payload of a message of n elements of `dtype`, whose values are of the same type and by `none`,

@@ -211,13 +211,9 @@ Selected select_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCo
   return selected;
 }
 
-Selected select_reaching(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                         double limit, int threads) {
-  Selected selected(dtype, n);
-  selected.collect(kernels, src, reaching_only(least_key(limit, dtype)), n, threads);
-  return selected;
-}
+namespace {
 
+// Of the finite elements; 0 if there are none.
 double root_mean_square(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                         int threads) {
   struct Part {
@@ -239,6 +235,16 @@ double root_mean_square(const Kernels& kernels, const std::uint8_t* src, DTypeCo
     finite -= part.not_finite;
   }
   return finite ? square_root(sum / static_cast<double>(finite)) : 0.0;
+}
+
+}  // namespace
+
+Selected select_threshold(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                          double limit, bool relative, int threads) {
+  const double unit = relative ? root_mean_square(kernels, src, dtype, n, threads) : 1.0;
+  Selected selected(dtype, n);
+  selected.collect(kernels, src, reaching_only(least_key(limit * unit, dtype)), n, threads);
+  return selected;
 }
 
 }  // namespace hybridcomp

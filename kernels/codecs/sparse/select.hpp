@@ -89,13 +89,10 @@ class Selected {
 Selected select_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                         std::size_t k, bool zeros, int threads);
 
-// The elements of magnitude at least `limit`, and NaN.
-Selected select_reaching(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                         double limit, int threads);
-
-// The root mean square of the finite elements; 0 if there are none.
-double root_mean_square(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                        int threads);
+// The elements of magnitude at least `limit`, or with `relative` so many times the root mean square of the
+// finite ones, and NaN.
+Selected select_threshold(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                          double limit, bool relative, int threads);
 
 // SIDCo: about k of n elements (never more than sidco_most), by a limit that `stages` fits give (0: as many
 // as it takes).

@@ -1,4 +1,4 @@
-// Kernels and messages of zfp's fixed-rate streams of one dimension.
+// Kernels of zfp's fixed-rate streams of one dimension.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,9 @@
 
 namespace hybridcomp {
 
-struct Kernels;
-
 struct ZfpKernels {
   // Encode `n` elements as blocks of four, `bits` bits each, to zfp_bytes(n, bits) bytes at `out`: whole
-  // 64-bit words, the last filled with zeros. `bits` is valid for the type (zfp_valid_bits).
+  // 64-bit words, the last filled with zeros. `bits` is one that the type can have.
   void (*encode)(const void* src, DTypeCode dtype, std::size_t n, std::uint32_t bits, std::uint8_t* out);
 
   // The inverse, writing to or adding to `out` of `out_dtype`. `wide`: the stream is of doubles. With `add`,
@@ -36,20 +34,5 @@ constexpr std::size_t zfp_bytes(std::size_t n, std::uint32_t bits) {
   const std::size_t blocks = n / 4 + (n % 4 != 0);
   return (blocks * bits + 63) / 64 * 8;
 }
-
-// Whether a block of this dtype can have so many bits.
-bool zfp_valid_bits(DTypeCode dtype, std::uint32_t bits);
-
-// Write the message of `n` elements to `out`: sizeof(Header) + sizeof(ZfpPrefix) + zfp_bytes(n, bits) bytes.
-std::size_t zfp_message(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                        std::uint32_t bits, std::uint8_t codec, std::uint32_t params, int threads,
-                        std::uint8_t* out);
-
-// A Status: whether a payload of `bytes` bytes can be that of `n` elements.
-int zfp_check(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n);
-
-// Check and decode a payload of `n` elements of `dtype` into `out`; a Status.
-int zfp_decode_payload(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype,
-                       std::size_t n, int threads, std::uint8_t* out, DTypeCode out_dtype, bool add);
 
 }  // namespace hybridcomp

@@ -9,27 +9,8 @@ namespace hybridcomp {
 // Element types, by their code in a header (hybridcomp.arrays.DType).
 enum DTypeCode : std::uint8_t { kFloat32 = 1, kFloat64 = 2, kFloat16 = 3, kBFloat16 = 4 };
 
-// Wire ids of the codecs whose messages are decoded in C++ alone (hybridcomp.codecs has them all).
-enum WireId : std::uint8_t {
-  kNoneId = 0,
-  kFp16Id = 1,
-  kBf16Id = 2,
-  kInt8Id = 3,
-  kInt4Id = 4,
-  kInt2Id = 5,
-  kSignId = 6,
-  kFp8Id = 7,
-  kMxfp8Id = 8,
-  kMxfp4Id = 9,
-  kZfpId = 10,
-  kBoundedId = 11,
-  kMpcId = 13,
-  kExponentId = 14,
-  kTopkId = 16,
-  kThresholdId = 17,
-  kSidcoId = 18,
-  kLatticeId = 33,
-};
+// Wire ids that others than the codec itself look for (hybridcomp.codecs has them all).
+enum WireId : std::uint8_t { kNoneId = 0, kInt8Id = 3, kTopkId = 16, kThresholdId = 17, kSidcoId = 18 };
 
 struct Header {
   std::uint32_t magic;    // kMagic

@@ -1,5 +1,4 @@
 #include "codecs/lattice/message.hpp"
-#include "codecs/messages/encoder.hpp"
 #include "python/bind.hpp"
 
 namespace hybridcomp {
@@ -8,17 +7,7 @@ namespace {
 
 void check_bits(int bits, std::uint32_t ranks) {
   if (!valid_bits(bits)) Buffer::fail("bits must be 8, 16 or 32");
-  if (ranks == 0 || ranks > (1u << (bits - 1)) - 1u) Buffer::fail("ranks is out of range");
-}
-
-LatticeRounding rounding_of(std::uint32_t ranks, int bits, double inverse, bool stochastic,
-                            std::uint64_t seed) {
-  const auto most = (1u << (bits - 1)) - 1u;
-  return {static_cast<std::int32_t>(most / ranks), inverse, stochastic, seed};
-}
-
-std::size_t message_bytes(std::size_t n, int bits) {
-  return sizeof(Header) + sizeof(LatticePrefix) + n * static_cast<std::size_t>(bits / 8);
+  if (ranks == 0 || ranks > lattice_most(bits)) Buffer::fail("ranks is out of range");
 }
 
 std::uint64_t peak(nb::handle src, int dtype) {
@@ -44,8 +33,8 @@ void quantize(nb::handle src, int dtype, int bits, std::uint32_t ranks, double i
   const std::size_t n = from.elements(size_of(type), "src");
   if (to.elements(static_cast<std::size_t>(bits / 8), "out") != n) Buffer::fail("out must have n elements");
   nb::gil_scoped_release release;
-  lattice_quantize(kernels(), from.data(), type, n, bits, rounding_of(ranks, bits, inverse, stochastic, seed),
-                   thread_count(), to.data());
+  lattice_quantize(kernels(), from.data(), type, n, bits,
+                   lattice_rounding(ranks, bits, inverse, stochastic, seed), thread_count(), to.data());
 }
 
 void dequantize(nb::handle q, int dtype, int bits, double scale, nb::handle out, int out_dtype, bool add) {
@@ -66,27 +55,12 @@ std::size_t encode(nb::handle src, int dtype, int bits, std::uint32_t ranks, dou
   if (codec < 0 || codec > 255) Buffer::fail("codec must fit a byte");
   const Buffer from(src, false), to(out, true);
   const std::size_t n = from.elements(size_of(type), "src");
-  if (to.bytes() < message_bytes(n, bits)) Buffer::fail("out is too small");
+  if (to.bytes() < lattice_message_bytes(n, bits)) Buffer::fail("out is too small");
   const LatticePrefix prefix{static_cast<std::uint32_t>(bits), ranks, 1, 0, scale};
   nb::gil_scoped_release release;
   return lattice_message(kernels(), from.data(), type, n, prefix,
-                         rounding_of(ranks, bits, inverse, stochastic, seed),
-                         static_cast<std::uint8_t>(codec), params, thread_count(), to.data());
-}
-
-Encoder encoder(int bits, std::uint32_t ranks, bool stochastic, std::uint64_t seed, std::uint8_t codec,
-                std::uint32_t params) {
-  check_bits(bits, ranks);
-  return {{codec, params},
-          [=](std::size_t n, DTypeCode) { return message_bytes(n, bits); },
-          [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
-              std::uint8_t* out) {
-            const std::uint64_t peak = lattice_peak(k, src, dtype, n, threads);
-            const LatticeScale s = lattice_scale_of(peak, dtype, bits, ranks);
-            return lattice_message(k, src, dtype, n, {static_cast<std::uint32_t>(bits), ranks, 1, 0, s.scale},
-                                   rounding_of(ranks, bits, s.inverse, stochastic, seed), codec, params,
-                                   threads, out);
-          }};
+                         lattice_rounding(ranks, bits, inverse, stochastic, seed),
+                         {static_cast<std::uint8_t>(codec), params}, thread_count(), to.data());
 }
 
 }  // namespace
@@ -100,7 +74,6 @@ void bind_lattice(nb::module_& m) {
         "add"_a);
   m.def("lattice_encode", &encode, "src"_a, "dtype"_a, "bits"_a, "ranks"_a, "scale"_a, "inverse"_a,
         "stochastic"_a, "seed"_a, "codec"_a, "params"_a, "out"_a);
-  m.def("lattice_encoder", &encoder, "bits"_a, "ranks"_a, "stochastic"_a, "seed"_a, "codec"_a, "params"_a);
 }
 
 }  // namespace hybridcomp

@@ -3,7 +3,6 @@
 #include <memory>
 #include <vector>
 
-#include "codecs/messages/encoder.hpp"
 #include "codecs/sparse/indices.hpp"
 #include "codecs/sparse/message.hpp"
 #include "codecs/sparse/select.hpp"
@@ -30,13 +29,6 @@ Selected sparse_topk(nb::handle src, int dtype, std::size_t k) {
   });
 }
 
-// `limit` is a magnitude, or with `relative` a multiple of the root mean square.
-Selected select_threshold(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                          double limit, bool relative, int threads) {
-  const double unit = relative ? root_mean_square(k, src, dtype, n, threads) : 1.0;
-  return select_reaching(k, src, dtype, n, limit * unit, threads);
-}
-
 Selected sparse_threshold(nb::handle src, int dtype, double limit, bool relative) {
   if (!(limit >= 0)) Buffer::fail("limit must not be negative");
   return selected(src, dtype, [=](const std::uint8_t* data, DTypeCode type, std::size_t n) {
@@ -58,68 +50,6 @@ std::size_t write_indices(const Selected& selected, nb::handle indices) {
   nb::gil_scoped_release release;
   selected.write_indices(index.data());
   return selected.index_bytes();
-}
-
-// -- encoders whose values go as they are ------------------------------------------------------------------
-
-// `most(n)`: the most elements of n that are sent. `select(kernels, src, dtype, n, threads)` selects them.
-template <typename Most, typename Select>
-Encoder sparse_encoder(Most most, Select select, CodecId id, std::uint32_t plain) {
-  return {{.codec = id.codec, .params = id.params, .sparse = true},
-          [=](std::size_t n, DTypeCode dtype) { return sparse_message_bound(n, most(n), dtype); },
-          [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
-              std::uint8_t* out) {
-            return write_sparse_message(k, select(k, src, dtype, n, threads), id, plain, out);
-          }};
-}
-
-// A share of n elements, rounded up: in whole numbers, since 0.07 * 100 is 7.000000000000001 otherwise.
-struct Share {
-  std::uint64_t numerator, denominator;
-
-  std::size_t of(std::size_t n) const {
-    __extension__ using Wide = unsigned __int128;
-    return static_cast<std::size_t>((Wide(n) * numerator + denominator - 1) / denominator);
-  }
-};
-
-Share share_of(std::uint64_t numerator, std::uint64_t denominator) {
-  if (!denominator || numerator > denominator) Buffer::fail("the share must be at most 1");
-  return {numerator, denominator};
-}
-
-Encoder topk_encoder(std::uint64_t numerator, std::uint64_t denominator, std::uint8_t codec,
-                     std::uint32_t params, std::uint32_t plain) {
-  const Share share = share_of(numerator, denominator);
-  return sparse_encoder(
-      [=](std::size_t n) { return share.of(n); },
-      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads) {
-        return select_largest(k, src, dtype, n, share.of(n), true, threads);
-      },
-      {codec, params}, plain);
-}
-
-Encoder sidco_encoder(std::uint64_t numerator, std::uint64_t denominator, int stages, std::uint8_t codec,
-                      std::uint32_t params, std::uint32_t plain) {
-  if (stages < 0 || stages > 8) Buffer::fail("stages must be from 0 to 8");
-  const Share share = share_of(numerator, denominator);
-  return sparse_encoder(
-      [=](std::size_t n) { return sidco_most(n, share.of(n)); },
-      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads) {
-        return select_sidco(k, src, dtype, n, share.of(n), stages, threads);
-      },
-      {codec, params}, plain);
-}
-
-Encoder threshold_encoder(double limit, bool relative, std::uint8_t codec, std::uint32_t params,
-                          std::uint32_t plain) {
-  if (!(limit >= 0)) Buffer::fail("limit must not be negative");
-  return sparse_encoder(
-      [](std::size_t n) { return n; },
-      [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads) {
-        return select_threshold(k, src, dtype, n, limit, relative, threads);
-      },
-      {codec, params}, plain);
 }
 
 // -- what another codec takes the values of ----------------------------------------------------------------
@@ -165,10 +95,6 @@ void bind_sparse(nb::module_& m) {
       .def_prop_ro("count", &Selected::count)
       .def_prop_ro("values", &values, "Their bytes, in memory that belongs to this object.")
       .def("write_indices", &write_indices, "indices"_a, "Returns the bytes of the index section.");
-  m.def("topk_encoder", &topk_encoder, "numerator"_a, "denominator"_a, "codec"_a, "params"_a, "plain"_a);
-  m.def("sidco_encoder", &sidco_encoder, "numerator"_a, "denominator"_a, "stages"_a, "codec"_a, "params"_a,
-        "plain"_a);
-  m.def("threshold_encoder", &threshold_encoder, "limit"_a, "relative"_a, "codec"_a, "params"_a, "plain"_a);
   m.def("sparse_topk", &sparse_topk, "src"_a, "dtype"_a, "k"_a);
   m.def("sparse_threshold", &sparse_threshold, "src"_a, "dtype"_a, "limit"_a, "relative"_a);
   m.def("sparse_sidco", &sparse_sidco, "src"_a, "dtype"_a, "k"_a, "stages"_a);
