@@ -17,14 +17,6 @@ def status(code: int, codec: str) -> None:
         raise WireError(f"malformed {codec} payload: {native.kernels().status_text(code)}")
 
 
-def payload_bytes(header: wire.Header, expected: int, codec: str) -> None:
-    """Raise WireError unless the payload has the bytes that the element count makes."""
-    if header.payload != expected:
-        raise WireError(
-            f"malformed {codec} payload: {header.payload} bytes for {header.count} elements, not {expected}"
-        )
-
-
 def expansion(header: wire.Header, max_bytes: int | None) -> None:
     """Raise WireError if a message's values need more memory than its receiver may have meant to give.
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hybridcomp.arrays import DType
-from hybridcomp.codecs import checks, quantize
+from hybridcomp.codecs import quantize
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import Driver, suffix
 from hybridcomp.codecs.device.states import Slot
 from hybridcomp.device import DeviceArray, Queue
-from hybridcomp.errors import WireError
 from hybridcomp.wire import Header
 
 AFFINE, HADAMARD, STOCHASTIC = 1, 2, 4  # flags of kernels; the last is not in messages
@@ -100,30 +99,11 @@ class Form:
         return "feedback_any", 8 * THREADS, THREADS
 
 
-def form_of(bits: int, header: Header, head: bytes) -> Form:
-    """Return the format of a message.
-
-    Raises:
-        WireError: the prefix, or the payload's length, is not what an encoder writes.
-    """
-    name = f"int{bits}"
-    checks.floating(header, name)
-    if len(head) < 8:
-        raise WireError(f"malformed {name} payload: {header.payload} bytes have no prefix")
+def form_of(bits: int, head: bytes) -> Form:
+    """Return the format of a checked message."""
     block, flags = struct.unpack_from("<II", head)
-    powers = not block & (block - 1) and block <= quantize.MAX_HADAMARD
-    if (
-        flags & ~(AFFINE | HADAMARD)
-        or not 8 <= block <= quantize.MAX_BLOCK
-        or block % 8
-        or (flags & HADAMARD and not powers)
-    ):
-        raise WireError(f"malformed {name} payload: block size {block} with flags {flags:#x}")
-    form = Form(bits, block, flags)
-    if len(head) >= form.prefix_bytes and flags & HADAMARD:
-        form = Form(bits, block, flags, struct.unpack_from("<Q", head, 8)[0])
-    checks.payload_bytes(header, form.payload(header.count, header.dtype), name)
-    return form
+    seed = struct.unpack_from("<Q", head, 8)[0] if flags & HADAMARD else 0
+    return Form(bits, block, flags, seed)
 
 
 def form_of_codec(codec: Codec) -> Form:
@@ -277,9 +257,6 @@ class _BlockDriver(Driver):
         encode_sections(form, src, dtype, payload, scales, packed, queue)
         return form.payload(src.size, dtype)
 
-    def check(self, header: Header, head: bytes) -> None:
-        form_of(self.bits, header, head)
-
     def decode(
         self,
         header: Header,
@@ -290,7 +267,7 @@ class _BlockDriver(Driver):
         add: bool,
         queue: Queue,
     ) -> None:
-        form = form_of(self.bits, header, head)
+        form = form_of(self.bits, head)
         scales = payload[form.prefix_bytes :]
         packed = scales[form.scales(header.count, header.dtype) :]
         wide = header.dtype is DType.FLOAT64
@@ -308,7 +285,7 @@ class _BlockDriver(Driver):
         dtype: DType,
         queue: Queue,
     ) -> None:
-        form = form_of(self.bits, headers[0], heads[0]) if headers else Form(self.bits, 8)
+        form = form_of(self.bits, heads[0]) if headers else Form(self.bits, 8)
         alike = all(h.dtype.accumulator is dtype for h in headers) and len({h[:8] for h in heads}) == 1
         if not form.fast or not alike:
             super().decode_sum(headers, heads, payloads, acc, dtype, queue)

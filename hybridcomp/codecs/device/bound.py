@@ -7,7 +7,6 @@ import struct
 import numpy as np
 
 from hybridcomp.arrays import DType
-from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.bounded import BoundedCodec
 from hybridcomp.codecs.device.driver import Driver, suffix
@@ -16,8 +15,6 @@ from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.wire import HEADER_BYTES, Header
 
 _THREADS = 256
-_BAD_LENGTH, _BAD_BOUND, _BAD_BLOCK, _BAD_ZFP_BITS = 1, 16, 17, 24  # of hybridcomp/status.hpp
-_INFINITY = 0x7FF0000000000000  # its bits
 
 
 class ZfpDriver(Driver):
@@ -48,18 +45,6 @@ class ZfpDriver(Driver):
             shared=0 if own else _THREADS // 32 * bits * 8,
         )
         return codec.bound(src.size, dtype) - HEADER_BYTES
-
-    def check(self, header: Header, head: bytes) -> None:
-        checks.floating(header, "zfp")
-        if len(head) < 8:
-            checks.status(_BAD_LENGTH, "zfp")
-        bits, reserved = struct.unpack_from("<II", head)
-        if reserved or not 11 <= bits <= 256:
-            checks.status(_BAD_ZFP_BITS, "zfp")
-        codec = ZfpCodec(bits / 4)
-        if codec.can_carry(header.dtype, (header.count,)) is not None:
-            checks.status(_BAD_ZFP_BITS, "zfp")
-        checks.payload_bytes(header, codec.bound(header.count, header.dtype) - HEADER_BYTES, "zfp")
 
     def decode(
         self,
@@ -139,18 +124,6 @@ class BoundedDriver(Driver):
             "bounded", "bounded_move", grid, _THREADS, scratch, stride, chunks, sums, starts, payload
         )
         return total
-
-    def check(self, header: Header, head: bytes) -> None:
-        checks.floating(header, "bounded")
-        if len(head) < self.prefix:
-            checks.status(_BAD_LENGTH, "bounded")
-        bound, block, reserved = struct.unpack_from("<QII", head)
-        if block != self.block or reserved:
-            checks.status(_BAD_BLOCK, "bounded")
-        if bound >= _INFINITY:  # negative, infinite or NaN
-            checks.status(_BAD_BOUND, "bounded")
-        if -(-header.count // self.block) > header.payload - self.prefix:
-            checks.status(_BAD_LENGTH, "bounded")
 
     def decode(
         self,

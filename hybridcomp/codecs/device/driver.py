@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.kernel_codec import check_head
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.errors import CudaUnavailableError
 from hybridcomp.wire import Header
@@ -90,15 +91,15 @@ class Driver(abc.ABC):
         """Encode as :meth:`encode` does, for codecs to which the caller's shape matters."""
         return self.encode(codec, src, dtype, payload, queue)
 
-    @abc.abstractmethod
     def check(self, header: Header, head: bytes) -> None:
-        """Raise WireError unless the payload's length and prefix fit the header's count.
+        """Raise WireError unless the payload's length and prefix fit the header's count: as on the host.
 
         Args:
             header: of the message; its CRC is checked on the device, in the order of the queue.
             head: the first 128 bytes of the payload, or all of them if they are fewer; then, for the codecs of
                 :data:`HOLDERS`, the first 160 bytes of the message inside, with zeros after its end.
         """
+        check_head(header, head)
 
     @abc.abstractmethod
     def decode(

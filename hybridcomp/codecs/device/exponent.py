@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from hybridcomp.arrays import DType
-from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import Driver, suffix
 from hybridcomp.codecs.device.messages import convert
 from hybridcomp.codecs.exponent import BLOCK
 from hybridcomp.device import DeviceArray, Queue
-from hybridcomp.errors import WireError
 from hybridcomp.wire import Header
 
 _THREADS = 128
@@ -53,14 +51,6 @@ class ExponentDriver(Driver):
             "bounded", "bounded_move", grid, _MOVE_THREADS, scratch, stride, blocks, sums, starts, payload
         )
         return total
-
-    def check(self, header: Header, head: bytes) -> None:
-        if not header.dtype.is_float:
-            checks.payload_bytes(header, header.count * header.dtype.itemsize, "exponent")
-            return
-        blocks = -(-header.count // BLOCK)
-        if not blocks <= header.payload <= blocks + header.count * header.dtype.itemsize:
-            raise WireError(f"malformed exponent payload: {header.payload} bytes for {header.count} elements")
 
     def decode(
         self,

@@ -6,14 +6,12 @@ import numpy as np
 
 from hybridcomp import native
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device import linear
 from hybridcomp.codecs.device.driver import suffix
 from hybridcomp.codecs.linear.base import Reduced, Reduction, Round, Terms, derived_seed
 from hybridcomp.codecs.linear.lattice import INTEGERS, PREFIX, LatticeCodec
 from hybridcomp.device import DeviceArray, Queue
-from hybridcomp.errors import WireError
 from hybridcomp.wire import Header
 
 _THREADS = 256
@@ -34,9 +32,6 @@ class LatticeDriver(linear.LinearDriver):
         _quantize(queue, codec, src, dtype, peak, codec.ranks, codec.seed, payload, payload[PREFIX.size :])
         return PREFIX.size + src.size * (codec.bits // 8)
 
-    def check(self, header: Header, head: bytes) -> None:
-        _open(header, head)
-
     def decode(
         self,
         header: Header,
@@ -47,7 +42,7 @@ class LatticeDriver(linear.LinearDriver):
         add: bool,
         queue: Queue,
     ) -> None:
-        bits, scale = _open(header, head)
+        bits, *_, scale = PREFIX.unpack_from(head)
         _dequantize(queue, payload[PREFIX.size :], bits, header.dtype, scale, out, dtype, add=add)
 
     def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
@@ -108,21 +103,3 @@ def _dequantize(
     unit = int(np.float64(scale).view(np.uint64))
     blocks = queue.blocks(out.size, _THREADS * _EACH)
     queue.launch(f"lattice{bits}", name, blocks, _THREADS, q, out.size, unit, out, queue.status)
-
-
-def _open(header: Header, head: bytes) -> tuple[int, float]:
-    """Check a message as the CPU's kernels do; return the integers' bits and the scale."""
-    checks.floating(header, LatticeCodec.name)
-    if header.payload < PREFIX.size:
-        raise WireError(f"malformed lattice payload: {header.payload} bytes are too few")
-    bits, ranks, parts, zero, scale = PREFIX.unpack_from(head, 0)
-    room = bits in INTEGERS and not zero and 1 <= ranks <= 2 ** (bits - 1) - 1 and 1 <= parts <= ranks
-    narrow = header.dtype is not DType.FLOAT64 and bits != 32  # its scale is a float
-    with np.errstate(over="ignore", invalid="ignore"):
-        exact = not narrow or np.isnan(scale) or float(np.float32(scale)) == scale
-    if not room or scale < 0 or np.isinf(scale) or not exact:
-        raise WireError(
-            f"malformed lattice payload: {parts} of {ranks} contributions in {bits} bits on the scale {scale!r}"
-        )
-    checks.payload_bytes(header, PREFIX.size + header.count * (bits // 8), LatticeCodec.name)
-    return bits, scale

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from hybridcomp.arrays import DType
-from hybridcomp.codecs import checks
 from hybridcomp.codecs.device.driver import Driver, suffix
 from hybridcomp.codecs.device.together import add_all, alike
 from hybridcomp.codecs.minifloat import MX_BLOCK
-from hybridcomp.codecs.quantize import MAX_BLOCK
 from hybridcomp.device import DeviceArray, Queue
-from hybridcomp.errors import WireError
-from hybridcomp.wire import Header
+from hybridcomp.wire import HEADER_BYTES, Header
 
 _PREFIX = struct.Struct("<II")  # block, format
 _FORMATS = ("e4m3", "e5m2", "e2m1")  # by their code in a prefix
@@ -30,10 +27,8 @@ _WAVES = 16  # more blocks than fit at once: those that end early make room for 
 class _MinifloatDriver(Driver):
     """The driver that the three formats share."""
 
-    name: ClassVar[str]
     module: ClassVar[str]
     mx: ClassVar[bool]
-    formats: ClassVar[tuple[int, ...]]
 
     def modules(self) -> tuple[str, ...]:
         return (self.module,)
@@ -53,16 +48,11 @@ class _MinifloatDriver(Driver):
             kernel, threads = f"encode_whole_{form}_{suffix(dtype)}", _MOST_THREADS
             blocks = queue.blocks(-(-n // block), 1, 2)
         queue.launch(self.module, kernel, max(1, blocks), threads, src, n, block, payload)
-        return self._bytes(n, block)
+        return int(codec.bound(n, dtype)) - HEADER_BYTES
 
     def head(self, codec: Any) -> bytes:
         block, form = self._layout(codec)
         return _PREFIX.pack(block, _FORMATS.index(form))
-
-    def check(self, header: Header, head: bytes) -> None:
-        checks.floating(header, self.name)
-        block, _ = self._prefix(head)
-        checks.payload_bytes(header, self._bytes(header.count, block), self.name)
 
     def decode(
         self,
@@ -74,7 +64,7 @@ class _MinifloatDriver(Driver):
         add: bool,
         queue: Queue,
     ) -> None:
-        block, form = self._prefix(head)
+        block, form = _PREFIX.unpack_from(head)
         kernel = f"decode_{_FORMATS[form]}_{suffix(dtype)}{'_add' if add else ''}"
         blocks = queue.blocks(-(-header.count // _CHUNK), _WARPS, _WAVES)
         queue.launch(self.module, kernel, blocks, _THREADS, payload, header.count, block, out, queue.status)
@@ -89,7 +79,7 @@ class _MinifloatDriver(Driver):
         queue: Queue,
     ) -> None:
         if alike(headers, heads, dtype):
-            block, form = self._prefix(heads[0])
+            block, form = _PREFIX.unpack_from(heads[0])
             add_all(queue, self.module, f"sum_{_FORMATS[form]}_{suffix(dtype)}", block, payloads, acc)
         else:
             super().decode_sum(headers, heads, payloads, acc, dtype, queue)
@@ -97,44 +87,23 @@ class _MinifloatDriver(Driver):
     def _layout(self, codec: Any) -> tuple[int, str]:
         return MX_BLOCK if self.mx else codec.block, codec.params.get("format", "e2m1")
 
-    def _bytes(self, n: int, block: int) -> int:
-        codes = (n + 1) // 2 if self.formats == (2,) else n
-        return _PREFIX.size + -(-n // block) * (1 if self.mx else 4) + codes
-
-    def _prefix(self, head: bytes) -> tuple[int, int]:
-        """Return block and format; raise WireError for values that the CPU does not take."""
-        if len(head) < _PREFIX.size:
-            raise WireError(f"malformed {self.name} payload: {len(head)} bytes")
-        block, form = _PREFIX.unpack_from(head)
-        if form not in self.formats:
-            raise WireError(f"malformed {self.name} payload: format {form}")
-        if block != MX_BLOCK if self.mx else not 8 <= block <= MAX_BLOCK or block % 8:
-            raise WireError(f"malformed {self.name} payload: block {block}")
-        return int(block), int(form)
-
 
 class Float8Driver(_MinifloatDriver):
     """The driver of ``fp8``."""
 
-    name = "fp8"
     module = "fp8"
     mx = False
-    formats = (0, 1)
 
 
 class MXFP8Driver(_MinifloatDriver):
     """The driver of ``mxfp8``."""
 
-    name = "mxfp8"
     module = "mx"
     mx = True
-    formats = (0, 1)
 
 
 class MXFP4Driver(_MinifloatDriver):
     """The driver of ``mxfp4``."""
 
-    name = "mxfp4"
     module = "mx"
     mx = True
-    formats = (2,)

@@ -10,9 +10,8 @@ from hybridcomp.arrays import DType
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import Driver, suffix
 from hybridcomp.codecs.device.messages import convert
-from hybridcomp.codecs.mpc import MAX_LAG, MPCCodec, word_bytes
+from hybridcomp.codecs.mpc import MPCCodec, word_bytes
 from hybridcomp.device import DeviceArray, Queue
-from hybridcomp.errors import WireError
 from hybridcomp.wire import Header
 
 _CHUNK = 1024  # words; kMpcChunk of mpc.hpp
@@ -20,7 +19,6 @@ _THREADS = 128
 _WARPS = _THREADS // 32  # chunks of a block at a time
 _GROUP = 128  # chunks whose sizes are summed together; kMpcGroup of mpc.cuh
 _PREFIX = struct.Struct("<II")
-_BITMAP = {2: 64, 4: 128, 8: 128}  # bytes; the least that a chunk has which is not stored as it is
 
 
 class MPCDriver(Driver):
@@ -63,20 +61,6 @@ class MPCDriver(Driver):
             payload,
         )
         return length
-
-    def check(self, header: Header, head: bytes) -> None:
-        width, nbytes = word_bytes(header.dtype), header.count * header.dtype.itemsize
-        words, chunks, others = _parts(nbytes, width)
-        if header.payload < others:
-            raise WireError(f"malformed mpc payload: {header.payload} bytes for {chunks} chunks")
-        lag, reserved = _PREFIX.unpack_from(head)
-        if not 1 <= lag <= MAX_LAG or reserved:
-            raise WireError(f"malformed mpc payload: lag {lag}, reserved {reserved}")
-        # No more memory for the values than a message of this length can fill: the sizes themselves are the device's.
-        full, last = divmod(words, _CHUNK)
-        least = others + full * _BITMAP[width] + min(_BITMAP[width], last * width)
-        if not least <= header.payload <= others + words * width:
-            raise WireError(f"malformed mpc payload: {header.payload} bytes for {header.count} elements")
 
     def decode(
         self,

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridcomp.arrays import DType
-from hybridcomp.codecs import checks
 from hybridcomp.codecs.device.driver import Driver, suffix
 from hybridcomp.codecs.device.together import add_all, alike
-from hybridcomp.codecs.quantize import MAX_BLOCK
 from hybridcomp.device import DeviceArray, Queue
-from hybridcomp.errors import WireError
-from hybridcomp.wire import Header
+from hybridcomp.wire import HEADER_BYTES, Header
 
 _PREFIX = struct.Struct("<II")  # block, zero
 _THREADS = 256
@@ -33,14 +30,10 @@ class SignDriver(Driver):
         blocks = max(1, queue.blocks(-(-src.size // codec.block), _THREADS // 16, _WAVES))
         kernel = f"sign_encode_{suffix(dtype)}"
         queue.launch("sign", kernel, blocks, _THREADS, src, src.size, codec.block, payload)
-        return payload_bytes(src.size, dtype, codec.block)
+        return int(codec.bound(src.size, dtype)) - HEADER_BYTES
 
     def head(self, codec: Any) -> bytes:
         return _PREFIX.pack(codec.block, 0)
-
-    def check(self, header: Header, head: bytes) -> None:
-        checks.floating(header, "sign")
-        checks.payload_bytes(header, payload_bytes(header.count, header.dtype, _block(head)), "sign")
 
     def decode(
         self,
@@ -55,7 +48,8 @@ class SignDriver(Driver):
         computed = suffix(header.dtype.accumulator)
         kernel = f"sign_decode_{computed}_{suffix(dtype)}{'_add' if add else ''}"
         blocks = queue.blocks(header.count, _CHUNK * _THREADS // 32, _WAVES)
-        queue.launch("sign", kernel, blocks, _THREADS, payload, header.count, _block(head), out, queue.status)
+        block, _ = _PREFIX.unpack_from(head)
+        queue.launch("sign", kernel, blocks, _THREADS, payload, header.count, block, out, queue.status)
 
     def decode_sum(
         self,
@@ -67,21 +61,7 @@ class SignDriver(Driver):
         queue: Queue,
     ) -> None:
         if alike(headers, heads, dtype):
-            add_all(queue, "sign", f"sign_sum_{suffix(dtype)}", _block(heads[0]), payloads, acc)
+            block, _ = _PREFIX.unpack_from(heads[0])
+            add_all(queue, "sign", f"sign_sum_{suffix(dtype)}", block, payloads, acc)
         else:
             super().decode_sum(headers, heads, payloads, acc, dtype, queue)
-
-
-def payload_bytes(n: int, dtype: DType, block: int) -> int:
-    """Return the number of bytes of a payload of ``n`` elements."""
-    return _PREFIX.size + -(-n // block) * dtype.accumulator.itemsize + (n + 7) // 8
-
-
-def _block(head: bytes) -> int:
-    """Return the block of a payload's prefix; raise WireError if there is none that the CPU takes."""
-    if len(head) < _PREFIX.size:
-        raise WireError(f"malformed sign payload: {len(head)} bytes")
-    block, zero = _PREFIX.unpack_from(head)
-    if zero or not 8 <= block <= MAX_BLOCK or block % 8:
-        raise WireError(f"malformed sign payload: block {block}, reserved bits {zero:#x}")
-    return int(block)

@@ -17,22 +17,17 @@ import numpy as np
 
 from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import Driver, driver_of, suffix
 from hybridcomp.codecs.device.messages import PAYLOAD_HEAD, decode_opened, encode_into, open_message
 from hybridcomp.codecs.none import NoneCodec
-from hybridcomp.codecs.sparse.base import SparseCodec
+from hybridcomp.codecs.sparse.base import INDEX_BLOCK, PREFIX, SparseCodec, check_values, open_prefix
 from hybridcomp.codecs.sparse.sidco import SIDCoCodec
 from hybridcomp.codecs.sparse.threshold import ThresholdCodec
 from hybridcomp.codecs.sparse.topk import TopKCodec
-from hybridcomp.codecs.table import codec_for
 from hybridcomp.device import DeviceArray, Queue
-from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES, Header
 
-_PREFIX = struct.Struct("<QQ")
-_INDEX_BLOCK = 65536
 _TILE = 1024
 _THREADS = 256
 _TILES_PER_GRID_BLOCK = _THREADS // 32
@@ -61,7 +56,7 @@ class _Selection:
     def __init__(self, src: DeviceArray, dtype: DType, share: float, queue: Queue) -> None:
         self.src, self.dtype, self.queue, self.n = src, dtype, queue, src.size
         self.bits = 8 * dtype.itemsize
-        self.tiles, self.blocks = _divide(self.n, _TILE), _divide(self.n, _INDEX_BLOCK)
+        self.tiles, self.blocks = _divide(self.n, _TILE), _divide(self.n, INDEX_BLOCK)
         room = _divide(int(2 * _TILE * share) + 32, 32) * 32
         self.room = room if room <= _MOST_ROOM else 0
         self.state = queue.zeros(8 * (_SEARCH_WORDS + _BINS)).view(np.uint64)
@@ -116,8 +111,6 @@ class _Selection:
 class _SparseDriver(Driver):
     """The driver that all sparse codecs share."""
 
-    name: str
-
     def modules(self) -> tuple[str, ...]:
         return ("sparse_select", "sparse_write", "sparse_read", "convert")
 
@@ -162,25 +155,9 @@ class _SparseDriver(Driver):
     # -- decode ----------------------------------------------------------------------------------------------
 
     def check(self, header: Header, head: bytes) -> None:
-        checks.floating(header, self.name)
-        malformed = f"malformed {self.name} payload: "
-        if header.payload < _PREFIX.size:
-            raise WireError(f"{malformed}{header.payload} bytes are too few")
-        k, index_bytes = _PREFIX.unpack_from(head)
-        counts = 4 * _divide(header.count, _INDEX_BLOCK)
-        if index_bytes > header.payload - _PREFIX.size or index_bytes < counts:
-            raise WireError(f"{malformed}{index_bytes} bytes of indices for {header.count} elements")
-        if k > min(header.count, 8 * (index_bytes - counts)):  # an index takes a bit at least
-            raise WireError(f"{malformed}{k} of {header.count} elements in {index_bytes} bytes of indices")
+        _, index_bytes = open_prefix(header, head)
         inner, inner_head = _inner(header, head, index_bytes)
-        codec = codec_for(inner)
-        if not codec.carries_values or inner.count != k or inner.dtype is not header.dtype:
-            raise WireError(
-                f"{malformed}{inner.count} {inner.dtype.label} values by codec {codec.name!r} "
-                f"for {k} {header.dtype.label} elements"
-            )
-        if HEADER_BYTES + inner.payload != header.payload - _PREFIX.size - index_bytes:
-            raise WireError(f"{malformed}bytes after the values")
+        check_values(header, head, inner)
         driver_of(inner.codec).check(inner, inner_head)
 
     def finds_faults(self) -> bool:
@@ -196,9 +173,9 @@ class _SparseDriver(Driver):
         add: bool,
         queue: Queue,
     ) -> None:
-        k, index_bytes = _PREFIX.unpack_from(head)
+        k, index_bytes = PREFIX.unpack_from(head)
         inner, inner_head = _inner(header, head, index_bytes)
-        start = _PREFIX.size + index_bytes
+        start = PREFIX.size + index_bytes
         if inner.codec == NoneCodec.wire_id and dtype is header.dtype:
             values = payload[start + HEADER_BYTES :]  # as they are; the message's CRC covers them
         else:
@@ -207,9 +184,9 @@ class _SparseDriver(Driver):
             open_message(queue, message)
             values = queue.array(k, dtype.storage)
             decode_opened(inner, inner_head, message, values, dtype, queue)
-        n, tiles, blocks = header.count, _divide(header.count, _TILE), _divide(header.count, _INDEX_BLOCK)
+        n, tiles, blocks = header.count, _divide(header.count, _TILE), _divide(header.count, INDEX_BLOCK)
         firsts, sections = queue.array(blocks, np.uint64), queue.array(blocks, np.uint64)
-        starts = queue.array(blocks * (_INDEX_BLOCK // _TILE), np.uint32)
+        starts = queue.array(blocks * (INDEX_BLOCK // _TILE), np.uint32)
         status = queue.status
         lengths = (payload, n, k, index_bytes, firsts, sections, status)
         queue.launch("sparse_read", "sparse_sections", 1, _THREADS, *lengths)
@@ -223,8 +200,6 @@ class _SparseDriver(Driver):
 
 class TopKDriver(_SparseDriver):
     """The driver of ``topk``."""
-
-    name = TopKCodec.name
 
     def select(self, codec: Codec, src: DeviceArray, dtype: DType, queue: Queue) -> _Selection:
         assert isinstance(codec, TopKCodec)
@@ -243,8 +218,6 @@ class TopKDriver(_SparseDriver):
 
 class ThresholdDriver(_SparseDriver):
     """The driver of ``threshold``."""
-
-    name = ThresholdCodec.name
 
     def modules(self) -> tuple[str, ...]:
         return (*super().modules(), "sparse_limit")
@@ -270,8 +243,6 @@ class ThresholdDriver(_SparseDriver):
 
 class SIDCoDriver(_SparseDriver):
     """The driver of ``sidco``."""
-
-    name = SIDCoCodec.name
 
     def modules(self) -> tuple[str, ...]:
         return (*super().modules(), "sparse_fit")
@@ -306,7 +277,7 @@ class SIDCoDriver(_SparseDriver):
 
 def _inner(header: Header, head: bytes, index_bytes: int) -> tuple[Header, bytes]:
     """Return the header of the values' message and the first bytes of its payload; raise WireError if it is none."""
-    room = header.payload - _PREFIX.size - index_bytes
+    room = header.payload - PREFIX.size - index_bytes
     begin = head[min(PAYLOAD_HEAD, header.payload) :][:room]
     inner = wire.peek(np.frombuffer(begin, np.uint8), room)
     return inner, begin[HEADER_BYTES : HEADER_BYTES + inner.payload]
