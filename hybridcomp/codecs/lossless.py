@@ -287,6 +287,8 @@ def decompressed(frame: ByteArray, size: int) -> bytes:
 def _zstandard() -> Any:
     """Load the zstandard library, on first use.
 
+    Python's: no package that pip finds has libzstd with its headers, for the kernels to call.
+
     Raises:
         NativeUnavailableError: it is not installed.
     """

@@ -17,10 +17,12 @@ import numpy as np
 import hybridcomp as hc
 from hybridcomp import arrays, native, wire
 from hybridcomp.codecs import Codec, codec_for
+from hybridcomp.collectives.data_path import framing
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "messages.json"
 FENCE = 64
 MOST = 1 << 12  # elements that are decoded; larger counts are checked only
+RECEIVED = 1 << 16  # bytes of a message whose receiver knows nothing of it, and of its elements
 #: Codecs whose messages have parts: blocks of 65,536 indices, chunks of 131,072 words, shares of several threads.
 IN_PARTS = (
     *(
@@ -65,6 +67,7 @@ def one_input(data: bytes, most: int = MOST) -> bool:
 
     Only :class:`hybridcomp.WireError` may refuse it, and nothing outside the outputs may be written.
     """
+    received(data)
     try:
         raw, header = wire.open_message(data)
         codec = codec_for(header)
@@ -91,6 +94,21 @@ def one_input(data: bytes, most: int = MOST) -> bool:
     except hc.WireError:
         return False
     return True
+
+
+def received(data: bytes) -> None:
+    """Decode as ``Recv_array`` does what came of a message that describes itself; between fences."""
+    fenced = np.zeros(0, np.uint8)
+
+    def keep(dtype: arrays.DType, n: int) -> np.ndarray[Any, Any]:
+        nonlocal fenced
+        fenced = np.zeros(n * dtype.itemsize + 2 * FENCE, np.uint8)
+        return fenced[FENCE : fenced.size - FENCE].view(dtype.storage)
+
+    with contextlib.suppress(hc.WireError, hc.MismatchError):
+        framing.decode_array(np.frombuffer(data, np.uint8), keep, RECEIVED, "rank 0 sent")
+    assert not fenced[:FENCE].any()
+    assert not fenced[-FENCE:].any()
 
 
 def in_one_call(

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp import wire
-from hybridcomp.arrays import DType, Flat
+from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import Codec
 from hybridcomp.codecs.table import codec_for
 from hybridcomp.collectives.data_path.carrier import Carrier
@@ -160,15 +160,33 @@ def receive_array(
     with t.keeping(buffer):
         yield Pending([arrival.message.Irecv([buffer, MPI.BYTE])], [peer])
     who = f"recv_array on axis {carrier.call.axis!r}: rank {peer} sent"
-    if nbytes > most_bytes:
-        raise MismatchError(f"{who} a message of {nbytes} bytes, more than the {most_bytes} that are allowed")
     with carrier.call.decoding():
-        raw, header = wire.open_message(buffer)
-        size = header.count * header.dtype.itemsize
-        if size > most_bytes:
-            raise MismatchError(
-                f"{who} {header.count} {header.dtype.label}, more than the {most_bytes} bytes that are allowed"
-            )
-        codec_for(header).decode_flat(raw, header, keep(header.dtype, header.count), header.dtype)
+        size = decode_array(buffer, keep, most_bytes, who)
     carrier.call.raw_bytes = size
     status.Set_elements(MPI.BYTE, size)
+
+
+def decode_array(buffer: ByteArray, keep: Keep, most_bytes: int, who: str) -> int:
+    """Decode a message of which nothing is known; return the bytes of its elements.
+
+    Args:
+        buffer: what came, 1-D uint8.
+        keep, most_bytes: as for :func:`receive_array`.
+        who: the beginning of a sentence that names operation and peer, for errors.
+
+    Raises:
+        WireError: damaged, or not framed.
+        MismatchError: larger than ``most_bytes``.
+    """
+    if buffer.size > most_bytes:
+        raise MismatchError(
+            f"{who} a message of {buffer.size} bytes, more than the {most_bytes} that are allowed"
+        )
+    raw, header = wire.open_message(buffer)
+    size = header.count * header.dtype.itemsize
+    if size > most_bytes:
+        raise MismatchError(
+            f"{who} {header.count} {header.dtype.label}, more than the {most_bytes} bytes that are allowed"
+        )
+    codec_for(header).decode_flat(raw, header, keep(header.dtype, header.count), header.dtype)
+    return size
