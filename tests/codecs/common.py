@@ -69,6 +69,7 @@ SPECS = [
     "lattice:bits=32:ranks=3",
     "sketch",
     "sketch:load=0.5:lanes=64:form=packed",
+    "sketch:index=bloom:fpr=0.01:density=0.1",
 ]
 SIZES = [0, 1, 2, 3, 7, 8, 9, 127, 128, 129, 1000, 4097, 65535, 65536, 65537]
 FLOATS = ["float32", "float64", "float16", "bfloat16"]

@@ -192,6 +192,7 @@ EXACT = [
     ("sketch", 3),
     ("sketch:form=packed", 2),
     ("sketch:lanes=1:load=1.0", 2),
+    ("sketch:index=bloom:density=0.2:fpr=0.05", 3),
 ]
 
 
@@ -237,12 +238,12 @@ def test_a_sketch_of_several_parts_in_all_forms() -> None:
         at = rng.integers(0, 1 << 18, 3000)
         part[at] = rng.standard_normal(3000)
         part[1 << 18 :] = rng.standard_normal(5000)
-    for spec in ("sketch", "sketch:form=packed"):
+    for spec in ("sketch", "sketch:form=packed", "sketch:index=bloom", "sketch:index=bloom:fpr=0.3"):
         _check_reduction(spec, parts, "float32", mean=True)
 
 
 def test_ranks_on_devices_and_on_hosts_go_together() -> None:
-    for spec in ("lattice", "randomblock:ratio=0.3", "sketch", "powersgd:rank=2"):
+    for spec in ("lattice", "randomblock:ratio=0.3", "sketch", "sketch:index=bloom", "powersgd:rank=2"):
         x = [common.values("sparse", 900, "float32", seed=r).reshape(30, 30) for r in range(2)]
         on_device, on_host = reduce_all(spec, [common.to_device(x[0]), x[1]])
         total, _ = _host(on_device)

@@ -27,6 +27,7 @@ SPECS = [
     "randomblock:ratio=0.2",
     "sketch",
     "sketch:form=packed",
+    "sketch:index=bloom:density=0.08",
 ]
 
 
@@ -98,7 +99,8 @@ def test_linear_by_mpis_own_allreduce(make, spec):
     try:
         following = next(steps)
         while True:
-            WORLD.Allreduce(MPI.IN_PLACE, following.array, OPS[following.op])
+            sums = [WORLD.Iallreduce(MPI.IN_PLACE, one.array, OPS[one.op]) for one in following.together]
+            MPI.Request.Waitall(sums)
             following = next(steps)
     except StopIteration as end:
         got = end.value.total

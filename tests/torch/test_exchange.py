@@ -114,5 +114,6 @@ def test_a_plan_knows_its_exchanges_and_whether_sizes_change() -> None:
     assert plan("all_reduce", "int8", "none")[1:3] == (2, True)
     assert plan("all_reduce", "int8", "powersgd:rank=2")[1:3] == (4, True)
     assert plan("all_reduce", "sketch")[1:3] == (4, False)
+    assert plan("all_reduce", "sketch:index=bloom")[1:3] == (4, True)
     assert plan("reduce_scatter", "topk:ratio=0.1")[1:3] == (1, False)
     assert plan("all_gather", "int8").key != plan("all_gather", "int4").key

@@ -1,9 +1,9 @@
 """``sketch`` on a device.
 
 A message's form follows from how many elements are not zero: the kernels count, and decide. In a reduction the
-device makes the bitmap, packs the values that travel and puts the sums in their places; tables are planned, filled
-and peeled by the CPU's kernels, whose order the sums' bits depend on, from packed values in host memory: a table is
-larger than they are.
+device makes the bitmap and Bloom filters, asks these for all elements, packs the values that travel and puts the sums
+in their places; tables are planned, filled and peeled by the CPU's kernels, whose order the sums' bits depend on, from
+packed values in host memory: a table is larger than they are.
 """
 
 from __future__ import annotations
@@ -17,16 +17,10 @@ from hybridcomp.codecs.device import linear
 from hybridcomp.codecs.device.driver import suffix
 from hybridcomp.codecs.device.messages import convert
 from hybridcomp.codecs.linear.base import Array, Reduced, Reduction, Round, Terms
-from hybridcomp.codecs.linear.sketch import (
-    DENSE,
-    PREFIX,
-    Part,
-    SketchCodec,
-    fold,
-    open_prefix,
-    peel,
-    words_of,
-)
+from hybridcomp.codecs.linear.bloom import PART, Run, words_of
+from hybridcomp.codecs.linear.sketch import DENSE, PREFIX, SketchCodec, open_prefix
+from hybridcomp.codecs.linear.sketch_plan import Part, runs_of
+from hybridcomp.codecs.linear.sketch_sums import fold, peel, placed
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.wire import Header
 
@@ -40,7 +34,7 @@ class SketchDriver(linear.LinearDriver):
     """The driver of ``sketch``."""
 
     def modules(self) -> tuple[str, ...]:
-        return ("sketch", "convert")
+        return ("sketch", "bloom", "convert")
 
     def encode(
         self, codec: Codec, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
@@ -78,37 +72,75 @@ class SketchDriver(linear.LinearDriver):
         return True
 
     def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
-        """Reduce as on the CPU, in two rounds: the bitmaps, and the parts that are planned from their union."""
+        """Reduce as on the CPU."""
         assert isinstance(codec, SketchCodec)
-        kernels, queue, kind, n = native.kernels(), staging.queue, x.dtype.accumulator, x.size
-        bitmap, _ = _mask(queue, x.data)
-        mine, _ = staging.fetch(bitmap)
-        words, ready = staging.fetch(bitmap)
-        yield Round(words, "or", ready)
-        parts = codec.plan(words, n)
-        packed, ready = staging.fetch(_gather(queue, staging, _travelling(parts, mine, words), x))
-        tables = any(part.table for part in parts)
-        if tables:
-            ready.wait()
-            sums = staging.host(sum(part.size for part in parts), kind.storage)
-            _fill(parts, mine, packed, sums, kind)
-            yield Round(sums, "sum")
-        else:
-            sums = packed
-            yield Round(sums, "sum", ready)
-        if terms.mean:
-            sums /= sums.dtype.type(terms.ranks)
-        result, remained = _travelling(parts, words, words), 0
-        values = sums
-        if tables:
-            values = staging.host(kernels.sketch_count(result, n), kind.storage)
-            remained = _read(parts, words, sums, values, kind)
-        total = queue.array(n, kind.storage)
-        union = kernels.sketch_count(words, n)
-        there = staging.send_copy(result).view(np.uint8)
-        _scatter(queue, there, staging.send(values).view(np.uint8), values.size, kind, total, kind)
-        own = linear.widened(queue, x) if terms.own else None
-        return Reduced(total, own, 1 - remained / union if union else 1.0)
+        if codec.index == "bloom":
+            return _reduce_filters(codec, x, terms, staging)
+        return _reduce_bitmaps(codec, x, terms, staging)
+
+
+def _reduce_bitmaps(codec: SketchCodec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
+    """Sum the bitmaps, and the parts that are planned from their union."""
+    bitmap, _ = _mask(staging.queue, x.data)
+    mine, _ = staging.fetch(bitmap)
+    words, ready = staging.fetch(bitmap)
+    yield Round(words, "or", ready)
+    parts = codec.plan(words, x.size)
+    sums = _own(parts, mine, words, x, staging)
+    yield sums
+    return _result(x, terms, staging, parts, words, sums.array)
+
+
+def _reduce_filters(codec: SketchCodec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
+    """Sum the filters, and the parts that are planned from the size."""
+    queue, n = staging.queue, x.size
+    parts = codec.expect(n, x.dtype.accumulator)
+    runs = runs_of(parts)
+    bitmap, _ = _mask(queue, x.data)
+    mine, ready = staging.fetch(bitmap)
+    filters, made = staging.fetch(_insert(queue, runs, bitmap))
+    ready.wait()
+    sums = _own(parts, mine, mine, x, staging)
+    yield Round(filters, "or", made, beside=sums)
+    words, ready = staging.fetch(_query(queue, runs, staging.send(filters), n))
+    ready.wait()
+    return _result(x, terms, staging, parts, words, sums.array)
+
+
+def _own(parts: list[Part], mine: Array, union: Array, x: Flat, staging: linear.Staging) -> Round:
+    """Return the round of the numbers that this rank gives."""
+    kind = x.dtype.accumulator
+    packed, ready = staging.fetch(_gather(staging.queue, staging, _travelling(parts, mine, union), x))
+    if not any(part.table for part in parts):
+        return Round(packed, "sum", ready)
+    ready.wait()
+    sums = staging.host(sum(part.size for part in parts), kind.storage)
+    _fill(parts, mine, packed, sums, kind)
+    return Round(sums, "sum")
+
+
+def _result(
+    x: Flat, terms: Terms, staging: linear.Staging, parts: list[Part], words: Array, sums: Array
+) -> Reduced:
+    """Return what the sums of all ranks stand for.
+
+    Args:
+        words: bitmap of the elements that tables hold and packed parts have, uint64.
+    """
+    kernels, queue, kind, n = native.kernels(), staging.queue, x.dtype.accumulator, x.size
+    if terms.mean:
+        sums /= sums.dtype.type(terms.ranks)
+    result, remained = _travelling(parts, words, words), 0
+    values = sums
+    if any(part.table for part in parts):
+        values = staging.host(kernels.sketch_count(result, n), kind.storage)
+        remained = _read(parts, words, sums, values, kind)
+    total = queue.array(n, kind.storage)
+    count = kernels.sketch_count(words, n)
+    there = staging.send_copy(result).view(np.uint8)
+    _scatter(queue, there, staging.send(values).view(np.uint8), values.size, kind, total, kind)
+    own = linear.widened(queue, x) if terms.own else None
+    return Reduced(total, own, 1 - remained / count if count else 1.0)
 
 
 # -- kernels ---------------------------------------------------------------------------------------------------
@@ -190,6 +222,29 @@ def _scatter(
     queue.launch("sketch", name, _blocks(queue, n), _THREADS, *args)
 
 
+def _insert(queue: Queue, runs: list[Run], bitmap: DeviceArray) -> DeviceArray:
+    """Return the filters of the elements of a bitmap."""
+    filters = queue.zeros(8 * (runs[-1].words.stop if runs else 0)).view(np.uint64)
+    for run in runs:
+        words = bitmap[run.bitmap]
+        _launch(queue, "bloom_insert", 2 * words.size, words, run, filters[run.words])
+    return filters
+
+
+def _query(queue: Queue, runs: list[Run], filters: DeviceArray, n: int) -> DeviceArray:
+    """Return the bitmap of the elements that filters may hold."""
+    bitmap = queue.zeros(8 * words_of(n)).view(np.uint64)
+    for run in runs:
+        _launch(queue, "bloom_query", run.size, filters[run.words], run, bitmap[run.bitmap])
+    return bitmap
+
+
+def _launch(queue: Queue, name: str, items: int, source: DeviceArray, run: Run, out: DeviceArray) -> None:
+    how = run.filter
+    args = (source, run.size, PART, how.bits, how.hashes, how.seed, out)
+    queue.launch("bloom", name, queue.blocks(items, _THREADS), _THREADS, *args)
+
+
 # -- tables, in host memory ------------------------------------------------------------------------------------
 
 
@@ -213,10 +268,8 @@ def _travelling(parts: list[Part], table: Array, packed: Array) -> Array:
 def _fill(parts: list[Part], mine: Array, packed: Array, sums: Array, kind: DType) -> None:
     """Write the values that ranks sum, in tables or as they are, from those that crossed to the host."""
     kernels = native.kernels()
-    at = taken = 0
-    for part in parts:
-        there = sums[at : at + part.size]
-        at += part.size
+    taken = 0
+    for part, there in placed(parts, sums):
         if part.table is None:
             there[:] = packed[taken : taken + part.size]
             taken += part.size
@@ -233,10 +286,8 @@ def _fill(parts: list[Part], mine: Array, packed: Array, sums: Array, kind: DTyp
 def _read(parts: list[Part], union: Array, sums: Array, values: Array, kind: DType) -> int:
     """Read the packed values of the result; return how many are only estimates."""
     kernels = native.kernels()
-    at = taken = remained = 0
-    for part in parts:
-        there = sums[at : at + part.size]
-        at += part.size
+    taken = remained = 0
+    for part, there in placed(parts, sums):
         if part.table is None:
             values[taken : taken + part.size] = there
             taken += part.size
@@ -244,7 +295,7 @@ def _read(parts: list[Part], union: Array, sums: Array, values: Array, kind: DTy
         n, words = part.elements.stop - part.elements.start, union[part.words]
         k = kernels.sketch_count(words, n)
         dense = np.zeros(n, kind.storage)
-        remained += peel(words, part.table, there, dense)
+        remained += peel(words, part.table, there, dense, zeros=part.filter is not None)
         kernels.sketch_gather(words, dense, kind, values[taken : taken + k])
         taken += k
     return remained

@@ -8,7 +8,9 @@ An all-reduce by a linear codec is a few all-reduces of plain arrays, which any 
         step = next(steps)
         while True:
             step.wait()
-            comm.Allreduce(MPI.IN_PLACE, step.array, {"sum": MPI.SUM, "max": MPI.MAX, "or": MPI.BOR}[step.op])
+            ops = {"sum": MPI.SUM, "max": MPI.MAX, "or": MPI.BOR}
+            sums = [comm.Iallreduce(MPI.IN_PLACE, one.array, ops[one.op]) for one in step.together]
+            MPI.Request.Waitall(sums)
             step = next(steps)
     except StopIteration as end:
         total = end.value.total
@@ -51,16 +53,25 @@ class Round:
         op: ``"sum"``; for unsigned integers also ``"max"`` and ``"or"`` (bitwise).
         ready: what must happen before ``array``, which is then in pinned host memory, may be read: a device fills
             it. None: it is there.
+        beside: another array, to be reduced at the same time by an operation of its own: neither waits for what the
+            other gives. It has none beside it.
     """
 
     array: Array
     op: str
     ready: Event | None = None
+    beside: Round | None = None
+
+    @property
+    def together(self) -> tuple[Round, ...]:
+        """Return this all-reduce, and the one beside it if there is one."""
+        return (self,) if self.beside is None else (self, self.beside)
 
     def wait(self) -> None:
-        """Return when ``array`` holds this rank's part."""
-        if self.ready is not None:
-            self.ready.wait()
+        """Return when the arrays hold this rank's part."""
+        for one in self.together:
+            if one.ready is not None:
+                one.ready.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +116,13 @@ class LinearCodec(Codec):
     """Base class of linear codecs.
 
     Attributes:
-        rounds: the most rounds that a reduction has.
-        fixed_rounds: their arrays are of the same sizes for all arrays of one shape.
+        sums: the most arrays that the rounds of a reduction have.
+        fixed_sums: they are of the same sizes for all arrays of one shape.
     """
 
     linear: ClassVar[bool] = True
-    rounds: ClassVar[int]
-    fixed_rounds: ClassVar[bool] = True
+    sums: ClassVar[int]
+    fixed_sums: bool = True
 
     def reduction(
         self,
@@ -233,12 +244,14 @@ def reduce_all(
                 results.append(end.value)
         if not rounds:
             return results
-        if results or len({(r.op, r.array.shape, r.array.dtype) for r in rounds}) != 1:
-            raise ValueError(f"ranks differ in their rounds: {[(r.op, r.array.shape) for r in rounds]}")
+        kinds = [[(one.op, one.array.shape, one.array.dtype) for one in each.together] for each in rounds]
+        if results or any(kind != kinds[0] for kind in kinds):
+            raise ValueError(f"ranks differ in their rounds: {kinds}")
         for each in rounds:
             each.wait()
-        total = rounds[0].array.copy()
-        for later in rounds[1:]:
-            FOLDS[later.op](total, later.array, out=total)
-        for each in rounds:
-            each.array[...] = total
+        for same in zip(*(each.together for each in rounds), strict=True):
+            total = same[0].array.copy()
+            for later in same[1:]:
+                FOLDS[later.op](total, later.array, out=total)
+            for one in same:
+                one.array[...] = total

@@ -51,7 +51,7 @@ class LatticeCodec(KernelCodec, LinearCodec):
 
     name = "lattice"
     wire_id = 33
-    rounds = 2
+    sums = 2
     seldom = frozenset({"rounding", "seed", "ranks"})
 
     def __init__(self, bits: int = 8, rounding: str = "nearest", seed: int = 0, ranks: int = 1) -> None:

@@ -199,7 +199,7 @@ class PowerSGDCodec(LinearCodec):
     name = "powersgd"
     wire_id = 32
     fixed_size = False
-    rounds = 2
+    sums = 2
 
     def __init__(self, rank: int = 4, seed: int = 0) -> None:
         self._rank = checks.integer("rank", rank, 1, MAX_RANK)

@@ -1,24 +1,38 @@
-"""``sketch``: sparse tensors, summed by a bitmap of the non-zeros and a count sketch of their values.
+"""``sketch``: sparse tensors, summed by an index of the non-zeros and a count sketch of their values.
 
 H. Li et al.: "Accelerating Distributed Deep Learning using Lossless Homomorphic Compression" (arXiv:2402.07529).
-For gradients that are mostly zeros: of embeddings, or what a sparsifier left. A reduction takes two rounds:
+For gradients that are mostly zeros: of embeddings, or what a sparsifier left. The index says which elements the sum
+has, the sketch what they are. Element i is in lane i % lanes of block i // lanes. Three hashes give a block three rows
+of a table and signs; its values are added to those rows, lane by lane. The tables of all ranks are summed. Then the sum
+is peeled, by all ranks in the same order: an element that is alone in one of its three counters is read there and taken
+out of the other two, which may leave another alone. Whether that reaches every element depends on where they are, not
+on their values. (Random elements can be peeled up to a load of about 0.8.) Each 262,144 elements have a table of their
+own. What is left over in the end gets the median of its three counters, and :attr:`.Reduced.recovered` says how much
+was not.
+
+``index=bitmap`` takes two rounds:
 
 1. Bitmaps of the non-zeros are OR-ed: all ranks know where the sum has values, and which sketch they fit.
-2. Element i is in lane i % lanes of block i // lanes. Three hashes give a block three rows of a table and signs;
-   its values are added to those rows, lane by lane. The tables of all ranks are summed.
+2. Tables that fit are summed. Each begins with ``load`` elements per counter in the fullest lane, and grows by an
+   eighth with other hashes until all can be peeled, eight times at most. Where it would not have less than half the
+   numbers of the elements, these are summed as they are. ``form=packed`` sums the values where any rank has one,
+   without a table: fewer numbers, and each element's sum is its own.
 
-Then the sum is peeled, by all ranks in the same order: an element that is alone in one of its three counters is
-read there and taken out of the other two, which may leave another alone. Whether that reaches every element
-depends on where they are, not on their values, so it is known after round 1. Each 262,144 elements have a table of
-their own. It begins with ``load`` elements per counter in the fullest lane, and grows by an eighth with other
-hashes until all can be peeled, eight times at most. (Random elements can be peeled up to a load of about 0.8.)
-Where it would not have less than half the numbers of the elements, these are summed as they are. What is left over
-in the end gets the median of its three counters, and :attr:`.Reduced.recovered` says how much was not.
+``index=bloom`` takes one, and is for sums that somebody else does: MPI's own operations, or a switch. Nothing is known
+of the union before, so sizes follow from ``density``, the share of the elements that the union is expected to have, and
+``fpr``. Filters (:mod:`.bloom`) are OR-ed and tables summed at the same time: two arrays, each by an operation of MPI's
+own. (One array for both would take an operation of ours, which no switch has, or filters as fields of integers or
+floats that are summed: 3 to 8 times as long.) Elements that a filter takes for some of the union's are in nobody's
+table. They take part in peeling and come out as zeros: exactly, because what is read beside much larger values and can
+be their rounding is a zero (:func:`~.sketch_sums.peel`); only where peeling ends early they get estimates, too. Where
+the union has more elements than ``density``, false positives become many and tables too full: peeling collapses, and
+most of the sum is estimates. Each part is judged alone: non-zeros that lie together may fill some. A table has blocks
+of one element. ``density=`` and ``fpr=`` so that table and filter would take half of the elements' bytes or more send
+all as they are, without an index. The fewest bytes are at an ``fpr`` of about ``density / 25``.
 
 The sum is float addition's in another order: an element's error is that of rounding the largest of the values
-that share counters with it. A NaN or an infinity may spoil elements that share counters with it, too.
-``form=packed`` sums, in round 2, the values where any rank has one, without a table: fewer numbers, and each
-element's sum is its own. The table is for what sums without knowing the union.
+that share counters with it. A NaN or an infinity may spoil elements that share counters with it, too. Where nothing
+else must sum, ``form=packed`` is shorter.
 
 A message is of one tensor, whose receiver knows where the values are: it holds no table but the values themselves,
 and decodes to the same bits, whatever they are.
@@ -29,9 +43,8 @@ whose bits are not all zero, 64 to a little-endian word, then their values, both
 
 from __future__ import annotations
 
+import inspect
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,61 +52,18 @@ import numpy as np
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat, byte_view
 from hybridcomp.codecs import checks
-from hybridcomp.codecs.linear.base import (
-    Array,
-    LinearCodec,
-    Reduced,
-    Reduction,
-    Round,
-    Terms,
-    derived_seed,
-    widened,
-)
+from hybridcomp.codecs.linear.base import Array, LinearCodec, Reduced, Reduction, Round, Terms, widened
+from hybridcomp.codecs.linear.bloom import insert, query, words_of
+from hybridcomp.codecs.linear.sketch_plan import Part, plan_expected, plan_union, runs_of
+from hybridcomp.codecs.linear.sketch_sums import fill, read
 from hybridcomp.codecs.table import register
 from hybridcomp.errors import WireError
 from hybridcomp.wire import HEADER_BYTES
 
 PREFIX = struct.Struct("<IIQ")
 DENSE, PACKED = 0, 1
-_TRIES = 8
-PART = 1 << 18  # elements: a table that a core keeps at hand, and sparsity that differs from part to part
 _FORMS = ("sketch", "packed")
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A sketch's layout: ``3 * third`` rows of ``lanes`` counters, and the seed of its hashes."""
-
-    lanes: int
-    third: int
-    seed: int
-
-    @property
-    def counters(self) -> int:
-        """Return the number of counters."""
-        return 3 * self.third * self.lanes
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A range of the elements, sent by a table, packed, or else as it is.
-
-    Attributes:
-        elements: which.
-        size: of what travels, in numbers.
-        table: the sketch's layout.
-        packed: the values of the union alone.
-    """
-
-    elements: slice
-    size: int
-    table: Table | None = None
-    packed: bool = False
-
-    @property
-    def words(self) -> slice:
-        """Return the range of the bitmap's words that stand for the elements."""
-        return slice(self.elements.start // 64, words_of(self.elements.stop))
+_PARAMETERS_OF = {"bitmap": ("form", "lanes"), "bloom": ("fpr", "density")}
 
 
 @register
@@ -101,30 +71,56 @@ class SketchCodec(LinearCodec):
     """Sums of sparse tensors in the compressed domain.
 
     Args:
-        load: elements per counter that a table begins with; from 0.05 to 1.
+        load: elements per counter that a table begins with, or is made for; from 0.05 to 1.
         form: of a reduction: ``sketch`` or ``packed``.
-        lanes: elements of a block; a power of two from 1 to 4096.
+        lanes: elements of a block; a power of two from 1 to 4096. A Bloom filter knows elements, not blocks.
         seed: of the hashes, from 0 to 2^63 - 1.
+        index: of the non-zeros: ``bitmap`` or ``bloom``.
+        fpr: share of the other elements that a Bloom filter may take for some of the union's, if that is as dense as
+            expected; from 1e-9 to below 1.
+        density: share of the elements, of each 262,144, that the union of the ranks' is expected to have, for
+            ``index=bloom``: above 0, 1 at most.
+
+    Raises:
+        ValueError: a parameter is out of its range, or is of the other index.
     """
 
     name = "sketch"
     wire_id = 34
     fixed_size = False
-    rounds = 2
-    fixed_rounds = False
-    seldom = frozenset({"form", "lanes", "seed"})
+    sums = 2
+    seldom = frozenset({"form", "lanes", "seed", "index", "fpr", "density"})
 
-    def __init__(self, load: float = 0.6, form: str = "sketch", lanes: int = 4, seed: int = 0) -> None:
-        if isinstance(load, bool) or not isinstance(load, int | float) or not 0.05 <= load <= 1:
+    def __init__(
+        self,
+        load: float = 0.6,
+        form: str = "sketch",
+        lanes: int = 4,
+        seed: int = 0,
+        index: str = "bitmap",
+        fpr: float = 0.001,
+        density: float = 0.02,
+    ) -> None:
+        if not _is_number(load) or not 0.05 <= load <= 1:
             raise ValueError(f"load must be a number from 0.05 to 1, not {load!r}")
-        if form not in _FORMS:
-            raise ValueError(f"form must be one of {', '.join(_FORMS)}, not {form!r}")
         self._load = float(load)
-        self._form = form
+        self._form = checks.choice("form", form, _FORMS)
         self._lanes = checks.integer("lanes", lanes, 1, 4096)
         if lanes & (lanes - 1):
             raise ValueError(f"lanes must be a power of two from 1 to 4096, not {lanes!r}")
         self._seed = checks.integer("seed", seed, 0, 2**63 - 1)
+        self._index = checks.choice("index", index, tuple(_PARAMETERS_OF))
+        if not _is_number(fpr) or not 1e-9 <= fpr < 1:
+            raise ValueError(f"fpr must be a number from 1e-9 to below 1, not {fpr!r}")
+        if not _is_number(density) or not 0 < density <= 1:
+            raise ValueError(f"density must be a number above 0 and at most 1, not {density!r}")
+        self._fpr, self._density = float(fpr), float(density)
+        self.fixed_sums = index == "bloom"
+        defaults = inspect.signature(type(self)).parameters
+        for other, names in _PARAMETERS_OF.items():
+            for name in names:
+                if other != index and self.params[name] != defaults[name].default:
+                    raise ValueError(f"{name} is a parameter of index={other}, not of index={index}")
 
     @property
     def load(self) -> float:
@@ -147,8 +143,24 @@ class SketchCodec(LinearCodec):
         return self._seed
 
     @property
+    def index(self) -> str:
+        """Return the index of the non-zeros: ``bitmap`` or ``bloom``."""
+        return self._index
+
+    @property
+    def fpr(self) -> float:
+        """Return the false-positive rate of a Bloom filter."""
+        return self._fpr
+
+    @property
+    def density(self) -> float:
+        """Return the share of the elements that a Bloom filter and its table are made for."""
+        return self._density
+
+    @property
     def params(self) -> dict[str, Any]:
-        return {"load": self._load, "form": self._form, "lanes": self._lanes, "seed": self._seed}
+        names = ("load", "form", "lanes", "seed", "index", "fpr", "density")
+        return {name: getattr(self, f"_{name}") for name in names}
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
         return HEADER_BYTES + PREFIX.size + n * arrays.as_dtype(dtype).itemsize
@@ -206,107 +218,63 @@ class SketchCodec(LinearCodec):
     # -- the reduction -------------------------------------------------------------------------------
 
     def reduce(self, x: Flat, terms: Terms) -> Reduction:
-        """Reduce in two rounds: the bitmaps, and what :meth:`plan` makes of their union."""
-        kernels = native.kernels()
-        kind = x.dtype.accumulator
-        words = np.empty(words_of(x.size), np.uint64)
-        kernels.sketch_mask(x.data, x.dtype, words)
+        """Reduce by way of the index, in two rounds or in one."""
+        return self._reduce_filters(x, terms) if self._index == "bloom" else self._reduce_bitmaps(x, terms)
+
+    def _reduce_bitmaps(self, x: Flat, terms: Terms) -> Reduction:
+        """Sum the bitmaps, and what :meth:`plan` makes of their union."""
+        words = _non_zeros(x)
         mine = words.copy()
         yield Round(words, "or")
         parts = self.plan(words, x.size)
-        sums = np.zeros(sum(part.size for part in parts), kind.storage)
-        for part, there in _placed(parts, sums):
-            data = x.data[part.elements]
-            if part.table is not None:
-                fold(mine[part.words], Flat(data, x.dtype, data.shape, True, False), part.table, there)
-            elif part.packed:
-                values = np.empty(part.size, x.dtype.storage)
-                kernels.sketch_gather(words[part.words], data, x.dtype, values)
-                kernels.convert(values, x.dtype, there, kind, False)
-            else:
-                kernels.convert(data, x.dtype, there, kind, False)
+        sums = fill(parts, x, mine, words)
         yield Round(sums, "sum")
-        if terms.mean:
-            sums /= sums.dtype.type(terms.ranks)
-        total = np.zeros(x.size, kind.storage)
-        remained = 0
-        for part, there in _placed(parts, sums):
-            out = total[part.elements]
-            if part.table is not None:
-                remained += peel(words[part.words], part.table, there, out)
-            elif part.packed:
-                kernels.sketch_scatter(words[part.words], there, out, kind, False)
-            else:
-                out[:] = there
-        union = kernels.sketch_count(words, x.size)
-        return Reduced(total, widened(x) if terms.own else None, 1 - remained / union if union else 1.0)
+        return _result(x, terms, parts, words, sums, native.kernels().sketch_count(words, x.size))
+
+    def _reduce_filters(self, x: Flat, terms: Terms) -> Reduction:
+        """Sum the filters, and what :meth:`expect` makes of the size."""
+        parts, mine = self.expect(x.size, x.dtype.accumulator), _non_zeros(x)
+        runs = runs_of(parts)
+        filters, sums = insert(runs, mine), fill(parts, x, mine, mine)
+        yield Round(filters, "or", beside=Round(sums, "sum"))
+        words, held = query(runs, filters, x.size)
+        return _result(x, terms, parts, words, sums, held)
 
     def plan(self, words: Array, n: int) -> list[Part]:
-        """Plan how the parts of a tensor are sent in round 2.
+        """Plan how the parts of a tensor are sent once the union is known.
 
         Args:
             words: bitmap of the union's ``n`` elements, uint64.
+            n: elements of the tensor.
         """
-        return [self._part(words, slice(at, min(at + PART, n))) for at in range(0, n, PART)]
+        return plan_union(words, n, form=self._form, load=self._load, lanes=self._lanes, seed=self._seed)
 
-    def _part(self, words: Array, elements: slice) -> Part:
-        kernels = native.kernels()
-        n = elements.stop - elements.start
-        part = Part(elements, n)
-        mine = words[part.words]
-        if self._form == "packed":
-            count = kernels.sketch_count(mine, n)
-            return Part(elements, count, packed=True) if 2 * count < n else part
-        fullest = kernels.sketch_fullest(mine, n, self._lanes)
-        if not fullest:
-            return Part(elements, 0, packed=True)
-        third = max(2, -int(-fullest // (3 * self._load)))
-        for attempt in range(_TRIES):
-            table = Table(self._lanes, third + -(-third * attempt // 8), derived_seed(self._seed, attempt))
-            if 2 * table.counters >= n:
-                break
-            part = Part(elements, table.counters, table)
-            if not kernels.sketch_stuck(mine, n, table.lanes, table.third, table.seed):
-                break
-        return part
+    def expect(self, n: int, kind: DType) -> list[Part]:
+        """Plan how the parts of a tensor are sent with filters.
+
+        Args:
+            n: elements of the tensor.
+            kind: of the numbers that are summed.
+        """
+        return plan_expected(n, kind, density=self._density, rate=self._fpr, load=self._load, seed=self._seed)
 
 
-def _placed(parts: list[Part], sums: Array) -> Iterator[tuple[Part, Array]]:
-    at = 0
-    for part in parts:
-        yield part, sums[at : at + part.size]
-        at += part.size
+def _non_zeros(x: Flat) -> Array:
+    words = np.empty(words_of(x.size), np.uint64)
+    native.kernels().sketch_mask(x.data, x.dtype, words)
+    return words
 
 
-def fold(words: Array, x: Flat, table: Table, counters: Array) -> None:
-    """Add a tensor to a sketch.
-
-    Args:
-        words: bitmap of the elements to add, uint64.
-        x: the tensor.
-        table: the sketch's layout.
-        counters: float32 (float64 for float64), ``table.counters`` of them.
-    """
-    native.kernels().sketch_fold(words, x.data, x.dtype, table.lanes, table.third, table.seed, counters)
+def _result(x: Flat, terms: Terms, parts: list[Part], words: Array, sums: Array, count: int) -> Reduced:
+    """Return what the sums of all ranks stand for; ``count`` elements should be recovered."""
+    if terms.mean:
+        sums /= sums.dtype.type(terms.ranks)
+    total, remained = read(parts, words, sums, x.size)
+    return Reduced(total, widened(x) if terms.own else None, 1 - remained / count if count else 1.0)
 
 
-def peel(words: Array, table: Table, counters: Array, out: Array) -> int:
-    """Write the elements of a sketch to ``out``; return how many are only estimates.
-
-    Args:
-        words: bitmap of the elements, uint64.
-        table: the sketch's layout.
-        counters: the sketch, float32 or float64; used up.
-        out: of the same dtype, written where the bitmap has a bit.
-    """
-    kind = arrays.as_dtype(out.dtype)
-    left: int = native.kernels().sketch_peel(words, table.lanes, table.third, table.seed, counters, out, kind)
-    return left
-
-
-def words_of(n: int) -> int:
-    """Return the number of words of a bitmap of ``n`` elements."""
-    return -(-n // 64)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _typed(values: ByteArray, source: DType, dtype: DType) -> Array | ByteArray:

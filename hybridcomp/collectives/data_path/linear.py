@@ -2,7 +2,8 @@
 
 1. The codec is given this rank's data plus residual and says which array is to be reduced first.
 2. Every such round is an exact all-reduce of our own: always in the same order, so that a small array's bits are the
-   same whether it is summed alone or with the rounds of other arrays.
+   same whether it is summed alone or with the rounds of other arrays. Where it has two arrays, which take operations of
+   their own, one is summed after the other: they would share the link.
    Integers, which MPI could sum in any order, are not MPI's either: its own non-blocking collectives must be
    started in one order on all ranks, and with several operations in flight a second round starts whenever the first has
    ended here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear/base.py.)
@@ -63,7 +64,7 @@ def linear_allreduce(
     Args:
         carrier: a linear codec, transport and statistics.
         parts: the arrays, at least one, of one dtype.
-        reserved: for the messages of each sum: as many as there are parts and rounds.
+        reserved: for the messages of each sum: as many as there are parts, times the codec's sums.
         sum_array: sums the array of a round.
         coalesced: arrays of a round with fewer bytes are summed in one operation.
         mean: divide the sum by the number of ranks.
@@ -77,7 +78,7 @@ def linear_allreduce(
     mailbox = carrier.mailbox()
     reductions = [_Reduction(carrier, part, mean, step, warm) for part in parts]
 
-    def summed(array: Array, algorithm: str | None) -> Steps:
+    def summed(array: Array, op: str, algorithm: str | None) -> Steps:
         kind = as_dtype(array.dtype)
         fold = "" if kind.is_float else op
         key = OperationKey("all_reduce", NONE, False, kind, (array.size,), fold=fold)
@@ -85,25 +86,29 @@ def linear_allreduce(
         own = Carrier(carrier.transport, NONE, kind, carrier.call)
         return sum_array(own, flat, key, algorithm, next(reserved))
 
-    while True:
-        rounds = [each for each in [one.next_round() for one in reductions] if each is not None]
-        if len(rounds) < len(reductions):  # none: one codec has as many for all arrays of a dtype
-            break
-        for each in rounds:
+    def summed_all(same: Sequence[Round]) -> Steps:
+        for each in same:
             if each.ready is not None:
                 yield Pending([], [], events=[each.ready])
-        op, arrays = rounds[0].op, [each.array.reshape(-1) for each in rounds]
+        op, arrays = same[0].op, [each.array.reshape(-1) for each in same]
         small = [array for array in arrays if array.nbytes < coalesced]
         if len(small) > 1:
             together = Coalesced(small, carrier.transport.size)
             together.gather()
-            yield from summed(together.values, "direct")
+            yield from summed(together.values, op, "direct")
             together.write_back()
         elif small:
-            yield from summed(small[0], "direct")
+            yield from summed(small[0], op, "direct")
         for array in arrays:
             if array.nbytes >= coalesced:
-                yield from summed(array, None)
+                yield from summed(array, op, None)
+
+    while True:
+        rounds = [each for each in [one.next_round() for one in reductions] if each is not None]
+        if len(rounds) < len(reductions):  # none: one codec has as many for all arrays of a dtype
+            break
+        for same in zip(*(each.together for each in rounds), strict=True):
+            yield from summed_all(same)
     for one in reductions:
         one.end()
     yield from mailbox.finish()

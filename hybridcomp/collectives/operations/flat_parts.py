@@ -149,7 +149,7 @@ def allreduce_linear(
     """Start an all-reduce by a linear codec of one array, or of several in host memory."""
     codec, form = choice.codec, choice.feedback
     assert isinstance(codec, LinearCodec)
-    reserved = [comm._reserve() for _ in range(codec.rounds * len(arrays))]
+    reserved = [comm._reserve() for _ in range(codec.sums * len(arrays))]
     drawn = comm.step if step is None else step
     first = arrays[0]
     if form is not None and first.name is not None:

@@ -55,15 +55,15 @@ class BatchPlan(NamedTuple):
         """
         known = list(parts)
         linear = [choice.codec for choice, _ in known if isinstance(choice.codec, LinearCodec)]
-        rounds = max((codec.rounds for codec in linear), default=1)
+        sums = max((codec.sums for codec in linear), default=1)
         fixed = all(
-            choice.codec.fixed_rounds if isinstance(choice.codec, LinearCodec) else choice.codec.fixed_size
+            choice.codec.fixed_sums if isinstance(choice.codec, LinearCodec) else choice.codec.fixed_size
             for choice, _ in known
         )
         key = (op, dtype, layout, *((choice.codec.spec, choice.feedback, n) for choice, n in known))
         most = sum(2 * NONE.bound(n, dtype.accumulator) + _SPARE for choice, n in known)
         nbytes = sum(n for _, n in known) * dtype.itemsize
-        return cls(key, rounds * _EXCHANGES[op], fixed, nbytes, most)
+        return cls(key, sums * _EXCHANGES[op], fixed, nbytes, most)
 
 
 class Batch:

@@ -1,6 +1,9 @@
-// Bitmaps of non-zeros; compiled once per instruction set.
+// Bitmaps of non-zeros, and of what a Bloom filter may hold; compiled once per instruction set.
+#include <algorithm>
+
 #include "codecs/common/tile.hpp"
 #include "codecs/sketch/sketch.hpp"
+#include "hybridcomp/bloom.hpp"
 
 #if defined(__AVX512BW__)
 #include <immintrin.h>
@@ -61,9 +64,57 @@ std::size_t mask(const void* src, std::size_t size, std::size_t n, std::uint8_t*
   return mask_all<std::uint64_t>(from, n, words);
 }
 
+// The word of the bitmap that begins at element `base`. Of a filter that is as full as it should be, each
+// probe finds half of what it does not hold: the first ones are made of all elements at once, the others of
+// those left.
+std::uint64_t held(const std::uint32_t* filter, const BloomShape& shape, BloomKeys keys, std::uint32_t base) {
+  constexpr std::uint32_t kTogether = 3;
+  const std::uint32_t together = std::min(shape.hashes, kTogether);
+  std::uint32_t at[64], step[64], hit[64];
+  for (std::uint32_t i = 0; i < 64; ++i) {
+    const BloomProbes probes = bloom_probes(keys, base + i);
+    at[i] = probes.at;
+    step[i] = probes.step;
+    hit[i] = 1;
+  }
+  for (std::uint32_t h = 0; h < together; ++h)
+    for (std::uint32_t i = 0; i < 64; ++i) {
+      const std::uint32_t bit = bloom_bit(at[i], shape.bits);
+      hit[i] &= filter[bit / 32] >> (bit % 32);
+      at[i] += step[i];
+    }
+  std::uint64_t word = 0;
+  for (std::uint32_t i = 0; i < 64; ++i) word |= static_cast<std::uint64_t>(hit[i]) << i;
+  if (together == shape.hashes) return word;
+  std::uint64_t found = 0;
+  for (; word; word &= word - 1) {
+    const int i = __builtin_ctzll(word);
+    std::uint32_t probe = at[i], left = shape.hashes - together;
+    for (; left; --left, probe += step[i]) {
+      const std::uint32_t bit = bloom_bit(probe, shape.bits);
+      if (!(filter[bit / 32] >> (bit % 32) & 1)) break;
+    }
+    found |= static_cast<std::uint64_t>(left == 0) << i;
+  }
+  return found;
+}
+
+std::size_t query(const std::uint64_t* filter, const BloomShape& shape, std::size_t n, std::uint8_t* words) {
+  const BloomKeys keys = bloom_keys(shape.seed);
+  const auto* const halves = reinterpret_cast<const std::uint32_t*>(filter);
+  std::size_t count = 0;
+  for (std::size_t at = 0; at < n; at += 64, words += 8) {
+    std::uint64_t word = held(halves, shape, keys, static_cast<std::uint32_t>(at));
+    if (n - at < 64) word &= (std::uint64_t(1) << (n - at)) - 1;
+    count += static_cast<std::size_t>(__builtin_popcountll(word));
+    std::memcpy(words, &word, 8);
+  }
+  return count;
+}
+
 }  // namespace
 
 extern const SketchKernels sketch_kernels;
-const SketchKernels sketch_kernels = {mask};
+const SketchKernels sketch_kernels = {mask, query};
 
 }  // namespace hybridcomp::HC_ISA

@@ -1,10 +1,12 @@
 // What depends on where the non-zeros are, not on the instruction set: each element is an access of its own.
 #include "codecs/sketch/sketch.hpp"
 
+#include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "codecs/common/parallel.hpp"
+#include "hybridcomp/bloom.hpp"
 #include "hybridcomp/sketch.hpp"
 
 namespace hybridcomp {
@@ -122,10 +124,18 @@ struct Cell {
   std::uint32_t members, blocks;
 };
 
+// Whether a value read from a counter may be nothing but the rounding of larger ones that were taken out of
+// it: 2^-18 (double: 2^-47) of the largest, 64 units of its last place. (NaN is not.)
+template <typename T>
+bool is_residue(T x, T largest) {
+  constexpr T kShare = sizeof(T) == 8 ? T(0x1p-47) : T(0x1p-18);
+  return magnitude(x) < Real<T>::kInfinity && std::abs(x) <= largest * kShare;
+}
+
 // `counters` and `out` null: only the structure.
 template <typename T>
-std::size_t peel_all(const std::uint8_t* words, std::size_t n, const SketchShape& shape, T* counters,
-                     T* out) {
+std::size_t peel_all(const std::uint8_t* words, std::size_t n, const SketchShape& shape, T* counters, T* out,
+                     bool zeros) {
   const auto shift = static_cast<unsigned>(__builtin_ctzll(shape.lanes));
   std::vector<Cell> cells(shape.counters());
   std::size_t remaining = 0;
@@ -148,6 +158,8 @@ std::size_t peel_all(const std::uint8_t* words, std::size_t n, const SketchShape
     if (cells[c].members == 1) queue.push_back(static_cast<std::uint32_t>(c));
   std::vector<std::uint64_t> left(counters ? words_of(n) : 0);
   if (!left.empty()) std::memcpy(left.data(), words, left.size() * 8);
+  std::vector<T> largest(zeros ? cells.size()
+                               : 0);  // magnitude of what was taken out of a counter, or read with it
   for (std::size_t at = 0; at < queue.size(); ++at) {
     const std::size_t from = queue[at];
     if (cells[from].members != 1) continue;  // its element was alone elsewhere, too
@@ -160,12 +172,15 @@ std::size_t peel_all(const std::uint8_t* words, std::size_t n, const SketchShape
       for (int h = 0; h < kSketchHashes; ++h)
         if (places.counter(h) == from) negative = places.negative(h);
       x = sketch_signed(counters[from], negative);
+      if (zeros && is_residue(x, largest[from])) x = 0;
       out[i] = x;
       left[i / 64] &= ~(std::uint64_t(1) << (i % 64));
     }
+    const T behind = zeros && x != 0 ? std::max(std::abs(x), largest[from]) : T(0);
     for (int h = 0; h < kSketchHashes; ++h) {
       const std::size_t c = places.counter(h);
       if (counters) counters[c] -= sketch_signed(x, places.negative(h));
+      if (zeros) largest[c] = std::max(largest[c], behind);
       cells[c].blocks ^= static_cast<std::uint32_t>(block);
       if (--cells[c].members == 1) queue.push_back(static_cast<std::uint32_t>(c));
     }
@@ -244,10 +259,41 @@ void sketch_fold(const std::uint8_t* words, std::size_t n, const std::uint8_t* s
 }
 
 std::size_t sketch_peel(const std::uint8_t* words, std::size_t n, const SketchShape& shape, void* counters,
-                        void* out, bool wide) {
+                        void* out, bool wide, bool zeros) {
   if (wide)
-    return peel_all<double>(words, n, shape, static_cast<double*>(counters), static_cast<double*>(out));
-  return peel_all<float>(words, n, shape, static_cast<float*>(counters), static_cast<float*>(out));
+    return peel_all(words, n, shape, static_cast<double*>(counters), static_cast<double*>(out), zeros);
+  return peel_all(words, n, shape, static_cast<float*>(counters), static_cast<float*>(out), zeros);
+}
+
+void bloom_insert(const std::uint8_t* words, std::size_t n, const BloomShape& shape, int threads,
+                  std::uint64_t* filter) {
+  const BloomKeys keys = bloom_keys(shape.seed);
+  split(n, shape.part, ranges_of(n, shape.part, threads), [&](int, std::size_t begin, std::size_t end) {
+    for (std::size_t at = begin; at < end; at += shape.part) {
+      std::uint64_t* const to = filter + shape.words(at);
+      each(words + at / 8, std::min(shape.part, end - at), [&](std::size_t i) {
+        BloomProbes probes = bloom_probes(keys, static_cast<std::uint32_t>(i));
+        for (std::uint32_t h = 0; h < shape.hashes; ++h, probes.at += probes.step) {
+          const std::uint32_t bit = bloom_bit(probes.at, shape.bits);
+          to[bit / 64] |= std::uint64_t(1) << (bit % 64);
+        }
+      });
+    }
+  });
+}
+
+std::size_t bloom_query(const Kernels& k, const std::uint64_t* filter, std::size_t n, const BloomShape& shape,
+                        int threads, std::uint8_t* words) {
+  std::size_t counts[kMaxThreads] = {};
+  const int ranges = ranges_of(n, shape.part, threads);
+  split(n, shape.part, ranges, [&](int r, std::size_t begin, std::size_t end) {
+    for (std::size_t at = begin; at < end; at += shape.part)
+      counts[r] +=
+          k.sketch->query(filter + shape.words(at), shape, std::min(shape.part, end - at), words + at / 8);
+  });
+  std::size_t count = 0;
+  for (int r = 0; r < ranges; ++r) count += counts[r];
+  return count;
 }
 
 }  // namespace hybridcomp

@@ -11,10 +11,25 @@
 
 namespace hybridcomp {
 
+// How a Bloom filter is laid out: each `part` elements (a multiple of 64) have `bits` bits of their own (a
+// multiple of 64), and of those an element has `hashes` (1 .. kMostBloomHashes). It knows elements by their
+// place in their part.
+struct BloomShape {
+  std::size_t part;
+  std::uint32_t bits;
+  std::uint32_t hashes;
+  std::uint64_t seed;
+  std::size_t parts(std::size_t n) const { return n / part + (n % part != 0); }
+  std::size_t words(std::size_t n) const { return parts(n) * (bits / 64); }
+};
+
 struct SketchKernels {
   // Write the bitmap of `n` elements of `size` bytes (2, 4 or 8); n is whole words of 64 but at the end.
   // Returns how many bits are set.
   std::size_t (*mask)(const void* src, std::size_t size, std::size_t n, std::uint8_t* words);
+  // Write the bitmap of the elements of one part that a Bloom filter may hold. Returns how many bits are set.
+  std::size_t (*query)(const std::uint64_t* filter, const BloomShape& shape, std::size_t n,
+                       std::uint8_t* words);
 };
 
 constexpr std::size_t words_of(std::size_t n) { return n / 64 + (n % 64 != 0); }
@@ -31,6 +46,13 @@ void bitmap_gather(const std::uint8_t* words, std::size_t n, const std::uint8_t*
                    std::uint8_t* values);
 void bitmap_scatter(const std::uint8_t* words, std::size_t n, const std::uint8_t* values, DTypeCode dtype,
                     std::uint8_t* out, bool add);
+
+// Set the bits of the elements of a checked bitmap in a filter; and write the bitmap of the n elements that
+// it may hold: all that were put in, and some others. Returns how many bits of it are set.
+void bloom_insert(const std::uint8_t* words, std::size_t n, const BloomShape& shape, int threads,
+                  std::uint64_t* filter);
+std::size_t bloom_query(const Kernels& k, const std::uint64_t* filter, std::size_t n, const BloomShape& shape,
+                        int threads, std::uint8_t* words);
 
 // How a sketch is laid out: element i is in lane i % lanes of block i / lanes; each of three hashes has
 // `third` rows; a row has a counter per lane.
@@ -50,9 +72,10 @@ void sketch_fold(const std::uint8_t* words, std::size_t n, const std::uint8_t* s
 
 // Peel: an element that is alone in one of its counters is read there and taken out of its other two, until
 // there is none. `counters` (float; double if `wide`) are used up; what remains gets the median of its three
-// estimates. Writes the elements of the bitmap to `out`. With `counters` null it only counts. Returns how
-// many elements remained.
+// estimates. Writes the elements of the bitmap to `out`. With `counters` null it only counts. With `zeros`
+// the bitmap may have elements that nobody added: what can be rounding's residue of the values that were
+// taken out of a counter is a zero. Returns how many elements remained.
 std::size_t sketch_peel(const std::uint8_t* words, std::size_t n, const SketchShape& shape, void* counters,
-                        void* out, bool wide);
+                        void* out, bool wide, bool zeros);
 
 }  // namespace hybridcomp

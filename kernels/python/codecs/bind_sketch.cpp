@@ -1,4 +1,5 @@
 #include "codecs/sketch/sketch.hpp"
+#include "hybridcomp/bloom.hpp"
 #include "python/bind.hpp"
 
 namespace hybridcomp {
@@ -23,6 +24,20 @@ SketchShape shape_of(std::size_t lanes, std::uint32_t third, std::uint64_t seed)
   if (lanes == 0 || lanes > 65536 || (lanes & (lanes - 1))) Buffer::fail("lanes must be a power of two");
   if (third == 0 || third > 0xFFFFFFFFu / 3 / lanes) Buffer::fail("third is out of range");
   return {lanes, third, seed};
+}
+
+// A part's filter: its elements and bits are whole words.
+BloomShape filter_of(std::size_t part, std::uint32_t bits, std::uint32_t hashes, std::uint64_t seed) {
+  if (part == 0 || part % 64 || part > 0xFFFFFFFFu) Buffer::fail("part must be a multiple of 64");
+  if (bits == 0 || bits % 64) Buffer::fail("bits must be a multiple of 64");
+  if (hashes == 0 || hashes > kMostBloomHashes) Buffer::fail("hashes is out of range");
+  return {part, bits, hashes, seed};
+}
+
+std::uint64_t* filter_words(const Buffer& buffer, const BloomShape& shape, std::size_t n) {
+  if (buffer.bytes() != shape.words(n) * 8 || reinterpret_cast<std::uintptr_t>(buffer.data()) % 8)
+    Buffer::fail("filter must hold the bits of all parts, aligned");
+  return reinterpret_cast<std::uint64_t*>(buffer.data());
 }
 
 void check_blocks(std::size_t n, std::size_t lanes) {
@@ -88,7 +103,7 @@ void fold(nb::handle words, nb::handle src, int dtype, std::size_t lanes, std::u
 }
 
 std::size_t peel(nb::handle words, std::size_t lanes, std::uint32_t third, std::uint64_t seed,
-                 nb::handle counters, nb::handle out, int dtype) {
+                 nb::handle counters, nb::handle out, int dtype, bool zeros) {
   const DTypeCode type = sum_dtype(dtype);
   const SketchShape shape = shape_of(lanes, third, seed);
   const Buffer bitmap(words, false), sums(counters, true), to(out, true);
@@ -98,7 +113,7 @@ std::size_t peel(nb::handle words, std::size_t lanes, std::uint32_t third, std::
   void* at = counters_of(sums, shape, size_of(type));
   if (reinterpret_cast<std::uintptr_t>(to.data()) % size_of(type)) Buffer::fail("out must be aligned");
   nb::gil_scoped_release release;
-  return sketch_peel(bitmap.data(), n, shape, at, to.data(), type == kFloat64);
+  return sketch_peel(bitmap.data(), n, shape, at, to.data(), type == kFloat64, zeros);
 }
 
 std::size_t stuck(nb::handle words, std::size_t n, std::size_t lanes, std::uint32_t third,
@@ -108,7 +123,27 @@ std::size_t stuck(nb::handle words, std::size_t n, std::size_t lanes, std::uint3
   check_words(bitmap, n);
   check_blocks(n, lanes);
   nb::gil_scoped_release release;
-  return sketch_peel(bitmap.data(), n, shape, nullptr, nullptr, false);
+  return sketch_peel(bitmap.data(), n, shape, nullptr, nullptr, false, false);
+}
+
+void insert(nb::handle words, std::size_t n, std::size_t part, std::uint32_t bits, std::uint32_t hashes,
+            std::uint64_t seed, nb::handle filter) {
+  const BloomShape shape = filter_of(part, bits, hashes, seed);
+  const Buffer bitmap(words, false), to(filter, true);
+  check_words(bitmap, n);
+  std::uint64_t* const set = filter_words(to, shape, n);
+  nb::gil_scoped_release release;
+  bloom_insert(bitmap.data(), n, shape, thread_count(), set);
+}
+
+std::size_t query(nb::handle filter, std::size_t n, std::size_t part, std::uint32_t bits,
+                  std::uint32_t hashes, std::uint64_t seed, nb::handle words) {
+  const BloomShape shape = filter_of(part, bits, hashes, seed);
+  const Buffer from(filter, false), to(words, true);
+  if (to.bytes() != words_of(n) * 8) Buffer::fail("words must hold a bit per element");
+  const std::uint64_t* const set = filter_words(from, shape, n);
+  nb::gil_scoped_release release;
+  return bloom_query(kernels(), set, n, shape, thread_count(), to.data());
 }
 
 }  // namespace
@@ -120,7 +155,10 @@ void bind_sketch(nb::module_& m) {
   m.def("sketch_scatter", &scatter, "words"_a, "values"_a, "out"_a, "dtype"_a, "add"_a);
   m.def("sketch_fullest", &fullest, "words"_a, "n"_a, "lanes"_a);
   m.def("sketch_fold", &fold, "words"_a, "src"_a, "dtype"_a, "lanes"_a, "third"_a, "seed"_a, "counters"_a);
-  m.def("sketch_peel", &peel, "words"_a, "lanes"_a, "third"_a, "seed"_a, "counters"_a, "out"_a, "dtype"_a);
+  m.def("sketch_peel", &peel, "words"_a, "lanes"_a, "third"_a, "seed"_a, "counters"_a, "out"_a, "dtype"_a,
+        "zeros"_a);
+  m.def("bloom_insert", &insert, "words"_a, "n"_a, "part"_a, "bits"_a, "hashes"_a, "seed"_a, "filter"_a);
+  m.def("bloom_query", &query, "filter"_a, "n"_a, "part"_a, "bits"_a, "hashes"_a, "seed"_a, "words"_a);
   m.def("sketch_stuck", &stuck, "words"_a, "n"_a, "lanes"_a, "third"_a, "seed"_a);
 }
 

@@ -10,9 +10,11 @@ import pytest
 import hybridcomp as hc
 from hybridcomp import native
 from hybridcomp.arrays import flatten
-from hybridcomp.codecs.linear import sketch
+from hybridcomp.codecs.linear import sketch_plan
+from hybridcomp.codecs.linear import sketch_sums as sketch
 from hybridcomp.codecs.linear.base import reduce_all
-from hybridcomp.codecs.linear.sketch import PART, Table
+from hybridcomp.codecs.linear.bloom import PART
+from hybridcomp.codecs.linear.sketch_plan import Table
 from tests.codecs import common
 from tests.codecs.feedback.models import uniform_bits
 
@@ -174,8 +176,8 @@ def test_kernels_check_their_arguments():
         (lambda: k.sketch_fold(words, x, 1, 4, 0, 0, x), "third is out of range"),
         (lambda: k.sketch_fold(words, x, 1, 4, 2**31, 0, x), "third is out of range"),
         (lambda: k.sketch_fold(words, x, 1, 4, 5, 0, x), "one per row and lane"),
-        (lambda: k.sketch_peel(past, 4, 1, 0, x[:12], x, 1), "past the last element"),
-        (lambda: k.sketch_peel(words, 4, 5, 0, x, x, 1), "one per row and lane"),
+        (lambda: k.sketch_peel(past, 4, 1, 0, x[:12], x, 1, False), "past the last element"),
+        (lambda: k.sketch_peel(words, 4, 5, 0, x, x, 1, False), "one per row and lane"),
         (lambda: k.sketch_stuck(words, 1000, 4, 5, 0), "a bit per element"),
         (lambda: k.sketch_fullest(words, 100, 0), "power of two"),
         (lambda: k.sketch_scatter(words[:1], x, x, 1, False), "a bit per element"),
@@ -254,7 +256,7 @@ def test_a_high_load_grows_until_it_can_be_peeled():
 
 
 def test_the_share_recovered_is_told(monkeypatch):
-    monkeypatch.setattr(sketch, "_TRIES", 1)
+    monkeypatch.setattr(sketch_plan, "_TRIES", 1)
     parts = [sparse(60_000, 0.05, whole=True, seed=r) for r in range(2)]
     result = reduce_all("sketch:load=1.0", parts)[0]
     assert 0 < result.recovered < 0.6
