@@ -209,7 +209,9 @@ def test_rooted_operations(make, way):
     agrees(x, y)
 
 
-@pytest.mark.parametrize("codec", ["lattice", "randomblock:ratio=0.2", "powersgd:rank=2", "sketch"])
+@pytest.mark.parametrize(
+    "codec", ["lattice", "randomblock:ratio=0.2", "powersgd:rank=2", "sketch", "sketch:index=bloom"]
+)
 def test_linear_codecs(make, way, codec):
     comm, other = make(codec), make(codec)
     x, y = both(values(9000, "float32").reshape(90, 100), "float32")

@@ -49,6 +49,7 @@ CASES = [
     ("randomblock:ratio=0.1", "ef"),
     ("lattice:bits=16", None),
     ("sketch", None),
+    ("sketch:index=bloom", None),
 ]
 
 
