@@ -71,7 +71,6 @@ void quantize_tile(const T* x, std::size_t m, std::size_t block, std::uint8_t* s
   const std::size_t blocks = blocks_of(m, block);
   for (std::size_t b = 0; b < blocks; ++b) {
     const std::size_t len = smaller(block, m - b * block);
-    if (len == kUsualBlock) prefetch_ahead(x + b * block, kUsualBlock * sizeof(T));
     peaks[b] =
         len == kUsualBlock ? peak_of<T, kUsualBlock>(x + b * block, len) : peak_of<T, 0>(x + b * block, len);
   }
@@ -84,6 +83,8 @@ void quantize_tile(const T* x, std::size_t m, std::size_t block, std::uint8_t* s
   for (std::size_t b = 0; b < blocks; ++b) {
     const std::size_t len = smaller(block, m - b * block);
     const std::size_t bytes = bytes_of<Bits>(len);
+    // The next tile comes from memory while this one is computed, and not while its peaks are read.
+    if (len == kUsualBlock) prefetch_ahead(x + b * block, kUsualBlock * sizeof(T), m * sizeof(T));
     if (inverse[b] == T(0))  // zero or not finite
       std::memset(q, 0, bytes);
     else if (len == kUsualBlock)

@@ -17,11 +17,11 @@ constexpr std::size_t kTile = 2048;  // elements converted at a time: 8 or 16 Ki
 
 inline std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
-// Ask for memory that a loop comes to 2 KiB later: the processor's own prefetching waits where the loop
-// computes for long, after a mispredicted branch, and at the end of every page. It may be past the end of
-// what is read.
-inline void prefetch_ahead(const void* p, std::size_t bytes = 64) {
-  const std::uintptr_t from = reinterpret_cast<std::uintptr_t>(p) + 2048;
+// Ask for memory that a loop comes to later, after `ahead` bytes: the processor's own prefetching waits where
+// the loop computes for long, after a mispredicted branch, and at the end of every page. It may be past the
+// end of what is read.
+inline void prefetch_ahead(const void* p, std::size_t bytes = 64, std::size_t ahead = 2048) {
+  const std::uintptr_t from = reinterpret_cast<std::uintptr_t>(p) + ahead;
   for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(from + i));
 }
 
