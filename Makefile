@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -177,6 +177,30 @@ bench-codecs: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/codecs.py --sizes --json $(RESULTS)/codecs/$(BEST_ISA)_sizes.json
 	$(BIN)/python benchmarks/pages/plot_codecs.py $(RESULTS)
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/codecs_doc.py)
+
+# What exact compression gains and costs beside none, 8 bits, MPI and gloo, by link: all-reduces, and the sends of a
+# pipeline: ten minutes. With RESULTS=benchmarks/results it renews docs/performance.md and the README too.
+EXACT := --codec none,exponent,int8 --size 1M,8M,64M
+bench-exact: $(VENV)/.installed
+	set -e; for rate in 200mbit 1gbit none; do for dtype in bfloat16:gloo float32:mpi,gloo; do \
+	  how="$(EXACT) --dtype $${dtype%%:*} --peer $${dtype#*:}"; \
+	  if [ $$rate = 200mbit ]; then how="$$how --iters 3 --warmup 1"; fi; \
+	  for what in allreduce sendrecv; do \
+	    HYBRIDCOMP_SUMMARY=0 $(BIN)/hybridcomp lab -n 4 --rate $$rate -- python benchmarks/$$what.py $$how \
+	      --json $(RESULTS)/exact/$${what}_$${dtype%%:*}_$${rate}_4hosts.json; \
+	done; done; done
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/exact_doc.py)
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/readme.py)
+
+# Sums of sparse arrays by density: sketches with a bitmap or a Bloom filter, packed values, sparse codecs and dense sums, and
+# a training step around them: twelve minutes. With RESULTS=benchmarks/results it renews docs/performance.md too.
+bench-sparse: $(VENV)/.installed
+	set -e; for rate in 200mbit 1gbit; do for n in 4 8; do \
+	  lab="env HYBRIDCOMP_SUMMARY=0 $(BIN)/hybridcomp lab -n $$n --rate $$rate -- python benchmarks/sparse_sums.py --warmup 1"; \
+	  $$lab --iters 3 --json $(RESULTS)/sparse/sums_$${rate}_$${n}hosts.json; \
+	  $$lab --iters 2 --step --size 48M --density 0.01 --json $(RESULTS)/sparse/step_$${rate}_$${n}hosts.json; \
+	done; done
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/sparse_doc.py)
 
 # What schedules do, with passes that sleep, so that two cores show it: what a pipeline's flush costs, and what cyclic data
 # parallelism balances. With RESULTS=benchmarks/results it renews docs/study.md too.

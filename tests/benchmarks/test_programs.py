@@ -95,9 +95,24 @@ def test_overlap(tmp_path):
         assert row["slowdown"] > -1
 
 
+def test_sparse_sums(tmp_path):
+    out = tmp_path / "rows.json"
+    flags = ("--size", "256K", "--peer", "mpi", "--iters", "1", "--warmup", "1", "--json", str(out))
+    done = run("--density", "0.002,0.01", *flags, ranks=2, script="sparse_sums")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["density"] for row in rows] == [0.002] * 6 + [0.01] * 6
+    for row in rows:
+        assert row["identical"]
+        assert row["relative_error"] < 1e-5 or row["codec"].startswith("topk")
+    sent = {row["codec"].partition(":fpr")[0]: row["wire_bytes"] for row in rows[:6]}
+    assert sent["sketch:load=0.6:index=bloom"] < sent["sketch:load=0.6"] < sent["none"] / 4
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "match"),
     [
+        ("--dtype", "bfloat16", "sums no bfloat16"),
         ("--size", "64X", "no size"),
         ("--codec", "int9", "int9"),
         ("--peer", "nccl", "nccl"),
