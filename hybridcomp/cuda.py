@@ -1,7 +1,7 @@
 """Run kernels on a GPU through CuPy: load those of :file:`kernels/cuda`; a :class:`~hybridcomp.device.Runtime`.
 
 A module of kernels comes from the fatbin that CMake built, if there is one, or is compiled by NVRTC when it is first
-needed and kept in CuPy's cache on disk. :func:`prepare_in_turn` lets one process of each host compile and the others
+needed and kept on disk. :func:`prepare_in_turn` lets one process of each host compile and the others
 load.
 Importing this imports no CuPy.
 """
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hybridcomp import nvrtc
 from hybridcomp.device import Event, Runtime
 from hybridcomp.errors import CudaUnavailableError
 
@@ -29,7 +30,8 @@ MIN_CAPABILITY = (7, 5)
 MIN_CUPY = (13, 4)
 _USUAL_SHARED = 48 * 1024  # bytes of shared memory that a kernel may use without asking
 _ONE_AND_ZERO = np.array([1, 0], np.float32)
-OPTIONS = ("--std=c++17", "--fmad=false")  # sums and products as they are written: the bits of the CPU
+# Sums and products as they are written, and subnormal numbers: the bits of the CPU.
+OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false")
 # What NVRTC lacks of the two standard headers that the kernels include.
 _STANDARD = {
     "cstdint": "namespace std { typedef signed char int8_t; typedef short int16_t; typedef int int32_t; "
@@ -81,7 +83,7 @@ def modules() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def source_of(module: str) -> str:
-    """Return a module's source with all its includes pasted in: one file, which is also the cache's key."""
+    """Return a module's source with all its includes pasted in: one text, which is also the cache's key."""
     folder, done = kernel_folder(), set[str]()
 
     def paste(name: str) -> str:
@@ -155,7 +157,9 @@ def runtime_of(ordinal: int) -> CupyRuntime:
             f"CUDA device {ordinal} has compute capability {capability[0]}.{capability[1]}; "
             f"the kernels need {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} (Turing, 2018) or newer"
         )
-    return CupyRuntime(cupy, ordinal, properties["name"].decode(), int(properties["multiProcessorCount"]))
+    return CupyRuntime(
+        cupy, ordinal, properties["name"].decode(), int(properties["multiProcessorCount"]), capability
+    )
 
 
 class _CupyEvent:
@@ -184,8 +188,11 @@ class _Handle:
 class CupyRuntime(Runtime):
     """A GPU, through CuPy."""
 
-    def __init__(self, cupy: Any, ordinal: int, name: str, multiprocessors: int) -> None:
+    def __init__(
+        self, cupy: Any, ordinal: int, name: str, multiprocessors: int, capability: tuple[int, int]
+    ) -> None:
         self._cupy = cupy
+        self._capability = 10 * capability[0] + capability[1]
         self.ordinal = ordinal
         self.name = name
         self.multiprocessors = multiprocessors
@@ -218,12 +225,12 @@ class CupyRuntime(Runtime):
     def _load(self, module: str) -> Any:
         with self._lock:
             if module not in self._modules:
-                fatbin = kernel_folder() / "fatbin" / f"{module}.fatbin"
-                if fatbin.is_file():
-                    self._modules[module] = self._cupy.RawModule(path=str(fatbin))
-                else:
+                path = kernel_folder() / "fatbin" / f"{module}.fatbin"
+                if not path.is_file():
                     options = OPTIONS + modules()[module][1]
-                    self._modules[module] = self._cupy.RawModule(code=source_of(module), options=options)
+                    library = self._cupy.cuda.nvrtc
+                    path = nvrtc.compiled(library, module, source_of(module), options, self._capability)
+                self._modules[module] = self._cupy.RawModule(path=str(path))
             return self._modules[module]
 
     def _stream(self, stream: int) -> Any:

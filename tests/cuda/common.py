@@ -45,6 +45,8 @@ def to_device(values: Array, dtype: DType | None = None, *, offset: int = 0) -> 
     if kind is DType.BFLOAT16:
         import torch
 
+        if not values.size:  # whose bytes have no stride that torch could view otherwise
+            return torch.empty(values.shape, dtype=torch.bfloat16, device="cuda")
         return torch.from_dlpack(memory)[offset:].view(torch.bfloat16).view(values.shape)
     return memory[offset:].view(kind.storage).reshape(values.shape)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,46 @@ import numpy as np
 
 from hybridcomp import cuda
 from tests.emulation.runtime import EmulatedArray, EmulatedEvent, EmulatedRuntime
+
+
+class NVRTC:
+    """The compiler, whose machine code is what it was given."""
+
+    class NVRTCError(RuntimeError):
+        """Its error."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []  # names of programs
+
+    def getVersion(self) -> tuple[int, int]:
+        return 13, 0
+
+    def getSupportedArchs(self) -> tuple[int, ...]:
+        return 75, 80, 90
+
+    def createProgram(self, src: str, name: str, headers: object, include_names: object) -> dict[str, Any]:
+        assert not headers
+        assert not include_names
+        return {"source": src, "name": name}
+
+    def compileProgram(self, program: dict[str, Any], options: tuple[str, ...]) -> None:
+        if "#error" in program["source"]:
+            raise self.NVRTCError("NVRTC_ERROR_COMPILATION (6)")
+        assert "#include" not in program["source"]
+        self.compiled.append(program["name"])
+        program["options"] = options
+
+    def getProgramLog(self, program: dict[str, Any]) -> str:
+        return f"{program['name']}(1): error"
+
+    def getCUBIN(self, program: dict[str, Any]) -> bytes:
+        return json.dumps(program).encode()
+
+    def getPTX(self, program: dict[str, Any]) -> str:
+        return json.dumps(program)
+
+    def destroyProgram(self, program: dict[str, Any]) -> None:
+        program.clear()
 
 
 class CUDARuntimeError(RuntimeError):
@@ -94,15 +136,14 @@ def make(device: EmulatedRuntime, *, version: str = "14.2.0", capability: tuple[
             )
 
     class RawModule:
-        def __init__(
-            self, code: str | None = None, *, path: str | None = None, options: tuple[str, ...] = ()
-        ) -> None:
-            assert path is None
-            assert "#include" not in str(code)
+        def __init__(self, *, path: str) -> None:
+            code = json.loads(Path(path).read_text(encoding="utf-8"))
             same = [
-                n
-                for n, (_, own) in cuda.modules().items()
-                if cuda.source_of(n) == code and cuda.OPTIONS + own == options
+                name
+                for name, (_, own) in cuda.modules().items()
+                if cuda.source_of(name) == code["source"]
+                and [*cuda.OPTIONS, *own, f"--gpu-architecture=sm_{10 * capability[0] + capability[1]}"]
+                == code["options"]
             ]
             (self.module,) = same
 
@@ -187,6 +228,7 @@ def make(device: EmulatedRuntime, *, version: str = "14.2.0", capability: tuple[
         streamSynchronize=device.synchronize,
     )
     names = SimpleNamespace(
+        nvrtc=NVRTC(),
         runtime=runtime,
         Device=Device,
         Stream=Stream,

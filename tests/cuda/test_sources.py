@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 import hybridcomp as hc
-from hybridcomp import cuda
+from hybridcomp import cuda, nvrtc
 from tests.cuda import common, fake_cupy
 from tests.emulation.runtime import emulated
 
@@ -86,10 +88,72 @@ def test_a_fatbin_comes_before_the_source(tmp_path: Path, monkeypatch: pytest.Mo
     runtime = cuda.runtime_of(0)
     runtime.prepare("sign")
     assert asked == [{"path": str(tmp_path / "fatbin" / "sign.fatbin")}]
+    assert not fake.cuda.nvrtc.compiled
     monkeypatch.setattr(cuda, "kernel_folder", lambda: folder)
+    monkeypatch.setenv(nvrtc.FOLDER, str(tmp_path / "cache"))
     runtime.prepare("mx")
-    assert asked[1]["options"] == (*cuda.OPTIONS, "-DHC_MX=1")
-    assert asked[1]["code"] == cuda.source_of("mx")
+    code = json.loads(Path(asked[1]["path"]).read_text(encoding="utf-8"))
+    assert code["options"] == [*cuda.OPTIONS, "-DHC_MX=1", "--gpu-architecture=sm_90"]
+    assert code["source"] == cuda.source_of("mx")
+
+
+# -- compiled kernels ------------------------------------------------------------------------------------------
+
+SOURCE, OPTIONS = "__global__ void nothing() {}", ("--ftz=false",)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(nvrtc.FOLDER, str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kernels"
+
+
+def test_kernels_are_compiled_once_and_kept(cache: Path) -> None:
+    library = fake_cupy.NVRTC()
+    first = nvrtc.compiled(library, "a", SOURCE, OPTIONS, 90)
+    assert first.parent == cache
+    assert nvrtc.compiled(library, "a", SOURCE, OPTIONS, 90) == first
+    assert library.compiled == ["a.cu"]
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in cache.iterdir()] == [first.name], "nothing else is left"
+    others = {
+        nvrtc.compiled(library, "a", SOURCE + " ", OPTIONS, 90),
+        nvrtc.compiled(library, "a", SOURCE, (), 90),
+        nvrtc.compiled(library, "a", SOURCE, OPTIONS, 80),
+        nvrtc.compiled(library, "b", SOURCE, OPTIONS, 90),
+    }
+    assert len(others | {first}) == 5
+
+
+def test_a_device_newer_than_the_compiler_gets_intermediate_code(cache: Path) -> None:
+    path = nvrtc.compiled(fake_cupy.NVRTC(), "a", SOURCE, OPTIONS, 120)
+    assert path.suffix == ".ptx"
+    assert json.loads(path.read_text(encoding="utf-8"))["options"][-1] == "--gpu-architecture=compute_90"
+
+
+def test_what_does_not_compile_is_said(cache: Path) -> None:
+    with pytest.raises(
+        hc.CudaUnavailableError, match=r"does not compile the kernels 'a': .*\na\.cu\(1\): error"
+    ):
+        nvrtc.compiled(fake_cupy.NVRTC(), "a", "#error", OPTIONS, 90)
+    assert not list(cache.iterdir())
+
+
+def test_without_a_folder_to_keep_them_kernels_are_compiled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(nvrtc.FOLDER, str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = nvrtc.compiled(fake_cupy.NVRTC(), "a", SOURCE, OPTIONS, 90)
+    assert path.parent.parent == tmp_path
+    assert json.loads(path.read_text(encoding="utf-8"))["source"] == SOURCE
+
+
+def test_the_usual_folder_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(nvrtc.FOLDER, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert nvrtc.cache_folder() == tmp_path / "hybridcomp" / "kernels"
 
 
 # -- machines --------------------------------------------------------------------------------------------------

@@ -1,0 +1,82 @@
+"""Compile CUDA kernels by NVRTC to files that CuPy loads, and keep those on disk.
+
+CuPy compiles, too, but with ``-ftz=true`` whatever it is told: subnormal float32 would become zero, and the bits would
+not be the CPU's.
+Importing this imports no CuPy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hybridcomp.errors import CudaUnavailableError
+
+FOLDER = "HYBRIDCOMP_CACHE_DIR"  # where compiled kernels are kept
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled kernels, made for this user alone; a temporary one if it cannot be written."""
+    named = os.environ.get(FOLDER)
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hybridcomp"
+    folder = (Path(named) if named else usual) / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # a home that is read-only, or none
+        return Path(tempfile.mkdtemp(prefix="hybridcomp-kernels-"))
+
+
+def compiled(nvrtc: Any, name: str, source: str, options: tuple[str, ...], capability: int) -> Path:
+    """Return the file of a module's machine code, compiling it if no earlier program left it.
+
+    Args:
+        nvrtc: ``cupy.cuda.nvrtc``.
+        name: of the module, for messages and the file.
+        source: of all its kernels, in one piece.
+        options: of NVRTC, less the architecture.
+        capability: of the device, 90 for 9.0.
+
+    Raises:
+        CudaUnavailableError: NVRTC does not compile it.
+    """
+    known = nvrtc.getSupportedArchs()
+    # A device newer than NVRTC is given the newest intermediate code that NVRTC writes; its driver translates that.
+    target = (
+        f"sm_{capability}" if capability in known else f"compute_{max(a for a in known if a < capability)}"
+    )
+    options = (*options, f"--gpu-architecture={target}")
+    key = hashlib.sha256("\0".join((str(nvrtc.getVersion()), *options, source)).encode()).hexdigest()
+    path = cache_folder() / f"{name}-{key[:32]}.{'cubin' if target.startswith('sm') else 'ptx'}"
+    if not path.is_file():
+        _keep(path, _compile(nvrtc, name, source, options))
+    return path
+
+
+def _compile(nvrtc: Any, name: str, source: str, options: tuple[str, ...]) -> bytes:
+    """Return the machine code, or the intermediate code where ``options`` ask for that."""
+    program = nvrtc.createProgram(source, f"{name}.cu", (), ())
+    try:
+        try:
+            nvrtc.compileProgram(program, options)
+        except nvrtc.NVRTCError as error:
+            log = nvrtc.getProgramLog(program)
+            raise CudaUnavailableError(
+                f"NVRTC does not compile the kernels {name!r}: {error}\n{log}"
+            ) from error
+        code = nvrtc.getPTX(program) if "=compute_" in options[-1] else nvrtc.getCUBIN(program)
+        return code if isinstance(code, bytes) else str(code).encode()
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Write a file that is never seen in part, by other processes neither."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+    with os.fdopen(handle, "wb") as file:
+        file.write(code)
+    Path(name).replace(path)
