@@ -8,7 +8,7 @@ namespace hybridcomp {
 namespace {
 
 constexpr int kScanThreads = 1024;
-constexpr uint32_t kScanEach = 8;  // chunks of a thread at a time
+constexpr uint32_t kScanEach = 16;  // chunks of a thread at a time: rows of a warp
 
 // -- the range ---------------------------------------------------------------------------------------------
 
@@ -181,24 +181,25 @@ bounded_starts(const uint32_t* sums, uint64_t chunks, uint64_t base, uint64_t* s
   if (stop) return;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (uint64_t at = 0; at < chunks; at += kScanThreads * kScanEach) {
-    const uint64_t own = at + threadIdx.x * kScanEach;
-    uint32_t sizes[kScanEach], sum = 0;
+    // A warp has rows of 32 chunks: what its lanes read and write at once lies side by side.
+    const uint64_t own = at + warp * (32 * kScanEach) + lane;
+    uint32_t places[kScanEach], rows = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kScanEach; ++i) places[i] = own + 32 * i < chunks ? sums[own + 32 * i] : 0;
 #pragma unroll
     for (uint32_t i = 0; i < kScanEach; ++i) {
-      sizes[i] = own + i < chunks ? sums[own + i] : 0;
-      sum += sizes[i];
+      const uint32_t end = sum_to_here(places[i]);
+      places[i] = rows + end - places[i];
+      rows += __shfl_sync(kFullWarp, end, 31);
     }
-    const uint32_t end = sum_to_here(sum);
-    if (lane == 31) warps[warp] = end;
+    if (lane == 31) warps[warp] = rows;
     __syncthreads();
     const uint32_t warp_end = sum_to_here(warps[lane]);
     const uint32_t before = __shfl_sync(kFullWarp, warp_end, warp > 0 ? warp - 1 : 0);
-    uint64_t start = base + (warp > 0 ? before : 0) + (end - sum);
+    const uint64_t start = base + (warp > 0 ? before : 0);
 #pragma unroll
-    for (uint32_t i = 0; i < kScanEach; ++i) {
-      if (own + i < chunks) starts[own + i] = start;
-      start += sizes[i];
-    }
+    for (uint32_t i = 0; i < kScanEach; ++i)
+      if (own + 32 * i < chunks) starts[own + 32 * i] = start + places[i];
     base += __shfl_sync(kFullWarp, warp_end, 31);
     __syncthreads();  // `warps` is written again
   }

@@ -23,9 +23,11 @@
   extern __shared__ __align__(16) unsigned char hc_dynamic[]; \
   T* const name = reinterpret_cast<T*>(hc_dynamic)
 #define HC_CONSTANT static __constant__ const
+#define HC_TABLE static __device__ const  // that the lanes of a warp read at different places at once
 #else
 #define HC_DEVICE static inline __attribute__((always_inline, unused))
 #define HC_CONSTANT static const
+#define HC_TABLE static const
 #endif
 #define HC_METHOD __device__ __forceinline__  // HC_DEVICE in a class
 

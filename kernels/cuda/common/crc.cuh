@@ -1,7 +1,9 @@
 // CRC-32C of device memory. A CRC is linear: each word's share is the word times a power of x that depends on
 // how many bytes follow it, and shares are added by xor, in any order. So threads take words a row apart, as
-// memory likes it, and step their sums over a row by six look-ups (Horner's rule); what is left at the end
-// of a region of rows is joined by multiplications.
+// memory likes it, and step their sums over a row by six look-ups (Horner's rule). A thread's sum is then
+// multiplied by the power of its place in a row, the block's by that of what follows its rows. A
+// multiplication is a chain of some 130 cycles: there are three after the last word, where a small message
+// has little else to wait for.
 #pragma once
 
 #include "common/common.cuh"
@@ -48,7 +50,24 @@ HC_HD constexpr CrcPowers crc_powers() {
   for (int i = 1; i < 64; ++i) p.of[i] = crc_multiply(p.of[i - 1], p.of[i - 1]);
   return p;
 }
-HC_CONSTANT CrcPowers kCrcPowers = crc_powers();
+HC_TABLE CrcPowers kCrcPowers = crc_powers();
+
+// What the sum of a thread's 16 bytes in a row is multiplied by to stand where the row ends, and a byte's by
+// the number of bytes that follow it.
+struct CrcPlaces {
+  uint32_t thread[kCrcThreads];
+  uint32_t byte[16];
+};
+HC_HD constexpr CrcPlaces crc_places() {
+  const CrcPowers power = crc_powers();
+  CrcPlaces p{};
+  p.thread[kCrcThreads - 1] = power.of[2];  // a word's own share is the word times x^32
+  for (int i = kCrcThreads - 1; i > 0; --i) p.thread[i - 1] = crc_multiply(power.of[4], p.thread[i]);
+  p.byte[0] = kCrcOne;
+  for (int i = 1; i < 16; ++i) p.byte[i] = crc_multiply(power.of[0], p.byte[i - 1]);
+  return p;
+}
+HC_TABLE CrcPlaces kCrcPlaces = crc_places();
 
 // Products of x^(8 * kCrcRow) and each bit of a word, of which the tables are made.
 struct CrcBasis {
@@ -84,22 +103,31 @@ HC_DEVICE uint32_t crc_byte(uint32_t crc, uint32_t byte) {
 // its own, in its own bank of shared memory, so that look-ups at random do not wait for one another.
 constexpr uint32_t kCrcTableWords = (5 * 64 + 4) * 32;
 
+// What the threads of a block share.
+struct CrcShared {
+  uint32_t table[kCrcTableWords];
+  uint32_t sums[kCrcThreads / 32];
+  uint32_t after;   // x^(8 * bytes after the block's rows)
+  uint32_t length;  // x^(8 * all bytes)
+  uint32_t last;    // 1 in the last block of a grid to have its share
+  uint32_t sum;     // of all shares, there
+};
+
+// By the first six warps, each a part.
 HC_DEVICE void crc_fill_table(uint32_t* table) {
   const uint32_t lane = threadIdx.x & 31u, part = threadIdx.x / 32;
-  if (part < 6) {
-    const uint32_t first = 6 * part;
-    uint32_t* const own = table + first / 6 * (64 * 32) + lane;
-    uint32_t value[64];
-    value[0] = 0;
+  const uint32_t first = 6 * part;
+  uint32_t* const own = table + part * (64 * 32) + lane;
+  uint32_t value[64];
+  value[0] = 0;
 #pragma unroll
-    for (uint32_t i = 1; i < 64; ++i) {
-      const uint32_t bit = i & 1 ? 0 : i & 2 ? 1 : i & 4 ? 2 : i & 8 ? 3 : i & 16 ? 4 : 5;  // i's lowest
-      value[i] = value[i & (i - 1)] ^ kCrcRowBasis.of[first + bit < 32 ? first + bit : 31];
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < 64; ++i)
-      if (i < 4 || part < 5) own[i * 32] = value[i];
+  for (uint32_t i = 1; i < 64; ++i) {
+    const uint32_t bit = i & 1 ? 0 : i & 2 ? 1 : i & 4 ? 2 : i & 8 ? 3 : i & 16 ? 4 : 5;  // i's lowest
+    value[i] = value[i & (i - 1)] ^ kCrcRowBasis.of[first + bit < 32 ? first + bit : 31];
   }
+#pragma unroll
+  for (uint32_t i = 0; i < 64; ++i)
+    if (i < 4 || part < 5) own[i * 32] = value[i];
 }
 
 HC_DEVICE uint32_t crc_over_row(const uint32_t* table, uint32_t c) {
@@ -113,74 +141,69 @@ HC_DEVICE uint32_t crc_over_row(const uint32_t* table, uint32_t c) {
          *reinterpret_cast<const uint32_t*>(own + 5 * kPart + ((c >> 23) & (3u << 7)));
 }
 
-// The share of this block's part of `length` bytes at any address, in all threads of its first warp. The
-// block has kCrcThreads threads. `table` (kCrcTableWords, filled and synchronised) and `sums` (8) are shared
-// memory. A CRC that begins at zero, without the inversions at either end.
-HC_DEVICE uint32_t crc_share(const uint8_t* begin_of_data, uint64_t length, const uint32_t* table,
-                             uint32_t* sums) {
+// The share of at most 16 bytes, by a warp: as if nothing followed them.
+HC_DEVICE uint32_t crc_few(const uint8_t* bytes, uint32_t count) {
+  const uint32_t lane = threadIdx.x & 31u;
+  uint32_t own =
+      lane < count ? crc_multiply(kCrcPlaces.byte[(count - 1 - lane) & 15u], crc_byte(0, bytes[lane])) : 0;
+  for (int distance = 16; distance; distance /= 2) own ^= __shfl_xor_sync(kFullWarp, own, distance);
+  return own;
+}
+
+// The share of this block's part of `length` bytes at any address, in all threads of its first warp; fills
+// `shared`. The block has kCrcThreads threads. A CRC that begins at zero, without the inversions at either
+// end. Rows end with the last whole 16 bytes: the first of them has zeros before the data, which change
+// nothing.
+HC_DEVICE uint32_t crc_share(const uint8_t* begin_of_data, uint64_t length, CrcShared* shared) {
+  constexpr CrcPowers kPower = crc_powers();
   const uint64_t before = (0 - reinterpret_cast<uint64_t>(begin_of_data)) & 15;  // the first aligned byte
-  const uint64_t lead = before < length ? before : length;
+  const uint32_t lead = static_cast<uint32_t>(before < length ? before : length);
   const uint8_t* const data = begin_of_data + lead;
-  const uint64_t size = length - lead;
-  const uint32_t thread = threadIdx.x, lane = thread & 31u;
-  const uint64_t rows = size / kCrcRow;
+  const uint64_t size = length - lead, whole = size / 16;
+  const uint32_t tail = static_cast<uint32_t>(size % 16);
+  const uint32_t thread = threadIdx.x, lane = thread & 31u, warp = thread / 32;
+  const uint64_t rows = (whole + kCrcThreads - 1) / kCrcThreads, absent = rows * kCrcThreads - whole;
   const uint64_t each = rows / gridDim.x, more = rows % gridDim.x, block = blockIdx.x;
   const uint64_t begin = block * each + (block < more ? block : more);
   const uint64_t end = begin + each + (block < more ? 1 : 0);
-  const uint4* words = reinterpret_cast<const uint4*>(data) + begin * kCrcThreads + thread;
+  const uint64_t place = begin * kCrcThreads + thread;  // counted with what is absent
+  const uint4* words = reinterpret_cast<const uint4*>(data) +
+                       (static_cast<std::int64_t>(place) - static_cast<std::int64_t>(absent));
   uint4 c = {0, 0, 0, 0};
+  if (begin < end && place >= absent) c = *words;
+  const uint32_t own_place = kCrcPlaces.thread[thread];
+  if (warp < 6) crc_fill_table(shared->table);
+  if (warp == 6) {
+    const uint32_t power = crc_zeros((rows - end) * kCrcRow + tail);
+    if (lane == 0) shared->after = power;
+  }
+  if (warp == 7) {
+    const uint32_t power = crc_zeros(length);
+    if (lane == 0) shared->length = power;
+  }
+  __syncthreads();
 #pragma unroll 4
-  for (uint64_t row = begin; row < end; ++row, words += kCrcThreads) {
+  for (uint64_t row = begin + 1; row < end; ++row) {
+    words += kCrcThreads;
     const uint4 w = *words;
-    c.x = crc_over_row(table, c.x) ^ w.x;
-    c.y = crc_over_row(table, c.y) ^ w.y;
-    c.z = crc_over_row(table, c.z) ^ w.z;
-    c.w = crc_over_row(table, c.w) ^ w.w;
+    c.x = crc_over_row(shared->table, c.x) ^ w.x;
+    c.y = crc_over_row(shared->table, c.y) ^ w.y;
+    c.z = crc_over_row(shared->table, c.z) ^ w.z;
+    c.w = crc_over_row(shared->table, c.w) ^ w.w;
   }
-  // The four words of a thread, then pairs of threads, warps and the block: the later one's place is the
-  // power 1.
-  constexpr CrcPowers kPower = crc_powers();
-  uint32_t sum = crc_multiply(kPower.of[2], c.x) ^ c.y;
-  sum = crc_multiply(kPower.of[2], sum) ^ c.z;
-  sum = crc_multiply(kPower.of[2], sum) ^ c.w;
-#pragma unroll
-  for (int step = 0; step < 5; ++step) {
-    const uint32_t later = __shfl_down_sync(kFullWarp, sum, 1u << step);
-    sum = crc_multiply(kPower.of[4 + step], sum) ^ later;
-  }
-  if (lane == 0) sums[thread / 32] = sum;
+  constexpr uint32_t kTwelve = crc_multiply(kPower.of[2], kPower.of[3]);  // bytes
+  uint32_t sum =
+      crc_multiply(kTwelve, c.x) ^ crc_multiply(kPower.of[3], c.y) ^ crc_multiply(kPower.of[2], c.z) ^ c.w;
+  sum = crc_multiply(own_place, sum);
+  for (int distance = 16; distance; distance /= 2) sum ^= __shfl_xor_sync(kFullWarp, sum, distance);
+  if (lane == 0) shared->sums[warp] = sum;
   __syncthreads();
   if (thread >= 32) return 0;
-  sum = lane < kCrcThreads / 32 ? sums[lane] : 0;
-#pragma unroll
-  for (int step = 0; step < 3; ++step) {
-    const uint32_t later = __shfl_down_sync(kFullWarp, sum, 1u << step);
-    sum = crc_multiply(kPower.of[9 + step], sum) ^ later;
-  }
-  sum = __shfl_sync(kFullWarp, sum, 0);
-  // A word's own share is the word times x^32.
-  uint32_t share = crc_multiply(crc_zeros(4 + (size - end * kCrcRow)), sum);
-  // What is left after the last row: 128 bytes for each lane of the last block.
-  if (block + 1 == gridDim.x) {
-    const uint64_t rest = size - rows * kCrcRow, from = lane * (kCrcRow / 32),
-                   left = rest > from ? rest - from : 0;
-    const uint64_t count = left < kCrcRow / 32 ? left : kCrcRow / 32;
-    const uint8_t* bytes = data + rows * kCrcRow + from;
-    uint32_t own = 0;
-    for (uint64_t i = 0; i < count; ++i) own = crc_byte(own, bytes[i]);
-    const uint64_t after = left - count;
-    uint32_t power = kCrcOne;
-    for (uint32_t i = 0; i < 12; ++i)
-      if ((after >> i) & 1u) power = crc_multiply(power, kCrcPowers.of[i]);
-    own = crc_multiply(power, own);
-    for (int distance = 16; distance; distance /= 2) own ^= __shfl_xor_sync(kFullWarp, own, distance);
-    share ^= own;
-  }
-  if (block == 0 && lead) {
-    uint32_t own = 0;
-    for (uint64_t i = 0; i < lead; ++i) own = crc_byte(own, begin_of_data[i]);
-    share ^= crc_multiply(crc_zeros(size), own);
-  }
+  sum = lane < kCrcThreads / 32 ? shared->sums[lane] : 0;
+  for (int distance = 16; distance; distance /= 2) sum ^= __shfl_xor_sync(kFullWarp, sum, distance);
+  uint32_t share = crc_multiply(shared->after, sum);
+  if (block + 1 == gridDim.x && tail) share ^= crc_few(data + whole * 16, tail);
+  if (block == 0 && lead) share ^= crc_multiply(crc_zeros(size), crc_few(begin_of_data, lead));
   return share;
 }
 

@@ -35,54 +35,45 @@ HC_DEVICE uint64_t inner_at(const uint8_t* msg, uint64_t payload) {
 HC_KERNEL(kCrcThreads)
 message_seal(uint8_t* msg, uint64_t codec, uint64_t dtype, uint64_t count, uint64_t payload,
              const uint64_t* length, uint32_t params, uint32_t* work, uint64_t* total) {
-  HC_SHARED(uint32_t, table, kCrcTableWords);
-  HC_SHARED(uint32_t, sums, kCrcThreads / 32);
-  HC_SHARED(uint32_t, shared, 2);
+  HC_SHARED(CrcShared, shared, 1);
+  HC_SHARED(Header, header, 1);
   const uint64_t size = length ? *length : payload;
-  crc_fill_table(table);
-  if (threadIdx.x == 0) shared[0] = shared[1] = 0;
-  __syncthreads();
-  const uint32_t share = crc_share(msg + sizeof(Header), size, table, sums);
+  const uint32_t share = crc_share(msg + sizeof(Header), size, shared);
   uint32_t sum;
   if (!last_block(share, reinterpret_cast<Work*>(work), shared, &sum)) return;
-  Header* const header = reinterpret_cast<Header*>(msg);
-  if (threadIdx.x == 0)
-    *header = {kMagic, static_cast<uint8_t>(codec), static_cast<uint8_t>(dtype), 0, count, size, params, 0};
-  __syncwarp();
-  const uint32_t crc = message_crc(msg, size, sum);
-  if (threadIdx.x == 0) {
-    header->crc = crc;
-    if (total) *total = sizeof(Header) + size;
-  }
+  const Header wanted = {
+      kMagic, static_cast<uint8_t>(codec), static_cast<uint8_t>(dtype), 0, count, size, params, 0};
+  write_header(msg, wanted, header, *shared, sum);
+  if (threadIdx.x == 0 && total) *total = sizeof(Header) + size;
 }
 
 // Check the CRC of the message in `capacity` bytes at `msg`, and copy its first bytes for the host. Anything
 // else that a header may have wrong the host sees for itself.
 HC_KERNEL(kCrcThreads)
 message_open(const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* opened, uint32_t* status) {
-  HC_SHARED(uint32_t, table, kCrcTableWords);
-  HC_SHARED(uint32_t, sums, kCrcThreads / 32);
-  HC_SHARED(uint32_t, shared, 2);
+  HC_SHARED(CrcShared, shared, 1);
+  const uint32_t lane = threadIdx.x & 31u;
   const bool whole = capacity >= sizeof(Header);
   const uint64_t payload = whole ? reinterpret_cast<const Header*>(msg)->payload : 0;
   const bool fits = whole && payload <= capacity - sizeof(Header);
-  crc_fill_table(table);
-  if (threadIdx.x == 0) shared[0] = shared[1] = 0;
-  __syncthreads();
-  const uint32_t share = crc_share(msg + sizeof(Header), fits ? payload : 0, table, sums);
+  // Read before there is anything to wait for; the last block's first warp has use for it.
+  const uint32_t stored = whole ? reinterpret_cast<const Header*>(msg)->crc : 0;
+  const uint32_t byte = whole && lane < kCrcAt ? msg[lane] : 0;
+  const uint32_t share = crc_share(msg + sizeof(Header), fits ? payload : 0, shared);
+  Opened* const out = reinterpret_cast<Opened*>(opened);
+  if (blockIdx.x == 0 && threadIdx.x / 32 == 1) {  // which does nothing else by now
+    const uint64_t size = fits ? sizeof(Header) + payload : capacity;
+    const uint64_t inner = sizeof(Header) + (fits ? inner_at(msg, payload) : 0);
+    for (uint32_t i = lane; i < kHeadBytes; i += 32) {
+      out->head[i] = i < size ? msg[i] : 0;
+      out->inner[i] = fits && inner + i < size ? msg[inner + i] : 0;
+    }
+  }
   uint32_t sum;
   if (!last_block(share, reinterpret_cast<Work*>(work), shared, &sum)) return;
-  Opened* out = reinterpret_cast<Opened*>(opened);
-  const uint64_t size = fits ? sizeof(Header) + payload : capacity;
-  for (uint32_t i = threadIdx.x; i < kHeadBytes; i += 32) out->head[i] = i < size ? msg[i] : 0;
-  const uint64_t inner = sizeof(Header) + (fits ? inner_at(msg, payload) : 0);
-  for (uint32_t i = threadIdx.x; i < kHeadBytes; i += 32)
-    out->inner[i] = fits && inner + i < size ? msg[inner + i] : 0;
-  const uint32_t crc = fits ? message_crc(msg, payload, sum) : 0;
+  const uint32_t crc = fits ? message_crc(byte, shared->length, sum) : 0;
   if (threadIdx.x == 0) {
-    const uint32_t code = !fits                                              ? kOpenedLength
-                          : crc != reinterpret_cast<const Header*>(msg)->crc ? kOpenedDamaged
-                                                                             : 0u;
+    const uint32_t code = !fits ? kOpenedLength : crc != stored ? kOpenedDamaged : 0u;
     out->status = code;
     out->crc = crc;
     if (code) fail(status, kBadLength);

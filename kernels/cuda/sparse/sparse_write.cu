@@ -337,24 +337,16 @@ HC_DEVICE void write(const Tiles<U>& t, const uint32_t* chosen, const Blocks& bl
 // The header of the values as they are: a message of `none` after the index section.
 HC_KERNEL(kCrcThreads)
 sparse_seal(uint8_t* payload, void* search, uint32_t dtype, uint32_t element, uint32_t params) {
-  HC_SHARED(uint32_t, table, kCrcTableWords);
-  HC_SHARED(uint32_t, sums, kCrcThreads / 32);
-  HC_SHARED(uint32_t, shared, 2);
+  HC_SHARED(CrcShared, shared, 1);
   HC_SHARED(Header, header, 1);
   Search* const s = static_cast<Search*>(search);
   const uint64_t count = s->count, size = count * element;
   uint8_t* const message = payload + kPrefix + s->index_bytes;
-  crc_fill_table(table);
-  if (threadIdx.x == 0) shared[0] = shared[1] = 0;
-  __syncthreads();
-  const uint32_t share = crc_share(message + sizeof(Header), size, table, sums);
+  const uint32_t share = crc_share(message + sizeof(Header), size, shared);
   uint32_t sum;
   if (!last_block(share, reinterpret_cast<Work*>(s->crc), shared, &sum)) return;
-  if (threadIdx.x == 0) *header = {kMagic, kNoneId, static_cast<uint8_t>(dtype), 0, count, size, params, 0};
-  __syncwarp();
-  const uint32_t crc = message_crc(reinterpret_cast<const uint8_t*>(header), size, sum);
-  if (threadIdx.x < kCrcAt) message[threadIdx.x] = reinterpret_cast<const uint8_t*>(header)[threadIdx.x];
-  if (threadIdx.x == 0) store_any<uint32_t>(message + kCrcAt, crc);
+  write_header(message, {kMagic, kNoneId, static_cast<uint8_t>(dtype), 0, count, size, params, 0}, header,
+               *shared, sum);
 }
 
 // Put the message of the values, of `size` bytes or of `*total`, after the index section.
