@@ -170,7 +170,7 @@ Encoder make_encoder(std::uint8_t codec, std::uint32_t params, const nb::kwargs&
   Parameters parameters;
   for (const auto& [key, value] : given) {
     const auto name = nb::cast<std::string>(key);
-    std::uint64_t whole;
+    std::uint64_t whole = 0;
     if (nb::isinstance<nb::bool_>(value))
       parameters.set(name, nb::cast<bool>(value));
     else if (nb::isinstance<nb::str>(value))
