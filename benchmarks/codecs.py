@@ -285,13 +285,31 @@ def fallen(rows: list[Row], base: str) -> list[Row]:
     return found
 
 
-def on_device(args: argparse.Namespace) -> dict[str, Any]:
-    """All codecs on a GPU."""
+def on_device(args: argparse.Namespace, keep: Callable[[Row], None]) -> Row:
+    """Measure all codecs on a GPU."""
     from gpubench.compare import compare as compare_on_device  # noqa: PLC0415  (only who has one needs it)
 
     sys.path.insert(0, str(Path(__file__).parent.parent))  # the emulation is among the tests
     with lines(len(args.entries)) as say:
-        return compare_on_device(args, say)
+        return compare_on_device(args, say, keep)
+
+
+def write(args: argparse.Namespace, found: Row, load: float) -> None:
+    """Write the results, with the machine that they are of."""
+    facts = {key: value for key, value in machine.facts("none").items() if key != "lab"}
+    record = {
+        "benchmark": {"cpu": "codec sizes" if args.sizes else "codecs"}.get(
+            args.device, "codecs on a device"
+        ),
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": facts | {"kernels": native.kernels().isa(), "load": round(load, 2)},
+        "elements": None if args.sizes else args.elements,
+        "threads": args.threads,
+        "quick": args.quick,
+        **found,
+    }
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def main() -> None:
@@ -308,22 +326,13 @@ def main() -> None:
     )
     if load > BUSY and not args.quick:
         print(f"# the machine is busy ({load:.1f} cores): what others do shows in the figures")
-    found = on_device(args) if args.device != "cpu" else study(args) if args.sizes else compare(args)
-    if args.json is not None:
-        facts = {key: value for key, value in machine.facts("none").items() if key != "lab"}
-        record = {
-            "benchmark": {"cpu": "codec sizes" if args.sizes else "codecs"}.get(
-                args.device, "codecs on a device"
-            ),
-            "command": shlex.join(["python", *sys.argv]),
-            "machine": facts | {"kernels": native.kernels().isa(), "load": round(load, 2)},
-            "elements": None if args.sizes else args.elements,
-            "threads": args.threads,
-            "quick": args.quick,
-            **found,
-        }
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+
+    def keep(found: Row) -> None:
+        if args.json is not None:
+            write(args, found, load)
+
+    found = on_device(args, keep) if args.device != "cpu" else study(args) if args.sizes else compare(args)
+    keep(found)
     sys.exit(any("failed" in row for row in found["rows"]))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -72,14 +72,21 @@ def torch_peers() -> dict[str, tuple[str, Encode, Decode]]:
 
 
 def nvcomp_peers() -> dict[str, tuple[str, Encode, Decode]]:
-    """nvCOMP's lossless codecs on the same bytes; none if it is not installed."""
-    if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.nvcomp") is None:
+    """Return nvCOMP's lossless codecs of the same bytes; none if it is not installed, or not whole."""
+    try:
+        from nvidia import nvcomp  # noqa: PLC0415  (only on a GPU)
+    except ImportError as error:
+        print(f"# nvCOMP is not measured: {error}")
         return {}
-    from nvidia import nvcomp  # noqa: PLC0415  (only on a GPU)
 
     def peer(algorithm: str) -> tuple[Encode, Decode]:
-        codec = nvcomp.Codec(algorithm=algorithm)
-        return lambda x: codec.encode(nvcomp.as_array(x)), codec.decode
+        @functools.cache  # made when first used, where an error is the peer's own
+        def codec() -> Any:
+            return nvcomp.Codec(algorithm=algorithm, cuda_stream=torch.cuda.current_stream().cuda_stream or 1)
+
+        return lambda x: codec().encode(nvcomp.as_array(x)), lambda coded: codec().decode(coded)
+
+    import torch  # noqa: PLC0415  (only on a GPU)
 
     names = ("LZ4", "Snappy", "Zstd", "Bitcomp", "Cascaded", "ANS")
     beside = {"Zstd": "lossless", "Bitcomp": "mpc", "Cascaded": "mpc"}

@@ -1,4 +1,8 @@
-"""The table of what `make gpu` measured: python benchmarks/pages/gpu_table.py benchmarks/results"""
+"""Write the tables of what `make gpu` measured.
+
+python benchmarks/pages/gpu_table.py runs/bench            # gpu.md there
+python benchmarks/pages/gpu_table.py benchmarks/results    # and the largest size in docs/cuda.md, between its GPU markers
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from page import RESULTS, ROOT, rewrite
 
 OPERATIONS = ("encode", "decode", "decode_add")
 Row = dict[str, Any]
@@ -84,13 +90,16 @@ def ranks_line(what: str, row: Row, found: str) -> str:
 
 
 def main(folder: Path) -> None:
+    """Write the tables of a folder's results."""
     ranks = folder / "gpu_ranks.json"
-    found = page(
-        json.loads((folder / "gpu.json").read_text()),
-        json.loads(ranks.read_text()) if ranks.exists() else None,
-    )
-    (folder / "gpu.md").write_text(found)
-    print(found)
+    record = json.loads((folder / "gpu.json").read_text())
+    found = page(record, json.loads(ranks.read_text()) if ranks.exists() else None)
+    if "--check" not in sys.argv[2:]:
+        (folder / "gpu.md").write_text(found)
+        print(found)
+    if folder.resolve() == RESULTS:
+        made = "\n".join(table(record, list(record["copy_gb_s"])[-1])[2:])
+        rewrite(ROOT / "docs" / "cuda.md", "GPU", __file__, "\n" + made)
 
 
 if __name__ == "__main__":
