@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -243,7 +243,11 @@ cuda-checked: $(VENV)/.installed
 	HC_EMULATION_FLAVOUR=checked HC_EMULATION_SEED=7 $(BIN)/python -m tests.emulation.emulator checked \
 	  $(BIN)/python -m pytest tests/cuda -q -p no:cacheprovider
 
-# Compile the kernels as CuPy would, by NVRTC; needs no GPU.
+# Compile the kernels for another architecture, and compare the bytes that they make under qemu.
+aarch64: $(VENV)/.installed
+	.ci/aarch64.sh
+
+# Compile the kernels by NVRTC, as hybridcomp/nvrtc.py does; needs no GPU.
 NVRTC := build/nvrtc
 cuda-nvrtc: $(VENV)/.installed
 	$(BIN)/pip install -q --no-deps --upgrade --target $(NVRTC) 'nvidia-cuda-nvrtc==13.0.*'

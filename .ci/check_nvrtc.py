@@ -1,4 +1,4 @@
-"""Compile every module of CUDA kernels with NVRTC, from the same text and options that CuPy gets. Needs no GPU.
+"""Compile every module of CUDA kernels with NVRTC, from the same text and options as on a GPU. Needs no GPU.
 
 python .ci/check_nvrtc.py FOLDER    # where pip put nvidia-cuda-nvrtc (pip install --target FOLDER nvidia-cuda-nvrtc)
 """

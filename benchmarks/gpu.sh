@@ -69,7 +69,7 @@ compile() {
 }
 export -f compile
 export python
-check nvrtc "compile the kernels by NVRTC, into CuPy's cache" bash -o pipefail -c compile
+check nvrtc "compile the kernels by NVRTC" bash -o pipefail -c compile
 
 # Several test processes share the GPU: each waits for the host most of the time.
 workers=()

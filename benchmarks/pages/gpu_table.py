@@ -1,7 +1,7 @@
 """Write the tables of what `make gpu` measured.
 
 python benchmarks/pages/gpu_table.py runs/bench            # gpu.md there
-python benchmarks/pages/gpu_table.py benchmarks/results    # and the largest size in docs/cuda.md, between its GPU markers
+python benchmarks/pages/gpu_table.py benchmarks/results    # and the largest size in docs/cuda.md
 """
 
 from __future__ import annotations

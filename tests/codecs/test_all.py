@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -13,7 +12,7 @@ import hybridcomp as hc
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import names
 from tests.codecs import common
-from tests.codecs.common import FLOATS, SIZES, SPECS
+from tests.codecs.common import FLOATS, SIZES, SPECS, torch
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
