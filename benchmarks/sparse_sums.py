@@ -22,7 +22,7 @@ import numpy as np
 from allreduce import OPERATION
 from collbench import output
 from collbench.elements import Elements
-from collbench.figures import Values
+from collbench.figures import PERIOD, Values
 from harness import WORLD
 
 import hybridcomp as hc
@@ -40,9 +40,9 @@ class SparseValues(Values):
 
     def __init__(self, density: float) -> None:
         super().__init__(Elements("float32"))
-        period = self._series.size
-        places = np.random.default_rng(11).random(period) < density
-        self._series = np.where(places, self._series, np.float32(0))
+        places = np.random.default_rng(11).random(PERIOD) < density
+        again = self._series.size - PERIOD  # the series goes on with its beginning
+        self._series = np.where(np.concatenate([places, places[:again]]), self._series, np.float32(0))
 
     def codec_error(self, spec: str) -> float:
         """As for dense values; topk keeps as many elements of the sum as a rank has, and so loses most of the union."""

@@ -16,7 +16,7 @@ from hybridcomp.lab.rate import Rate
 from .elements import Elements
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_PERIOD = 4_194_301  # values; longer than any chunk that a codec sees, and prime, so that shards differ
+PERIOD = 4_194_301  # values; longer than any chunk that a codec sees, and prime, so that shards differ
 _STRIDE = 524_287  # values from the beginning of one rank's data to the next one's
 _SLICE = 1 << 20  # values that are compared at once
 _BURSTS = 4  # messages shorter than so many token buckets are hardly shaped
@@ -84,15 +84,15 @@ class Values:
 
     def __init__(self, elements: Elements) -> None:
         self.elements = elements
-        series = elements.of(np.random.default_rng(7).standard_normal(_PERIOD, np.float32))
+        series = elements.of(np.random.default_rng(7).standard_normal(PERIOD, np.float32))
         self._series = np.concatenate([series, series[:_SLICE]])
 
     def of(self, rank: int, n: int) -> NDArray:
         """The ``n`` values that ``rank`` sends."""
-        at = rank * _STRIDE % _PERIOD
+        at = rank * _STRIDE % PERIOD
         if at + n <= self._series.size:
             return self._series[at : at + n].copy()
-        return np.resize(np.roll(self._series[:_PERIOD], -at), n)
+        return np.resize(np.roll(self._series[:PERIOD], -at), n)
 
     def expected(self, pieces: Sequence[Piece]) -> Iterator[NDArray[np.float64]]:
         """The receive buffer in float64, slice by slice."""
@@ -101,7 +101,7 @@ class Values:
                 count = min(_SLICE, piece.count - start)
                 total = np.zeros(count)
                 for rank, first in piece.sources:
-                    at = (rank * _STRIDE + first + start) % _PERIOD
+                    at = (rank * _STRIDE + first + start) % PERIOD
                     total += self.elements.wide(self._series[at : at + count])
                 yield total
 

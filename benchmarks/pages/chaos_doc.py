@@ -74,7 +74,7 @@ def written(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Rewrite or check the page."""
-    rewrite(PAGE, "CHAOS", __file__, written(json.loads((RESULTS / "chaos.json").read_text())))
+    rewrite(PAGE, __file__, CHAOS=written(json.loads((RESULTS / "chaos.json").read_text())))
 
 
 if __name__ == "__main__":

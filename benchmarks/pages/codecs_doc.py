@@ -204,7 +204,7 @@ def made() -> str:
 
 
 def main() -> None:
-    rewrite(PAGE, "RESULTS", __file__, made())
+    rewrite(PAGE, __file__, RESULTS=made())
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def draw(found: dict[str, dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     found = records()
-    rewrite(PAGE, "DDP", __file__, table(found))
+    rewrite(PAGE, __file__, DDP=table(found))
     draw(found, RESULTS / "ddp.png")
 
 

@@ -80,7 +80,7 @@ def main() -> None:
             *table(found),
         ]
     )
-    rewrite(ROOT / "docs" / "performance.md", "EXACT", __file__, made)
+    rewrite(ROOT / "docs" / "performance.md", __file__, EXACT=made)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def main(folder: Path) -> None:
         print(found)
     if folder.resolve() == RESULTS:
         made = "\n".join(table(record, list(record["copy_gb_s"])[-1])[2:])
-        rewrite(ROOT / "docs" / "cuda.md", "GPU", __file__, "\n" + made)
+        rewrite(ROOT / "docs" / "cuda.md", __file__, GPU="\n" + made)
 
 
 if __name__ == "__main__":

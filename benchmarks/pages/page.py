@@ -32,19 +32,23 @@ def codec_records(folder: Path, end: str = "") -> list[dict[str, Any]]:
     return records
 
 
-def rewrite(path: Path, name: str, script: str, made: str) -> None:
-    """Write ``made`` between a page's markers of that name; with ``--check`` end the program, by 1 if it is not there.
+def rewrite(path: Path, script: str, **parts: str) -> None:
+    """Write what stands between a page's markers; with ``--check`` end the program, by 1 if it is not there.
 
     Args:
         path: of the page.
-        name: of the markers: ``RESULTS``, say.
-        script: that writes it, as the first marker says.
-        made: Markdown.
+        script: that writes it, as the first marker of each part says.
+        parts: Markdown by the name of its markers: ``RESULTS``, say.
     """
-    begin, end = f"<!-- {name}: written by benchmarks/pages/{Path(script).name} -->", f"<!-- END {name} -->"
     text = path.read_text(encoding="utf-8")
-    start, stop = text.index(begin) + len(begin), text.index(end)
-    put(path, f"{text[:start]}\n{made}\n{text[stop:]}")
+    for name, made in parts.items():
+        begin, end = (
+            f"<!-- {name}: written by benchmarks/pages/{Path(script).name} -->",
+            f"<!-- END {name} -->",
+        )
+        start, stop = text.index(begin) + len(begin), text.index(end)
+        text = f"{text[:start]}\n{made}\n{text[stop:]}"
+    put(path, text)
 
 
 def put(path: Path, made: str) -> None:

@@ -66,7 +66,7 @@ def main() -> None:
         "What all ranks together take of a core for one, in milliseconds:\n\n"
         f"{table(records, 'core_ms', 2)}"
     )
-    rewrite(ROOT / "docs" / "performance.md", "SIZES", __file__, made)
+    rewrite(ROOT / "docs" / "performance.md", __file__, SIZES=made)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def main() -> None:
         "",
         claim("step", steps),
     ]
-    rewrite(ROOT / "docs" / "performance.md", "SPARSE", __file__, "\n".join(made))
+    rewrite(ROOT / "docs" / "performance.md", __file__, SPARSE="\n".join(made))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def written(result: dict[str, Any]) -> str:
 def main() -> None:
     """Rewrite or check the page."""
     result = json.loads((RESULTS / "step_profile.json").read_text(encoding="utf-8"))
-    rewrite(ROOT / "docs" / "study.md", "STEP", __file__, written(result))
+    rewrite(ROOT / "docs" / "study.md", __file__, STEP=written(result))
 
 
 if __name__ == "__main__":
