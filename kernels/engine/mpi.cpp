@@ -19,6 +19,13 @@ void Requests::test(std::vector<Done>* out) {
     const InsideMpi inside;
     code = mpi_.testsome(static_cast<int>(n), handles_.data(), &count, indices_.data(), statuses_.data());
   }
+  if (code && count <= 0) {
+    // MPI could not move some message, and does not say whose: a rank whose memory it reads has died, say.
+    // MPICH calls that request done and well when it is tested next, with another's bytes in its buffer. So
+    // none is trusted.
+    for (const Owner& owner : owners_) out->push_back({owner, code, 0, nullptr});
+    return;
+  }
   if (count <= 0) return;  // nothing yet, or MPI_UNDEFINED
   const std::size_t first = out->size();
   for (int i = 0; i < count; ++i) {

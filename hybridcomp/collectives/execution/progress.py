@@ -30,7 +30,7 @@ from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.signals import deferral
-from hybridcomp.collectives.failure.supervision import close, heed
+from hybridcomp.collectives.failure.supervision import OF_ANY_MESSAGE, close, distrusted, heed
 from hybridcomp.collectives.failure.watchdog import watch_process, watched
 
 __all__ = ["Engine", "Request", "engine"]
@@ -226,6 +226,9 @@ class Engine:
         if at < len(active) and active[at]._ended:
             request = active.pop(at)
             close(request)
+            error = request.exception
+            if isinstance(error, MPI.Exception) and error.Get_error_class() in OF_ANY_MESSAGE:
+                return (request, *self._distrust(error))
             return (request,)
         if not moved and self._listening and began - self._listened > LISTEN:
             self._listened = began
@@ -258,9 +261,23 @@ class Engine:
 
     def _apply(self, notices: Notices) -> list[Request]:
         """Apply notices; return the operations that they have ended."""
+        if notices.broken is not None:
+            broken, notices.broken = notices.broken, None
+            notices.news = False
+            return self._distrust(broken)
         ended = heed(notices, [r for r in self._active if r._notices is notices])
         for request in ended:
             self._active.remove(request)
+            self._abandoned.append(request)
+        return ended
+
+    def _distrust(self, broken: MPI.Exception) -> list[Request]:
+        """End all operations in flight for an error of MPI's that may be of any; return them."""
+        ended = list(self._active)
+        self._active.clear()
+        for request in ended:
+            request._abandon(distrusted(request, broken))
+            close(request)
             self._abandoned.append(request)
         return ended
 
@@ -295,6 +312,8 @@ class Engine:
                 # An operation that starts meanwhile finds the news; one that has begun to wait is polled next.
                 for notices in self._listening:
                     notices.poll()
+                    if self.idle:
+                        notices.broken = None  # of none that is in flight
 
     def stop(self) -> None:
         """End at exit what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""

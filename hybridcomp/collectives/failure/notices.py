@@ -13,7 +13,6 @@ messages flow, and a communicator that is freed leaves nothing behind.
 from __future__ import annotations
 
 import struct
-from contextlib import suppress
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -97,6 +96,7 @@ class Notices:
         belated: number and failure of an operation that had ended well here; for the next one to tell.
         news: something has come that the engine has not acted on.
         ordered: operations start here in the order of their numbers.
+        broken: an error of MPI's while it looked for notices, which may be of any operation in flight.
         troubled: whether any operation has failed, here or elsewhere, or is about to: messages of it may be on their
             way. A rank that runs out of time asks before it gives up, so who has answered it knows.
     """
@@ -112,6 +112,7 @@ class Notices:
         self.failures: dict[int, Failure] = {}
         self.belated: tuple[int, Failure] | None = None
         self.news = False
+        self.broken: MPI.Exception | None = None
         self.ordered = True
         self._comm = comm
         self._key = key
@@ -178,13 +179,26 @@ class Notices:
         came = False
         if not self._comm:  # freed, while an operation is in flight that will never end
             return came
-        # A peer that is gone is found by who waits for it.
-        with suppress(MPI.Exception), inside_mpi():
-            while self._receive():
-                came = True
-        self._outbox.poll()
+        try:
+            with inside_mpi():
+                while self._receive():
+                    came = True
+        except MPI.Exception as error:
+            self._distrust(error)
+        unsent = self._outbox.poll()
+        if unsent is not None:
+            self._distrust(unsent)
         self.news = self.news or came
         return came
+
+    def _distrust(self, error: MPI.Exception) -> None:
+        """Record an error that may be of any message of this process.
+
+        MPI moves all messages in any call. Of one that it cannot move it says so once, in the call that it is in, and
+        MPICH then calls that message's request done and well: what it should have brought is not there.
+        """
+        self.broken = error
+        self.troubled = self.news = True
 
     def close(self) -> MPI.Comm:
         """Receive notices for the last time; return the communicator, on which none is sent any more."""
@@ -215,8 +229,10 @@ class Notices:
         try:
             if not self._incoming.Test(self._status):
                 return False
-        except MPI.Exception:  # longer than a notice is: not ours
+        except MPI.Exception as error:
             self._incoming = None
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:  # longer than a notice is: not ours
+                raise
             return True
         self._incoming = None
         self._take(self._status.Get_source(), bytes(self._buffer[: self._status.Get_count(MPI.BYTE)]))

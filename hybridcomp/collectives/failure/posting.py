@@ -54,15 +54,23 @@ class Outbox:
             if thread.is_alive():
                 self._stuck.append(thread)
 
-    def poll(self) -> None:
-        """Release the messages that have been sent, and start those for which there was no thread."""
+    def poll(self) -> MPI.Exception | None:
+        """Release the messages that have been sent, and start those for which there was no thread.
+
+        Returns an error of MPI's, which may be of any message of this process.
+        """
+        broken = None
         for _ in range(len(self._later)):
             self.post(*self._later.popleft())
         for _ in range(len(self._started)):
             sent = self._started.popleft()
-            with suppress(MPI.Exception), inside_mpi():
-                if not sent[0].Test():
-                    self._started.append(sent)
+            try:
+                with inside_mpi():
+                    if not sent[0].Test():
+                        self._started.append(sent)
+            except MPI.Exception as error:
+                broken = error
+        return broken
 
     def leave(self) -> bool:
         """Keep messages that are not sent yet where MPI may read them; return whether the communicator may be freed."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mpi4py import MPI
+
 from hybridcomp.collectives.failure.notices import Failure, Notices
 from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchError, RemoteError
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.request import Request
+
+# Classes of errors that MPI has in any call where it cannot move some message; others are of the call's own request.
+OF_ANY_MESSAGE = (MPI.ERR_OTHER, MPI.ERR_INTERN, MPI.ERR_UNKNOWN)
 
 
 def close(request: Request) -> None:
@@ -31,11 +36,22 @@ def close(request: Request) -> None:
             notices.belated is not None
         ):  # nobody waits for this rank in this one: the others need not be told
             request.exception = _blame(request, notices)
+        elif notices.broken is not None:
+            request.exception = distrusted(request, notices.broken)
         return
     error = request.exception
     if not (isinstance(error, MismatchError) and error.everywhere):
         notices.tell(request.number, error)
     notices.end(request.number, well=False)
+
+
+def distrusted(request: Request, broken: MPI.Exception) -> MPI.Exception:
+    """Return an operation's own error of a message that MPI could not move, whose ever it was."""
+    error = MPI.Exception(broken.Get_error_code())
+    error.add_note(
+        f"in {request.what}, or another operation in flight: MPI does not say whose message it could not move"
+    )
+    return error
 
 
 def heed(notices: Notices, active: Sequence[Request]) -> list[Request]:
