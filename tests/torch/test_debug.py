@@ -1,12 +1,7 @@
 """Programs that do wrong are told so: ranks that differ under DETAIL, a group in a forked process, torchrun."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-from tests.torch.cases.programs import HEAD, program
-from tests.torch.harness import PATH, mpiexec
+from tests.torch.cases.programs import program
+from tests.torch.harness import mpiexec
 
 
 def test_detail_tells_every_rank_what_differs() -> None:
@@ -67,19 +62,3 @@ def test_a_group_in_a_forked_process_is_an_error() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True"] * 10, done.stdout + done.stderr
-
-
-def test_torchrun_says_what_to_do(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(HEAD + 'dist.init_process_group("hybridcomp")\n', encoding="utf-8")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)],
-        env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "start the program with MPI (mpiexec -n 2 python ..., or srun), not with torchrun" in done.stderr

@@ -72,8 +72,9 @@ def _check_world(world: Any, init: GroupInit) -> None:
     if max(ranks) >= world.size or ranks[rank] != world.rank:
         n = max(len(ranks), max(ranks) + 1)
         raise ConfigError(
-            f"torch says that this is rank {ranks[rank]} of {n}, MPI says rank {world.rank} of {world.size}: "
-            f"start the program with MPI (mpiexec -n {n} python ..., or srun), not with torchrun"
+            f"torch says that this is rank {ranks[rank]} of {n}, MPI says rank {world.rank} of {world.size}: make a "
+            f"group of all ranks before anything else starts MPI (from mpi4py import MPI), or start the program with "
+            f"MPI (mpiexec -n {n} python ..., or srun)"
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hybridcomp.pmi import start
 from hybridcomp.torch.backend.making import make_communicator
 from hybridcomp.torch.backend.options import GroupInit, Options
 
@@ -37,6 +38,9 @@ def create(opts: Any, options: Any = None) -> dist.ProcessGroup:
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
     init = GroupInit(ranks, opts.group_rank, opts.store, options)
 
+    everyone = dist.get_world_size() if dist.is_initialized() else len(ranks)
+    if len(ranks) == everyone > 1 and start.needed():
+        start.start(opts.store, ranks[opts.group_rank], everyone, options.timeout or opts.timeout)
     # Here, and not above: it needs MPI, and a hook on gloo or NCCL does not.
     from hybridcomp.torch.backend.process_group import HybridProcessGroup  # noqa: PLC0415
 

@@ -1,0 +1,212 @@
+"""Start MPI in a rank that knows its number and a torch store, and was started without mpiexec."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import socket
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from hybridcomp import launcher
+from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
+from hybridcomp.pmi import hosts
+
+INTERFACE = "HYBRIDCOMP_INTERFACE"  # the network interface that MPI takes between hosts
+_CARD = "hybridcomp/pmi"  # where rank 0's server is, in the store
+_FAILED = "failed"
+_AGAIN_SECONDS = 0.02
+_SERVER_SECONDS = 20.0  # for the server's process to say its port
+_WAYS = "start the program with mpiexec or srun of the MPI that mpi4py uses, or `pip install mpich`"
+_MPICH = ("MPICH", "MVAPICH", "Intel(R) MPI", "CRAY MPICH")  # that begin by PMI-1
+
+
+def needed() -> bool:
+    """Tell whether MPI has not begun, and would not know this process's rank.
+
+    No launcher of MPI's started it; or one started torchrun (``srun torchrun ...``), and torchrun this process, which
+    has the launcher's variables all the same.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    return (by_torchrun or not launcher.inside_mpi()) and (mpi is None or not mpi.Is_initialized())
+
+
+def start(store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    """Initialise MPI with the ranks that torch has. Collective over all of them.
+
+    Args:
+        store: torch's, of which all ranks see the same keys.
+        rank: this process's.
+        size: number of ranks.
+        timeout: for all ranks to come.
+
+    Raises:
+        ConfigError: mpi4py's MPI cannot be started this way, or this host has no way to rank 0's.
+        CollectiveTimeoutError: not all ranks came.
+        RemoteError: rank 0 could not start the server.
+    """
+    mpi = _library()
+    deadline = time.monotonic() + timeout.total_seconds()
+    if rank == 0:
+        try:
+            store.set(_CARD, json.dumps(_serve(size, timeout.total_seconds())))
+        except Exception as error:
+            store.set(_CARD, json.dumps({_FAILED: f"{type(error).__name__}: {error}", "attempt": _attempt()}))
+            raise
+    connection, count = _join(store, rank, deadline, timeout)
+    _initialise(mpi, connection, rank, size, _network() if count > 1 else {})
+
+
+def _join(store: Any, rank: int, deadline: float, timeout: timedelta) -> tuple[socket.socket, int]:
+    """Connect to rank 0's server once all ranks have; return the connection, and the number of hosts.
+
+    A store may outlive ranks that all started again, and hold what the last ones left. So an address at which nobody
+    listens is not an error until the time is up: rank 0's new one takes its place.
+    """
+    waited, error = f"starting MPI: rank {rank} waited {timeout.total_seconds():g} s", ""
+    while time.monotonic() < deadline:
+        if not store.check([_CARD]):
+            time.sleep(_AGAIN_SECONDS)
+            continue
+        card = json.loads(store.get(_CARD))
+        if _FAILED in card:
+            if card["attempt"] == _attempt():
+                raise RemoteError(f"starting MPI: rank 0 failed: {card[_FAILED]}")
+            time.sleep(_AGAIN_SECONDS)
+            continue
+        try:
+            return _greet(card, rank, deadline)
+        except OSError as refused:
+            error = f"{card['address']}:{card['port']}: {refused}"
+            time.sleep(_AGAIN_SECONDS)
+    if error:
+        raise ConfigError(
+            f"{waited}, and cannot reach rank 0's server at {error}; MASTER_ADDR must be rank 0's host, or {INTERFACE} "
+            f"the network interface between the hosts"
+        )
+    raise CollectiveTimeoutError(f"{waited}, and rank 0 has not come")
+
+
+def _attempt() -> str:
+    """Return how often torchrun has started the ranks again."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+
+
+def _greet(card: dict[str, Any], rank: int, deadline: float) -> tuple[socket.socket, int]:
+    connection = socket.create_connection((card["address"], card["port"]), _SERVER_SECONDS)
+    answer = b""
+    try:
+        connection.sendall(f"{card['secret']} {rank} {hosts.identity()}\n".encode())
+        connection.settimeout(max(deadline - time.monotonic(), 0) + _SERVER_SECONDS)
+        while not answer.endswith(b"\n") and (byte := connection.recv(1)):  # what follows is for MPI
+            answer += byte
+    except OSError:
+        connection.close()
+        raise
+    what, _, rest = answer.decode("ascii", "replace").strip().partition(" ")
+    if what == "welcome" and rest.isdigit():
+        connection.settimeout(None)
+        return connection, int(rest)
+    connection.close()
+    if what == "missing":
+        raise CollectiveTimeoutError(
+            f"starting MPI: rank {rank} waited, and rank {rest.replace(',', ', ')} did not come"
+        )
+    raise ConnectionError("it sends this rank away, or a rank ended before all had come")
+
+
+def _library() -> Any:
+    """Return mpi4py's MPI, not initialised, if it can be started this way.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    import mpi4py  # noqa: PLC0415  (only who starts MPI needs it)
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True  # when Python ends, as where importing it initialises MPI
+    from mpi4py import MPI  # noqa: PLC0415
+
+    name = MPI.Get_library_version().split("\n")[0].strip("\x00 ")
+    if not name.startswith(_MPICH):
+        raise ConfigError(f"mpi4py's MPI, {name}, cannot be started by torchrun and its like: {_WAYS}")
+    return MPI
+
+
+def _serve(size: int, seconds: float) -> dict[str, Any]:
+    """Start the server's process; return what a rank needs to reach it."""
+    address, secret = _own_address(), secrets.token_hex(32)
+    job = {"size": size, "secret": secret, "host": address, "seconds": seconds}
+    ours, theirs = os.pipe(), os.pipe()  # to its input, and from its output
+    # The end of its input, which this process has open until it ends, however it ends, is the server's end.
+    os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", str(Path(__file__).with_name("server.py"))],
+        dict(os.environ),
+        file_actions=[(os.POSIX_SPAWN_DUP2, ours[0], 0), (os.POSIX_SPAWN_DUP2, theirs[1], 1)],
+    )
+    os.close(ours[0])
+    os.close(theirs[1])
+    os.write(ours[1], (json.dumps(job) + "\n").encode())
+    with open(theirs[0], "rb") as output:
+        ready, _, _ = select.select([output], [], [], _SERVER_SECONDS)
+        port = output.readline().strip().decode() if ready else ""
+    if not port.isdigit():
+        raise ConfigError(
+            f"starting MPI: the server that ranks meet at does not listen on {address}; its error is above"
+        )
+    return {"secret": secret, "address": address, "port": int(port)}
+
+
+def _own_address() -> str:
+    """Return this host's address on the network by which it reaches rank 0's, or of the interface that is named.
+
+    Raises:
+        ConfigError: there is no such interface, or no way.
+    """
+    named, main = os.environ.get(INTERFACE), os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    if named:
+        return _address_of(named)
+    try:
+        return hosts.local_address(main)
+    except OSError as error:
+        raise ConfigError(f"starting MPI: there is no way to MASTER_ADDR, {main!r}: {error}") from error
+
+
+def _network() -> dict[str, str]:
+    """Return MPICH's settings for several hosts: TCP over the one interface, unless the user has set others."""
+    address = _own_address()
+    names = [name for name, own in hosts.interfaces().items() if own == address]
+    usual = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
+    if names:
+        usual["FI_TCP_IFACE"] = names[0]
+    return {name: value for name, value in usual.items() if name not in os.environ}
+
+
+def _address_of(interface: str) -> str:
+    found = hosts.interfaces()
+    if interface not in found:
+        raise ConfigError(f"{INTERFACE} must be one of {', '.join(found)}, not {interface!r}")
+    return found[interface]
+
+
+def _initialise(mpi: Any, connection: socket.socket, rank: int, size: int, network: dict[str, str]) -> None:
+    """Initialise MPI over a connection to the server, which MPI closes when it ends."""
+    own = {"PMI_FD": str(connection.detach()), "PMI_RANK": str(rank), "PMI_SIZE": str(size)}
+    os.environ |= own | network
+    try:
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+    finally:
+        for name in own:  # not for programs that this one starts
+            os.environ.pop(name, None)
+    world = mpi.COMM_WORLD
+    if (world.rank, world.size) != (rank, size):
+        raise ConfigError(
+            f"starting MPI: this is rank {rank} of {size}, and MPI says {world.rank} of {world.size}"
+        )
