@@ -198,7 +198,7 @@ void damaged(World& world, const Case& what, fake::Damage how, std::uint64_t see
   const std::vector<Failure> failures = broken(world, what, groups, seed, false);
   const std::string name = what.name + ", damage " + std::to_string(how);
   const bool met = fake::Network::get().damaged();
-  const bool truncated = how == fake::kTooLong, refused = how == fake::kRefused;
+  const bool truncated = how == fake::kTooLong, refused = how == fake::kRefused || how == fake::kUnread;
   const Fault wanted = truncated || refused ? Fault::kMpi : what.plain ? Fault::kLength : Fault::kMessage;
   const bool sizes = what.regions(0) > 0;  // which are encoded, whatever else is
   int failed = 0;
@@ -329,7 +329,8 @@ void all(const std::string& folder, int rounds, std::uint64_t seed, const std::s
     for (const auto& one : cases) {
       if (one->ranks() == 1 || (rounds == 1 && ++at % 5)) continue;
       World world(one->hosts, seed % 2);
-      for (const auto how : {fake::kTurnedBit, fake::kShorter, fake::kLonger, fake::kTooLong, fake::kRefused})
+      for (const auto how :
+           {fake::kTurnedBit, fake::kShorter, fake::kLonger, fake::kTooLong, fake::kRefused, fake::kUnread})
         for (int i = 0; i < (how == fake::kLonger ? 2 : 1); ++i)
           if (how != fake::kTurnedBit || !one->plain) damaged(world, *one, how, seed++, &told.count);
     }

@@ -17,13 +17,14 @@
 #include <thread>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engine/mpi.hpp"
 
 namespace fake {
 
-enum Damage { kNone, kTurnedBit, kShorter, kLonger, kTooLong, kRefused };
+enum Damage { kNone, kTurnedBit, kShorter, kLonger, kTooLong, kRefused, kUnread };
 constexpr int kTruncated = 15, kInStatus = 17, kBroken = 16, kUndefined = -32766;  // as in MPICH
 
 class Network {
@@ -66,7 +67,7 @@ class Network {
     std::unique_lock lock(mutex_);
     const auto [group, rank] = communicators_.at(comm - 1);
     const auto* const from = static_cast<const std::uint8_t*>(data);
-    Message message{from, bytes, {}, 0};
+    Message message{from, bytes, {}, 0, false};
     const bool harm = damage_ != kNone && group == damaged_group_ && damaged_after_-- == 0;
     const Damage how = harm ? damage_ : kNone;
     if (harm) damage_ = kNone;
@@ -91,6 +92,10 @@ class Network {
       if (how == kShorter) message.copy.resize(random_() % bytes);
       if (how == kLonger) message.copy.resize(bytes + 4 + random_() % 128 * 4);
       if (how == kTooLong) message.copy.resize(1 << 20);
+      if (how == kUnread) {
+        message.unread = true;
+        for (std::uint8_t& byte : message.copy) byte = static_cast<std::uint8_t>(~byte);
+      }
       message.bytes = message.copy.size();
     }
     *id = add({.from = message.from, .ended = eager});
@@ -117,12 +122,20 @@ class Network {
     const auto found = requests_.find(id);
     if (found == requests_.end()) std::abort();  // the engine uses a request that has ended
     Request& request = found->second;
-    if (!request.ended || request.looks-- > 0) return false;
+    if (!request.ended || request.unread || request.looks-- > 0) return false;
     *bytes = request.bytes;
     *error = request.error;
     *cancelled = request.cancelled;
     requests_.erase(found);
     return true;
+  }
+
+  // Whether MPI finds now that it could not read the message of a request, which it calls done and well
+  // later.
+  bool unread(std::uint64_t id) {
+    const std::lock_guard lock(mutex_);
+    const auto found = requests_.find(id);
+    return found != requests_.end() && std::exchange(found->second.unread, false);
   }
 
   // What no receive has met yet is not received any more.
@@ -147,12 +160,13 @@ class Network {
     std::size_t bytes;
     std::vector<std::uint8_t> copy;
     std::uint64_t request;  // of the send, if it waits for the receive
+    bool unread;            // other bytes arrive, as where MPI could not read those of a rank that has died
   };
   struct Request {
     std::uint8_t* to = nullptr;
     const std::uint8_t* from = nullptr;
     std::size_t room = 0;
-    bool ended = false, cancelled = false;
+    bool ended = false, cancelled = false, unread = false;
     int looks = 0, bytes = 0, error = 0;
   };
   struct Box {
@@ -174,6 +188,7 @@ class Network {
       const Message& message = box.sent.front();
       Request& receive = requests_.at(box.wanted.front());
       receive.ended = true;
+      receive.unread = message.unread;
       if (message.bytes > receive.room) {
         receive.error = kTruncated;
       } else {
@@ -226,6 +241,10 @@ struct Functions {
   static int testsome(int count, void* requests, int* done, int* indices, void* statuses) {
     int found = 0;
     bool failed = false;
+    for (int i = 0; i < count; ++i)
+      if (Network::get().unread(
+              load(static_cast<std::uint8_t*>(requests) + static_cast<std::size_t>(i) * sizeof(Handle))))
+        return kBroken;
     for (int i = 0; i < count; ++i) {
       auto* const at = static_cast<std::uint8_t*>(requests) + static_cast<std::size_t>(i) * sizeof(Handle);
       Status status{};
