@@ -170,9 +170,13 @@ def test_what_hooks_keep_ends_with_the_group() -> None:
     assert done.stdout.splitlines() == ["3 0"] * 6
 
 
-def test_torchrun_is_told_to_use_mpiexec() -> None:
+def test_an_mpi_that_torchrun_cannot_start() -> None:
     done = alone(
         """
+        import mpi4py
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+        MPI.Get_library_version = lambda: "Open MPI v5.0.8, package: ..."
         try:
             dist.init_process_group("hybridcomp", store=dist.HashStore(), rank=1, world_size=4)
         except hybridcomp.ConfigError as error:
@@ -180,7 +184,8 @@ def test_torchrun_is_told_to_use_mpiexec() -> None:
         """,
     )
     assert done.returncode == 0, done.stderr
-    assert "mpiexec -n 4 python" in done.stdout
+    assert "Open MPI v5.0.8, package: ..., cannot be started by torchrun" in done.stdout
+    assert "mpiexec or srun of the MPI that mpi4py uses, or `pip install mpich`" in done.stdout
     assert done.stdout.count("\n") == 1
 
 
