@@ -6,8 +6,8 @@
 >>> hc.decode(msg).shape
 (1000,)
 
-Importing it loads neither torch nor CuPy and does not initialise MPI; ``hc.Communicator`` loads mpi4py on
-first use, ``hybridcomp.torch`` is the PyTorch side.
+Importing it takes a millisecond: each name loads its module when it is first used, ``hc.Communicator`` mpi4py, too.
+``hybridcomp.torch`` is the PyTorch side. It loads neither torch nor CuPy, and does not initialise MPI.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hybridcomp import trace
-from hybridcomp.codecs import ErrorFeedback, decode, decode_add, get_codec
-from hybridcomp.errors import (
-    CodecMismatchError,
-    CollectiveTimeoutError,
-    ConfigError,
-    CudaUnavailableError,
-    DivergedError,
-    HybridcompError,
-    MismatchError,
-    NativeUnavailableError,
-    PolicyError,
-    RemoteError,
-    UnknownCodecError,
-    WireError,
-)
-from hybridcomp.native import get_num_threads, set_num_threads
-from hybridcomp.policy import Message, Policy, load_policy
-from hybridcomp.version import __version__
-
 if TYPE_CHECKING:
+    from hybridcomp import trace
+    from hybridcomp.codecs import ErrorFeedback, decode, decode_add, get_codec
     from hybridcomp.collectives import Communicator
+    from hybridcomp.errors import (
+        CodecMismatchError,
+        CollectiveTimeoutError,
+        ConfigError,
+        CudaUnavailableError,
+        DivergedError,
+        HybridcompError,
+        MismatchError,
+        NativeUnavailableError,
+        PolicyError,
+        RemoteError,
+        UnknownCodecError,
+        WireError,
+    )
+    from hybridcomp.native import get_num_threads, set_num_threads
+    from hybridcomp.policy import Message, Policy, load_policy
+    from hybridcomp.version import __version__
 
 __all__ = [
     "get_codec",
@@ -65,8 +64,27 @@ __all__ = [
     "__version__",
 ]
 
+_HOMES = {
+    "codecs": ("get_codec", "decode", "decode_add", "ErrorFeedback"),
+    "native": ("set_num_threads", "get_num_threads"),
+    "collectives": ("Communicator",),
+    "policy": ("Message", "Policy", "load_policy"),
+    "version": ("__version__",),
+}
+_MODULES = ("arrays", "codecs", "errors", "native", "policy", "trace", "version", "wire")
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "Communicator":
-        return importlib.import_module("hybridcomp.collectives").Communicator
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULES:
+        return importlib.import_module(f"hybridcomp.{name}")
+    home = _HOME.get(name) or ("errors" if name in __all__ else None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"hybridcomp.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *__all__})
