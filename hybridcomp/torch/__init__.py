@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hybridcomp import plugin
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import summary as summarize
 from hybridcomp.policy import in_place
 from hybridcomp.torch import phases, zero
-from hybridcomp.torch.backend import gloo_only, mesh, rendezvous
-from hybridcomp.torch.backend import registration as backend
+from hybridcomp.torch.backend import gloo_only, mesh
 from hybridcomp.torch.backend.environment import export_environment
 from hybridcomp.torch.backend.options import Options, set_policy
 from hybridcomp.torch.hook import HookState, comm_hook
@@ -61,8 +61,7 @@ __all__ = [
     "advance_step",
 ]
 
-backend.register()
-rendezvous.install()
+plugin.register()
 mesh.install()
 gloo_only.install()
 phases.install()

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hybridcomp.plugin.on_import import when_imported
 from hybridcomp.policy import PHASES, Place, place
-from hybridcomp.torch.on_import import when_imported
 
 _METHODS = {"get_fwd_send_ops": "forward", "get_bwd_send_ops": "backward"}
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridcomp.codecs import get_codec
+from hybridcomp.plugin.on_import import when_imported
 from hybridcomp.policy import Choice
-from hybridcomp.torch.on_import import when_imported
 
 _EXACT = Choice(get_codec("none"), None, "ZeRO's parameters have no other copy")
 

@@ -21,7 +21,8 @@ import signal
 import socket
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 # Not what hybridcomp waits to be imported: torch's pipelining and its ZeRO.
@@ -173,13 +174,23 @@ def become(files: dict[int, int]) -> None:
         os.close(file)
 
 
-def run(wanted: dict[str, Any], path: list[str], loaded: dict[str, str]) -> None:
+def register(backends: Iterable[EntryPoint]) -> None:
+    """Do what the end of ``import torch`` does with plugins."""
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
+        for backend in backends:
+            backend.load()()
+
+
+def run(
+    wanted: dict[str, Any], path: list[str], loaded: dict[str, str], backends: Iterable[EntryPoint]
+) -> None:
     """Run a program as Python does.
 
     Args:
         wanted: by the client.
         path: of modules, without what Python puts before the standard library.
         loaded: what loaded modules have put into the environment.
+        backends: torch's plugins that are installed.
     """
     os.environ.clear()
     os.environ.update(loaded | wanted["environment"])
@@ -195,6 +206,7 @@ def run(wanted: dict[str, Any], path: list[str], loaded: dict[str, str]) -> None
     if first == "-m":
         sys.path[:] = [os.getcwd(), *before, *path]
         sys.argv[:] = ["-m", *rest[1:]]
+        register(backends)
         runpy._run_module_as_main(rest[0])
         return
     if first == "-c":
@@ -205,17 +217,22 @@ def run(wanted: dict[str, Any], path: list[str], loaded: dict[str, str]) -> None
         main.__file__ = name
     sys.path[:] = [folder, *before, *path]
     sys.argv[:] = [first, *rest]
+    register(backends)
     exec(compile(code, name, "exec"), vars(main))
 
 
 if __name__ == "__main__":
     where, sys.executable = sys.argv[1:]
     found = dict(os.environ)
+    backends = entry_points(group="torch.backends")
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the program's business: it may be of another checkout
     for module in LOADED:
         importlib.import_module(module)
+    os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD")
+    os.environ |= {k: v for k, v in found.items() if k == "TORCH_DEVICE_BACKEND_AUTOLOAD"}
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has one thread"
     gc.collect()
     gc.freeze()
     library = list(sys.path[1:]) if sys.path[0] == os.path.dirname(__file__) else list(sys.path)
     put = dict(os.environ.items() - found.items())
-    run(Server(where, found, put).serve(), library, put)
+    run(Server(where, found, put).serve(), library, put, backends)

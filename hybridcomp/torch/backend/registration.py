@@ -1,4 +1,4 @@
-"""Register the backend, which ``init_process_group("hybridcomp")`` and ``new_group`` then make."""
+"""Make the process groups of ``init_process_group("hybridcomp")`` and ``new_group``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,6 @@ from hybridcomp.pmi import start
 from hybridcomp.torch.backend.making import make_communicator
 from hybridcomp.torch.backend.options import GroupInit, Options
 
-BACKEND = "hybridcomp"
-
-
-def register() -> None:
-    """Make ``"hybridcomp"`` a backend of ``torch.distributed``, once."""
-    if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
-
 
 def create(opts: Any, options: Any = None) -> dist.ProcessGroup:
     """Make a process group over the MPI ranks that torch's options name. Collective over its members.
@@ -27,7 +19,7 @@ def create(opts: Any, options: Any = None) -> dist.ProcessGroup:
         options: :class:`~hybridcomp.torch.backend.options.Options` or None.
 
     Raises:
-        ConfigError: torch's ranks are not MPI's (started by torchrun, say).
+        ConfigError: torch's ranks are not MPI's, or MPI cannot be started in them.
         PolicyError: the policy cannot be read.
         MismatchError: the ranks' policies differ.
         CollectiveTimeoutError: a member did not come.

@@ -5,24 +5,22 @@ all ranks where rank 0's store listens: rank 0 opens it on a free port and broad
 a token; every other rank takes the first address at which it finds that token. Several addresses, because hosts
 have some that others cannot reach (a container bridge's, the loopback).
 
-The handler replaces torch's own for ``env://``, so that it serves gloo and NCCL as well; where the variables are
-set, torch's own still does the work.
+:mod:`hybridcomp.plugin` puts this in front of torch's own handler of ``env://``, so that it serves gloo and NCCL as
+well; where the variables are set, torch's own still does the work.
 """
 
 from __future__ import annotations
 
 import fcntl
-import importlib
 import os
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qs, urlparse
 
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
@@ -34,33 +32,9 @@ _FAILED = "failed"  # in place of a token: rank 0 has no store
 _PROBE_SECONDS = 2.0
 _SIOCGIFADDR = 0x8915
 _CARD_BYTES = 4096
-Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 
-def install() -> None:
-    """Install the handler in front of torch's own for ``env://``, once."""
-    handlers: dict[str, Handler] = importlib.import_module(
-        "torch.distributed.rendezvous"
-    )._rendezvous_handlers
-    theirs = handlers["env"]
-    if not getattr(theirs, "hybridcomp", False):
-        handlers["env"] = _in_front_of(theirs)
-
-
-def _in_front_of(theirs: Handler) -> Handler:
-    def handler(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Iterator[Any]:
-        query = parse_qs(urlparse(url).query)
-        rank = query.get("rank") or os.environ.get("RANK")
-        size = query.get("world_size") or os.environ.get("WORLD_SIZE")
-        if rank and size:
-            return theirs(url, timeout=timeout, **kwargs)
-        return _by_mpi(timeout)
-
-    handler.hybridcomp = True  # type: ignore[attr-defined]
-    return handler
-
-
-def _by_mpi(timeout: timedelta) -> Iterator[tuple[Store, int, int]]:
+def by_mpi(timeout: timedelta) -> Iterator[tuple[Store, int, int]]:
     """Yield the store, this rank and the size, once; the form that torch asks of a handler."""
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 

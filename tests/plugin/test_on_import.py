@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hybridcomp.torch as hct
-from hybridcomp.torch.on_import import when_imported
+from hybridcomp.plugin.on_import import when_imported
 
 
 def test_a_module_is_changed_when_it_comes_or_at_once(

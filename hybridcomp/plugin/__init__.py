@@ -1,0 +1,64 @@
+"""What PyTorch loads of hybridcomp by itself: the entry point of the group ``torch.backends``.
+
+``import torch`` calls :func:`register`. It tells torch the backend's name, and imports nothing more of hybridcomp until
+a program makes a group of that name: a program that never heard of hybridcomp may be told ``--backend hybridcomp``.
+Two variables go further, and change programs that name no backend of ours: ``HYBRIDCOMP_REPLACE``
+(:mod:`hybridcomp.plugin.replace`) and ``HYBRIDCOMP_HOOK`` (:mod:`hybridcomp.plugin.ddp`).
+``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, which is torch's own variable, switches all of it off.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from hybridcomp.plugin import libraries
+
+BACKEND = "hybridcomp"
+_ON_DEMAND = {"HYBRIDCOMP_REPLACE": "replace", "HYBRIDCOMP_HOOK": "ddp"}  # loaded where the variable is set
+
+Handler = Callable[..., Iterator[tuple[Any, int, int]]]
+
+
+def register() -> None:
+    """Make ``"hybridcomp"`` a backend of ``torch.distributed``, and have ``env://`` ask MPI, once."""
+    import torch.distributed as dist  # noqa: PLC0415  (torch is being imported)
+
+    if not dist.is_available() or BACKEND in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    handlers: dict[str, Handler] = importlib.import_module(
+        "torch.distributed.rendezvous"
+    )._rendezvous_handlers
+    handlers["env"] = _before(handlers["env"])
+    libraries.install()
+    for variable, module in _ON_DEMAND.items():
+        if os.environ.get(variable):
+            importlib.import_module(f"hybridcomp.plugin.{module}").install()
+
+
+def _create(opts: Any, options: Any = None) -> Any:
+    """Make a group: :func:`hybridcomp.torch.backend.registration.create`."""
+    importlib.import_module("hybridcomp.torch")
+    return importlib.import_module("hybridcomp.torch.backend.registration").create(opts, options)
+
+
+def _before(theirs: Handler) -> Handler:
+    """Return a handler of ``env://`` that asks MPI where it knows what the variables do not say, else torch's."""
+
+    def handler(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Iterator[Any]:
+        query = parse_qs(urlparse(url).query)
+        ranks = all(query.get(key) or os.environ.get(key.upper()) for key in ("rank", "world_size"))
+        place = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+        by_mpi = importlib.import_module("hybridcomp.launcher").inside_mpi()
+        # A program that names hybridcomp runs without a launcher, too: as one rank.
+        if (place if ranks and by_mpi else ranks) or not (by_mpi or "hybridcomp.torch" in sys.modules):
+            return theirs(url, timeout=timeout, **kwargs)
+        return importlib.import_module("hybridcomp.torch.backend.rendezvous").by_mpi(timeout)  # type: ignore[no-any-return]
+
+    return handler

@@ -1,0 +1,64 @@
+"""Compress the gradients of every ``DistributedDataParallel`` that a program makes: ``HYBRIDCOMP_HOOK=1``.
+
+The hook is registered before a module's first forward pass, so that a program that registers one of its own until then
+keeps it: torch takes but one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from typing import Any
+
+VARIABLE = "HYBRIDCOMP_HOOK"
+_OWN = "_hybridcomp_own_hook"  # of a module that has a hook that torch does not list
+
+
+def install() -> None:
+    """Wrap what makes a module, and what gives it one of torch's own hooks, once."""
+    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415  (torch is being imported)
+
+    cls: Any = DistributedDataParallel
+    begin, builtin = cls.__init__, cls._register_builtin_comm_hook
+
+    @functools.wraps(begin)
+    def begin_then_wait(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        if _wanted():
+            self.register_forward_pre_hook(_Waiting())
+
+    @functools.wraps(builtin)
+    def note_builtin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        setattr(self, _OWN, True)
+        return builtin(self, *args, **kwargs)
+
+    cls.__init__ = begin_then_wait
+    cls._register_builtin_comm_hook = note_builtin
+
+
+def _wanted() -> bool:
+    """Tell whether the variable asks for the hook.
+
+    Raises:
+        ValueError: it is neither 0 nor 1.
+    """
+    value = os.environ.get(VARIABLE, "0")
+    if value not in ("0", "1"):
+        raise ValueError(f"{VARIABLE} must be 0 or 1, not {value!r}")
+    return value == "1"
+
+
+class _Waiting:
+    """A forward pre-hook that registers the communication hook once, unless the program has registered one."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def __call__(self, module: Any, _: Any) -> None:
+        if self._done:
+            return
+        self._done = True
+        if not module._comm_hooks and not hasattr(module, _OWN):
+            hct = importlib.import_module("hybridcomp.torch")
+            module.register_comm_hook(hct.HookState(module=module), hct.comm_hook)

@@ -1,0 +1,91 @@
+"""Make groups of this backend in programs that name another: ``HYBRIDCOMP_REPLACE=gloo``, or ``nccl``, or both.
+
+All of torch's ways to make a group end in one function of its, which is wrapped. A program that names no backend gets
+torch's default for the machine, which is gloo without a GPU; it is replaced as if it had been named.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any
+
+VARIABLE = "HYBRIDCOMP_REPLACE"
+_REPLACEABLE = ("gloo", "nccl")
+_MAKER = "_new_process_group_helper"  # of torch.distributed.distributed_c10d
+
+
+def install() -> None:
+    """Wrap torch's maker of groups, once.
+
+    Raises:
+        ImportError: this version of torch has none of that name.
+    """
+    from torch.distributed import distributed_c10d  # noqa: PLC0415  (torch is being imported)
+
+    theirs = getattr(distributed_c10d, _MAKER, None)
+    if theirs is None:
+        raise ImportError(
+            f"{VARIABLE} cannot be used with this version of torch: unset it, and name hybridcomp"
+        )
+
+    @functools.wraps(theirs)
+    def make(group_size: int, group_rank: int, ranks: Any, backend: Any, *rest: Any, **options: Any) -> Any:
+        instead = replacement(str(backend), names())
+        if instead is None:
+            return theirs(group_size, group_rank, ranks, backend, *rest, **options)
+        if "hybridcomp" not in type(options.get("backend_options")).__module__:
+            options["backend_options"] = None  # the other backend's
+        _say(str(backend), distributed_c10d.get_rank() if ranks else group_rank)  # of the default group
+        return theirs(group_size, group_rank, ranks, instead, *rest, **options)
+
+    setattr(distributed_c10d, _MAKER, make)
+
+
+def names() -> set[str]:
+    """Return the backends that are replaced.
+
+    Raises:
+        ValueError: the variable names another.
+    """
+    text = os.environ.get(VARIABLE, "")
+    found = {name.strip().lower() for name in text.split(",") if name.strip()}
+    if not found <= set(_REPLACEABLE):
+        raise ValueError(
+            f"{VARIABLE} must be {' or '.join(_REPLACEABLE)}, or both with a comma between, not {text!r}"
+        )
+    return found
+
+
+def replacement(backend: str, replaced: set[str]) -> Any:
+    """Return the backend for one that a program names, or None to leave it.
+
+    Args:
+        backend: as torch takes it: a name, pairs such as ``cpu:gloo,cuda:nccl``, or ``undefined`` for torch's default.
+        replaced: the backends to replace. Of pairs, all on devices that there are must be among them.
+    """
+    import torch  # noqa: PLC0415
+    from torch.distributed import Backend  # noqa: PLC0415
+
+    device = torch._C._get_accelerator().type
+    if backend == Backend.UNDEFINED:
+        named = {str(Backend.default_device_backend_map.get(device))}
+    elif ":" in backend:
+        pairs = dict(pair.split(":", 1) for pair in backend.lower().split(",") if ":" in pair)
+        named = {name for kind, name in pairs.items() if kind in ("cpu", device)}
+    else:
+        named = {backend.lower()}
+    return Backend("hybridcomp") if named and named <= replaced else None
+
+
+_said = False
+
+
+def _say(backend: str, rank: int) -> None:
+    """Print once, on rank 0, what is replaced."""
+    global _said  # noqa: PLW0603
+    if not _said and rank == 0:
+        _said = True
+        name = "torch's default backend" if backend == "undefined" else backend
+        print(f"hybridcomp: makes the groups of {name} ({VARIABLE}={os.environ[VARIABLE]})", file=sys.stderr)

@@ -1,0 +1,229 @@
+"""Programs that know nothing of hybridcomp but a name, or not even that."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hybridcomp.plugin import ddp, replace
+from tests.torch.harness import PATH, ROOT, mpiexec
+from tests.warm import python
+
+HEAD = """
+import os, sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+def say(x): os.write(1, f"{x}\\n".encode())
+def total(group=None):
+    x = torch.ones(100_000)
+    dist.all_reduce(x, group=group)
+    return x[0].item()
+"""
+
+
+def run(body: str, *options: str, ranks: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a program by ``hybridcomp run``."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
+    command = [sys.executable, "-m", "hybridcomp", "run", "-n", str(ranks), *options]
+    return subprocess.run(
+        [*command, "--", python(), "-c", HEAD + body],
+        env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "replaced", "expected"),
+    [
+        ("gloo", {"gloo"}, True),
+        ("GLOO", {"gloo"}, True),
+        ("nccl", {"gloo"}, False),
+        ("nccl", {"gloo", "nccl"}, True),
+        ("undefined", {"gloo"}, True),  # torch's default without a GPU
+        ("undefined", {"nccl"}, False),
+        ("cpu:gloo,cuda:nccl", {"gloo"}, True),
+        ("cpu:mpi,cuda:nccl", {"gloo"}, False),
+        ("cpu:gloo", set(), False),
+        ("fake", {"gloo", "nccl"}, False),
+        ("hybridcomp", {"gloo", "nccl"}, False),
+        ("undefined", set(), False),
+    ],
+)
+def test_what_is_replaced_without_a_gpu(backend, replaced, expected):
+    assert (replace.replacement(backend, replaced) == "hybridcomp") is expected
+
+
+def test_pairs_are_replaced_with_a_gpu_if_all_are(monkeypatch):
+    class Cuda:
+        type = "cuda"
+
+    monkeypatch.setattr("torch._C._get_accelerator", lambda: Cuda)
+    assert replace.replacement("cpu:gloo,cuda:nccl", {"gloo"}) is None
+    assert replace.replacement("cpu:gloo,cuda:nccl", {"gloo", "nccl"}) == "hybridcomp"
+    assert replace.replacement("undefined", {"nccl"}) == "hybridcomp"
+
+
+@pytest.mark.parametrize("value", ["ucc", "gloo,hybridcomp", "gloo nccl"])
+def test_other_backends_are_not_replaced(monkeypatch, value):
+    monkeypatch.setenv(replace.VARIABLE, value)
+    with pytest.raises(ValueError, match=f"HYBRIDCOMP_REPLACE must be gloo or nccl.*{value}"):
+        replace.names()
+
+
+def test_the_package_names_the_variables_that_its_modules_read():
+    from hybridcomp.plugin import _ON_DEMAND
+
+    assert _ON_DEMAND == {replace.VARIABLE: "replace", ddp.VARIABLE: "ddp"}
+
+
+def test_the_entry_point_is_installed():
+    """That importing torch finds it is what the programs below show; here, that it is of this checkout."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["torch.backends"] == {"hybridcomp": "hybridcomp.plugin:register"}
+
+
+def test_importing_torch_loads_the_name_alone():
+    code = """
+import sys, torch, torch.distributed as dist
+assert "hybridcomp" in dist.Backend.backend_list
+loaded = {m.removeprefix("hybridcomp") for m in sys.modules if m.startswith("hybridcomp")}
+assert loaded == {"", ".plugin", ".plugin.libraries", ".plugin.on_import"}, loaded
+assert "mpi4py" not in sys.modules
+"""
+    for autoload, expected in ("1", 0), ("0", 1):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == expected, done.stderr
+
+
+def test_a_name_is_enough_under_mpiexec():
+    """Without an import of hybridcomp, and without torchrun's variables."""
+    done = mpiexec(
+        3, "-c", HEAD + 'dist.init_process_group("hybridcomp"); say(f"{dist.get_backend()} {total()}")'
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["hybridcomp 3.0"] * 3
+
+
+def test_variables_and_groups_of_a_replaced_backend():
+    done = run(
+        """
+dist.init_process_group("gloo")
+assert [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")] == [
+    str(dist.get_rank()), "3", str(dist.get_rank()), "3", "0"]
+from torch.distributed.device_mesh import init_device_mesh
+groups = [None, dist.new_group(backend="gloo"), dist.new_group([0, 1], backend="cpu:gloo,cuda:nccl"), dist.new_group()]
+mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))
+groups += [mesh.get_group()]
+if dist.get_rank() == 2:
+    del groups[2]
+say([(dist.get_backend(group), total(group), type(group).__module__.split(".")[0]) for group in groups[1:]])
+dist.destroy_process_group()
+dist.init_process_group()
+say(dist.get_backend())
+dist.destroy_process_group()
+""",
+        "--replace=gloo",
+        "--policy=int8",
+        ranks=3,
+    )
+    assert done.returncode == 0, done.stderr
+    whole, two = [("hybridcomp", size, "hybridcomp") for size in (3.0, 2.0)]
+    assert sorted(done.stdout.splitlines()) == sorted(
+        [str([whole, two, whole, whole])] * 2 + [str([whole, whole, whole])] + ["hybridcomp"] * 3
+    )
+    said = [line for line in done.stderr.splitlines() if line.startswith("hybridcomp: makes")]
+    assert said == ["hybridcomp: makes the groups of gloo (HYBRIDCOMP_REPLACE=gloo)"]
+    assert "3 ranks on this machine; policy int8; its groups in the place of gloo" in done.stderr
+
+
+def test_what_is_not_named_stays():
+    done = run(
+        """
+dist.init_process_group("gloo")
+say(f"{dist.get_backend()} {total()} {'hybridcomp.torch' in sys.modules}")
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["gloo 2.0 False"] * 2
+
+
+def test_a_wrong_variable_is_an_error_where_a_group_is_made():
+    done = run('dist.init_process_group("gloo")\n', HYBRIDCOMP_REPLACE="mpi", ranks=1)
+    assert done.returncode != 0
+    assert (
+        "ValueError: HYBRIDCOMP_REPLACE must be gloo or nccl, or both with a comma between, not 'mpi'"
+        in done.stderr
+    )
+
+
+DDP = """
+dist.init_process_group("gloo")
+def net():
+    torch.manual_seed(0)
+    return DistributedDataParallel(torch.nn.Linear(300, 300))
+def step(module):
+    for _ in range(2):
+        module(torch.ones(8, 300)).square().mean().backward()
+"""
+
+
+def test_modules_get_the_hook_unless_they_have_one():
+    done = run(
+        DDP
+        + """
+plain, own, builtin, unused = (net() for _ in range(4))
+def hook(state, bucket):
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0])
+own.register_comm_hook(None, hook)
+builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+for module in (plain, own, builtin):
+    step(module)
+say([[f.__name__ for f, _ in module._comm_hooks] for module in (plain, own, builtin, unused)])
+assert "mpi4py.MPI" not in sys.modules
+""",
+        "--hook",
+        "--policy=int4",
+        HYBRIDCOMP_SUMMARY="1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[['comm_hook'], ['hook'], [], []]"] * 2
+    assert "int4:block=128" in done.stderr
+
+
+def test_the_hook_is_wanted_by_one_alone():
+    done = run(DDP + "net()\n", HYBRIDCOMP_HOOK="yes", ranks=1)
+    assert done.returncode != 0
+    assert "ValueError: HYBRIDCOMP_HOOK must be 0 or 1, not 'yes'" in done.stderr
+
+
+def test_no_hook_where_it_is_switched_off():
+    done = run(DDP + "module = net(); step(module); say(module._comm_hooks)\n", HYBRIDCOMP_HOOK="0", ranks=1)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+
+
+def test_a_rank_that_is_started_already_takes_its_launchers_place(tmp_path: Path):
+    """``mpiexec -n 3 hybridcomp run -- python ...``, which a lab and srun do, too."""
+    script = tmp_path / "where.py"
+    script.write_text(HEAD + 'dist.init_process_group("gloo"); say((os.environ["RANK"], total()))\n')
+    done = mpiexec(3, "-m", "hybridcomp", "run", "--replace", "gloo", "--", python(), str(script))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [str((str(rank), 3.0)) for rank in range(3)]
+
+
+def test_an_exit_status_is_the_commands():
+    assert run("sys.exit(7 if os.environ['RANK'] == '1' else 0)\n").returncode == 7
