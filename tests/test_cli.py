@@ -1,5 +1,6 @@
 """The ``hybridcomp`` command and ``hybridcomp lab``."""
 
+import os
 import subprocess
 import sys
 
@@ -73,6 +74,11 @@ def test_help_is_quick_and_loads_no_torch_and_no_mpi(arguments: list[str]) -> No
         (["demo", "--policies", "naive,hybrid"], "must hold 'none'"),
         (["doctor", "--out", "p.toml"], "--out goes with --calibrate"),
         (["demo", "--rate", "fast"], "rate 'fast' is not understood"),
+        (["run"], "no command to run"),
+        (["run", "-n", "0", "--", "true"], "-n must be 1 or more, not 0"),
+        (["run", "--replace", "ucc", "--", "true"], "must be gloo or nccl"),
+        (["run", "--policy", "nonsense", "--", "true"], "unknown policy 'nonsense'"),
+        (["run", "--", "train.py"], "a Python program is run by: python train.py"),
     ],
 )
 def test_wrong_input_is_one_line(
@@ -83,6 +89,7 @@ def test_wrong_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.environ", dict(os.environ))
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith(f"hybridcomp {arguments[0]}: error: ")
@@ -118,3 +125,19 @@ class TestLab:
             pytest.skip(done.stderr)
         assert sorted(done.stdout.split()) == ["10.9.0.1", "10.9.0.1", "10.9.0.2", "10.9.0.2"]
         assert "2 hosts with 2 ranks each, links at 200mbit" in done.stderr
+
+
+def test_run_says_how_srun_starts_ranks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", {**os.environ, "SLURM_JOB_ID": "7"})
+    assert main(["run", "-n", "8", "--hook", "python", "train.py"]) == 2
+    assert "srun --mpi=pmi2 -n 8 hybridcomp run --hook -- python train.py" in capsys.readouterr().err
+
+
+def test_run_wants_the_ranks_that_there_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "4"})
+    assert main(["run", "-n", "8", "--", "true"]) == 2
+    assert "-n 8 does not go with the 4 ranks that were started" in capsys.readouterr().err

@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "write text by a trained model",
     "lab": "run a command on a cluster with slow links, made on this machine",
     "report": "say what a run sent and what was compressed, and merge the traces of its ranks",
+    "run": "run a PyTorch program as it is on several ranks, its groups or its gradients compressed",
     "schedule": "print what each rank does in a collective, check it, and draw its simulated time",
     "study": "train under a grid of policies, schedules, links and seeds, and report",
     "train": "train a GPT over data, pipeline and tensor parallelism",

@@ -1,0 +1,156 @@
+"""``hybridcomp run``: run a PyTorch program on several ranks, with the variables that torchrun sets."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import sys
+from typing import NoReturn
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.lab.launch import plain, resolve
+from hybridcomp.launcher import find_mpiexec, inside_mpi, torchrun_variables
+from hybridcomp.plugin import ddp, replace
+
+EXAMPLES = """examples:
+  hybridcomp run -n 4 -- python train.py --backend hybridcomp
+  hybridcomp run -n 4 --policy hybrid --replace gloo -- python train.py     # a program that names gloo
+  hybridcomp run -n 4 --hook -- python train.py                             # DDP's gradients, on gloo itself
+  hybridcomp lab -n 4 --rate 200mbit -- hybridcomp run -- python train.py   # ranks on hosts with slow links
+  srun --mpi=pmi2 -n 8 hybridcomp run --replace gloo -- python train.py     # ranks that Slurm starts
+
+Ranks find RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; MPI knows where rank 0 is, and MASTER_ADDR and
+MASTER_PORT are set, too, where all ranks are on this machine."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ``hybridcomp run``."""
+    result = argparse.ArgumentParser(
+        prog="hybridcomp run",
+        usage="hybridcomp run [-n RANKS] [--policy POLICY] [--replace BACKENDS] [--hook] -- COMMAND ...",
+        description="Run a PyTorch program as it is: on several ranks of this machine, or as one that mpiexec, srun "
+        "or a lab started.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    result.add_argument(
+        "-n", "--ranks", type=int, help="on this machine (default: one for each of its cores)"
+    )
+    result.add_argument("--policy", help="a preset, a TOML file, or a codec such as int8 (HYBRIDCOMP_POLICY)")
+    result.add_argument(
+        "--replace",
+        metavar="BACKENDS",
+        help=f"make the groups that the program wants of gloo, nccl or gloo,nccl ({replace.VARIABLE})",
+    )
+    result.add_argument(
+        "--hook",
+        action="store_true",
+        help=f"register the hook on every DistributedDataParallel that has none ({ddp.VARIABLE})",
+    )
+    result.add_argument("command", nargs=argparse.REMAINDER, help="what to run, after --")
+    return result
+
+
+def main(argv: list[str]) -> int:
+    """Become the command, in a rank, or else the mpiexec that starts its ranks.
+
+    Raises:
+        ConfigError: wrong arguments, or the ranks of a Slurm job are to be started by srun.
+        PolicyError: there is no such policy.
+    """
+    arguments = parser().parse_args(argv)
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise ConfigError(
+            "there is no command to run: write it after --, as in `hybridcomp run -- python train.py`"
+        )
+    _set_variables(arguments)
+    resolved = resolve(command)
+    if shutil.which(resolved[0]) is None:
+        how = f"; a Python program is run by: python {command[0]}" if command[0].endswith(".py") else ""
+        raise ConfigError(f"there is no program {command[0]!r}{how}")
+    if inside_mpi():
+        _check_size(arguments.ranks)
+        os.environ.update(torchrun_variables())
+        _become(resolved)
+    if "SLURM_JOB_ID" in os.environ:
+        ranks = f"-n {arguments.ranks} " if arguments.ranks else ""
+        raise ConfigError(
+            f"srun starts the ranks of a Slurm job: srun --mpi=pmi2 {ranks}hybridcomp run "
+            f"{' '.join(without_ranks(argv))} (pmi2 is for MPICH; `srun --mpi=list` shows what there is)"
+        )
+    _start(arguments, argv)
+
+
+def _set_variables(arguments: argparse.Namespace) -> None:
+    """Set what the options mean, for this process and all that it starts."""
+    if arguments.policy is not None and os.environ.get("HYBRIDCOMP_POLICY") != arguments.policy:
+        from hybridcomp.policy import load_policy  # noqa: PLC0415  (ranks have done it)
+
+        load_policy(arguments.policy)
+        os.environ["HYBRIDCOMP_POLICY"] = arguments.policy
+    if arguments.replace is not None:
+        os.environ[replace.VARIABLE] = arguments.replace
+        try:
+            replace.names()
+        except ValueError as error:
+            raise ConfigError(f"--replace: {error}") from None
+    if arguments.hook:
+        os.environ[ddp.VARIABLE] = "1"
+
+
+def _check_size(ranks: int | None) -> None:
+    size = torchrun_variables()["WORLD_SIZE"]
+    if ranks is not None and str(ranks) != size:
+        raise ConfigError(f"-n {ranks} does not go with the {size} ranks that were started: leave it out")
+
+
+def _start(arguments: argparse.Namespace, argv: list[str]) -> NoReturn:
+    """Become the mpiexec that runs this command again, in each rank."""
+    cores = len(os.sched_getaffinity(0))
+    ranks = cores if arguments.ranks is None else arguments.ranks
+    if ranks < 1:
+        raise ConfigError(f"-n must be 1 or more, not {ranks}")
+    launch, variables = plain(find_mpiexec(), ranks)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+    if "MASTER_PORT" not in os.environ:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    os.environ.update(variables)
+    print(
+        f"hybridcomp run: {ranks} rank{'s' * (ranks > 1)} on this machine{_said()}",
+        file=sys.stderr,
+        flush=True,
+    )
+    _become([*launch, sys.executable, "-m", "hybridcomp", "run", *without_ranks(argv)])
+
+
+def _said() -> str:
+    policy = os.environ.get("HYBRIDCOMP_POLICY")
+    replaced, hook = os.environ.get(replace.VARIABLE), os.environ.get(ddp.VARIABLE) == "1"
+    return "".join(
+        (
+            f"; policy {policy}" if policy else "",
+            f"; its groups in the place of {' and '.join(sorted(replace.names()))}" if replaced else "",
+            "; the hook on every DDP module that has none" if hook else "",
+        )
+    )
+
+
+def without_ranks(argv: list[str]) -> list[str]:
+    """Return the command line without ``-n``, which is not a rank's business."""
+    options = parser()
+    arguments = options.parse_args(argv)
+    kept = [f"--policy={arguments.policy}"] if arguments.policy is not None else []
+    kept += [f"--replace={arguments.replace}"] if arguments.replace is not None else []
+    kept += ["--hook"] if arguments.hook else []
+    rest: list[str] = arguments.command
+    return [*kept, *(rest if rest[:1] == ["--"] else ["--", *rest])]
+
+
+def _become(command: list[str]) -> NoReturn:
+    """Replace this process by a command."""
+    sys.stdout.flush()
+    os.execvpe(command[0], command, os.environ)
