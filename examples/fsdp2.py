@@ -1,7 +1,7 @@
 """FSDP2: parameters gathered and gradients scattered in compressed form.
 
-    mpiexec -n 4 python examples/fsdp2.py
-    mpiexec -n 4 python examples/fsdp2.py --policy int8 --difference
+    torchrun --standalone --nproc-per-node 4 examples/fsdp2.py
+    torchrun --standalone --nproc-per-node 4 examples/fsdp2.py --policy int8 --difference
 
 One line follows fully_shard, [1]; it works on gloo and NCCL as well. Every rank keeps its own shard in full precision,
 and all compute with the same rounded parameters. With --difference parameters travel as what has changed since the last
@@ -44,13 +44,14 @@ class LanguageModel(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--backend", default="hybridcomp", help="or gloo, to compare with")
     parser.add_argument("--policy", default="hybrid", help="a preset, a TOML file, or a codec such as int8")
     parser.add_argument("--difference", action="store_true", help="gather differences of parameters")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch", type=int, default=4, help="sequences of each rank and step")
     args = parser.parse_args()
 
-    dist.init_process_group("hybridcomp")
+    dist.init_process_group(args.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(kind, (ranks,), mesh_dim_names=("fsdp",))
@@ -61,7 +62,8 @@ def main() -> None:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    hct.compress_fsdp(model, args.policy, difference=args.difference)  # [1]
+    if args.backend == "hybridcomp":
+        hct.compress_fsdp(model, args.policy, difference=args.difference)  # [1]
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
     text = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8).long()

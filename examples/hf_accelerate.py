@@ -1,11 +1,11 @@
 """Hugging Face transformers with accelerate on the hybridcomp backend.
 
-    mpiexec -n 4 python examples/hf_accelerate.py
-    mpiexec -n 4 python examples/hf_accelerate.py --policy int4 --steps 100
+    accelerate launch --multi_gpu --num_processes 4 --mixed_precision no examples/hf_accelerate.py     # on CPUs, too
+    torchrun --standalone --nproc-per-node 4 examples/hf_accelerate.py --policy int4 --steps 100
+    hybridcomp run -n 4 -- python examples/hf_accelerate.py
 
-A small GPT-2 with random weights learns the text of this program. accelerate takes no backend but those it knows, and
-finds its ranks in torchrun's variables: so the process group is made first [1], and the variables set from MPI [2].
-What accelerate gathers and reduces then goes over it, too. The hook [3] is optional, as with plain DDP.
+A small GPT-2 with random weights learns the text of this program. accelerate is told the backend [1]; what it gathers
+and reduces then goes over it, too. The hook [2] is optional, as with plain DDP.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import InitProcessGroupKwargs, set_seed
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel, get_linear_schedule_with_warmup
 
@@ -34,6 +34,7 @@ def windows(count: int) -> TensorDataset:
 
 def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--backend", default="hybridcomp", help="or gloo, to compare with")
     parser.add_argument("--policy", default="hybrid", help="a preset, a TOML file, or a codec such as int8")
     parser.add_argument("--hook", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--steps", type=int, default=40)
@@ -41,9 +42,8 @@ def main() -> None:
     args = parser.parse_args()
 
     hct.set_policy(args.policy)
-    dist.init_process_group("hybridcomp")  # [1]
-    hct.export_environment()  # [2]
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    backend = InitProcessGroupKwargs(backend=args.backend)  # [1]
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=[backend])
 
     set_seed(1)
     small = {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 128, "n_layer": 2, "n_head": 4}
@@ -53,8 +53,8 @@ def main() -> None:
     schedule = get_linear_schedule_with_warmup(optimizer, 5 * accelerator.num_processes, 10**6)
     loader = DataLoader(windows(args.steps * args.batch * accelerator.num_processes), args.batch)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-    if args.hook:
-        model.register_comm_hook(hct.HookState(args.policy, module=model), hct.comm_hook)  # [3]
+    if args.hook and args.backend == "hybridcomp":
+        model.register_comm_hook(hct.HookState(args.policy, module=model), hct.comm_hook)  # [2]
 
     began = time.perf_counter()
     for step, (tokens,) in enumerate(loader, 1):

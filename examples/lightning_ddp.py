@@ -1,12 +1,11 @@
 """Lightning on the hybridcomp backend.
 
-    mpiexec -n 4 python examples/lightning_ddp.py
-    mpiexec -n 4 python examples/lightning_ddp.py --policy powersgd:rank=4 --epochs 10
+    torchrun --standalone --nproc-per-node 4 examples/lightning_ddp.py
+    hybridcomp run -n 4 -- python examples/lightning_ddp.py --policy powersgd:rank=4 --epochs 10
 
-An existing program changes the backend of its strategy [1]. By itself Lightning asks MPI for the ranks, and tells hosts
-apart by their names; [2] makes the group first and hands it the ranks in torchrun's variables, which works wherever MPI
-does. The callback [3] lets the policy choose for each parameter, with error feedback. (DDPStrategy takes a hook, too,
-but drops it without a word on CPUs.)
+An existing program changes the backend of its strategy [1]. Under torchrun Lightning finds its ranks by itself; what
+else sets torchrun's variables is as good, and [2] says so. The callback [3] lets the policy choose for each parameter,
+with error feedback. (DDPStrategy takes a hook, too, but drops it without a word on CPUs.)
 """
 
 import argparse
@@ -72,6 +71,7 @@ def make_data(samples: int) -> TensorDataset:
 
 def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--backend", default="hybridcomp", help="or gloo, to compare with")
     parser.add_argument("--policy", default="hybrid", help="a preset, a TOML file, or a codec such as int8")
     parser.add_argument("--hook", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--epochs", type=int, default=6)
@@ -80,19 +80,18 @@ def main() -> None:
 
     lightning.seed_everything(1, verbose=False)
     hct.set_policy(args.policy)
-    dist.init_process_group("hybridcomp")
-    hct.export_environment()  # [2]
-    ranks, here = dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+    ranks, here = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     strategy = DDPStrategy(
-        process_group_backend="hybridcomp", cluster_environment=TorchElasticEnvironment()
-    )  # [1]
+        process_group_backend=args.backend,  # [1]
+        cluster_environment=TorchElasticEnvironment(),  # [2]
+    )
     trainer = lightning.Trainer(
         accelerator="auto",
         devices=here,
         num_nodes=ranks // here,
         max_epochs=args.epochs,
         strategy=strategy,
-        callbacks=[Compress(args.policy)] if args.hook else [],  # [3]
+        callbacks=[Compress(args.policy)] if args.hook and args.backend == "hybridcomp" else [],  # [3]
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -1,7 +1,7 @@
 """Tensor and pipeline parallelism on one mesh, by PyTorch's own parallelize_module and pipelining.
 
-    mpiexec -n 4 python examples/tp_pp.py                      # 2 stages of 2 ranks
-    mpiexec -n 8 python examples/tp_pp.py --tp 2 --steps 100   # 4 stages of 2 ranks
+    torchrun --standalone --nproc-per-node 4 examples/tp_pp.py                      # 2 stages of 2 ranks
+    torchrun --standalone --nproc-per-node 8 examples/tp_pp.py --tp 2 --steps 100   # 4 stages of 2 ranks
 
 The mesh's names [1] tell the policy what a message is: activations and their gradients inside a layer go by its section
 [tp], those between stages by [pp]; --policy examples/policy.toml is one of your own. The default, hybrid, leaves [tp]
@@ -65,6 +65,7 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--backend", default="hybridcomp", help="or gloo, to compare with")
     parser.add_argument("--policy", default="hybrid", help="a preset, a TOML file, or a codec such as int8")
     parser.add_argument("--tp", type=int, default=2, help="ranks that share a layer; the others make stages")
     parser.add_argument("--steps", type=int, default=20)
@@ -72,7 +73,7 @@ def main() -> None:
     args = parser.parse_args()
 
     hct.set_policy(args.policy)
-    dist.init_process_group("hybridcomp")
+    dist.init_process_group(args.backend)
     rank, kind = dist.get_rank(), "cuda" if torch.cuda.is_available() else "cpu"
     shape = (dist.get_world_size() // args.tp, args.tp)
     mesh = init_device_mesh(kind, shape, mesh_dim_names=("pp", "tp"))  # [1]

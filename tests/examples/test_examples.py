@@ -7,16 +7,21 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.torch.harness import PATH, ROOT, mpiexec
+from tests.warm import python
 
 FOLDER = ROOT / "examples"
 pytestmark = pytest.mark.timeout(400)  # a test starts up to three programs, each of which imports torch
-PROGRAMS = {"ddp", "fsdp2", "tp_pp", "hf_accelerate", "lightning_ddp", "torchrun_hook"}
+PROGRAMS = {
+    *("ddp", "fsdp2", "tp_pp", "moe", "nanogpt", "torchrun_hook"),
+    *("hf_accelerate", "hf_trainer", "lightning_ddp", "ray_train"),
+}
 
 
 @dataclass
@@ -26,8 +31,8 @@ class Said:
     Attributes:
         losses: by step or epoch.
         agree: whether all ranks ended with the same bits.
-        saved: how many times fewer bytes were sent.
-        summary: what it printed at its end to stderr.
+        saved: how many times fewer bytes were sent; 1 where the program does not know.
+        summary: all that it printed.
     """
 
     losses: dict[int, float]
@@ -45,15 +50,41 @@ def read(done: subprocess.CompletedProcess[str]) -> Said:
     sent = re.search(r"sent ([\d.]+) MB in the place of ([\d.]+) MB", done.stdout)
     assert losses, done.stdout
     assert verdict, done.stdout
-    assert sent, done.stdout
-    return Said(losses, verdict[1] == "True", float(sent[2]) / float(sent[1]), done.stderr)
+    saved = float(sent[2]) / float(sent[1]) if sent else 1.0
+    return Said(losses, verdict[1] == "True", saved, done.stdout + done.stderr)
 
 
 def run(ranks: int, program: str, *args: str, **env: str) -> Said:
     return read(mpiexec(ranks, str(FOLDER / f"{program}.py"), *args, **env))
 
 
-def check(said: Said, *, falls_to: float, saved: float) -> None:
+def started(*command: str, **env: str) -> Said:
+    """Run a command with the programs of this environment, in no launcher's."""
+    others = ("PMI", "HYBRIDCOMP", "MASTER_")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(others)}
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    return read(done)
+
+
+def torchrun(program: str, *args: str) -> Said:
+    how = ["--standalone", "--nproc-per-node", "2", "--no-python", python()]
+    return started("-m", "torch.distributed.run", *how, str(FOLDER / f"{program}.py"), *args)
+
+
+def run_command(program: str, *args: str, options: tuple[str, ...] = ()) -> Said:
+    return started(
+        "-m", "hybridcomp", "run", "-n", "2", *options, "--", python(), str(FOLDER / f"{program}.py"), *args
+    )
+
+
+def check(said: Said, *, falls_to: float, saved: float = 0) -> None:
     assert said.agree
     first, *_, last = (loss for _, loss in sorted(said.losses.items()))
     assert last < falls_to * first, said.losses
@@ -106,27 +137,62 @@ def test_tensor_and_pipeline_parallel():
         assert re.search(rf"{axis} .*int8:block=128", said.summary)
 
 
+def test_a_mixture_of_experts():
+    said = run(3, "moe", "--steps", "10")
+    check(said, falls_to=0.6, saved=3)
+    assert re.search(r"ep .*int8:block=128", said.summary)
+
+
+def test_a_program_that_names_gloo():
+    said = run_command("nanogpt", "--steps", "20", "--layers", "2", options=("--replace", "gloo"))
+    check(said, falls_to=0.8)
+    assert "backend hybridcomp" in said.summary
+    assert re.search(r"default +all_reduce +int8:block=128", said.summary)
+
+
+def test_a_program_on_gloo_whose_gradients_are_compressed():
+    said = run_command("nanogpt", "--steps", "20", "--layers", "2", options=("--hook", "--policy", "int4"))
+    check(said, falls_to=0.8)
+    assert "backend gloo" in said.summary
+    assert re.search(r"dp +all_reduce +int4:block=128", said.summary)
+
+
 def test_accelerate():
-    said = run(2, "hf_accelerate", "--steps", "10")
+    launch = (
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--mixed_precision",
+        "no",
+    )
+    said = started(*launch, str(FOLDER / "hf_accelerate.py"), "--steps", "10")
     check(said, falls_to=0.8, saved=4)
 
 
+def test_transformers_trainer():
+    said = torchrun("hf_trainer", "--max_steps", "10", "--ddp_backend", "hybridcomp")
+    check(said, falls_to=0.8)
+    assert "backend hybridcomp" in said.summary
+    assert re.search(r"default +all_reduce +int8:block=128", said.summary)
+
+
 def test_lightning():
-    said = run(2, "lightning_ddp", "--epochs", "3")
+    said = run_command("lightning_ddp", "--epochs", "3")
     check(said, falls_to=0.97, saved=4)
     assert re.search(r"dp .*int4:block=128", said.summary)  # the hook took effect
 
 
+def test_ray_train():
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # names of sockets are short
+        env = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled"}
+        said = started(str(FOLDER / "ray_train.py"), "--steps", "30", **env)
+    check(said, falls_to=0.95, saved=2.5)
+    assert "backend hybridcomp" in said.summary
+
+
 def test_hook_alone_under_torchrun():
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, str(FOLDER / "torchrun_hook.py"), "--steps", "30"],
-        env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    check(read(done), falls_to=0.7, saved=1.2)
-    assert "MPI loaded: False" in done.stdout
+    said = torchrun("torchrun_hook", "--steps", "30")
+    check(said, falls_to=0.7, saved=1.2)
+    assert "MPI loaded: False" in said.summary
