@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import select
 import socket
@@ -22,6 +23,7 @@ _CARD = "hybridcomp/pmi"  # where rank 0's server is, in the store
 _FAILED = "failed"
 _AGAIN_SECONDS = 0.02
 _SERVER_SECONDS = 20.0  # for the server's process to say its port
+_SHARED_MEMORY = re.compile(r"/dev/shm/mpich_shm_\w+")
 _WAYS = "start the program with mpiexec or srun of the MPI that mpi4py uses, or `pip install mpich`"
 _MPICH = ("MPICH", "MVAPICH", "Intel(R) MPI", "CRAY MPICH")  # that begin by PMI-1
 
@@ -61,6 +63,7 @@ def start(store: Any, rank: int, size: int, timeout: timedelta) -> None:
             raise
     connection, count = _join(store, rank, deadline, timeout)
     _initialise(mpi, connection, rank, size, _network() if count > 1 else {})
+    _unlink_shared_memory(mpi.COMM_WORLD, deadline)
 
 
 def _join(store: Any, rank: int, deadline: float, timeout: timedelta) -> tuple[socket.socket, int]:
@@ -137,6 +140,24 @@ def _library() -> Any:
     if not name.startswith(_MPICH):
         raise ConfigError(f"mpi4py's MPI, {name}, cannot be started by torchrun and its like: {_WAYS}")
     return MPI
+
+
+def _unlink_shared_memory(world: Any, deadline: float) -> None:
+    """Unlink the files of MPICH's shared memory, once all ranks have mapped them: they then end with the last rank.
+
+    MPICH unlinks them when it ends, and leaves them where a rank is killed. It takes a file that is gone for well.
+    """
+    maps = Path("/proc/self/maps")
+    mine = set(_SHARED_MEMORY.findall(maps.read_text(encoding="utf-8"))) if maps.exists() else set()
+    all_have = world.Ibarrier()
+    while not all_have.Test():
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(
+                f"starting MPI: rank {world.rank} waited for all ranks to have started it"
+            )
+        time.sleep(1e-4)
+    for path in mine:
+        Path(path).unlink(missing_ok=True)  # by the first of a host
 
 
 def _serve(size: int, seconds: float) -> dict[str, Any]:

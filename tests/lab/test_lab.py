@@ -14,6 +14,7 @@ from hybridcomp.launcher import find_mpiexec
 from tests.lab.processes import living
 
 PING = str(Path(__file__).with_name("ping.py"))
+WITHOUT_MPIEXEC = str(Path(__file__).with_name("without_mpiexec.py"))
 pytestmark = pytest.mark.timeout(90)
 
 
@@ -48,6 +49,13 @@ class TestNamespaces:
         expected = [f"{rank} 10.9.0.{rank // 2 + 1}" for rank in range(6)]
         assert sorted(done.stdout.splitlines()) == expected
         assert sorted(fewer.stdout.splitlines()) == expected[:3]
+
+    def test_mpi_starts_on_several_hosts_without_mpiexec(self) -> None:
+        """Ranks of a host find each other, and between hosts MPI takes the interface that reaches rank 0's."""
+        with Lab(2, "none", kind="namespaces") as lab:
+            done = lab.mpirun(["python", WITHOUT_MPIEXEC], 2, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == [f"{rank} {rank % 2} 2 eth0 [6.0]" for rank in range(4)]
 
     def test_several_labs_at_once(self) -> None:
         with Lab(2, "100mbit", kind="namespaces") as slow, Lab(2, "none", kind="namespaces") as fast:

@@ -211,12 +211,15 @@ def test_a_killed_rank(job: Started, tmp_path: Path, victim: int) -> None:
         f"""
 dist.init_process_group("hybridcomp", timeout=timedelta(seconds=5))
 {SUM}
+mapped = {{line.split()[5] for line in open("/proc/self/maps") if "/dev/shm/" in line and "(deleted)" not in line}}
+assert not mapped, mapped  # what is unlinked already is nobody's to leave
 if rank == {victim}:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.all_reduce(x)
 """,
     )
     ended = job.ranks(script, 3)
+    assert all("AssertionError" not in printed for _, printed in ended), ended
     assert ended[victim][0] == -signal.SIGKILL
     assert all(status != 0 for status, _ in ended), ended
     assert job.left() == []
