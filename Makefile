@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 gpu clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -201,6 +201,12 @@ bench-sparse: $(VENV)/.installed
 	  $$lab --iters 2 --step --size 48M --density 0.01 --json $(RESULTS)/sparse/step_$${rate}_$${n}hosts.json; \
 	done; done
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/sparse_doc.py)
+
+# The programs of examples/ on four hosts at 200 Mb/s, on gloo and on hybridcomp in turn: fifteen minutes. With
+# RESULTS=benchmarks/results it renews docs/torch.md too.
+bench-examples: $(VENV)/.installed
+	$(BIN)/python benchmarks/examples_lab.py --json $(RESULTS)/examples.json
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/examples_doc.py)
 
 # What schedules do, with passes that sleep, so that two cores show it: what a pipeline's flush costs, and what cyclic data
 # parallelism balances. With RESULTS=benchmarks/results it renews docs/study.md too.

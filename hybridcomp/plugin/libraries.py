@@ -1,11 +1,13 @@
-"""Make libraries that know torch's backends by name take this one: accelerate, and transformers' ``Trainer``.
+"""Make libraries take this backend: accelerate, transformers' ``Trainer``, and Lightning.
 
 On CPUs accelerate insists on gloo whatever a program asks for, and transformers' command line has a list of names.
+Lightning starts MPI to ask whether it was started by MPI, and MPI starts but once.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 from hybridcomp.plugin.on_import import when_imported
@@ -17,6 +19,8 @@ def install() -> None:
     """Patch them when a program imports them. Where a version has none of these names, nothing changes."""
     when_imported("accelerate.state", _take_the_backend)
     when_imported("transformers.training_args", _list_the_backend)
+    for package in ("lightning.fabric", "lightning_fabric"):
+        when_imported(f"{package}.plugins.environments.mpi", _ask_the_launcher)
 
 
 def _take_the_backend(module: Any) -> None:
@@ -41,3 +45,17 @@ def _list_the_backend(module: Any) -> None:
     choices = field.metadata.get("choices") if field is not None else None
     if isinstance(choices, list) and _NAME not in choices:
         choices.append(_NAME)
+
+
+def _ask_the_launcher(module: Any) -> None:
+    """Have Lightning start no MPI where no launcher of MPI's started this process, and so there is one rank."""
+    environment = getattr(module, "MPIEnvironment", None)
+    theirs = getattr(environment, "detect", None)
+    if theirs is None:
+        return
+
+    @functools.wraps(theirs)
+    def detect() -> bool:
+        return bool(importlib.import_module("hybridcomp.launcher").inside_mpi() and theirs())
+
+    environment.detect = staticmethod(detect)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Patch a module of torch's when a program imports it: some take a second, and few programs need them."""
+"""Patch a module of another library when a program imports it: some take a second, and few programs need them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ def when_imported(name: str, do: Callable[[Any], None]) -> None:
     """Call ``do(module)`` after a module has been executed, or now if it has been."""
     module = sys.modules.get(name)
     if module is None:
-        sys.meta_path.insert(0, _Finder(name, do))
+        _finder.wanted.setdefault(name, []).append(do)
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
     else:
         do(module)
 
 
 class _Finder(MetaPathFinder):
-    """An importer's finder that finds one module as everybody else would, once."""
+    """An importer's finder that finds the wanted modules as everybody else would, each once."""
 
-    def __init__(self, name: str, do: Callable[[Any], None]) -> None:
-        self._name = name
-        self._do = do
+    def __init__(self) -> None:
+        self.wanted: dict[str, list[Callable[[Any], None]]] = {}
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """See :class:`importlib.abc.MetaPathFinder`."""
-        if fullname != self._name:
+        if fullname not in self.wanted:
             return None
-        sys.meta_path.remove(self)
+        calls = self.wanted.pop(fullname)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_do(module: Any) -> None:
                 execute(module)
-                self._do(module)
+                for do in calls:
+                    do(module)
 
             spec.loader.exec_module = execute_and_do  # type: ignore[method-assign]
         return spec
+
+
+_finder = _Finder()
