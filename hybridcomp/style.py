@@ -5,10 +5,10 @@ Colours are Okabe and Ito's, which people with any colour vision tell apart; mar
 
 from __future__ import annotations
 
-SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999")
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#999999")
 """Colours of what a picture compares, in the order in which they are taken."""
 
-_SERIES_ON_DARK = ("#4DA3E0", "#F07C3E", "#2FC79B", "#E3A1C6", "#8AD0F7", "#F2B84B", "#B5B5B5")
+_SERIES_ON_DARK = ("#4DA3E0", "#F07C3E", "#2FC79B", "#E3A1C6", "#8AD0F7", "#F2B84B", "#C9A866", "#B5B5B5")
 _SCHEMES = {  # on light, on dark
     "text": ("#1a1a1a", "#e3e5e8"),
     "muted": ("#57606a", "#a3abb5"),

@@ -1,55 +1,43 @@
-"""Read docstrings as Markdown: their few marks of reStructuredText become links and code (an extension of griffe)."""
+"""Turn what docstrings have of reStructuredText into Markdown: roles, code blocks, arguments named together."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
-
-from griffe import Docstring, Extension, Object
+from collections.abc import Callable
 
 _ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):`(?P<short>~?)(?P<name>[^`]+)`")
-_LITERAL = re.compile(
-    r"^(?P<indent>[ ]*)\.\. code-block:: (?P<language>\w+)\n\n(?P<code>(?:(?P=indent)[ ]+\S.*\n|[ ]*\n)+)",
+_BLOCK = re.compile(
+    r"^(?P<indent>[ ]*)\.\. code-block:: (?P<language>\w+)\n\n(?P<code>(?:(?P=indent)[ ]+\S.*(?:\n|\Z)|[ ]*\n)+)",
     re.M,
 )
-
 _SEVERAL = re.compile(
     r"^(?P<indent>[ ]{4})(?P<names>[a-z_]+(?:, [a-z_]+)+): (?P<text>.*(?:\n[ ]{5,}\S.*)*)", re.M
 )
 
 
-class Markdown(Extension):  # type: ignore[misc]
-    """Turns Sphinx's roles into references, its code blocks into fenced ones; gives every argument a line."""
+def markdown(text: str, resolve: Callable[[str], str]) -> str:
+    """Return a docstring in Markdown.
 
-    def on_object(self, *, obj: Object, **_: Any) -> None:
-        """Rewrite the docstring of a class, a function, an attribute or a module."""
-        if obj.docstring is not None:
-            obj.docstring.value = markdown(obj.docstring, obj)
+    Args:
+        text: of the docstring, without its indentation.
+        resolve: gives the full path of a name, as the module of the docstring has it.
 
-
-def markdown(docstring: Docstring, obj: Object) -> str:
-    """Return a docstring's text in Markdown."""
+    Returns:
+        The text; a role is a reference that the site need not have, a code block is fenced, and each of several
+        arguments that share a description has it on a line of its own.
+    """
 
     def role(found: re.Match[str]) -> str:
         name = found["name"].lstrip(".")
         shown = name.rpartition(".")[2] if found["short"] else name
-        path = obj.resolve(name) if _resolves(obj, name) else name
-        return f'<autoref identifier="{path}" optional><code>{shown}</code></autoref>'
+        return f'<autoref identifier="{resolve(name)}" optional><code>{shown}</code></autoref>'
 
     def block(found: re.Match[str]) -> str:
         indent = found["indent"]
-        code = re.sub(rf"^{indent}    ", indent, found["code"].rstrip("\n"), flags=re.M)
+        code = re.sub(rf"^{indent}    ", indent, found["code"].strip("\n"), flags=re.M)
         return f"{indent}```{found['language']}\n{code}\n{indent}```\n\n"
 
     def each(found: re.Match[str]) -> str:
         return "\n".join(f"{found['indent']}{name}: {found['text']}" for name in found["names"].split(", "))
 
-    return _SEVERAL.sub(each, _LITERAL.sub(block, _ROLE.sub(role, docstring.value)))
-
-
-def _resolves(obj: Object, name: str) -> bool:
-    try:
-        obj.resolve(name)
-    except Exception:  # griffe's own errors of names, of several kinds
-        return False
-    return True
+    return _SEVERAL.sub(each, _BLOCK.sub(block, _ROLE.sub(role, text)))

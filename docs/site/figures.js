@@ -1,8 +1,8 @@
 // Draws each figure of a page: its choices as lists above it, and the plot chosen, in the colours of the page.
 "use strict";
 
-const SERIES = 7; // colours of hybridcomp/style.py
-const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "x", "cross", "star"];
+const SERIES = 8; // colours of hybridcomp/style.py
+const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "x", "cross", "star", "hexagon"];
 const BITS = [0.03, 0.1, 0.3, 1, 2, 4, 8, 16, 32];
 const DASHES = ["solid", "dash", "dot"];
 
@@ -21,7 +21,26 @@ function bytes(size) {
   return `${size}`;
 }
 
-function points(plot, trace, index, narrow) {
+// Names beside points, of those with short ones, where they cover neither points nor each other; by trace and point.
+function labels(plot, width, height) {
+  const all = plot.traces.flatMap((trace, t) => trace.x.map((x, i) => ({ t, i, x: Math.log(x), y: Math.log(trace.y[i]), name: trace.text[i] })));
+  const scale = (key, pixels) => pixels / (Math.max(...all.map((one) => one[key])) - Math.min(...all.map((one) => one[key])));
+  const [across, up] = [scale("x", width), scale("y", height)];
+  const boxes = [];
+  const shown = new Set();
+  for (const one of all) {
+    const box = [one.x * across + 6, one.x * across + 10 + 7 * one.name.length, one.y * up];
+    const covered = all.some((other) => other.x * across > box[0] && other.x * across < box[1] && Math.abs(other.y * up - box[2]) < 9);
+    const crossed = boxes.some((other) => other[0] < box[1] && box[0] < other[1] && Math.abs(other[2] - box[2]) < 14);
+    if (plot.traces[one.t].peer || /[: ]/.test(one.name) || covered || crossed) continue;
+    boxes.push(box);
+    shown.add(`${one.t} ${one.i}`);
+  }
+  return shown;
+}
+
+function points(plot, trace, index, width) {
+  const narrow = width < 600;
   const ours = plot.traces.slice(0, index).filter((one) => !one.peer).length;
   const shade = trace.peer ? colour("muted") : colour(`series-${ours % SERIES}`);
   const made = { name: trace.name, x: trace.x, y: trace.y, customdata: trace.text, marker: { color: shade } };
@@ -36,9 +55,12 @@ function points(plot, trace, index, narrow) {
   Object.assign(made.marker, { symbol: SYMBOLS[index % SYMBOLS.length], size: plot.kind === "points" ? 9 : 6 });
   if (trace.peer) made.marker.symbol += "-open";
   if (plot.kind === "points") {
-    const beside = !narrow && trace.text && plot.traces.every((one) => one.text.length < 2);
+    const few = plot.traces.every((one) => one.text.length < 2);
+    const named = few || narrow ? new Set() : labels(plot, width - 90, 380);
+    const text = trace.text.map((name, i) => (few || named.has(`${index} ${i}`) ? name : "")); // the pointer shows all
+    const place = few ? "top center" : "middle right";
     const template = "%{customdata}<br>%{x}, %{y}<extra></extra>";
-    return { ...made, mode: beside ? "markers+text" : "markers", text: trace.text, textposition: "top center", hovertemplate: template };
+    return { ...made, mode: "markers+text", text, textposition: place, textfont: { size: 11 }, hovertemplate: template, cliponaxis: false };
   }
   const dash = trace.peer ? DASHES[1 + (index % 2)] : "solid";
   return { ...made, mode: "lines+markers", line: { color: shade, dash, width: 2 } };
@@ -109,7 +131,7 @@ function start(place) {
     drawing.hidden = !plot;
     if (!plot) return;
     const narrow = place.clientWidth < 600;
-    const traces = plot.traces.map((trace, i) => points(plot, trace, i, narrow));
+    const traces = plot.traces.map((trace, i) => points(plot, trace, i, place.clientWidth));
     Plotly.react(drawing, traces, layout(plot, narrow), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
   };
   // A choice that leaves nothing takes the first plot that has it.

@@ -8,6 +8,7 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
+import docstrings  # noqa: F401  griffe_extension.py takes it from here
 import figures
 import links
 import outside
