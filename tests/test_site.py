@@ -17,6 +17,8 @@ import figures  # noqa: E402
 import links  # noqa: E402
 import outside  # noqa: E402
 
+from hybridcomp import style  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))),
@@ -169,3 +171,13 @@ def test_every_place_has_a_figure_and_every_figure_a_place():
         for name in re.findall(r'data-figure="([\w-]+)"', (ROOT / page).read_text(encoding="utf-8"))
     }
     assert named == set(figures.FIGURES)
+
+
+def test_every_colour_that_is_named_is_one_of_the_style():
+    defined = set(re.findall(r"--hc-([\w-]+):", style.variables()))
+    sheet = (ROOT / "docs" / "site" / "site.css").read_text() + style.page("", "")
+    script = (ROOT / "docs" / "site" / "figures.js").read_text()
+    named = set(re.findall(r"var\(--hc-([\w-]+)\)", sheet)) | set(re.findall(r'colour\("(\w+)"\)', script))
+    assert {"text", "line", "font"} <= named <= defined
+    assert f"const SERIES = {len(style.SERIES)};" in script
+    assert all(f"series-{i}" in defined for i in range(len(style.SERIES)))

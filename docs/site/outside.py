@@ -9,7 +9,7 @@ from pathlib import Path
 from links import OUTSIDE, linked, links, site_path
 
 _LANGUAGES = {
-    ".py": "python", ".toml": "toml", ".sh": "bash", ".sbatch": "bash",
+    ".py": "python", ".toml": "toml", ".yml": "yaml", ".sh": "bash", ".sbatch": "bash",
     ".hpp": "cpp", ".cpp": "cpp", ".cu": "cuda", ".cuh": "cuda",
 }  # fmt: skip
 _WHOLE = "benchmarks/results/"  # with the folders in it; of others a page lists their names
