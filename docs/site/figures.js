@@ -58,9 +58,8 @@ function points(plot, trace, index, width) {
     const few = plot.traces.every((one) => one.text.length < 2);
     const named = few || narrow ? new Set() : labels(plot, width - 90, 380);
     const text = trace.text.map((name, i) => (few || named.has(`${index} ${i}`) ? name : "")); // the pointer shows all
-    const place = few ? "top center" : "middle right";
     const template = "%{customdata}<br>%{x}, %{y}<extra></extra>";
-    return { ...made, mode: "markers+text", text, textposition: place, textfont: { size: 11 }, hovertemplate: template, cliponaxis: false };
+    return { ...made, mode: "markers+text", text, textposition: few ? ["top right", "bottom right"][index % 2] : "middle right", textfont: { size: 11 }, hovertemplate: template, cliponaxis: false };
   }
   const dash = trace.peer ? DASHES[1 + (index % 2)] : "solid";
   return { ...made, mode: "lines+markers", line: { color: shade, dash, width: 2 } };
@@ -120,27 +119,20 @@ function start(place) {
   });
   const chosen = () => names.map((name) => form.elements[name]?.value ?? choices[name][0]);
   const draw = () => {
-    const now = chosen();
-    const plot = plots[now.join("|")];
-    // What was not measured with the other choices as they are cannot be chosen.
-    names.forEach((name, i) => {
-      for (const option of form.elements[name]?.options ?? [])
-        option.disabled = !Object.keys(plots).some((key) => key.split("|").every((one, j) => one === (i === j ? option.value : now[j])));
-    });
-    note.textContent = plot ? plot.note || "" : "This was not measured.";
-    drawing.hidden = !plot;
-    if (!plot) return;
+    const plot = plots[chosen().join("|")];
     const narrow = place.clientWidth < 600;
     const traces = plot.traces.map((trace, i) => points(plot, trace, i, place.clientWidth));
     Plotly.react(drawing, traces, layout(plot, narrow), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+    note.textContent = plot.note;
   };
-  // A choice that leaves nothing takes the first plot that has it.
+  // Where what is chosen was not measured together, the other choices follow the last one, as few of them as can.
   form.addEventListener("change", (event) => {
-    if (!plots[chosen().join("|")]) {
-      const i = names.indexOf(event.target.name);
-      const instead = Object.keys(plots).map((key) => key.split("|")).find((one) => one[i] === event.target.value);
-      instead?.forEach((value, j) => { if (form.elements[names[j]]) form.elements[names[j]].value = value; });
-    }
+    const now = chosen();
+    const i = names.indexOf(event.target.name);
+    const alike = (one) => one.filter((value, j) => value === now[j]).length;
+    const all = Object.keys(plots).map((key) => key.split("|")).filter((one) => one[i] === now[i]);
+    const best = all.reduce((left, right) => (alike(right) > alike(left) ? right : left));
+    best.forEach((value, j) => { if (form.elements[names[j]]) form.elements[names[j]].value = value; });
     draw();
   });
   for (const child of [...place.children]) child.hidden = true; // the picture for those without scripts

@@ -15,6 +15,7 @@ _LINKS = {"200mbit": "200 Mb/s", "1gbit": "1 Gb/s", "none": "unshaped"}
 _PEERS = {"mpi": "MPICH", "gloo": "gloo"}
 _TIME, _BUSBW, _SPEEDUP = "time", "busbw", "times as fast as the best peer"
 _AXES = {_TIME: "time (ms)", _BUSBW: "busbw (GB/s, uncompressed bytes)", _SPEEDUP: _SPEEDUP}
+_ISAS = ("avx512", "avx2", "portable")  # the best first
 _SIZE = "size (bytes)"
 _OF_DENSITY = re.compile(r":(ratio|fpr|density)=[^:]*|:values=none")  # parameters that follow from it
 
@@ -98,7 +99,22 @@ def _made(names: Iterable[str], plots: Mapping[tuple[str, ...], Plot]) -> Figure
 
 def link(record: Record) -> str:
     """Return the link of a record, in words."""
-    return "shared memory" if record["hosts"] == 1 else _LINKS.get(record["link"], record["link"])
+    return "shared memory" if record["hosts"] == 1 else _rate(record["link"])
+
+
+def _rate(rate: str) -> str:
+    return _LINKS.get(rate, rate.replace("mbit", " Mb/s"))
+
+
+def _name(row: Record) -> str:
+    """Return what a row measures: a peer or a codec."""
+    return _PEERS.get(row["peer"], str(row["peer"])) if "peer" in row else str(row["codec"])
+
+
+def _value(row: Record, value: str) -> float:
+    if value == _TIME:
+        return float(row["seconds"] * 1e3)
+    return float(row["busbw"] if value == _BUSBW else row["speedup"])
 
 
 def by_size(records: list[Record], value: str) -> Plot:
@@ -111,13 +127,11 @@ def by_size(records: list[Record], value: str) -> Plot:
     lines: dict[str, Trace] = {}
     for record in records:
         for row in [*record["rows"], *record["peers"]]:
-            peer = _PEERS.get(row.get("peer", ""))
-            if peer and value == _SPEEDUP:
+            if "peer" in row and value == _SPEEDUP:
                 continue
-            name = peer or row["codec"]
-            line = lines.setdefault(name, Trace(name, peer=peer is not None))
+            line = lines.setdefault(_name(row), Trace(_name(row), peer="peer" in row))
             line.x.append(row["size"])
-            line.y.append({_TIME: row["seconds"] * 1e3, _BUSBW: row["busbw"]}.get(value) or row["speedup"])
+            line.y.append(_value(row, value))
     for line in lines.values():
         line.x, line.y = map(list, zip(*sorted(zip(line.x, line.y, strict=True)), strict=True))
     ordered = sorted(lines.values(), key=lambda line: line.peer)
@@ -158,14 +172,13 @@ def _read(folder: Path, pattern: str) -> list[Record]:
 def lab(results: Path) -> Figure:
     """Draw every operation of the lab, by link and number of ranks."""
     cells = [cell for table in _read(results / "lab", "*.json") for cell in table.values()]
-    links = [*_LINKS.values(), "shared memory"]
     cells = [cell for cell in cells if cell["operation"] != "overlap"]
     cells.sort(
         key=lambda cell: (cell["operation"] != "all_reduce", cell["link"] != "1gbit", cell["ranks"] != 4)
     )
     groups = _grouped(cells, lambda cell: (cell["operation"], link(cell), str(cell["ranks"])))
     figure = _made(("operation", "link", "ranks", "value"), _by_value(groups, (_TIME, _BUSBW, _SPEEDUP)))
-    figure.choices["link"].sort(key=links.index)
+    figure.choices["link"].sort(key=lambda one: (one == "shared memory", one == "unshaped", one == "1 Gb/s"))
     figure.choices["ranks"].sort(key=int)
     return figure
 
@@ -200,29 +213,30 @@ def small(results: Path) -> Figure:
 def codecs(results: Path) -> Figure:
     """Draw error and speed of every codec over its bits per value, by data and instruction set."""
     plots: dict[tuple[str, ...], Plot] = {}
-    for isa in ("avx512", "avx2"):
-        (record,) = _read(results / "codecs", f"{isa}.json")
-        rows = [row for row in record["rows"] if "encode" in row]
-        busy = (
-            "" if record["machine"]["load"] < 0.5 else " Other programs were busy: do not rely on its speeds."
-        )
-        note = f"{record['elements'] >> 20} Mi float32 values, {record['threads']} thread. {machine(record)}"
-        for data in record["sets"]:
-            ours = [row for row in rows if row["ours"]]
-            plots["relative L2 error", data, isa] = _scatter(ours, data, "relative L2 error", _error, note)
-        for name in ("encode", "decode", "decode_add"):
-            plots[f"{name}, GB/s", "Gaussian", isa] = _scatter(
-                rows,
-                "Gaussian",
-                f"{name}, GB/s of input",
-                lambda row, _, name=name: row[name]["gb_s"],
-                note + busy,
-            )
+    for isa in _ISAS:
+        for record in _read(results / "codecs", f"{isa}.json"):
+            _draw_codecs(record, isa, plots)
     return _made(("value", "data", "kernels"), plots)
 
 
+def _draw_codecs(record: Record, isa: str, plots: dict[tuple[str, ...], Plot]) -> None:
+    rows = [row for row in record["rows"] if "encode" in row]
+    busy = "" if record["machine"]["load"] < 0.5 else " Other programs were busy: do not rely on its speeds."
+    note = f"{record['elements'] >> 20} Mi float32 values, {record['threads']} thread. {machine(record)}"
+    for data in record["sets"]:
+        ours = [row for row in rows if row["ours"]]
+        plots["relative L2 error", data, isa] = _scatter(ours, data, "relative L2 error", _error, note)
+    for name in ("encode", "decode", "decode_add"):
+        title = f"{name}, GB/s of input"
+        plots[f"{name}, GB/s", "Gaussian", isa] = _scatter(rows, "Gaussian", title, _speed(name), note + busy)
+
+
 def _error(row: Record, data: str) -> float:
-    return max(row["sets"][data]["l2"], 1e-5)  # an axis of logarithms has no zero
+    return max(float(row["sets"][data]["l2"]), 1e-5)  # an axis of logarithms has no zero
+
+
+def _speed(operation: str) -> Callable[[Record, str], float]:
+    return lambda row, _: float(row[operation]["gb_s"])
 
 
 def _scatter(
@@ -267,10 +281,6 @@ def policies(results: Path) -> Figure:
     return _made(("value", "link"), plots)
 
 
-def _rate(rate: str) -> str:
-    return _LINKS.get(rate, rate.replace("mbit", " Mb/s"))
-
-
 def _study(record: Record) -> str:
     study = record["study"]
     return f"{study['hosts']} hosts of {study['ppn']} ranks, {record['parameters']:,} parameters. {machine(record)}"
@@ -296,7 +306,7 @@ def sparse(results: Path) -> Figure:
     for record in _read(results / "sparse", "sums_*.json"):
         lines: dict[str, Trace] = {}
         for row in [*record["peers"], *record["rows"]]:
-            name = _PEERS.get(row.get("peer", "")) or _OF_DENSITY.sub("", row["codec"])
+            name = _OF_DENSITY.sub("", _name(row))
             line = lines.setdefault(name, Trace(name, peer="peer" in row))
             line.x.append(row["density"])
             line.y.append(row["seconds"] * 1e3)

@@ -44,11 +44,9 @@ def on_files(files: Files, config: Any) -> Files:
             files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     sheet = style.variables() + (Path(__file__).parent / "site.css").read_text(encoding="utf-8")
     files.append(File.generated(config, _STYLE, content=sheet))
-    for uri, path in (
-        (_PLOTLY, resources("plotly") / "package_data" / "plotly.min.js"),
-        (_SCRIPT, Path(__file__).parent / "figures.js"),
-    ):
-        files.append(File.generated(config, uri, abs_src_path=str(path)))
+    plotly = str(resources("plotly") / "package_data" / "plotly.min.js")
+    files.append(File.generated(config, _PLOTLY, abs_src_path=plotly))
+    files.append(File.generated(config, _SCRIPT, abs_src_path=str(Path(__file__).parent / "figures.js")))
     return files
 
 
@@ -78,5 +76,8 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def _data(name: str) -> str:
-    made = figures.FIGURES[name](ROOT / "benchmarks" / "results").json().replace("</", "<\\/")
+    figure = figures.FIGURES[name](ROOT / "benchmarks" / "results")
+    if not figure.plots:
+        raise PluginError(f"figure {name}: benchmarks/results has no files for it")
+    made = figure.json().replace("</", "<\\/")
     return f'<script type="application/json" id="figure-{name}">{made}</script>\n'
