@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 gpu clean format check-tools
+.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 gpu docs clean format check-tools
 
 demo: $(VENV)/.installed
 	$(BIN)/hybridcomp demo
@@ -97,6 +97,10 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
+
+# The documentation's site, in build/site; a link that leads nowhere ends it. Shown by `python3 -m http.server -d build/site`.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # What operations leave behind in a process: nothing. Ten minutes on two cores; the tests have a short one.
 SOAK_RANKS ?= 8
@@ -276,6 +280,13 @@ $(VENV)/.installed: $(VENV)/.tools CMakeLists.txt $(SOURCES) kernels/CMakeLists.
 	$(BIN)/pip install -q $(PIP_ARGS) -c constraints.txt -r $(VENV)/requirements.txt & others=$$!; failed=0; \
 	  $(BIN)/pip install -q $(PIP_ARGS) --no-build-isolation --no-deps -e . || failed=1; \
 	  wait $$others && exit $$failed
+	touch $@
+
+# What the site is built with, which tests and the demonstration do without.
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	  print(*p['optional-dependencies']['docs'], sep='\n')" > $(VENV)/docs.txt
+	$(BIN)/pip install -q $(PIP_ARGS) -c constraints.txt -r $(VENV)/docs.txt
 	touch $@
 
 $(VENV)/.tools: pyproject.toml constraints.txt

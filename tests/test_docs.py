@@ -1,4 +1,4 @@
-"""The guide to codecs speaks of the codecs that there are."""
+"""The guide to codecs speaks of the codecs that there are, and the code of pages runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 import hybridcomp as hc
+from hybridcomp.arrays import DType
 from hybridcomp.codecs import names
 
-GUIDE = (Path(__file__).parent.parent / "docs" / "codecs.md").read_text()
+DOCS = Path(__file__).parent.parent / "docs"
+GUIDE = (DOCS / "codecs.md").read_text()
 SPECS = sorted(
     {
         spec
@@ -36,3 +38,21 @@ def test_the_first_example_runs():
     exec(example[1], scope)
     assert scope["y"].shape == scope["x"].shape == (1_000_000,)
     assert scope["total"].any()
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_benchmarker_s_example_runs(capsys):
+    (example,) = blocks("for-benchmarks.md", "python")
+    exec(example, {})
+    assert capsys.readouterr().out.endswith(" GB/s, 8.25 bits per value\n")
+
+
+def test_the_policy_of_the_choice_is_one(tmp_path):
+    (text,) = blocks("choosing.md", "toml")
+    (tmp_path / "policy.toml").write_text(text)
+    policy = hc.load_policy(tmp_path / "policy.toml")
+    message = hc.Message("dp", "all_reduce", None, DType.FLOAT32, 4 << 20, "layer.weight", 200, (1024, 1024))
+    assert policy.choose(message).codec.name == "powersgd"

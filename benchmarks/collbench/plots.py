@@ -11,12 +11,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hybridcomp.lab.rate import Rate
+from hybridcomp.style import SERIES
 
 from .figures import size_text
 
-# Okabe and Ito's palette, which people with any colour vision tell apart; markers say it again.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999")
-_MARKERS = "osv^DPX"
+_MARKERS = "osv^DPX*"  # they say again what colours say
 Line = list[tuple[float, float]]
 
 
@@ -39,7 +38,7 @@ def busbw(record: dict[str, Any], path: Path) -> None:
             if row["codec"] == codec and row["wire_fraction"]
         ]
         if limits:
-            axes.plot(*zip(*limits, strict=True), "--", color=_COLOURS[i % len(_COLOURS)], linewidth=1)
+            axes.plot(*zip(*limits, strict=True), "--", color=SERIES[i % len(SERIES)], linewidth=1)
     _finish(
         axes,
         f"{record['operation']}, {record['ranks']} ranks, {link_text(record)}",
@@ -85,7 +84,7 @@ def _line(rows: list[dict[str, Any]], key: str, name: str, value: str) -> Line:
 
 def _draw(axes: Axes, lines: dict[str, Line]) -> None:
     for i, (name, points) in enumerate(lines.items()):
-        style = {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)]}
+        style = {"color": SERIES[i % len(SERIES)], "marker": _MARKERS[i % len(_MARKERS)]}
         axes.plot(*zip(*points, strict=True), label=name, markersize=4, **style)
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 from page import RESULTS, ROOT, rewrite
 
+from hybridcomp.style import SERIES
+
 PAGE = ROOT / "docs" / "performance.md"
 LINKS = {"200mbit": "200 Mb/s", "1gbit": "1 Gb/s", "none": "unshaped"}
-_COLOURS = {"local": "#999999", "peer": "#D55E00", "ours": "#0072B2"}
+_COLOURS = {"local": SERIES[7], "peer": SERIES[1], "ours": SERIES[0]}
 
 
 def records() -> dict[str, dict[str, Any]]:

@@ -21,27 +21,21 @@ from matplotlib.figure import Figure
 from page import RESULTS, codec_records
 from PIL import Image
 
+from hybridcomp.style import PICTURE, SERIES
+
 SHOWN = ("Gaussian", "gradients")  # data sets in the picture of errors
 
-# Okabe and Ito's palette, which people with any colour vision tell apart; the markers say it again.
+# Markers say again what colours say.
 STYLES = {
     "exact": ("#000000", "*"),
-    "cast": ("#56B4E9", "P"),
-    "integer": ("#0072B2", "o"),
-    "small float": ("#009E73", "^"),
-    "error-bounded": ("#E69F00", "s"),
-    "sparse": ("#D55E00", "D"),
-    "low rank": ("#CC79A7", "v"),
-    "homomorphic": ("#8C6D31", "X"),
+    "cast": (SERIES[4], "P"),
+    "integer": (SERIES[0], "o"),
+    "small float": (SERIES[2], "^"),
+    "error-bounded": (SERIES[5], "s"),
+    "sparse": (SERIES[1], "D"),
+    "low rank": (SERIES[3], "v"),
+    "homomorphic": (SERIES[6], "X"),
     "other": ("#777777", "h"),
-}
-STYLE: dict[Any, Any] = {
-    "font.size": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 11.0,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
 }
 EXACT_AT = 1e-5  # where an error of zero is drawn
 BITS = (0.03, 0.1, 0.3, 1, 2, 4, 8, 16, 32)
@@ -56,7 +50,7 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top in pixels
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
     record = codec_records(folder)[0]
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(PICTURE):
         save(draw_errors(record), folder / "codecs_error.png")
         save(draw_speeds(record), folder / "codecs_speed.png")
 

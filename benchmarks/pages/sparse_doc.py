@@ -14,17 +14,19 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from page import RESULTS, ROOT, rewrite
 
+from hybridcomp.style import SERIES
+
 LINKS = {"200mbit": "200 Mb/s", "1gbit": "1 Gb/s"}
 HOSTS = (4, 8)
 PICTURE = RESULTS / "sparse" / "sums.png"
 CLAIMS = {"sums": 6.33, "step": 3.74}  # of arXiv:2402.07529
 _STYLES = {
-    "none": ("#999999", "o"),
-    "topk": ("#E69F00", "X"),
-    "threshold": ("#D55E00", "D"),
-    "packed": ("#009E73", "^"),
-    "bitmap": ("#56B4E9", "v"),
-    "bloom": ("#0072B2", "s"),
+    "none": (SERIES[7], "o"),
+    "topk": (SERIES[5], "X"),
+    "threshold": (SERIES[1], "D"),
+    "packed": (SERIES[2], "^"),
+    "bitmap": (SERIES[4], "v"),
+    "bloom": (SERIES[0], "s"),
 }
 
 Record = dict[str, Any]

@@ -8,23 +8,10 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hybridcomp import style
 from hybridcomp.demo.report import HEADINGS, Report, cells
 from hybridcomp.demo.runner import Outcome
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 62rem;
-       margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.when { color: #555; margin-top: 0.2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.35rem 0.8rem; border-bottom: 1px solid #ddd; text-align: right; }
-th:first-child, td:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid #888; }
-.words th, .words td { text-align: left; }
-img { max-width: 100%; height: auto; }
-pre { background: #f4f4f4; padding: 0.7rem; overflow-x: auto; font-size: 0.85rem; }
-summary { cursor: pointer; }
-"""
 TRAFFIC = ("axis", "op", "codec", "calls", "raw_bytes", "plain_bytes", "wire_bytes", "reason")
 TRAFFIC_HEADINGS = ("axis", "operation", "codec", "calls", "given", "uncompressed", "sent", "why")
 
@@ -43,23 +30,16 @@ def page(outcome: Outcome, report: Report, picture: bytes, machine: Mapping[str,
         for name, record in outcome.records.items()
         if record.summary.get("comm")
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>hybridcomp demo</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<h1>hybridcomp: training over slow links</h1>
+    return style.page(
+        "hybridcomp demo",
+        f"""<h1>hybridcomp: training over slow links</h1>
 <p class="when">{when}, {outcome.seconds / 60:.1f} minutes in all</p>
 <ul>{words}</ul>
 {table(HEADINGS, [cells(row) for row in report.rows])}
 <p>val loss: nats per token on held-out text, at the end. dp, pp, tp MB: 10<sup>6</sup> bytes that all
 ranks sent for data, pipeline and tensor parallelism while training; tensor parallelism stays inside a host,
 where it uses shared memory. Seconds are those of training, without start and evaluations.</p>
-<p><img src="data:image/png;base64,{embedded}" alt="Left: loss over wall time for each policy. Right:
+<p class="wide"><img src="data:image/png;base64,{embedded}" alt="Left: loss over wall time for each policy. Right:
 bytes sent per axis of parallelism for each policy. The table above holds the same figures."></p>
 <h2>What was compressed, and why</h2>
 <p>As rank 0 counted it; bytes are those of that rank.</p>
@@ -68,13 +48,12 @@ bytes sent per axis of parallelism for each policy. The table above holds the sa
 {table(("what", "which"), list(machine.items()), kind="words")}
 <h2>Commands</h2>
 {commands}
-</body>
-</html>
-"""
+""",
+    )
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str = "figures") -> str:
-    """Return a table whose first column is names; ``kind`` is its class in :data:`STYLE`."""
+    """Return a table whose first column is names; ``kind`` is its class in the style of pages."""
     head = "".join(f"<th>{html.escape(text)}</th>" for text in headings)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows

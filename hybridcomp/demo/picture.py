@@ -15,26 +15,18 @@ from hybridcomp.demo.plan import BASELINE
 from hybridcomp.demo.record import RunRecord
 from hybridcomp.demo.report import Report
 from hybridcomp.demo.runner import Outcome
+from hybridcomp.style import PICTURE, SERIES
 
-# Okabe and Ito's palette, which people with any colour vision tell apart; markers and hatches say it again.
-RUN_STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v"))
-AXIS_STYLES = {"dp": ("#E69F00", ""), "pp": ("#56B4E9", "///"), "tp": ("#999999", "...")}
+# Markers and hatches say again what colours say.
+RUN_STYLES = tuple(zip(SERIES, "os^Dv", strict=False))
+AXIS_STYLES = {"dp": (SERIES[5], ""), "pp": (SERIES[4], "///"), "tp": (SERIES[7], "...")}
 AXIS_LABELS = {"dp": "data (dp)", "pp": "pipeline (pp)", "tp": "tensor (tp, inside a host)"}
 SMOOTHING = 0.75
-STYLE: dict[Any, Any] = {
-    "font.size": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "hatch.linewidth": 0.6,
-    "axes.titlesize": 11.0,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-}
 
 
 def draw(outcome: Outcome, report: Report) -> bytes:
     """Return the picture as PNG."""
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(PICTURE):
         figure = Figure(figsize=(11.5, 4.8), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         losses, traffic = figure.subplots(1, 2, width_ratios=(1.7, 1))

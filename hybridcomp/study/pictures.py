@@ -14,8 +14,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hybridcomp.codecs import get_codec
-from hybridcomp.demo.picture import RUN_STYLES, STYLE
+from hybridcomp.demo.picture import RUN_STYLES
 from hybridcomp.study.results import Losses, Results
+from hybridcomp.style import PICTURE
 
 _SAMPLE = 1 << 20  # values whose message is measured for a codec's bits per value
 _LINES = ("-", "--", ":", "-.")
@@ -33,7 +34,7 @@ def pictures(results: Results) -> dict[str, bytes]:
         made["speed"] = _speed
     if results.speeds and results.losses:
         made["tradeoff"] = _tradeoff
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(PICTURE):
         return {name: _png(draw(results)) for name, draw in made.items()}
 
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hybridcomp import style
 from hybridcomp.demo.machine import facts
-from hybridcomp.demo.page import STYLE, table
+from hybridcomp.demo.page import table
 from hybridcomp.study.pictures import bits_per_value, pictures
 from hybridcomp.study.results import Results
 from hybridcomp.study.tables import tables
@@ -124,7 +125,7 @@ def _page(results: Results, drawn: Mapping[str, bytes], machine: Mapping[str, st
         for verdict in results.verdicts
     )
     images = "".join(
-        f'<p><img src="data:image/png;base64,{base64.b64encode(picture).decode()}" '
+        f'<p class="wide"><img src="data:image/png;base64,{base64.b64encode(picture).decode()}" '
         f'alt="{html.escape(_ALTERNATIVES[name])} The tables hold the same figures."></p>'
         for name, picture in drawn.items()
     )
@@ -136,16 +137,9 @@ def _page(results: Results, drawn: Mapping[str, bytes], machine: Mapping[str, st
         f"<h3>{html.escape(name)}</h3><pre>{html.escape(text)}</pre>" for name, text in study.policies.items()
     )
     commands = "\n".join(results.commands.values())
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(study.title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<h1>{html.escape(study.title)}</h1>
+    return style.page(
+        study.title,
+        f"""<h1>{html.escape(study.title)}</h1>
 <p class="when">{when}; {results.parameters:,} parameters on {study.hosts} hosts of {study.ppn} ranks</p>
 <p>{html.escape(study.about.strip())}</p>
 <ul>{words}</ul>
@@ -155,6 +149,5 @@ def _page(results: Results, drawn: Mapping[str, bytes], machine: Mapping[str, st
 {table(("what", "which"), list(machine.items()), kind="words")}
 <details><summary>The study's own policies</summary>{policies or "<p>none</p>"}</details>
 <details><summary>The command of each run</summary><pre>{html.escape(commands)}</pre></details>
-</body>
-</html>
-"""
+""",
+    )

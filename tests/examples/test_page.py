@@ -1,10 +1,14 @@
-"""docs/torch.md: its code runs, and what it names exists."""
+"""docs/torch.md and docs/for-pytorch.md: their code runs, and what the one names exists."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
-from tests.torch.harness import HERE, ROOT, mpiexec
+from tests.torch.harness import HERE, PATH, ROOT, mpiexec
+from tests.warm import python
 
 PAGE = ROOT / "docs" / "torch.md"
 
@@ -15,10 +19,20 @@ def test_the_code_runs():
     assert done.stdout.count("ran 7 blocks") == 4, done.stdout
 
 
-def test_what_it_links_exists():
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", PAGE.read_text(encoding="utf-8"))
-    assert links
-    assert [link for link in links if not (PAGE.parent / link).exists()] == []
+def test_the_code_of_the_hook_s_user_runs_under_torchrun():
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    program = [python(), str(HERE.parent / "examples" / "page.py"), str(ROOT / "docs" / "for-pytorch.md")]
+    done = subprocess.run(
+        [*launcher, "--no-python", *program],
+        env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ran 1 blocks") == 2, done.stdout
 
 
 def test_what_it_names_exists():

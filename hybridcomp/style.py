@@ -1,0 +1,89 @@
+"""Name the colours and the type of all pages and pictures: reports, the guides' figures, the documentation's site.
+
+Colours are Okabe and Ito's, which people with any colour vision tell apart; markers and dashes say it again.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#999999")
+"""Colours of what a picture compares, in the order in which they are taken."""
+
+PICTURE: dict[Any, Any] = {
+    "font.size": 10.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "hatch.linewidth": 0.6,
+    "axes.titlesize": 11.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+}
+"""Matplotlib's settings for pictures, which are drawn on white."""
+
+_SERIES_ON_DARK = ("#4DA3E0", "#F07C3E", "#2FC79B", "#E3A1C6", "#8AD0F7", "#F2B84B", "#C9A866", "#B5B5B5")
+_SCHEMES = {  # on light, on dark
+    "text": ("#1a1a1a", "#e3e5e8"),
+    "muted": ("#57606a", "#a3abb5"),
+    "background": ("#ffffff", "#16191f"),
+    "panel": ("#f4f6f8", "#20252d"),
+    "line": ("#d5dae0", "#39414c"),
+    "accent": ("#00588a", "#6cb8ee"),
+}
+
+
+def variables() -> str:
+    """Return CSS that defines ``--hc-NAME`` for every colour, each for light and for dark pages.
+
+    Which one holds follows ``color-scheme`` of the element that uses it.
+    """
+    pairs = _SCHEMES | {
+        f"series-{i}": pair for i, pair in enumerate(zip(SERIES, _SERIES_ON_DARK, strict=True))
+    }
+    colours = "".join(
+        f"  --hc-{name}: light-dark({light}, {dark});\n" for name, (light, dark) in pairs.items()
+    )
+    return f':root {{\n  --hc-font: system-ui, -apple-system, "Segoe UI", sans-serif;\n{colours}}}\n'
+
+
+_PAGE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 var(--hc-font); color: var(--hc-text); background: var(--hc-background); max-width: 62rem;
+       margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word; }
+h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+a { color: var(--hc-accent); }
+.when { color: var(--hc-muted); margin-top: 0.2rem; }
+.wide { overflow-x: auto; }
+.figures td { white-space: nowrap; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.35rem 0.8rem; border-bottom: 1px solid var(--hc-line); text-align: right; }
+th:first-child, td:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid var(--hc-muted); }
+.words th, .words td { text-align: left; }
+img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
+pre { background: var(--hc-panel); padding: 0.7rem; overflow-x: auto; font-size: 0.85rem; border-radius: 4px; }
+summary { cursor: pointer; }
+@media (max-width: 44rem) { .wide img { max-width: none; width: 40rem; } }
+"""
+
+
+def page(title: str, body: str) -> str:
+    """Return an HTML page that needs no other file, for light and dark screens.
+
+    Args:
+        title: plain text.
+        body: HTML.
+    """
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(title)}</title>
+<style>
+{variables()}{_PAGE}</style>
+</head>
+<body>
+{body}</body>
+</html>
+"""
