@@ -109,6 +109,20 @@ def test_sparse_sums(tmp_path):
     assert sent["sketch:load=0.6:index=bloom"] < sent["sketch:load=0.6"] < sent["none"] / 4
 
 
+def test_watched(tmp_path):
+    out = tmp_path / "rows.json"
+    done = run("--rounds", "1", "--seconds", "0.01", "--json", str(out), ranks=2, script="watched")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())
+    assert [(row["bytes"], row["ranks"], row["correct"]) for row in rows] == [
+        (4096, 2, True),
+        (262144, 2, True),
+    ]
+    for row in rows:
+        assert row["watched"]["cost"] == pytest.approx((row["watched"]["over"] - 1) / row["times"], abs=1e-5)
+        assert row["watched"]["thread"] > row["on"]["thread"] > 0
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "match"),
     [
