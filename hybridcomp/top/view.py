@@ -266,13 +266,13 @@ def _common(job: Job, key: str, number: int, found: Sequence[tuple[Rank, InFligh
     """Return the view of a collective that some ranks have in flight."""
     since = min(one.since for _, one in found)
     # Operations start in the order of their numbers: a rank that was at a smaller one while others had started this
-    # one has not.
+    # one has not; nor will one that has died.
     missing, shown, size = [], 0, 0
     for rank in job.ranks:
         for group in rank.says.groups:
             if group.key == key:
                 shown, size = shown + 1, group.size
-                if group.latest < number and rank.says.at > since:
+                if group.latest < number and (rank.ended or rank.says.at > since):
                     missing.append(rank.says.rank)
     awaits = {peer for _, one in found for peer in one.awaits}
     first = found[0][1]

@@ -126,9 +126,13 @@ def test_who_waits_least_keeps_the_others_waiting() -> None:
 
 def test_a_rank_that_died_is_named() -> None:
     first = job(said(0, T), said(1, T))
-    view = seen(first, job(said(0, T + 1), said(1, T), ended=(1,)))
+    waits = said(0, T + 5, in_flight=(flying(T + 2),), groups=(group(11),))
+    view = seen(first, job(waits, said(1, T, in_flight=(flying(T - 5, 3),)), ended=(1,)))
     assert [rank.ended for rank in view.ranks] == [False, True]
     assert view.ranks[1].rates is None
+    assert [(one.number, one.missing) for one in view.operations] == [(11, (1,))]
+    assert view.slowest is not None
+    assert view.slowest.rank == 1
 
 
 def test_a_rank_that_counts_anew_has_no_negative_rates() -> None:
