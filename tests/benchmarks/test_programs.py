@@ -111,7 +111,7 @@ def test_sparse_sums(tmp_path):
 
 def test_watched(tmp_path):
     out = tmp_path / "rows.json"
-    done = run("--rounds", "1", "--seconds", "0.01", "--json", str(out), ranks=2, script="watched")
+    done = run("--rounds", "3", "--seconds", "0.05", "--json", str(out), ranks=2, script="watched")
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())
     assert [(row["bytes"], row["ranks"], row["correct"]) for row in rows] == [
@@ -119,8 +119,12 @@ def test_watched(tmp_path):
         (262144, 2, True),
     ]
     for row in rows:
-        assert row["watched"]["cost"] == pytest.approx((row["watched"]["over"] - 1) / row["times"], abs=1e-5)
-        assert row["watched"]["thread"] > row["on"]["thread"] > 0
+        assert row["off"]["call_microseconds"] > 0
+        for kind, rate in ("looks", 1), ("files", 2):
+            found = row[kind]
+            assert found["a_part"] > 0
+            assert found["processor_microseconds"] > 0
+            assert found["share"] == pytest.approx(found["microseconds"] * 1e-6 * rate, abs=1e-6)
 
 
 @pytest.mark.parametrize(
