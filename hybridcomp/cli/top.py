@@ -39,7 +39,7 @@ The bytes are sums over the ranks shown, the shares of time an average rank's si
 two operations in flight all the time. docs/observing.md explains the rest.
 """
 _LEAST_INTERVAL, _MOST_INTERVAL = 0.1, 3600.0
-TICK = 0.25  # seconds between looks at keys and files
+TICK = 0.25  # seconds between looks at keys
 _NO_TERMINAL_WIDTH = 120
 
 
@@ -114,8 +114,8 @@ def _once(watcher: Watcher, job: Job, interval: float) -> JobView:
     history.add(job)
     ends = time.monotonic() + interval
     while time.monotonic() < ends:
-        time.sleep(TICK)
-        job = watcher.same(job) or job
+        time.sleep(min(TICK, interval))
+        watcher.go_on()
     job = watcher.answer(job)
     history.add(job)
     return look(job, history)
@@ -138,10 +138,11 @@ def _live(watcher: Watcher, job: Job, interval: float, console: Console) -> int:
             view = look(now, history)
             live.update(job_tables(view, console.width, console.height), refresh=True)
             ends = time.monotonic() + interval
-            while now is not None and time.monotonic() < ends:
+            while time.monotonic() < ends:
                 if keys.ends(min(TICK, interval)):
                     return 0
-                now = watcher.same(now)
+                watcher.go_on()
+            now = watcher.same(now)
     if now is None:
         _print(console, job_tables(view, console.width, None))
         console.print(f"job {view.name} has ended")

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from hybridcomp.top.folder import WATCHED, file_name, machine, make_folder, started_at, switched_off
+from hybridcomp.top.read import tidy
 from hybridcomp.top.snapshot import AxisTotals, Group, InFlight, Snapshot, to_bytes
 
 _LOOK_SECONDS = 1.0  # between looks for whether somebody watches
@@ -149,6 +150,7 @@ class Publisher:
                     path = str(folder / file_name(self._about.pid, self._about.started))
                     watched = str(folder / WATCHED)
                     self._create(path)
+                    tidy(folder)
                 elif self._watched(watched):
                     self._write(path)
                 else:

@@ -14,6 +14,7 @@ from hybridcomp.top.folder import WATCHED, is_file_name, machine, started_at, us
 from hybridcomp.top.snapshot import MOST_BYTES, Snapshot, TornError, from_bytes
 
 _MOST_FILES = 4096
+_OLD_SECONDS = 86400.0
 _TRIES, _PAUSE = 5, 1e-3  # of a file that is being written
 
 
@@ -95,6 +96,19 @@ def read_jobs(folders: Iterable[Path], *, shared: bool) -> list[Job]:
         launcher = next((rank.says.launcher for rank in ordered if rank.says.launcher), "")
         jobs.append(Job(launcher or str(ordered[0].says.pid), ordered))
     return sorted(jobs, key=lambda job: -max(rank.says.since for rank in job.ranks))
+
+
+def tidy(folder: Path) -> None:
+    """Remove old files of processes of this machine that were killed, if nobody has watched since."""
+    for entry in os.scandir(folder):
+        with suppress(OSError):
+            if (
+                is_file_name(entry.name)
+                and time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_SECONDS
+            ):
+                says = _read(Path(entry.path))
+                if says is not None and says.machine == machine() and _ended(says):
+                    os.unlink(entry.path)
 
 
 def _read_ranks(folder: Path, *, shared: bool) -> list[Rank]:

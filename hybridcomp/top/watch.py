@@ -31,16 +31,24 @@ class Watcher:
         if self._shared and not self._folders[0].is_dir():
             raise ConfigError(f"there is no folder {self._folders[0]}, where ranks would keep their files")
 
+    def go_on(self) -> None:
+        """Have the ranks go on writing; to be called more often than every few seconds.
+
+        Raises:
+            ConfigError: they cannot be told.
+        """
+        if time.monotonic() - self._watched >= _WATCH_SECONDS:
+            self._watched = time.monotonic()
+            for folder in self._folders:
+                self._watch(folder)
+
     def jobs(self) -> list[Job]:
         """Return the jobs that there are, the latest first.
 
         Raises:
             ConfigError: the ranks cannot be told to write.
         """
-        if time.monotonic() - self._watched >= _WATCH_SECONDS:
-            self._watched = time.monotonic()
-            for folder in self._folders:
-                self._watch(folder)
+        self.go_on()
         return read_jobs(self._folders, shared=self._shared)
 
     def answers(self) -> list[Job]:

@@ -11,7 +11,7 @@ import pytest
 
 from hybridcomp.top import folder as folder_module
 from hybridcomp.top.folder import folders, make_folder, started_at, usable
-from hybridcomp.top.read import read_jobs, watch
+from hybridcomp.top.read import read_jobs, tidy, watch
 from hybridcomp.top.snapshot import MOST_BYTES, to_bytes
 from tests.top import dead, group, keep, snapshot
 
@@ -135,6 +135,15 @@ def test_in_a_user_namespace_the_folder_is_the_one_outside(monkeypatch: pytest.M
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "0 1000 1\n1 100000 65536\n")
     monkeypatch.setattr(os, "getuid", lambda: 0)
     assert [folder.name for folder in folders()[:2]] == ["hybridcomp-top-1000", "hybridcomp-top-0"]
+
+
+def test_what_was_killed_long_ago_is_tidied_up(tmp_path: Path) -> None:
+    old, new = keep(tmp_path, dead(rank=1)), keep(tmp_path, dead(rank=2))
+    alive, elsewhere = keep(tmp_path, snapshot(0)), keep(tmp_path, dead(rank=4, machine="another"))
+    for path in (old, alive, elsewhere):
+        os.utime(path, (1, 1))
+    tidy(tmp_path)
+    assert names(tmp_path) == sorted(path.name for path in (new, alive, elsewhere))
 
 
 def test_to_watch_follows_no_link(tmp_path: Path) -> None:
