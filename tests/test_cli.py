@@ -46,7 +46,7 @@ def test_no_such_command(arguments: list[str], capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["lab", "--help"], ["demo", "--help"], ["doctor", "--help"]]
+    "arguments", [["--help"], ["lab", "--help"], ["demo", "--help"], ["doctor", "--help"], ["top", "--help"]]
 )
 def test_help_is_quick_and_loads_no_torch_and_no_mpi(arguments: list[str]) -> None:
     program = (

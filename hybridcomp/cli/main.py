@@ -18,6 +18,7 @@ COMMANDS = {
     "run": "run a PyTorch program as it is on several ranks, its groups or its gradients compressed",
     "schedule": "print what each rank does in a collective, check it, and draw its simulated time",
     "study": "train under a grid of policies, schedules, links and seeds, and report",
+    "top": "show a running job: what each axis sends, what is in flight, and which rank is slowest",
     "train": "train a GPT over data, pipeline and tensor parallelism",
 }
 EXIT_WRONG_INPUT = 2

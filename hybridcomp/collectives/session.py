@@ -21,6 +21,8 @@ from hybridcomp.collectives.device.cuda_aware import awareness
 from hybridcomp.collectives.engine.groups import join_for_messages, may_use_devices
 from hybridcomp.collectives.engine.messages import MessagePrograms
 from hybridcomp.collectives.engine.programs import Programs
+from hybridcomp.collectives.execution.completion import in_words
+from hybridcomp.collectives.execution.observing import in_flight, world_ranks
 from hybridcomp.collectives.execution.progress import Request, engine
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.execution.timeouts import check_timeout, is_timeout
@@ -29,6 +31,7 @@ from hybridcomp.collectives.failure.watchdog import watched
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.policy import Choice, Policy, load_policy
+from hybridcomp.top.publish import Activity
 
 Op = MPI.Op | str
 MANY = 1 << 40  # elements: more than any min_bytes
@@ -43,6 +46,7 @@ class Session:
         step: training step, for policies with a warm-up; the caller advances it.
         feedback: error-feedback memory of named messages.
         warm: what linear codecs keep of named messages: PowerSGD's Q.
+        key: a random number that tells it from other communicators; the same on all ranks.
         mpi: the duplicate that collectives run on.
         cuda_aware: whether every rank's MPI takes device pointers.
         spoilt: messages that nobody will take may be on their way: it is never freed.
@@ -70,6 +74,7 @@ class Session:
         parts = make(comm, axis, timeout if is_timeout(timeout) else LEAST_SECONDS, prepare)
         self._policy: Policy = parts.own.policy
         self._engine = engine()
+        self.key = parts.agreed.key
         self.mpi, self._p2p = parts.mpi, parts.p2p
         self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
         self._table = StatTable()
@@ -97,6 +102,7 @@ class Session:
         self._notices = parts.notices
         if self._notices is not None:
             engine().listen(self._notices)
+        self._ranks = world_ranks(self.mpi)
 
     def Free(self) -> None:
         """Release MPI's resources, once all ranks have called this; no operation may be in flight. Collective.
@@ -173,6 +179,11 @@ class Session:
         """Return totals per operation and codec since the communicator was made, on this rank."""
         return self._table.rows()
 
+    def activity(self) -> Activity:
+        """Return what ``hybridcomp top`` shows of it; may be called by any thread."""
+        flying = in_flight(engine().operations(self.key), self._ranks)
+        return Activity(self.key, self._axis, self.size, self._started, self._table.rows(), flying)
+
     # -- the policy ----------------------------------------------------------------------------------
 
     def _choose(
@@ -221,13 +232,13 @@ class Session:
         else:
             self._messages += 1
         number = self._started if common else self._messages
-        what = f"{call.op} number {number} on axis {self._axis!r}, rank {self.rank} of {self.size}"
+        what = (call.op, number, self._axis, self.rank, self.size)
         if self.on_start is not None:
             self.on_start(call)
         if counted:
             steps = self._counted(steps, call)
         if self._comparison is not None and common:
-            steps = self._comparison.before(steps, number, what, described(call))
+            steps = self._comparison.before(steps, number, in_words(what), described(call))
         return engine().start(
             steps,
             what,
@@ -236,6 +247,7 @@ class Session:
             priority=call.raw_bytes.bit_length(),
             notices=self._notices if common else None,
             number=number,
+            communicator=self.key,
         )
 
     def _counted(self, steps: Steps, call: Call) -> Steps:

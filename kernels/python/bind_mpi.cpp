@@ -138,17 +138,18 @@ class Operation {
 
   nb::list take() {
     nb::list rows;
-    for (const auto& kind : kinds_) {
-      const engine::Tally& t = kind->tally;
-      if (kind->calls)
+    // Objects that are made here may start a collection of garbage, and what that ends may let another thread in, which
+    // learns kinds and counts calls: so over a copy, and each count is taken before its row is made.
+    for (const std::shared_ptr<Kind>& kind : std::vector(kinds_)) {
+      const auto calls = std::exchange(kind->calls, 0);
+      const double seconds = std::exchange(kind->seconds, 0.0);
+      const engine::Tally t = std::exchange(kind->tally, {});
+      if (calls)
         rows.append(nb::make_tuple(
-            kind->note, kind->calls, kind->seconds,
+            kind->note, calls, seconds,
             kind->program
                 ? nb::cast(std::make_tuple(t.wire_bytes, t.shared_bytes, t.encode_seconds, t.decode_seconds))
                 : nb::none()));
-      kind->calls = 0;
-      kind->seconds = 0;
-      kind->tally = {};
     }
     return rows;
   }

@@ -109,6 +109,24 @@ def test_sparse_sums(tmp_path):
     assert sent["sketch:load=0.6:index=bloom"] < sent["sketch:load=0.6"] < sent["none"] / 4
 
 
+def test_watched(tmp_path):
+    out = tmp_path / "rows.json"
+    done = run("--rounds", "3", "--seconds", "0.05", "--json", str(out), ranks=2, script="watched")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())
+    assert [(row["bytes"], row["ranks"], row["correct"]) for row in rows] == [
+        (4096, 2, True),
+        (262144, 2, True),
+    ]
+    for row in rows:
+        assert row["off"]["call_microseconds"] > 0
+        for kind, rate in ("looks", 1), ("files", 2):
+            found = row[kind]
+            assert found["a_part"] > 0
+            assert found["processor_microseconds"] > 0
+            assert found["share"] == pytest.approx(found["microseconds"] * 1e-6 * rate, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "match"),
     [

@@ -17,6 +17,11 @@ _NAMED = "{} number {} on axis {!r}, rank {} of {}"
 _lock = threading.Lock()
 
 
+def in_words(what: str | Name) -> str:
+    """Return a name as error messages have it."""
+    return what if isinstance(what, str) else _NAMED.format(*what)
+
+
 class Completion:
     """An operation that ends once.
 
@@ -35,8 +40,12 @@ class Completion:
     @property
     def what(self) -> str:
         """Return operation, axis, rank and sequence number, for error messages."""
-        what = self._what
-        return what if isinstance(what, str) else _NAMED.format(*what)
+        return in_words(self._what)
+
+    @property
+    def name(self) -> Name | None:
+        """Return the parts of its name; None where it has only words."""
+        return None if isinstance(self._what, str) else self._what
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> None:
         """Call ``fn(self)`` when the operation ends, or at once if it has; no lock is held in the call.

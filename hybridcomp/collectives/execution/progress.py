@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager
 from mpi4py import MPI
 
 from hybridcomp.collectives.execution.background import Attended, Background
+from hybridcomp.collectives.execution.completion import Name, in_words
 from hybridcomp.collectives.execution.foreground import LISTEN, SLEEP_MIN, Foreground
 from hybridcomp.collectives.execution.request import Request
 from hybridcomp.collectives.execution.steps import Steps
@@ -71,13 +72,14 @@ class Engine:
     def start(
         self,
         steps: Steps,
-        what: str,
+        what: str | Name,
         timeout: float,
         status: MPI.Status | None = None,
         *,
         priority: int = 0,
         notices: Notices | None = None,
         number: int = 0,
+        communicator: int = 0,
     ) -> Request:
         """Run the first step of an operation here; the rest follows in the background or in ``wait``.
 
@@ -89,10 +91,19 @@ class Engine:
             priority: what is less steps first; of equals, what was started first.
             notices: by which the ranks learn of its failure; None where it takes part in nothing common.
             number: its sequence number, the same on all ranks.
+            communicator: the key of its communicator, if it is an operation of one.
         """
         self.check_process(what)
         request = Request(
-            self, steps, what, timeout, status=status, priority=priority, notices=notices, number=number
+            self,
+            steps,
+            what,
+            timeout,
+            status=status,
+            priority=priority,
+            notices=notices,
+            number=number,
+            communicator=communicator,
         )
         with deferral:
             with self._lock:
@@ -130,10 +141,12 @@ class Engine:
                 ended += self._apply(notices)
         return ended
 
-    def check_process(self, what: str) -> None:
+    def check_process(self, what: str | Name) -> None:
         """Raise RuntimeError in a process that was forked after the engine's start; ``what`` wanted to use MPI."""
         if os.getpid() != self._pid:
-            raise RuntimeError(f"{what}: MPI cannot be used in a process forked after it was initialised")
+            raise RuntimeError(
+                f"{in_words(what)}: MPI cannot be used in a process forked after it was initialised"
+            )
 
     def attended(self) -> AbstractContextManager[None]:
         """Enclose a block whose thread waits next for what it starts inside: the background thread can sleep on.
@@ -158,6 +171,10 @@ class Engine:
         """Tell whether operations of a communicator are in flight."""
         with self._lock:
             return any(request._notices is notices for request in [*self._active, *self.begun])
+
+    def operations(self, communicator: int) -> list[Request]:
+        """Return the operations in flight of the communicator with that key; takes no lock."""
+        return [one for one in [*self._active, *self.begun] if one.communicator == communicator]
 
     def hand_over(self) -> None:
         """Let the background thread go on with what is in flight, as a thread that has polled does so no longer."""

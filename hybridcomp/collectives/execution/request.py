@@ -32,6 +32,8 @@ class Request(Completion):
         number: its sequence number, where ranks tell each other how it fares.
         run: of the compiled engine, where that has begun it, until it has ended.
         priority: what is less steps first.
+        communicator: the key of the communicator that it is an operation of; 0 for none.
+        began: when it did, by :func:`time.monotonic`.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Request(Completion):
         priority: int = 0,
         notices: Notices | None = None,
         number: int = 0,
+        communicator: int = 0,
     ) -> None:
         super().__init__(what)
         self.status = status
         self.number = number
         self.run: Any = None
         self.priority = priority
+        self.communicator = communicator
         self._engine = engine
         self._steps = steps
         self._notices = notices
@@ -58,7 +62,8 @@ class Request(Completion):
         self._arrived = 0  # of the pending requests, from the first on
         self._cancelled = False
         self._timeout = timeout
-        self._deadline = time.monotonic() + timeout
+        self.began = time.monotonic()
+        self._deadline = self.began + timeout
         self._watched: object = watched(what, timeout)
         self._asking = False
         self._ended = False
@@ -219,8 +224,7 @@ class Request(Completion):
                 if request != MPI.REQUEST_NULL and not request.Get_status():
                     waiting.add(peer)
         if self._pending.run is not None:
-            receiving = {peer for _, receives, peer, *_ in steps if receives}
-            waiting |= receiving or {peer for _, _, peer, *_ in steps} or {-1}
+            waiting |= _peers(steps) or {-1}
         if not waiting and self._pending.events:
             who = self._pending.source
         elif -1 in waiting or not waiting:
@@ -235,3 +239,15 @@ class Request(Completion):
         return (
             f"{text}; {absentees(self._notices.replies(self.number), self._notices.rank, self._notices.size)}"
         )
+
+    def awaits(self) -> set[int]:
+        """Return the ranks of the communicator whose messages it waits for, if they can be told; calls no MPI."""
+        pending = self._pending
+        if pending.run is not None:
+            return _peers(pending.run.unfinished())
+        return set(pending.peers[self._arrived :])
+
+
+def _peers(steps: Sequence[tuple[Any, ...]]) -> set[int]:
+    """Return the ranks that a compiled run waits for: those it receives from, if it does."""
+    return {peer for _, receives, peer, *_ in steps if receives} or {peer for _, _, peer, *_ in steps}

@@ -36,6 +36,7 @@ from hybridcomp.collectives.requests import wait_for
 from hybridcomp.collectives.stats import Call, StatRow
 from hybridcomp.errors import MismatchError
 from hybridcomp.native import kernels
+from hybridcomp.top.publish import Activity, hide, show
 
 _CLOSED: deque[Any] = deque([None])  # a queue that is never empty: the fast path stays closed
 _all: weakref.WeakSet[FastPath] = weakref.WeakSet()
@@ -68,6 +69,8 @@ class FastPath(MpiStarter):
         self._flight = kernels().Flight
         self._reconsider()
         _all.add(self)
+        world = MPI.COMM_WORLD
+        self._shown = show(self, self._table.rows, world.Get_rank(), world.Get_size())
 
     def _reconsider(self) -> None:
         """Drop the cached operations, and read again policy, axis and timeout."""
@@ -85,12 +88,19 @@ class FastPath(MpiStarter):
     def Free(self) -> None:
         """Release MPI's resources; no operation may be in flight. Collective."""
         self._learnt.forget()
+        hide(self._shown)
         super().Free()
 
     def stats(self) -> list[StatRow]:
         """Return totals per operation and codec since the communicator was made, on this rank."""
         self._learnt.settle()
         return super().stats()
+
+    def activity(self) -> Activity:
+        """Return what ``hybridcomp top`` shows of it; may be called by any thread."""
+        if trace.recorder is None:  # else each operation is counted as it ends
+            self._learnt.settle()
+        return super().activity()
 
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
         """Do a collective on two buffers; return False if it must take the usual path."""
@@ -167,6 +177,7 @@ class FastPath(MpiStarter):
             status=status,
             notices=notices,
             number=number,
+            communicator=self.key,
         )
         begin = operation.begin if peer is None else operation.begin_message
         (begun,) = itertools.starmap(begin, ((*arguments, flight, request),))

@@ -105,6 +105,11 @@ class Batch:
         self._operations.append(operation)
 
     @property
+    def in_flight(self) -> list[Operation]:
+        """Return its operations that have not ended; may be called by any thread."""
+        return [operation for operation in self._operations if not operation.ended]
+
+    @property
     def ended(self) -> bool:
         """Tell whether no exchange is under way, or follows."""
         return self._exchange is None and not self._left

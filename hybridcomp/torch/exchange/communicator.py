@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hybridcomp.arrays import flatten
 from hybridcomp.codecs import ErrorFeedback
@@ -22,6 +24,8 @@ from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.transport.pools import HeapPool
 from hybridcomp.policy import Choice, Policy
 from hybridcomp.schedules.topology import Topology
+from hybridcomp.top.publish import Activity, show
+from hybridcomp.top.snapshot import InFlight
 from hybridcomp.torch.exchange.batch import Batch, BatchPlan
 from hybridcomp.torch.exchange.group import ExchangeGroup
 from hybridcomp.torch.exchange.operation import Operation
@@ -79,8 +83,10 @@ class TorchCommunicator(OperationStarter[Operation]):
         self._table = StatTable()
         self._started = 0
         self._batch: Batch | None = None
+        self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
         # When this goes, its thread ends.
         weakref.finalize(self, self._worker.close).atexit = False
+        show(self, self._table.rows, dist.get_rank(), dist.get_world_size())
 
     @property
     def axis(self) -> str:
@@ -97,6 +103,7 @@ class TorchCommunicator(OperationStarter[Operation]):
         batch = self._batch = Batch(
             plan, self._group, self._topology, self._sizes, self._pool, _DEVICE_SECONDS
         )
+        self._batches.add(batch)
         self._transport = batch.transport
         # A batch is long out of the caches when its results are read.
         self._stream_from = 0 if plan.nbytes >= STREAM_BYTES else STREAM_BYTES
@@ -117,6 +124,17 @@ class TorchCommunicator(OperationStarter[Operation]):
     def stats(self) -> list[StatRow]:
         """Return totals per operation and codec, on this rank."""
         return self._table.rows()
+
+    def activity(self) -> Activity:
+        """Return what ``hybridcomp top`` shows of it; may be called by any thread."""
+        now, key = time.time() - time.monotonic(), self._group.key
+        flying = [
+            InFlight(op, axis, f"{key:x}", number, now + operation.began, ())
+            for batch in list(self._batches)
+            for operation in batch.in_flight
+            for op, number, axis, *_ in [operation.name or ("", 0, "")]
+        ]
+        return Activity(key, self._axis, self.size, self._started, self._table.rows(), flying)
 
     # -- operations on tensors -----------------------------------------------------------------------
 
@@ -198,7 +216,7 @@ class TorchCommunicator(OperationStarter[Operation]):
         batch = self._batch
         assert batch is not None, "operations are started within coalescing()"
         self._started += 1
-        what = f"{call.op} number {self._started} on axis {self._axis!r}, rank {self.rank} of {self.size}"
+        what = (call.op, self._started, self._axis, self.rank, self.size)
         pipeline, worker = self._pipeline, self._worker
         operation = Operation(
             _counted(steps, call, self._table),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from hybridcomp.arrays import ByteArray
 from hybridcomp.errors import MismatchError
 from hybridcomp.policy import Policy
 from hybridcomp.version import VERSION_BYTES, check_versions, packed_version
+
+_KEY_BYTES = 8
 
 
 class Sizes(NamedTuple):
@@ -36,25 +39,28 @@ class ExchangeGroup:
 
     Attributes:
         rank, size: in the group.
+        key: a random number that tells it from others; the same on all ranks, once they are known to be alike.
     """
 
     def __init__(self, group: Any) -> None:
         backend = str(dist.get_backend(group))
         ranks = dist.get_process_group_ranks(group)
         self._group = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
-        self.rank, self.size = dist.get_rank(self._group), len(ranks)
+        self.rank, self.size, self.key = dist.get_rank(self._group), len(ranks), 0
         devices = dist.Backend.backend_capability.get(backend, ["cpu"])
         self._device = torch.device("cpu" if "cpu" in devices else devices[0])
 
     def check_alike(self, policy: Policy) -> None:
         """Raise MismatchError on all ranks unless their versions and policies are the same. Collective."""
-        mine = np.frombuffer(packed_version() + bytes.fromhex(policy.digest), np.uint8)
+        key = secrets.token_bytes(_KEY_BYTES)
+        mine = np.frombuffer(packed_version() + bytes.fromhex(policy.digest) + key, np.uint8)
         everyone = np.empty(self.size * mine.size, np.uint8)
         counts = [mine.size] * self.size
         self.start(np.tile(mine, self.size), counts, everyone, counts).wait()
         rows = everyone.reshape(self.size, -1)
         check_versions([row[:VERSION_BYTES].tobytes() for row in rows])
-        alike = (rows == mine).all(axis=1)
+        self.key = int.from_bytes(rows[0, -_KEY_BYTES:].tobytes(), "little")
+        alike = (rows == mine)[:, :-_KEY_BYTES].all(axis=1)
         if not alike.all():
             others = ", ".join(str(rank) for rank in np.flatnonzero(~alike))
             raise MismatchError(f"the policy of rank {self.rank} differs from that of rank {others}")

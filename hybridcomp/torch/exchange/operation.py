@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
-from hybridcomp.collectives.execution.completion import Completion
+from hybridcomp.collectives.execution.completion import Completion, Name
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.errors import CollectiveTimeoutError
 
@@ -15,9 +16,10 @@ class Operation(Completion):
 
     Attributes:
         status: of a receive; None.
+        began: when it did, by :func:`time.monotonic`.
     """
 
-    def __init__(self, steps: Steps, what: str, finish: Callable[[], None]) -> None:
+    def __init__(self, steps: Steps, what: Name, finish: Callable[[], None]) -> None:
         """Make an operation.
 
         Args:
@@ -27,6 +29,7 @@ class Operation(Completion):
         """
         super().__init__(what)
         self.status = None
+        self.began = time.monotonic()
         self._steps = steps
         self._finish = finish
         self._pending = Pending([], [])

@@ -1,0 +1,205 @@
+"""Define what a rank says of itself, and check it as it is read: anybody may have written it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+import types
+import typing
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+MOST_BYTES = 1 << 18  # of a file
+MOST_ENTRIES = 1024  # of a list
+_MOST_TEXT = 256
+_VERSION = 1
+_HEAD, _HEAD_FORM = b"%08x %08d\n", re.compile(rb"([0-9a-f]{8}) (\d{8})\n")
+
+
+class TornError(ValueError):
+    """Bytes of a snapshot that is being written."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTotals:
+    """The totals of one axis on one rank, since its process began.
+
+    Attributes:
+        axis: of the mesh.
+        calls: operations that have ended.
+        plain_bytes: that this rank would have sent uncompressed by the usual algorithms.
+        wire_bytes: that this rank sent.
+        shared_bytes: of those, what ranks of the same host read where it was.
+        encode_seconds, decode_seconds: in kernels.
+        wire_seconds: the rest of the time between start and end of each operation.
+    """
+
+    axis: str
+    calls: int
+    plain_bytes: int
+    wire_bytes: int
+    shared_bytes: int
+    encode_seconds: float
+    wire_seconds: float
+    decode_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A communicator, as one of its ranks sees it.
+
+    Attributes:
+        key: a random number of 64 bits in hexadecimal digits, the same on all its ranks.
+        axis: of the mesh.
+        size: ranks.
+        latest: number of the latest collective that this rank has started; the same one has the same number everywhere.
+        waited: seconds that its collectives took which have ended here, without those in kernels.
+    """
+
+    key: str
+    axis: str
+    size: int
+    latest: int
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """An operation in flight on one rank.
+
+    Attributes:
+        op: ``all_reduce``, ``send``, ...
+        axis: of its communicator.
+        key: of its communicator.
+        number: of collectives, the same on all ranks; 0 for sends and receives.
+        since: when it started, in seconds of the wall clock.
+        awaits: ranks of the job whose messages it waits for; none where nobody can say, or all are waited for.
+    """
+
+    op: str
+    axis: str
+    key: str
+    number: int
+    since: float
+    awaits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a rank says of itself.
+
+    Attributes:
+        rank, size: in the job.
+        pid: of the process.
+        started: when it was, in its kernel's ticks; 0 where that is not known.
+        host: its name.
+        machine: tells its machine, and the process ids there, from others.
+        program: what runs.
+        launcher: the job's name by who launched it; "" if that gave it none.
+        since: when its first communicator was made, in seconds of the wall clock.
+        at: when this was written.
+        axes: totals.
+        groups: communicators.
+        in_flight: the oldest operations in flight.
+        unlisted: how many more there are.
+    """
+
+    rank: int
+    size: int
+    pid: int
+    started: int
+    host: str
+    machine: str
+    program: str
+    launcher: str
+    since: float
+    at: float
+    axes: tuple[AxisTotals, ...]
+    groups: tuple[Group, ...]
+    in_flight: tuple[InFlight, ...]
+    unlisted: int
+
+
+def to_bytes(snapshot: Snapshot) -> bytes:
+    """Return what a file holds: a line with checksum and length of the JSON that follows; behind that may be anything.
+
+    A rank writes over what it has written before, and whoever reads meanwhile is to know.
+    """
+    raw = json.dumps({"version": _VERSION, **_plain(snapshot)}, separators=(",", ":")).encode()
+    return _HEAD % (zlib.crc32(raw), len(raw)) + raw
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    found = {name: getattr(record, name) for name in record.__slots__}
+    for name, value in found.items():
+        if isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+            found[name] = [_plain(one) for one in value]
+    return found
+
+
+def from_bytes(raw: bytes) -> Snapshot:
+    """Return the snapshot that a file holds; texts without characters that a terminal would act on.
+
+    Raises:
+        TornError: it is being written, or damaged.
+        ValueError: it holds none.
+    """
+    if len(raw) > MOST_BYTES:
+        raise ValueError(f"a snapshot has at most {MOST_BYTES} bytes")
+    body = _body(raw)
+    try:
+        given = json.loads(body)
+    except RecursionError:
+        raise ValueError("a snapshot is not nested so deeply") from None
+    if not isinstance(given, dict) or _checked(int, given.get("version"), "version") != _VERSION:
+        raise ValueError(f"a snapshot has version {_VERSION}")
+    found = _built(Snapshot, given)
+    assert isinstance(found, Snapshot)
+    return found
+
+
+def _body(raw: bytes) -> bytes:
+    head = _HEAD_FORM.match(raw)
+    if head is None:
+        raise ValueError("a snapshot has checksum and length")
+    checksum, length = int(head[1], 16), int(head[2])
+    body = raw[head.end() : head.end() + length]
+    if len(body) != length or zlib.crc32(body) != checksum:
+        raise TornError("a snapshot has the bytes that its checksum is of")
+    return body
+
+
+@functools.cache
+def _kinds(record: type) -> dict[str, Any]:
+    return typing.get_type_hints(record)
+
+
+def _built(record: type, given: Any) -> Any:
+    if not isinstance(given, dict):
+        raise ValueError(f"{record.__name__} is an object")
+    return record(**{name: _checked(kind, given.get(name), name) for name, kind in _kinds(record).items()})
+
+
+def _checked(kind: Any, given: Any, name: str) -> Any:
+    """Return a value of a kind; raise ValueError unless it is one."""
+    if kind is str and isinstance(given, str):
+        return printable(given[:_MOST_TEXT])
+    if kind is int and type(given) is int and 0 <= given < 1 << 63:
+        return given
+    if kind is float and type(given) in (int, float) and 0 <= given < 1e15 and math.isfinite(given):
+        return float(given)
+    if isinstance(kind, types.GenericAlias) and isinstance(given, list) and len(given) <= MOST_ENTRIES:
+        (element, _) = typing.get_args(kind)
+        if isinstance(element, type) and dataclasses.is_dataclass(element):
+            return tuple(_built(element, one) for one in given)
+        return tuple(_checked(element, one, name) for one in given)
+    raise ValueError(f"{name} is not what it should be")
+
+
+def printable(text: str) -> str:
+    """Return a text with a question mark in place of whatever a terminal would not print as it is."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,326 @@
+"""Compare what the ranks of a job say now with what they said before: rates, who waits for whom, who is slowest."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from statistics import median
+
+from hybridcomp.top.read import Job, Rank
+from hybridcomp.top.snapshot import AxisTotals, InFlight, Snapshot
+
+Process = tuple[str, int, int]
+SILENT_SECONDS = 3.0  # of ranks that write twice a second
+_STUCK_SECONDS = 1.0  # of an operation that some ranks have not started: they keep the others waiting
+_LEAST_SHARE = 0.05  # of the time: what ranks wait for each other less is no matter
+_MOST_OPERATIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What ranks did lately: between the two latest times that each has said anything.
+
+    Attributes:
+        plain, sent: bytes/s, uncompressed and sent.
+        encode, wire, decode: shares of the time; an operation in flight is in wire while it is in neither of the
+            others, and several at a time count as several.
+    """
+
+    plain: float
+    sent: float
+    encode: float
+    wire: float
+    decode: float
+
+
+@dataclass(frozen=True, slots=True)
+class AxisView:
+    """One axis, summed over the ranks that are shown.
+
+    Attributes:
+        axis: its name.
+        ranks: how many have operations on it.
+        totals: since their processes began.
+        rates: bytes/s of all of them, and an average rank's shares of the time; None while they are not known.
+    """
+
+    axis: str
+    ranks: int
+    totals: AxisTotals
+    rates: Rates | None
+
+
+@dataclass(frozen=True, slots=True)
+class OperationView:
+    """An operation in flight: a collective on all its ranks, a send or a receive on one.
+
+    Attributes:
+        op, axis, number: as its ranks say.
+        seconds: since the first of them started it.
+        ranks: that have it in flight.
+        missing: that have not started it, as far as they say.
+        awaits: whose messages are waited for, where none is missing.
+        elsewhere: ranks of its communicator that do not show themselves here.
+    """
+
+    op: str
+    axis: str
+    number: int
+    seconds: float
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    awaits: tuple[int, ...]
+    elsewhere: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank.
+
+    Attributes:
+        rank, pid, host: of its process.
+        ended: the process has, without leaving the job.
+        silent: seconds for which it has said nothing, if that is long.
+        rates: of all axes; None while they are not known.
+        in_flight: operations.
+        oldest: seconds since the oldest of them started.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    ended: bool
+    silent: float | None
+    rates: Rates | None
+    in_flight: int
+    oldest: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Slowest:
+    """The rank that keeps others waiting.
+
+    Attributes:
+        rank: which.
+        axis: of the collectives that they wait in.
+        seconds: that they have waited in one that it has not started; None if they wait again and again.
+        share: of the time, that the others waited longer in collectives than it did; None if they wait in one.
+    """
+
+    rank: int
+    axis: str
+    seconds: float | None
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job.
+
+    Attributes:
+        name, program, since: of it.
+        size: ranks in all.
+        ranks: those that are shown.
+        axes: by bytes, most first.
+        operations: in flight, the oldest first.
+        slowest: the rank that keeps others waiting, if one does.
+    """
+
+    name: str
+    program: str
+    since: float
+    size: int
+    ranks: tuple[RankView, ...]
+    axes: tuple[AxisView, ...]
+    operations: tuple[OperationView, ...]
+    slowest: Slowest | None
+
+
+class History:
+    """The latest of what each rank has said, and what it had said before that."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[Process, tuple[Snapshot | None, Snapshot]] = {}
+
+    def add(self, job: Job) -> None:
+        """Take what a job's ranks say now."""
+        for rank in job.ranks:
+            known = self._pairs.get(rank.process)
+            if known is None:
+                self._pairs[rank.process] = (None, rank.says)
+            elif rank.says.at > known[1].at:
+                self._pairs[rank.process] = (known[1], rank.says)
+
+    def before(self, rank: Rank) -> Snapshot | None:
+        """Return what a rank had said before what it says now; None if nothing, or if it ended meanwhile."""
+        known = self._pairs.get(rank.process)
+        return None if known is None or rank.ended else known[0]
+
+
+def look(job: Job, history: History) -> JobView:
+    """Return the view of a job whose ranks' words ``history`` has."""
+    pairs = [(rank, history.before(rank)) for rank in job.ranks]
+    first = job.ranks[0].says
+    operations = _operations(job)
+    return JobView(
+        job.name,
+        first.program,
+        min(rank.says.since for rank in job.ranks),
+        job.size,
+        tuple(_rank(rank, before) for rank, before in pairs),
+        _axes(pairs),
+        operations[:_MOST_OPERATIONS],
+        _stuck(operations) or _late([(rank.says, before) for rank, before in pairs]),
+    )
+
+
+Pair = tuple[Rank, Snapshot | None]
+
+
+def _axes(pairs: Sequence[Pair]) -> tuple[AxisView, ...]:
+    by_axis: dict[str, list[tuple[AxisTotals, Pair]]] = defaultdict(list)
+    for pair in pairs:
+        for totals in pair[0].says.axes:
+            by_axis[totals.axis].append((totals, pair))
+    views = []
+    for axis, found in by_axis.items():
+        changes = [change for totals, pair in found if (change := _change(totals, *pair)) is not None]
+        rates = _sum(changes)
+        if rates is not None:
+            n = len(changes)
+            rates = replace(rates, encode=rates.encode / n, wire=rates.wire / n, decode=rates.decode / n)
+        views.append(AxisView(axis, len(found), total(totals for totals, _ in found), rates))
+    return tuple(sorted(views, key=lambda view: (-view.totals.plain_bytes, view.axis)))
+
+
+def total(each: Iterable[AxisTotals]) -> AxisTotals:
+    """Return the sums of totals, at least one, under the first one's axis."""
+    first, *others = each
+    names = AxisTotals.__slots__[1:]
+    sums = {name: sum((getattr(one, name) for one in others), getattr(first, name)) for name in names}
+    return AxisTotals(first.axis, **sums)
+
+
+def _sum(each: Sequence[Rates]) -> Rates | None:
+    if not each:
+        return None
+    return Rates(*(sum(column) for column in zip(*map(astuple, each), strict=True)))
+
+
+def _change(now: AxisTotals, rank: Rank, before: Snapshot | None) -> Rates | None:
+    """Return the rates of an axis on a rank."""
+    if before is None:
+        return None
+    seconds = rank.says.at - before.at
+    old = next((one for one in before.axes if one.axis == now.axis), None)
+    wire = _in_flight_seconds(rank.says, now.axis) - _in_flight_seconds(before, now.axis)
+    names = ("plain_bytes", "wire_bytes", "encode_seconds", "wire_seconds", "decode_seconds")
+    changes = [getattr(now, name) - (0 if old is None else getattr(old, name)) for name in names]
+    changes[3] += wire
+    return Rates(*(max(0.0, change / seconds) for change in changes))
+
+
+def _in_flight_seconds(says: Snapshot, axis: str) -> float:
+    return sum(max(0.0, says.at - one.since) for one in says.in_flight if one.axis == axis)
+
+
+def _rank(rank: Rank, before: Snapshot | None) -> RankView:
+    says = rank.says
+    changes = [change for totals in says.axes if (change := _change(totals, rank, before)) is not None]
+    silent = time.time() - says.at
+    since = min((one.since for one in says.in_flight), default=None)
+    return RankView(
+        says.rank,
+        says.pid,
+        says.host,
+        rank.ended,
+        silent if silent > SILENT_SECONDS else None,
+        _sum(changes),
+        len(says.in_flight) + says.unlisted,
+        None if since is None else max(0.0, says.at - since),
+    )
+
+
+# -- who waits for whom ----------------------------------------------------------------------------------
+
+
+def _operations(job: Job) -> tuple[OperationView, ...]:
+    """Return what is in flight, the oldest first."""
+    together: dict[tuple[str, str, int], list[tuple[Rank, InFlight]]] = defaultdict(list)
+    apart: list[OperationView] = []
+    for rank in job.ranks:
+        for one in () if rank.ended else rank.says.in_flight:
+            if one.number:
+                together[one.key, one.op, one.number].append((rank, one))
+            else:
+                seconds = max(0.0, rank.says.at - one.since)
+                where = (rank.says.rank,)
+                apart.append(OperationView(one.op, one.axis, 0, seconds, where, (), one.awaits, 0))
+    common = [_common(job, key, number, found) for (key, _, number), found in together.items()]
+    return tuple(sorted([*common, *apart], key=lambda one: -one.seconds))
+
+
+def _common(job: Job, key: str, number: int, found: Sequence[tuple[Rank, InFlight]]) -> OperationView:
+    """Return the view of a collective that some ranks have in flight."""
+    since = min(one.since for _, one in found)
+    # Operations start in the order of their numbers: a rank that was at a smaller one while others had started this
+    # one has not; nor will one that has died.
+    missing, shown, size = [], 0, 0
+    for rank in job.ranks:
+        for group in rank.says.groups:
+            if group.key == key:
+                shown, size = shown + 1, group.size
+                if group.latest < number and (rank.ended or rank.says.at > since):
+                    missing.append(rank.says.rank)
+    awaits = {peer for _, one in found for peer in one.awaits}
+    first = found[0][1]
+    return OperationView(
+        first.op,
+        first.axis,
+        number,
+        max(0.0, max(rank.says.at for rank, _ in found) - since),
+        tuple(rank.says.rank for rank, _ in found),
+        tuple(missing),
+        () if missing else tuple(sorted(awaits)),
+        max(0, size - shown),
+    )
+
+
+def _stuck(operations: Iterable[OperationView]) -> Slowest | None:
+    """Return the rank that has not started what others wait in, if they do for long."""
+    for one in operations:
+        if one.missing and one.seconds >= _STUCK_SECONDS:
+            return Slowest(one.missing[0], one.axis, one.seconds, None)
+    return None
+
+
+def _late(pairs: Iterable[tuple[Snapshot, Snapshot | None]]) -> Slowest | None:
+    """Return the rank that comes last to collectives: who waits least in them, while the others wait."""
+    waits: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
+    for now, before in pairs:
+        if before is None:
+            continue
+        old = _waited(before)
+        for (key, axis), seconds in _waited(now).items():
+            share = (seconds - old.get((key, axis), 0.0)) / (now.at - before.at)
+            waits[key, axis].append((share, now.rank))
+    found: Slowest | None = None
+    for (_, axis), shares in waits.items():
+        least, *others = sorted(shares)
+        if not others:
+            continue
+        share = min(1.0, median(wait for wait, _ in others) - least[0])
+        if share >= (_LEAST_SHARE if found is None else found.share or 0.0):
+            found = Slowest(least[1], axis, None, share)
+    return found
+
+
+def _waited(says: Snapshot) -> Mapping[tuple[str, str], float]:
+    """Return the seconds of a rank's collectives by communicator, those in flight until now."""
+    seconds = {(group.key, group.axis): group.waited for group in says.groups}
+    for one in says.in_flight:
+        if one.number and (one.key, one.axis) in seconds:
+            seconds[one.key, one.axis] += max(0.0, says.at - one.since)
+    return seconds
