@@ -26,7 +26,7 @@ test: test-unit test-mpi
 # The gate gives no CUDA: it has those tests with more checks (cuda-checked), aside.
 CUDA := tests/cuda
 TOGETHER := tests/codecs $(CUDA) tests/schedules
-IN_PAIRS := tests/mpi4py_suite tests/torch/test_hook.py tests/train tests/torch tests/plugin tests/examples tests/peer tests/warm tests/emulation tests/faults \
+IN_PAIRS := tests/mpi4py_suite tests/torch/test_hook.py tests/train tests/torch tests/plugin tests/top tests/examples tests/peer tests/warm tests/emulation tests/faults \
   tests/soak tests/study/test_study.py tests/benchmarks/test_codecs.py tests/benchmarks/test_programs.py tests/lab/test_cut.py tests/demo \
   tests/lab/test_killed.py
 test-unit: $(VENV)/.installed

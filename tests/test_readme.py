@@ -15,7 +15,14 @@ ROOT = Path(__file__).parent.parent
     "script",
     [
         *("readme.py", "codecs_doc.py", "ddp_doc.py", "study_doc.py", "sizes_doc.py", "step_profile_doc.py"),
-        *("chaos_doc.py", "exact_doc.py", "sparse_doc.py", "gpu_table.py", "examples_doc.py", "choosing_doc.py"),
+        *(
+            "chaos_doc.py",
+            "exact_doc.py",
+            "sparse_doc.py",
+            "gpu_table.py",
+            "examples_doc.py",
+            "choosing_doc.py",
+        ),
     ],
 )
 def test_figures_come_from_the_files(script):

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "python/bind.hpp"
@@ -138,8 +139,9 @@ class Operation {
 
   nb::list take() {
     nb::list rows;
-    // Objects that are made here may start a collection of garbage, and what that ends may let another thread in, which
-    // learns kinds and counts calls: so over a copy, and each count is taken before its row is made.
+    // Objects that are made here may start a collection of garbage, and what that ends may let another thread
+    // in, which learns kinds and counts calls: so over a copy, and each count is taken before its row is
+    // made.
     for (const std::shared_ptr<Kind>& kind : std::vector(kinds_)) {
       const auto calls = std::exchange(kind->calls, 0);
       const double seconds = std::exchange(kind->seconds, 0.0);
