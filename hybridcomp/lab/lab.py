@@ -23,7 +23,7 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.lab import keeper, launch
 from hybridcomp.lab.launch import LabError
 from hybridcomp.lab.rate import Rate
-from hybridcomp.launcher import find_mpiexec
+from hybridcomp.launcher import SHARED_BYTES, SHARED_BYTES_TCP, check_room, find_mpiexec
 
 KINDS = ("auto", "namespaces", "loopback", "shared-memory")
 SUBNET = "10.9.0"
@@ -251,9 +251,16 @@ class Lab:
         env: Mapping[str, str] | None = None,
         **options: Any,
     ) -> subprocess.Popen[Any]:
-        """Start ``argv`` across the hosts and return at once; ``options`` go to ``subprocess.Popen``."""
+        """Start ``argv`` across the hosts and return at once; ``options`` go to ``subprocess.Popen``.
+
+        Raises:
+            ConfigError: no command, a number of ranks that does not fit, or no room for them on this machine.
+            LabError: the lab is not up.
+        """
         environment = self.environment(ppn, env)
         command = self.mpi_command(argv, ppn, ranks=ranks)
+        each = SHARED_BYTES if self.kind == "shared-memory" else SHARED_BYTES_TCP
+        check_room(self.hosts * ppn if ranks is None else ranks, each)
         # MPICH's mpiexec writes to ranks that may have ended by then. With SIGPIPE as it is by default, that kills it
         # and loses what those ranks have printed.
         options.setdefault("restore_signals", False)
