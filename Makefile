@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo demo-full test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 gpu clean format check-tools
+.PHONY: demo demo-full test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 wheel gpu clean format check-tools
 
 # What is installed for it is enough, or more.
 DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
@@ -253,6 +253,10 @@ cuda-checked: $(VENV)/.installed
 # Compile the kernels for another architecture, and compare the bytes that they make under qemu.
 aarch64: $(VENV)/.installed
 	.ci/aarch64.sh
+
+# Build sdist and wheel, install the wheel in a fresh virtual environment, and use it there.
+wheel: $(VENV)/.installed
+	.ci/wheel.sh
 
 # Compile the kernels by NVRTC, as hybridcomp/nvrtc.py does; needs no GPU.
 NVRTC := build/nvrtc
