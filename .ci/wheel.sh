@@ -15,7 +15,7 @@ wheel=$(ls "$out"/dist/*.whl)
 "$bin/python" .ci/smoke.py contents "$wheel" "$here"
 
 "$bin/python" -m venv "$out/env"
-"$out/env/bin/pip" install -q --no-compile -c constraints.txt "$wheel[mpich]"
+"$out/env/bin/pip" install -q --no-compile -c constraints.txt "${wheel}[mpich]"
 # PyTorch, which is large, comes from the checkout's environment; its .pth files, which add the checkout, are not read.
 "$bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
   >"$("$out/env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"

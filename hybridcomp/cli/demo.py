@@ -85,6 +85,9 @@ class Show:
     def begin(self, run: Run, lab: Lab) -> None:
         """Start a bar."""
         link = "links unshaped" if lab.rate.bits_per_second is None else f"links at {lab.rate}"
+        if self._task is None:
+            for note in lab.notes:
+                self._print(note)
         self._printed, self._began = 0, time.monotonic()
         self._task = self._progress.add_task(run.name, total=run.steps, said="starting the ranks")
         if self._progress.disable:
@@ -163,7 +166,7 @@ def announcement(plan: DemoPlan, cores: int) -> str:
     if minutes is not None:
         said += f": about {minutes} minutes on two cores"
     if cores == 1:
-        said += ". There is one core here: it takes twice as long, and who wins says little of a cluster"
+        said += ". There is one core here: it takes longer, and compression, which takes processor time, gains less"
     return said + "."
 
 
