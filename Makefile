@@ -291,12 +291,12 @@ KERNELS := CMakeLists.txt kernels/CMakeLists.txt $(SOURCES)
 
 # For the demonstration, the kernels of this machine's instruction set alone: a third of what there is to compile.
 $(VENV)/.demo: $(VENV)/.tools $(KERNELS)
-	@echo "installing hybridcomp for the demonstration: a minute or two on two cores"
+	@echo "installing hybridcomp for the demonstration: about two minutes on two cores"
 	$(call install,mpich train,native)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(KERNELS)
-	@echo "installing hybridcomp with all that its tests need: three minutes on two cores"
+	@echo "installing hybridcomp with all that its tests need: about four minutes on two cores"
 	$(call install,mpich train examples dev,all)
 	touch $(VENV)/.demo $@
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build the sdist, and the wheel from what the sdist holds, as a release does; then install the wheel in a virtual
 # environment of its own, and use it there, away from the checkout. Takes the index of packages, and a minute or two.
-# The kernels are compiled for this machine alone, at -O0: what is asked is whether everything is there.
+# The kernels are compiled for this machine alone, at -O1: what is asked is whether everything is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 here=$PWD bin=$PWD/.venv/bin out=$PWD/build/wheel
@@ -10,7 +10,7 @@ rm -rf "$out"
 mkdir -p "$out/elsewhere"
 
 "$bin/python" -m build --outdir "$out/dist" \
-  -C cmake.define.HC_ISAS=native -C cmake.define.HC_LEVEL=-O0 >"$out/build.log" 2>&1 || { tail -n 40 "$out/build.log"; exit 1; }
+  -C cmake.define.HC_ISAS=native -C cmake.define.HC_LEVEL=-O1 >"$out/build.log" 2>&1 || { tail -n 40 "$out/build.log"; exit 1; }
 wheel=$(ls "$out"/dist/*.whl)
 "$bin/python" .ci/smoke.py contents "$wheel" "$here"
 

@@ -34,7 +34,7 @@ class Run:
 class DemoPlan:
     """The cluster, the model and the policies; every run shares all of it but policy, rate and steps.
 
-    The defaults are short: half of their time is training, the other half starts ranks.
+    The defaults are short: a good part of their time starts ranks.
     """
 
     hosts: int = 4
