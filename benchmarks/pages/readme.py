@@ -36,7 +36,7 @@ def demo() -> str:
     said = " ".join(record["sentences"][:2])
     return "\n".join(
         [
-            f"**`make demo`** ({record['machine']['processor']}). {said}",
+            f"**`make demo-full`** ({record['machine']['processor']}). {said}",
             "",
             *lines,
             "",

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib.util
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -16,13 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from hybridcomp.cli.terminate import end_on_signals
-from hybridcomp.demo.plan import DemoPlan, Run
+from hybridcomp.demo.plan import FULL, DemoPlan, Run
 from hybridcomp.demo.record import RunRecord
-from hybridcomp.demo.report import HEADINGS, Report, cells
+from hybridcomp.demo.report import Report
 from hybridcomp.demo.runner import Outcome, run_all
 from hybridcomp.lab import KINDS, Lab, Rate
 
 LINES_PER_RUN = 8  # where there is no terminal to draw on
+MINUTES = {DemoPlan(): 3, FULL: 9}  # that a plan takes on two cores, in about
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,7 +39,14 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("runs/demo"), help="folder to write to (default runs/demo)"
     )
     result.add_argument("--rate", default=plan.rate, help=f"speed of each host's link (default {plan.rate})")
-    result.add_argument("--steps", type=int, default=plan.steps, help=f"of each run (default {plan.steps})")
+    result.add_argument(
+        "--full",
+        action="store_true",
+        help=f"the README's: {FULL.pp * FULL.dp * FULL.tp} ranks, tensor parallelism too, {FULL.steps} steps",
+    )
+    result.add_argument(
+        "--steps", type=int, help=f"of each run (default {plan.steps}; with --full {FULL.steps})"
+    )
     result.add_argument(
         "--policies",
         default=",".join(plan.policies),
@@ -76,6 +85,9 @@ class Show:
     def begin(self, run: Run, lab: Lab) -> None:
         """Start a bar."""
         link = "links unshaped" if lab.rate.bits_per_second is None else f"links at {lab.rate}"
+        if self._task is None:
+            for note in lab.notes:
+                self._print(note)
         self._printed, self._began = 0, time.monotonic()
         self._task = self._progress.add_task(run.name, total=run.steps, said="starting the ranks")
         if self._progress.disable:
@@ -121,16 +133,19 @@ def main(argv: list[str]) -> int:
         if importlib.util.find_spec(needed) is None:
             raise ModuleNotFoundError(f"No module named {needed!r}", name=needed)
     end_on_signals()
+    base = FULL if arguments.full else DemoPlan()
     plan = dataclasses.replace(
-        DemoPlan(),
+        base,
         rate=str(Rate.parse(arguments.rate)),
-        steps=arguments.steps,
+        steps=base.steps if arguments.steps is None else arguments.steps,
         policies=tuple(name.strip() for name in arguments.policies.split(",")),
         data=arguments.data,
     )
+    plan.check()
+    console = Console(file=sys.stdout)
+    console.print(announcement(plan, len(os.sched_getaffinity(0))), highlight=False, soft_wrap=True)
     from hybridcomp.demo.output import write_report  # noqa: PLC0415  (matplotlib takes a second to load)
 
-    console = Console(file=sys.stdout)
     with Show(console) as show:
         outcome = run_all(plan, arguments.out, show, kind=arguments.kind)
     report = write_report(outcome, arguments.out)
@@ -140,12 +155,27 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def announcement(plan: DemoPlan, cores: int) -> str:
+    """Return what is going to happen, and how long it takes on so many cores, where that is known."""
+    said = (
+        f"Training a GPT under {len(plan.policies)} policies ({', '.join(plan.policies)}), {plan.steps} steps each, "
+        f"on {plan.pp * plan.dp * plan.tp} ranks of {plan.hosts} hosts with links of {plan.rate}, made on this "
+        "machine"
+    )
+    minutes = MINUTES.get(plan)
+    if minutes is not None:
+        said += f": about {minutes} minutes on two cores"
+    if cores == 1:
+        said += ". There is one core here: it takes longer, and compression, which takes processor time, gains less"
+    return said + "."
+
+
 def _print_report(console: Console, outcome: Outcome, report: Report) -> None:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for index, heading in enumerate(HEADINGS):
+    for index, heading in enumerate(report.headings):
         table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
-    for row in report.rows:
-        table.add_row(*cells(row))
+    for row in report.cells:
+        table.add_row(*row)
     console.print()
     console.print(table)
     console.print()

@@ -17,6 +17,7 @@ from rich.text import Text
 from hybridcomp.cli import inspection
 from hybridcomp.cli.inspection import Findings
 from hybridcomp.errors import ConfigError
+from hybridcomp.launcher import check_launcher, check_room, check_world, inside_mpi
 from hybridcomp.perfmodel import BUILT_IN, Profile, load_profile, wanted_path
 
 if TYPE_CHECKING:
@@ -70,11 +71,25 @@ def main(argv: list[str]) -> int:
     findings = Findings()
     findings.sections["versions"] = inspection.versions()
     findings.sections["kernels"] = inspection.kernels(findings)
+    try:  # what would end this process in MPI's own words
+        check_launcher()
+        if not inside_mpi():
+            check_room(1)
+    except ConfigError as error:
+        findings.problems.append(str(error))
+        return _tell(findings, arguments, None)
     try:
         from mpi4py import MPI  # noqa: PLC0415  (initialises MPI; and what fails here is to be told)
     except (ImportError, RuntimeError) as error:
-        findings.problems.append(f"mpi4py cannot load MPI: {error}")
+        first = str(error).partition("\n")[0]
+        findings.problems.append(
+            f"mpi4py cannot load MPI ({first}): `pip install 'hybridcomp[mpich]'` brings MPICH, or load the site's MPI"
+        )
         return _tell(findings, arguments, None)
+    try:
+        check_world(MPI.COMM_WORLD.size, MPI.Get_library_version())
+    except ConfigError as error:
+        findings.problems.append(str(error))
     return _main_as_rank(MPI.COMM_WORLD, findings, arguments)
 
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab.launch import plain, resolve
-from hybridcomp.launcher import find_mpiexec, inside_mpi, torchrun_variables
+from hybridcomp.launcher import check_launcher, check_room, find_mpiexec, inside_mpi, torchrun_variables
 from hybridcomp.plugin import ddp, replace
 
 EXAMPLES = """examples:
@@ -71,6 +71,7 @@ def main(argv: list[str]) -> int:
     if shutil.which(resolved[0]) is None:
         how = f"; a Python program is run by: python {command[0]}" if command[0].endswith(".py") else ""
         raise ConfigError(f"there is no program {command[0]!r}{how}")
+    check_launcher()
     if inside_mpi():
         _check_size(arguments.ranks)
         os.environ.update(torchrun_variables())
@@ -113,6 +114,7 @@ def _start(arguments: argparse.Namespace, argv: list[str]) -> NoReturn:
     ranks = cores if arguments.ranks is None else arguments.ranks
     if ranks < 1:
         raise ConfigError(f"-n must be 1 or more, not {ranks}")
+    check_room(ranks)
     launch, variables = plain(find_mpiexec(), ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
     if "MASTER_PORT" not in os.environ:

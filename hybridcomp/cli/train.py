@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from hybridcomp.errors import ConfigError, HybridcompError, PolicyError
-from hybridcomp.launcher import LAST_WORDS_SECONDS, abort, inside_mpi
+from hybridcomp.launcher import LAST_WORDS_SECONDS, abort, check_launcher, inside_mpi
 from hybridcomp.train import launch, start
 from hybridcomp.train.interrupt import StopRequest
 
@@ -31,13 +31,14 @@ def main(arguments: Sequence[str]) -> int:
     the ranks check again, agree, and train.
     """
     job = None
-    if not inside_mpi():
-        try:
+    try:
+        check_launcher()
+        if not inside_mpi():
             job = start.prepare(arguments)
             if job.config.ranks > 1:
                 launch.exec_under_mpiexec(job.config.ranks, job.config.threads, arguments)
-        except HybridcompError as error:
-            return _complain(str(error))
+    except HybridcompError as error:
+        return _complain(str(error))
     return _run_as_rank(arguments, job)
 
 

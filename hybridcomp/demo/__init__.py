@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hybridcomp.demo.plan import DemoPlan, Run
+from hybridcomp.demo.plan import FULL, DemoPlan, Run
 from hybridcomp.demo.record import RunRecord, read_run
 from hybridcomp.demo.report import Report
 from hybridcomp.demo.runner import run_all
 from hybridcomp.demo.training import RunFailedError
 
-__all__ = ["DemoPlan", "Report", "Run", "RunFailedError", "RunRecord", "read_run", "run_all"]
+__all__ = ["FULL", "DemoPlan", "Report", "Run", "RunFailedError", "RunRecord", "read_run", "run_all"]

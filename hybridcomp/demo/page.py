@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridcomp import style
-from hybridcomp.demo.report import HEADINGS, Report, cells
+from hybridcomp.demo.report import Report
 from hybridcomp.demo.runner import Outcome
 
 TRAFFIC = ("axis", "op", "codec", "calls", "raw_bytes", "plain_bytes", "wire_bytes", "reason")
@@ -35,9 +35,9 @@ def page(outcome: Outcome, report: Report, picture: bytes, machine: Mapping[str,
         f"""<h1>hybridcomp: training over slow links</h1>
 <p class="when">{when}, {outcome.seconds / 60:.1f} minutes in all</p>
 <ul>{words}</ul>
-{table(HEADINGS, [cells(row) for row in report.rows])}
+{table(report.headings, report.cells)}
 <p>val loss: nats per token on held-out text, at the end. dp, pp, tp MB: 10<sup>6</sup> bytes that all
-ranks sent for data, pipeline and tensor parallelism while training; tensor parallelism stays inside a host,
+ranks sent for data, pipeline and tensor parallelism while training; the last stays inside a host,
 where it uses shared memory. Seconds are those of training, without start and evaluations.</p>
 <p class="wide"><img src="data:image/png;base64,{embedded}" alt="Left: loss over wall time for each policy. Right:
 bytes sent per axis of parallelism for each policy. The table above holds the same figures."></p>

@@ -88,7 +88,7 @@ def _draw_traffic(axes: Any, report: Report) -> None:
     names = [row.name for row in report.rows]
     unit, divisor = _unit(max(sum(row.wire_bytes.values()) for row in report.rows))
     bottom = [0.0] * len(names)
-    for axis, label in AXIS_LABELS.items():
+    for axis in report.axes:
         colour, hatch = AXIS_STYLES[axis]
         heights = [row.wire_bytes.get(axis, 0) / divisor for row in report.rows]
         axes.bar(
@@ -100,7 +100,7 @@ def _draw_traffic(axes: Any, report: Report) -> None:
             hatch=hatch,
             edgecolor="white",
             linewidth=0.8,
-            label=label,
+            label=AXIS_LABELS[axis],
         )
         bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
     for index, total in enumerate(bottom):

@@ -32,14 +32,17 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoPlan:
-    """The cluster, the model and the policies; every run shares all of it but policy, rate and steps."""
+    """The cluster, the model and the policies; every run shares all of it but policy, rate and steps.
+
+    The defaults are short: a good part of their time starts ranks.
+    """
 
     hosts: int = 4
-    ppn: int = 2  # tensor parallelism stays inside a host, data and pipeline parallelism cross hosts
+    ppn: int = 1
     rate: str = "200mbit"
     pp: int = 2
     dp: int = 2
-    tp: int = 2
+    tp: int = 1
 
     layers: int = 8
     d_model: int = 256
@@ -51,12 +54,12 @@ class DemoPlan:
     seed: int = 1
     data: str | None = None
 
-    steps: int = 100
+    steps: int = 30
     warmup_steps: int = 12
-    evaluations: int = 5  # over the run, the last at its end
+    evaluations: int = 2  # over the run, the last at its end
     eval_batches: int = 8
     policies: tuple[str, ...] = (BASELINE, "naive", "hybrid")
-    unshaped_steps: int = 15  # enough to time a step, of the baseline without the link's limit
+    unshaped_steps: int = 10  # enough to time a step, of the baseline without the link's limit
 
     def check(self) -> None:
         """Raise ConfigError or PolicyError where the plan cannot be run or compared."""
@@ -116,6 +119,15 @@ class DemoPlan:
     def tokens_per_step(self) -> int:
         """Return the tokens that one optimizer step sees."""
         return self.dp * self.micro_batches * self.micro_batch_size * self.seq_len
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Return the axes of the mesh that have more than one rank."""
+        return tuple(axis for axis in ("dp", "pp", "tp") if getattr(self, axis) > 1)
+
+
+FULL = DemoPlan(ppn=2, tp=2, steps=100, evaluations=5, unshaped_steps=15)
+"""The README's: tensor parallelism inside each host, which data and pipeline parallelism leave, and more steps."""
 
 
 def _flag(name: str, value: object) -> Sequence[str]:

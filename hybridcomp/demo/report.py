@@ -10,8 +10,6 @@ from hybridcomp.demo.plan import BASELINE, UNSHAPED
 from hybridcomp.demo.record import RunRecord
 from hybridcomp.demo.runner import Outcome
 
-AXES = ("dp", "pp", "tp")
-
 
 @dataclass(frozen=True)
 class Row:
@@ -41,14 +39,27 @@ class Report:
     """The comparison of one demonstration.
 
     Attributes:
+        axes: of the mesh, whose traffic is told.
         rows: one for each policy, the baseline's among them.
         share: part of the baseline's step that the shaped link costs; None where links cannot be shaped.
         sentences: what the figures say.
     """
 
+    axes: tuple[str, ...]
     rows: tuple[Row, ...]
     share: float | None
     sentences: tuple[str, ...]
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """Return those of the table."""
+        traffic = (f"{axis} MB" for axis in self.axes)
+        return ("policy", "tokens/s", "x none", "val loss", "vs none", *traffic, "seconds")
+
+    @property
+    def cells(self) -> list[tuple[str, ...]]:
+        """Return the rows of the table as text; megabytes are 10^6 bytes."""
+        return [_cells(row, self.axes) for row in self.rows]
 
 
 def compare(outcome: Outcome) -> Report:
@@ -59,7 +70,7 @@ def compare(outcome: Outcome) -> Report:
     share = None
     if UNSHAPED in outcome.records:
         share = 1 - outcome.records[UNSHAPED].step_seconds / base.step_seconds
-    return Report(rows, share, tuple(_sentences(rows, share, outcome)))
+    return Report(outcome.plan.axes, rows, share, tuple(_sentences(rows, share, outcome)))
 
 
 def _row(record: RunRecord, base: RunRecord) -> Row:
@@ -105,6 +116,8 @@ def _sentences(rows: Sequence[Row], share: float | None, outcome: Outcome) -> li
             f"{row.name}: {row.speedup:.2f} times the tokens per second, {loss}, "
             f"{ratio:.1f} times fewer bytes sent."
         )
+    seen = plan.steps * plan.tokens_per_step
+    said.append(f"The losses are those of a model early in training, which has seen {seen:,} tokens.")
     return said
 
 
@@ -114,13 +127,7 @@ def _worse(change: float) -> str:
     return f"{abs(change):.1%} {'higher' if change > 0 else 'lower'}"
 
 
-HEADINGS = (
-    "policy", "tokens/s", "x none", "val loss", "vs none", "dp MB", "pp MB", "tp MB", "seconds",
-)  # fmt: skip
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    """Return one row of the table as text, in the order of ``HEADINGS``; megabytes are 10^6 bytes."""
+def _cells(row: Row, axes: Sequence[str]) -> tuple[str, ...]:
     change = "diverged" if math.isnan(row.loss_change) else f"{row.loss_change:+.1%}"
     return (
         row.name,
@@ -128,6 +135,6 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{row.speedup:.2f}",
         f"{row.val_loss:.3f}",
         "" if row.name == BASELINE else change,
-        *(f"{row.wire_bytes.get(axis, 0) / 1e6:,.1f}" for axis in AXES),
+        *(f"{row.wire_bytes.get(axis, 0) / 1e6:,.1f}" for axis in axes),
         f"{row.seconds:.0f}",
     )

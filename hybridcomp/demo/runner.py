@@ -14,6 +14,7 @@ from typing import Protocol
 from hybridcomp.demo.plan import DemoPlan, Run
 from hybridcomp.demo.record import RunRecord
 from hybridcomp.demo.training import train_in
+from hybridcomp.errors import ConfigError
 from hybridcomp.lab import Lab
 
 
@@ -61,7 +62,10 @@ def run_all(plan: DemoPlan, out: Path, watcher: Watcher, *, kind: str = "auto") 
     """
     plan.check()
     start = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {out}: {error.strerror}") from error
     outcome = Outcome(plan)
     with Lab(plan.hosts, plan.rate, kind=kind) as shaped:
         outcome.kind, outcome.notes = shaped.kind, list(shaped.notes)

@@ -23,7 +23,7 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.lab import keeper, launch
 from hybridcomp.lab.launch import LabError
 from hybridcomp.lab.rate import Rate
-from hybridcomp.launcher import find_mpiexec
+from hybridcomp.launcher import SHARED_BYTES, SHARED_BYTES_TCP, check_room, find_mpiexec
 
 KINDS = ("auto", "namespaces", "loopback", "shared-memory")
 SUBNET = "10.9.0"
@@ -95,17 +95,17 @@ class Lab:
         self.mpiexec = self.mpiexec or find_mpiexec()
         self.notes = []
         candidates = [self._asked] if self._asked != "auto" else list(KINDS[1:])
-        refusals = []
+        refusals: dict[str, list[str]] = {}  # by what was refused, the kinds
         for kind in candidates:
             try:
                 self._up(kind)
             except LabError as error:
-                refusals.append(f"{kind}: {error}")
+                refusals.setdefault(str(error), []).append(kind)
                 continue
             self.kind = kind
-            self._note(refusals)
+            self._note(_listed(refusals))
             return self
-        raise LabError(f"no lab of kind {self._asked!r} on this machine. " + "; ".join(refusals))
+        raise LabError(f"no lab of kind {self._asked!r} on this machine. {_listed(refusals)}")
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -191,9 +191,9 @@ class Lab:
         process.stdout.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _note(self, refusals: list[str]) -> None:
+    def _note(self, refusals: str) -> None:
         if refusals:
-            self.notes.append("This machine does not allow a better lab: " + "; ".join(refusals) + ".")
+            self.notes.append(f"This machine does not allow a better lab: {refusals}.")
         if self.kind == "loopback":
             self.notes.append(f"All ranks share one loopback at {self.rate}; hosts are not told apart.")
         if self.kind == "shared-memory":
@@ -251,9 +251,16 @@ class Lab:
         env: Mapping[str, str] | None = None,
         **options: Any,
     ) -> subprocess.Popen[Any]:
-        """Start ``argv`` across the hosts and return at once; ``options`` go to ``subprocess.Popen``."""
+        """Start ``argv`` across the hosts and return at once; ``options`` go to ``subprocess.Popen``.
+
+        Raises:
+            ConfigError: no command, a number of ranks that does not fit, or no room for them on this machine.
+            LabError: the lab is not up.
+        """
         environment = self.environment(ppn, env)
         command = self.mpi_command(argv, ppn, ranks=ranks)
+        each = SHARED_BYTES if self.kind == "shared-memory" else SHARED_BYTES_TCP
+        check_room(self.hosts * ppn if ranks is None else ranks, each)
         # MPICH's mpiexec writes to ranks that may have ended by then. With SIGPIPE as it is by default, that kills it
         # and loses what those ranks have printed.
         options.setdefault("restore_signals", False)
@@ -366,6 +373,10 @@ class Lab:
         if not self._networks:
             return []
         return [*launch.nsenter(self._user), f"--net={self._networks[network]}"]
+
+
+def _listed(refusals: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{', '.join(kinds)}: {error}" for error, kinds in refusals.items())
 
 
 def _hint(refusal: str) -> str:

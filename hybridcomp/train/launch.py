@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.launcher import find_mpiexec
+from hybridcomp.launcher import check_room, check_world, find_mpiexec
 from hybridcomp.train.config import TERMINAL
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def exec_under_mpiexec(ranks: int, threads: int, arguments: Sequence[str]) -> No
     if sys.stdout.isatty():
         environment[TERMINAL] = str(shutil.get_terminal_size().columns)
     mpiexec = find_mpiexec()
+    check_room(ranks)
     command = [mpiexec, "-n", str(ranks), sys.executable, "-m", "hybridcomp", "train", *arguments]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -39,6 +40,9 @@ def check_rank_count(ranks: int, comm: MPI.Comm) -> None:
     """
     if comm.size == ranks:
         return
+    from mpi4py import MPI  # noqa: PLC0415  (is loaded, where there is a communicator)
+
+    check_world(comm.size, MPI.Get_library_version())
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if comm.size == 1 and tasks != "1":
         raise ConfigError(

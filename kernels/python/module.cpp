@@ -36,6 +36,11 @@ void set_threads(int count) {
 NB_MODULE(_kernels, m) {
   using namespace hybridcomp;
   using namespace nb::literals;
+  std::size_t count = 0;
+  available_kernels(&count);
+  if (!count)
+    throw nb::import_error(
+        "they were compiled for another processor alone; `make build`, or pip, compiles them for all");
   // The progress engine keeps what MPI may still write to until the process has gone.
   nb::set_leak_warnings(false);
   m.doc() = "Compiled CPU kernels of hybridcomp. Buffers are anything with the buffer protocol.";

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import re
@@ -9,7 +10,7 @@ import pytest
 
 from hybridcomp.demo.output import write_report
 from hybridcomp.demo.picture import smoothed
-from hybridcomp.demo.report import cells, compare
+from hybridcomp.demo.report import compare
 from tests.demo.fake import outcome
 
 
@@ -36,8 +37,22 @@ def test_without_a_shaped_link_speed_is_not_the_point(tmp_path: Path) -> None:
     assert "speed is not the point" in " ".join(report.sentences)
 
 
+def test_the_words_say_how_early_the_losses_are(tmp_path: Path) -> None:
+    assert "early in training, which has seen 10,240 tokens" in compare(outcome(tmp_path)).sentences[-1]
+
+
+def test_axes_of_one_rank_are_not_told(tmp_path: Path) -> None:
+    done = outcome(tmp_path)
+    done.plan = dataclasses.replace(done.plan, hosts=2, ppn=2, tp=1)
+    report = compare(done)
+    assert report.headings[5:] == ("dp MB", "pp MB", "seconds")
+    assert report.cells[0] == ("none", "1,024", "1.00", "2.000", "", "100.0", "10.0", "20")
+
+
 def test_cells(tmp_path: Path) -> None:
-    rows = [cells(row) for row in compare(outcome(tmp_path)).rows]
+    report = compare(outcome(tmp_path))
+    rows = report.cells
+    assert report.headings[5:] == ("dp MB", "pp MB", "tp MB", "seconds")
     assert rows[0] == ("none", "1,024", "1.00", "2.000", "", "100.0", "10.0", "0.0", "20")
     assert rows[1][3:5] == ("nan", "diverged")
     assert rows[2][4] == "+1.0%"
@@ -81,8 +96,8 @@ def test_files(tmp_path: Path, shaped: bool) -> None:
     assert page.open == []
     assert page.outside == []  # it needs no other file
     assert b64decode(page.images[0].removeprefix("data:image/png;base64,")) == picture
-    for row in report.rows:
-        assert "".join(f"<td>{cell}</td>" for cell in cells(row)) in text
+    for row in report.cells:
+        assert "".join(f"<td>{cell}</td>" for cell in row) in text
     assert "&lt;policy&gt;" in text
     assert "hybrid &lt;&amp;&gt;" in text
     assert re.search(r"torch \d", text)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hybridcomp.cli.demo import Show
+from hybridcomp.cli.demo import MINUTES, Show, announcement
 from hybridcomp.demo import DemoPlan, Run, RunFailedError, run_all, training
 from hybridcomp.errors import ConfigError, PolicyError
 from tests.demo.fake import lines
@@ -59,6 +59,18 @@ def test_all_runs_of_the_plan(tmp_path: Path) -> None:
     assert "none: 12 steps under policy none, shared-memory" in out
     assert re.search(r"step +12  loss +2\.091", out)
     assert "validation loss 2.000" in out
+
+
+@pytest.mark.parametrize("plan", MINUTES)
+def test_what_comes_is_said_at_once(plan: DemoPlan) -> None:
+    plan.check()
+    said = announcement(plan, 2)
+    assert (
+        f"{plan.steps} steps each, on {plan.hosts * plan.ppn} ranks of 4 hosts with links of 200mbit" in said
+    )
+    assert said.endswith(f"about {MINUTES[plan]} minutes on two cores.")
+    assert "minutes" not in announcement(dataclasses.replace(plan, steps=500), 2)
+    assert "one core" in announcement(plan, 1)
 
 
 @pytest.mark.lab

@@ -27,6 +27,7 @@ from hybridcomp.collectives.failure.watchdog import watched
 from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, connect_peers
 from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
+from hybridcomp.launcher import check_world
 from hybridcomp.schedules.topology import Topology
 
 T = TypeVar("T")
@@ -101,13 +102,14 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
         prepare: brings what this rank needs, by itself.
 
     Raises:
-        ConfigError: MPI has too low a level of thread support.
+        ConfigError: MPI has too low a level of thread support, or was started by another MPI's launcher.
         CollectiveTimeoutError: the other ranks have not all come, or do not go on.
         RemoteError: another rank has failed; names it.
         MismatchError: on every rank; they disagree.
         BaseException: what ``prepare`` raised.
     """
     check_threads()
+    check_world(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
     rank, size = comm.Get_rank(), comm.Get_size()
     what = f"making a communicator on axis {axis!r}, rank {rank} of {size}"
     engine().check_process(what)

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
+from hybridcomp.launcher import check_launcher, check_world
 
 _TOKEN_KEY = "hybridcomp/rendezvous"
 _FAILED = "failed"  # in place of a token: rank 0 has no store
@@ -36,9 +37,11 @@ _CARD_BYTES = 4096
 
 def by_mpi(timeout: timedelta) -> Iterator[tuple[Store, int, int]]:
     """Yield the store, this rank and the size, once; the form that torch asks of a handler."""
+    check_launcher()
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 
     world = MPI.COMM_WORLD
+    check_world(world.size, MPI.Get_library_version())
     if world.rank == 0:
         store: Store = _serve(world, timeout)
     else:

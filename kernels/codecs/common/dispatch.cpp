@@ -11,17 +11,16 @@
 
 namespace hybridcomp {
 
+// HC_WITH_...: an instruction set whose kernels were compiled (HC_ISAS in kernels/CMakeLists.txt).
 namespace portable {
 extern const Kernels table;
 }
-#if HC_X86
 namespace avx2 {
 extern const Kernels table;
 }
 namespace avx512 {
 extern const Kernels table;
 }
-#endif
 
 namespace {
 
@@ -47,15 +46,22 @@ struct Available {
   Available() {
 #if HC_X86
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("bmi") &&
-                      __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+    [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c() &&
+                                       __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                                       __builtin_cpu_supports("popcnt");
+#if HC_WITH_avx512
     const bool clmul = __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul");
     if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
       add(avx512::table, clmul ? crc32c_vpclmul : crc32c_sse42);
+#endif
+#if HC_WITH_avx2
     if (avx2) add(avx2::table, crc32c_sse42);
 #endif
+#endif
+#if HC_WITH_portable
     add(portable::table, crc32c_table);
+#endif
   }
 };
 

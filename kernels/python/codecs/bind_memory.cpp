@@ -233,9 +233,12 @@ void make_momentum(MomentumMemory* self, std::size_t n, bool wide, Shared rooms,
 
 void join(JoinedMemory* self, std::vector<std::shared_ptr<Memory>> parts, Shared rooms) {
   if (parts.empty()) Buffer::fail("there is no memory to join");
-  for (const auto& part : parts)
-    if (!part || typeid(*part) != typeid(*parts.front()) || part->kind() != parts.front()->kind())
+  const Memory* first = parts.front().get();
+  for (const auto& part : parts) {
+    const Memory* one = part.get();
+    if (!one || typeid(*one) != typeid(*first) || one->kind() != first->kind())
       Buffer::fail("memories of several forms, or types, cannot be joined");
+  }
   new (self) JoinedMemory(std::move(parts), std::move(rooms));
 }
 
