@@ -21,7 +21,7 @@ DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
 demo: $(DEMO)
 	$(BIN)/hybridcomp demo
 
-# The README's figures: ten minutes.
+# The README's figures: seven minutes on two cores.
 demo-full: $(DEMO)
 	$(BIN)/hybridcomp demo --full
 

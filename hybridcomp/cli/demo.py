@@ -24,7 +24,7 @@ from hybridcomp.demo.runner import Outcome, run_all
 from hybridcomp.lab import KINDS, Lab, Rate
 
 LINES_PER_RUN = 8  # where there is no terminal to draw on
-MINUTES = {DemoPlan(): 3, FULL: 9}  # that a plan takes on two cores, in about
+MINUTES = {DemoPlan(): 3, FULL: 7}  # that a plan takes on two cores, in about
 
 
 def parser() -> argparse.ArgumentParser:
@@ -143,7 +143,9 @@ def main(argv: list[str]) -> int:
     )
     plan.check()
     console = Console(file=sys.stdout)
-    console.print(announcement(plan, len(os.sched_getaffinity(0))), highlight=False, soft_wrap=True)
+    console.print(
+        announcement(plan, len(os.sched_getaffinity(0)), os.getloadavg()[0]), highlight=False, soft_wrap=True
+    )
     from hybridcomp.demo.output import write_report  # noqa: PLC0415  (matplotlib takes a second to load)
 
     with Show(console) as show:
@@ -155,8 +157,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def announcement(plan: DemoPlan, cores: int) -> str:
-    """Return what is going to happen, and how long it takes on so many cores, where that is known."""
+def announcement(plan: DemoPlan, cores: int, load: float) -> str:
+    """Return what is going to happen, and how long it takes, where that is known.
+
+    Args:
+        plan: of the demonstration.
+        cores: that this process may use.
+        load: of this machine, in processes that run, before it begins.
+    """
     said = (
         f"Training a GPT under {len(plan.policies)} policies ({', '.join(plan.policies)}), {plan.steps} steps each, "
         f"on {plan.pp * plan.dp * plan.tp} ranks of {plan.hosts} hosts with links of {plan.rate}, made on this "
@@ -167,6 +175,8 @@ def announcement(plan: DemoPlan, cores: int) -> str:
         said += f": about {minutes} minutes on two cores"
     if cores == 1:
         said += ". There is one core here: it takes longer, and compression, which takes processor time, gains less"
+    if load > cores / 2:
+        said += f". Others are busy here (load {load:.1f}): it takes longer, and speeds vary with them"
     return said + "."
 
 

@@ -64,13 +64,14 @@ def test_all_runs_of_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize("plan", MINUTES)
 def test_what_comes_is_said_at_once(plan: DemoPlan) -> None:
     plan.check()
-    said = announcement(plan, 2)
+    said = announcement(plan, 2, 0.3)
     assert (
         f"{plan.steps} steps each, on {plan.hosts * plan.ppn} ranks of 4 hosts with links of 200mbit" in said
     )
     assert said.endswith(f"about {MINUTES[plan]} minutes on two cores.")
-    assert "minutes" not in announcement(dataclasses.replace(plan, steps=500), 2)
-    assert "one core" in announcement(plan, 1)
+    assert "minutes" not in announcement(dataclasses.replace(plan, steps=500), 2, 0.3)
+    assert "one core" in announcement(plan, 1, 0.3)
+    assert "load 2.5" in announcement(plan, 2, 2.5)
 
 
 @pytest.mark.lab
