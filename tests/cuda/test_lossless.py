@@ -187,8 +187,12 @@ def test_uses(fake: Nvcomp, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.import_module
+
     def absent(name: str) -> Any:
-        raise ImportError(f"No module named {name!r}")
+        if "nvcomp" in name:
+            raise ImportError(f"No module named {name!r}")
+        return find(name)
 
     monkeypatch.setenv("HYBRIDCOMP_NVCOMP", "trust")
     monkeypatch.setattr(importlib, "import_module", absent)
