@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -124,6 +125,8 @@ def _once(watcher: Watcher, job: Job, interval: float) -> JobView:
 def _live(watcher: Watcher, job: Job, interval: float, console: Console) -> int:
     """Show a job until it ends, or its user has seen enough."""
     end_on_signals()
+    # Ignored where a script's background process started this one, and yet the key that ends a live view.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     history = History()
     history.add(job)
     view = look(job, history)

@@ -35,6 +35,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody answers here."""
     monkeypatch.setattr(watch_module, "_ANSWER_SECONDS", 0.1)
     monkeypatch.delenv("HYBRIDCOMP_TOP", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # workers of pytest have it
 
 
 def top(folder: Path, *arguments: str) -> int:
