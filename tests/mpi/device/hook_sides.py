@@ -59,7 +59,7 @@ class Exchanges:
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm
-        self.rank, self.size = RANK, SIZE
+        self.rank, self.size, self.key = RANK, SIZE, 0
         self.started = 0
 
     def check_alike(self, policy: Any) -> None:
