@@ -86,7 +86,9 @@ class TorchCommunicator(OperationStarter[Operation]):
         self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
         # When this goes, its thread ends.
         weakref.finalize(self, self._worker.close).atexit = False
-        place = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (group.rank, group.size)
+        place = (
+            (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (group.rank, group.size)
+        )
         show(self, self._table.rows, *place)
 
     @property
