@@ -283,10 +283,11 @@ def test_an_exchange_that_was_interrupted_goes_on(make):
             Doing().wait()
         else:
             interrupted(Doing(), 0.004)
-        again = comm._messages == before and not got.any() and late != ME
+        if late != ME and comm._messages == before and not got.any():  # interrupted before it began
+            Doing().wait()
         engine().attend(lambda: not engine()._active and not engine().begun)
         WORLD.Barrier()
-        verdict(not again and bool((got == gaussian(N, LEFT)).all()), f"{again}")
+        verdict(bool((got == gaussian(N, LEFT)).all()))
 
 
 def test_an_irecv_refuses_what_is_compressed_and_too_large(make):
