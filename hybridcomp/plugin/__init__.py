@@ -5,6 +5,8 @@ a program makes a group of that name: a program that never heard of hybridcomp m
 Two variables go further, and change programs that name no backend of ours: ``HYBRIDCOMP_REPLACE``
 (:mod:`hybridcomp.plugin.replace`) and ``HYBRIDCOMP_HOOK`` (:mod:`hybridcomp.plugin.ddp`).
 ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, which is torch's own variable, switches all of it off.
+
+All that every ``import torch`` pays for is in this one file, which takes a millisecond to load.
 """
 
 from __future__ import annotations
@@ -14,13 +16,21 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from hybridcomp.plugin import libraries
-
 BACKEND = "hybridcomp"
 _ON_DEMAND = {"HYBRIDCOMP_REPLACE": "replace", "HYBRIDCOMP_HOOK": "ddp"}  # loaded where the variable is set
+_PATCHES = {  # a module: the function of ``hybridcomp.plugin.libraries`` that patches it
+    "accelerate.state": "take_the_backend",
+    "transformers.training_args": "list_the_backend",
+    "lightning.fabric.plugins.environments.mpi": "ask_the_launcher",
+    "lightning_fabric.plugins.environments.mpi": "ask_the_launcher",
+}
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
@@ -36,10 +46,57 @@ def register() -> None:
         "torch.distributed.rendezvous"
     )._rendezvous_handlers
     handlers["env"] = _before(handlers["env"])
-    libraries.install()
+    for name, patch in _PATCHES.items():
+        when_imported(name, partial(_patch, patch))
     for variable, module in _ON_DEMAND.items():
         if os.environ.get(variable):
             importlib.import_module(f"hybridcomp.plugin.{module}").install()
+
+
+def when_imported(name: str, do: Callable[[Any], None]) -> None:
+    """Call ``do(module)`` after a module has been executed, or now if it has been.
+
+    Modules of other libraries are patched so: some take a second to import, and few programs need them.
+    """
+    module = sys.modules.get(name)
+    if module is None:
+        _finder.wanted.setdefault(name, []).append(do)
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+    else:
+        do(module)
+
+
+class _Finder(MetaPathFinder):
+    """An importer's finder that finds the wanted modules as everybody else would, each once."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, list[Callable[[Any], None]]] = {}
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """See :class:`importlib.abc.MetaPathFinder`."""
+        if fullname not in self.wanted:
+            return None
+        calls = self.wanted.pop(fullname)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_do(module: Any) -> None:
+                execute(module)
+                for do in calls:
+                    do(module)
+
+            spec.loader.exec_module = execute_and_do  # type: ignore[method-assign]
+        return spec
+
+
+_finder = _Finder()
+
+
+def _patch(function: str, module: Any) -> None:
+    """Patch a module by a function of :mod:`hybridcomp.plugin.libraries`."""
+    getattr(importlib.import_module("hybridcomp.plugin.libraries"), function)(module)
 
 
 def _create(opts: Any, options: Any = None) -> Any:

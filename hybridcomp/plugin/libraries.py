@@ -2,6 +2,9 @@
 
 On CPUs accelerate insists on gloo whatever a program asks for, and transformers' command line has a list of names.
 Lightning starts MPI to ask whether it was started by MPI, and MPI starts but once.
+
+:mod:`hybridcomp.plugin` calls these functions when a program imports the libraries. Where a version has none of the
+names that they patch, nothing changes.
 """
 
 from __future__ import annotations
@@ -10,20 +13,10 @@ import functools
 import importlib
 from typing import Any
 
-from hybridcomp.plugin.on_import import when_imported
-
 _NAME = "hybridcomp"
 
 
-def install() -> None:
-    """Patch them when a program imports them. Where a version has none of these names, nothing changes."""
-    when_imported("accelerate.state", _take_the_backend)
-    when_imported("transformers.training_args", _list_the_backend)
-    for package in ("lightning.fabric", "lightning_fabric"):
-        when_imported(f"{package}.plugins.environments.mpi", _ask_the_launcher)
-
-
-def _take_the_backend(module: Any) -> None:
+def take_the_backend(module: Any) -> None:
     """Have accelerate take the backend by name on CPUs, as it does on GPUs."""
     state = getattr(module, "PartialState", None)
     theirs = getattr(state, "_prepare_backend", None)
@@ -38,7 +31,7 @@ def _take_the_backend(module: Any) -> None:
     state._prepare_backend = prepare  # type: ignore[union-attr]
 
 
-def _list_the_backend(module: Any) -> None:
+def list_the_backend(module: Any) -> None:
     """Add the backend to the choices of ``--ddp_backend``."""
     arguments = getattr(module, "TrainingArguments", None)
     field = getattr(arguments, "__dataclass_fields__", {}).get("ddp_backend")
@@ -47,7 +40,7 @@ def _list_the_backend(module: Any) -> None:
         choices.append(_NAME)
 
 
-def _ask_the_launcher(module: Any) -> None:
+def ask_the_launcher(module: Any) -> None:
     """Have Lightning start no MPI where no launcher of MPI's started this process, and so there is one rank."""
     environment = getattr(module, "MPIEnvironment", None)
     theirs = getattr(environment, "detect", None)

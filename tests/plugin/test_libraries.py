@@ -22,7 +22,7 @@ def test_lightning_starts_no_mpi_outside_of_it(monkeypatch: pytest.MonkeyPatch) 
     class Environment(MPIEnvironment):
         pass
 
-    libraries._ask_the_launcher(SimpleNamespace(MPIEnvironment=Environment))
+    libraries.ask_the_launcher(SimpleNamespace(MPIEnvironment=Environment))
     monkeypatch.setattr("os.environ", {})
     assert Environment.detect() is False
     monkeypatch.setattr("os.environ", {"PMI_RANK": "0"})
@@ -46,11 +46,11 @@ def test_accelerate_takes_the_backend_on_cpus(found, asked, cpu, expected):
         def _prepare_backend(self, cpu=False, sagemaker_dp=False, backend=None):
             return found, "kind"
 
-    libraries._take_the_backend(SimpleNamespace(PartialState=PartialState))
+    libraries.take_the_backend(SimpleNamespace(PartialState=PartialState))
     assert PartialState()._prepare_backend(cpu, backend=asked) == (expected, "kind")
 
 
 def test_other_versions_are_left_alone():
-    for patch in (libraries._ask_the_launcher, libraries._take_the_backend, libraries._list_the_backend):
+    for patch in (libraries.ask_the_launcher, libraries.take_the_backend, libraries.list_the_backend):
         patch(SimpleNamespace())
         patch(SimpleNamespace(MPIEnvironment=object, PartialState=object, TrainingArguments=object))

@@ -83,6 +83,12 @@ def test_the_package_names_the_variables_that_its_modules_read():
     assert _ON_DEMAND == {replace.VARIABLE: "replace", ddp.VARIABLE: "ddp"}
 
 
+def test_the_package_names_the_functions_that_patch_libraries():
+    from hybridcomp.plugin import _PATCHES, libraries
+
+    assert all(callable(getattr(libraries, name)) for name in _PATCHES.values())
+
+
 def test_the_entry_point_is_installed():
     """That importing torch finds it is what the programs below show; here, that it is of this checkout."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -94,7 +100,7 @@ def test_importing_torch_loads_the_name_alone():
 import sys, torch, torch.distributed as dist
 assert "hybridcomp" in dist.Backend.backend_list
 loaded = {m.removeprefix("hybridcomp") for m in sys.modules if m.startswith("hybridcomp")}
-assert loaded == {"", ".plugin", ".plugin.libraries", ".plugin.on_import"}, loaded
+assert loaded == {"", ".plugin"}, loaded
 assert "mpi4py" not in sys.modules
 """
     for autoload, expected in ("1", 0), ("0", 1):
