@@ -307,7 +307,7 @@ $(VENV)/.demo: $(VENV)/.tools $(KERNELS)
 
 $(VENV)/.installed: $(VENV)/.tools $(KERNELS)
 	@echo "installing hybridcomp with all that its tests need: about four minutes on two cores"
-	$(call install,mpich train examples dev,all)
+	$(call install,mpich train plan examples dev,all)
 	touch $(VENV)/.demo $@
 
 # What the site is built with, which tests and the demonstration do without.
