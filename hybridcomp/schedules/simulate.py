@@ -1,26 +1,38 @@
-"""Simulate the schedules of all ranks: when each step begins and ends, by a simple model of machines.
+"""Simulate the schedules of all ranks: when each step begins and ends, on machines whose cores and links are shared.
 
-*   Each rank has one processor, which does one step at a time: of those that are ready, the first of the schedule. A
-    step takes an overhead, and the bytes of the elements that pass through it over a rate.
-*   A message begins to leave when its send and its receive have begun. It passes through two ports in turn: the
-    sender's, and ``latency`` later the receiver's. A port takes one message at a time, in the order in which they come,
-    for the message's bytes over the link's rate. Ranks of a host share its ports to other hosts; between themselves
-    each has ports of its own.
-*   A send ends when the message has left, a receive when it has arrived.
+*   Each rank does one step at a time: of those that are ready, the first of the schedule. It takes a core for that,
+    which ranks may share: one that has nothing to do gives its core to another, and so does one whose quantum is over.
+*   A message leaves when its send has had its seconds of a core and its receive has begun; a short one does not wait
+    for its receive. Ranks of a host share its ports to other hosts, one for each direction. Messages in a port share
+    its rate evenly, at every moment. Between ranks of a host messages do not share.
+*   A port of an idle link saves up bytes, up to its burst, that it lets pass at once: as a token bucket does.
+*   A send ends when its message has left. A receive ends when that has arrived and has had its seconds of a core; a
+    rank that waits needs some time to notice it.
+
+kernels/model/simulator.cpp runs the events.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hybridcomp.schedules.proofs.order import Order
-from hybridcomp.schedules.schedule import Kind, Schedule, Slot, Step
+import numpy as np
+from numpy.typing import NDArray
 
-_Port = tuple[str, int]
+from hybridcomp.native import kernels
+from hybridcomp.schedules.faults import ScheduleError
+from hybridcomp.schedules.schedule import STEP_WORDS, Kind, Schedule, Slot
+
+_COMPUTE, _SEND, _RECV = 0, 1, 2
+_INFINITE = 1e30  # bytes per second
+_OUT, _IN = 0, 1
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +42,72 @@ class Link:
     Attributes:
         latency: seconds that a message of no bytes takes.
         rate: bytes per second; infinite unless given.
+        burst: bytes that it lets pass at once after a rest.
     """
 
     latency: float
     rate: float = math.inf
+    burst: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The performance of the machine that ranks run on.
+    """The machine that ranks run on.
 
     Attributes:
         network: between hosts.
         host: between ranks of a host.
-        compute: bytes of elements per second that a step encodes, decodes or adds.
-        overhead: seconds of each such step.
+        cores: that all ranks of all hosts share; None: each has one of its own.
+        eager: bytes of the longest message that does not wait for its receive.
+        quantum: seconds after which a rank gives its core to another that waits for one.
+        start: seconds of a core before a rank's first step.
+        look: seconds of a core that a rank which waits takes to look for messages; then it gives the core to others.
+        patience: seconds for which it does so before it sleeps.
+        wake: seconds until one that sleeps has noticed a message.
     """
 
     network: Link
     host: Link = Link(1e-6, 10e9)
-    compute: float = 4e9
-    overhead: float = 1e-6
+    cores: int | None = None
+    eager: float = 0.0
+    quantum: float = 3e-3
+    start: float = 0.0
+    look: float = 0.0
+    patience: float = 0.0
+    wake: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The steps of all ranks that are simulated, rank after rank, as arrays of one number for each.
+
+    Attributes:
+        rank: counted from the first that is simulated.
+        kind: of :class:`~hybridcomp.schedules.schedule.Kind`.
+        count: elements.
+        nbytes: of a message that is sent, received, checked, encoded or decoded.
+        reads: messages that it sums.
+        span, out: whether it reads or writes elements of a buffer.
+        plain: its messages are elements as they are.
+        near: a send or receive between ranks of a host.
+        line, ports, edges, after: as kernels/model/simulator.hpp has them.
+    """
+
+    rank: Integers
+    kind: Integers
+    count: Integers
+    nbytes: Floats
+    reads: Integers
+    span: NDArray[np.bool_]
+    out: NDArray[np.bool_]
+    plain: NDArray[np.bool_]
+    near: NDArray[np.bool_]
+    line: Integers
+    ports: tuple[Integers, Integers]
+    edges: Integers
+    after: Integers
+    ranks: int
+    hosts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +115,15 @@ class Timeline:
     """The times at which steps begin and end, in seconds; by rank and step.
 
     Attributes:
-        begins, ends: a send is from when its message begins to leave, a receive from when it begins to arrive.
+        begins, ends: a send is from when its message begins to leave, a receive until it has been taken.
+        busy: seconds of a core that each rank needs.
+        credits: bytes that each port has saved up at the end.
     """
 
     begins: tuple[tuple[float, ...], ...]
     ends: tuple[tuple[float, ...], ...]
+    busy: tuple[float, ...] = ()
+    credits: tuple[float, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -70,8 +131,38 @@ class Timeline:
         return max((end for rank in self.ends for end in rank), default=0.0)
 
 
+Work = Callable[[Columns], Floats]
+
+
+def by_rate(rate: float = 4e9, overhead: float = 1e-6, itemsize: int = 4) -> Work:
+    """Return what steps take that compute, each an overhead, and its passes over its elements at a rate.
+
+    Args:
+        rate: bytes per second of elements that are encoded, decoded or added.
+        overhead: seconds of a step.
+        itemsize: bytes of an element.
+    """
+
+    def work(c: Columns) -> Floats:
+        summed = (c.kind == Kind.SUM) | (c.kind == Kind.SUM_ENCODE)
+        passes = np.where(summed, c.reads, 1.0)
+        passes = (
+            passes
+            + np.where(c.kind == Kind.SUM, c.span, 0)
+            + np.where(c.kind == Kind.SUM_ENCODE, 1 + c.out, 0)
+        )
+        idle = np.isin(c.kind, (Kind.SEND, Kind.RECV))
+        passes[np.isin(c.kind, (Kind.CHECK, Kind.SIZES, Kind.CUT))] = 0
+        return np.where(idle, 0.0, overhead + passes * c.count * itemsize / rate)
+
+    return work
+
+
 def simulate(
-    schedules: Sequence[Schedule], machine: Machine, message_bytes: Callable[[Slot, int], int]
+    schedules: Sequence[Schedule],
+    machine: Machine,
+    message_bytes: Callable[[Slot, int], int],
+    work: Work | None = None,
 ) -> Timeline:
     """Run the schedules of all ranks in simulated time.
 
@@ -79,118 +170,192 @@ def simulate(
         schedules: of rank 0, of rank 1, ...
         machine: what they run on.
         message_bytes: of a message of as many elements in a slot.
+        work: returns the seconds of a core that each step takes; :func:`by_rate` unless given.
 
     Raises:
         ScheduleError: messages do not meet, or steps wait for one another.
     """
-    run = _Simulation(Order(schedules), machine, message_bytes)
-    run.play()
-    edges = [0]
-    for schedule in schedules:
-        edges.append(edges[-1] + len(schedule.steps))
-    cuts = [slice(*edge) for edge in itertools.pairwise(edges)]
-    return Timeline(tuple(tuple(run.begins[c]) for c in cuts), tuple(tuple(run.ends[c]) for c in cuts))
+    itemsize = schedules[0].operation.itemsize if schedules else 4
+    return run(columns(schedules, message_bytes), machine, work or by_rate(itemsize=itemsize))
 
 
-def passes(step: Step) -> int:
-    """Return how often a step passes over its elements: once for each message or span that it reads or writes."""
-    match step.kind:
-        case Kind.SEND | Kind.RECV | Kind.CHECK | Kind.SIZES | Kind.CUT:
-            return 0
-        case Kind.SUM:
-            return len(step.slots) + (step.span is not None)
-        case Kind.SUM_ENCODE:
-            return len(step.slots) + 1 + (step.out is not None)
-        case _:
-            return 1
+def columns(
+    schedules: Sequence[Schedule], message_bytes: Callable[[Slot, int], int], *, alike: bool = False
+) -> Columns:
+    """Return the steps of schedules as arrays.
+
+    Args:
+        schedules: of rank 0, of rank 1, ...; where hosts are alike, of the ranks of the first host alone.
+        message_bytes: of a message of as many elements in a slot.
+        alike: every host's ranks do what the first host's do, turned round by hosts; hosts have as many ranks each.
+            Then the first host is simulated with messages to and from itself in the place of its neighbours'.
+
+    Raises:
+        ScheduleError: messages do not meet.
+    """
+    packed = [schedule.packed() for schedule in schedules]
+    rows = np.concatenate([np.frombuffer(s, np.int64).reshape(-1, STEP_WORDS) for s, _, _ in packed])
+    sizes = [len(schedule.steps) for schedule in schedules]
+    rank = np.repeat(np.arange(len(schedules)), sizes)
+    kind, slot, peer, count = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 4]
+    hosts = np.array(schedules[0].topology.hosts)
+    travels = (kind == Kind.SEND) | (kind == Kind.RECV)
+    peer = np.where(travels, peer, rank)
+    line = _lines(kind, rank, peer, rows[:, 3], hosts, len(schedules) if alike else 0)
+    near = hosts[rank] == hosts[peer]
+    far = travels & ~near
+    leaves, enters = np.where(kind == Kind.SEND, (hosts[rank], hosts[peer]), -1)
+    if alike:
+        leaves, enters = leaves * 0, enters * 0
+    ports = np.where(far & (kind == Kind.SEND), (2 * leaves + _OUT, 2 * enters + _IN), -1)
+    edges, after = _dependencies(rows, packed, sizes)
+    return Columns(
+        rank=rank,
+        kind=kind,
+        count=count,
+        nbytes=_message_bytes(schedules, rank, slot, count, message_bytes),
+        reads=rows[:, 12],
+        span=rows[:, 5] >= 0,
+        out=rows[:, 7] >= 0,
+        plain=np.full(len(rows), schedules[0].operation.plain),
+        near=near,
+        line=line,
+        ports=(ports[0], ports[1]),
+        edges=edges,
+        after=after,
+        ranks=len(schedules),
+        hosts=1 if alike else int(hosts.max()) + 1,
+    )
 
 
-class _Simulation:
-    """A simulation; steps are numbered through as in :class:`~hybridcomp.schedules.proofs.order.Order`."""
+def run(c: Columns, machine: Machine, work: Work, credits: Sequence[float] = ()) -> Timeline:
+    """Run steps in simulated time.
 
-    def __init__(self, order: Order, machine: Machine, message_bytes: Callable[[Slot, int], int]) -> None:
-        self._order, self._machine, self._bytes = order, machine, message_bytes
-        steps = order.steps
-        self.begins, self.ends = [0.0] * len(steps), [0.0] * len(steps)
-        self._missing = [len(step.after) for step in steps]
-        self._following: list[list[int]] = [[] for _ in steps]
-        self._lines: dict[
-            tuple[int, int, int, Kind], list[int]
-        ] = {}  # sends and receives not begun, last first
-        for g, step in enumerate(steps):
-            for one in order.dependencies(g):
-                self._following[one].append(g)
-            if step.kind in (Kind.SEND, Kind.RECV):
-                self._lines.setdefault(self._line(g), []).append(g)
-        for line in self._lines.values():
-            line.reverse()
-        self._other = {send: recv for recv, send in order.sender.items()} | order.sender
-        self._posted: set[int] = set()
-        self._waiting: list[list[int]] = [[] for _ in order.schedules]  # steps that need the processor
-        self._busy = [False] * len(order.schedules)
-        self._free: dict[_Port, float] = {}
-        self._events: list[tuple[float, int]] = []  # time, and a step that ends then
+    Args:
+        c: the steps.
+        machine: what they run on.
+        work: returns the seconds of a core that each step takes.
+        credits: bytes that ports have saved up at the start, two for each host: out, in. None, unless given.
 
-    def play(self) -> None:
-        """Run until all steps have ended."""
-        for g, missing in enumerate(self._missing):
-            if not missing:
-                self._ready(g, 0.0)
-        for rank in range(len(self._busy)):
-            self._compute(rank, 0.0)
-        while self._events:
-            now, g = heapq.heappop(self._events)
-            if self._order.steps[g].kind not in (Kind.SEND, Kind.RECV):
-                self._busy[self._order.rank[g]] = False
-            for one in self._following[g]:
-                self._missing[one] -= 1
-                if not self._missing[one]:
-                    self._ready(one, now)
-            self._compute(self._order.rank[g], now)
+    Raises:
+        ScheduleError: steps wait for one another.
+    """
+    rate = min(machine.network.rate, _INFINITE)
+    ports = [(rate, machine.network.burst, 0.0)] * (2 * c.hosts)
+    if credits:
+        ports = [(rate, machine.network.burst, credit) for credit in credits]
+    code = np.zeros(len(c.kind), np.int8)
+    code[c.kind == Kind.SEND], code[c.kind == Kind.RECV] = _SEND, _RECV
+    latency = np.where(c.near, machine.host.latency, machine.network.latency)
+    begins, ends = np.empty(len(code)), np.empty(len(code))
+    pool = range(c.ranks) if machine.cores is None else [0] * c.ranks
+    columns = [
+        c.rank.astype(np.int32),
+        code,
+        np.ascontiguousarray(work(c), np.float64),
+        np.ascontiguousarray(c.nbytes),
+        np.ascontiguousarray(latency),
+        c.line.astype(np.int32),
+        c.ports[0].astype(np.int32),
+        c.ports[1].astype(np.int32),
+        c.edges.astype(np.int32),
+        c.after.astype(np.int32),
+    ]
+    busy, saved, stuck = kernels().simulate_steps(
+        columns,
+        list(pool),
+        [1] * c.ranks if machine.cores is None else [machine.cores],
+        ports,
+        [
+            min(machine.host.rate, _INFINITE),
+            machine.eager,
+            machine.quantum,
+            machine.start,
+            machine.look,
+            machine.patience,
+            machine.wake,
+        ],
+        begins,
+        ends,
+    )
+    if stuck:
+        raise ScheduleError(f"deadlock: {stuck} steps wait for one another")
+    cuts = np.searchsorted(c.rank, np.arange(c.ranks + 1))
+    parts = [slice(*edge) for edge in itertools.pairwise(cuts)]
+    return Timeline(
+        tuple(tuple(begins[p].tolist()) for p in parts),
+        tuple(tuple(ends[p].tolist()) for p in parts),
+        tuple(busy),
+        tuple(saved),
+    )
 
-    def _line(self, g: int) -> tuple[int, int, int, Kind]:
-        step = self._order.steps[g]
-        return self._order.rank[g], step.peer, step.channel, step.kind
 
-    def _ready(self, g: int, now: float) -> None:
-        """Begin a step when its turn comes."""
-        if self._order.steps[g].kind not in (Kind.SEND, Kind.RECV):
-            heapq.heappush(self._waiting[self._order.rank[g]], g)
-            return
-        line = self._lines[self._line(g)]
-        while line and not self._missing[line[-1]]:
-            first = line.pop()
-            self._posted.add(first)
-            if self._other[first] in self._posted:
-                send, recv = sorted((first, self._other[first]), key=self._is_receive)
-                self._transfer(send, recv, now)
+def _lines(
+    kind: Integers, rank: Integers, peer: Integers, channel: Integers, hosts: Integers, local: int
+) -> Integers:
+    """Number the lines of messages: from a rank to another one on a channel; where hosts are alike, by distance.
 
-    def _is_receive(self, g: int) -> bool:
-        return self._order.steps[g].kind is Kind.RECV
+    Raises:
+        ScheduleError: a line has more sends than receives, or fewer.
+    """
+    sends, receives = kind == Kind.SEND, kind == Kind.RECV
+    source, target = np.where(receives, peer, rank), np.where(receives, rank, peer)
+    ranks = len(hosts)
+    if not local:
+        pairs, channels = source * ranks + target, [channel]
+    else:
+        distance = np.where(receives, -hosts[peer], hosts[peer]) % (int(hosts.max()) + 1)
+        pairs = (distance * local + source % local) * local + target % local
+        # Some algorithms have a channel for each rank whose data it carries: those are turned round, too.
+        turned = (channel - source) % ranks
+        after_first = np.where(channel == 0, 0, 1 + (channel - 1 - source) % ranks)
+        channels = [channel, turned, after_first]
+    wide = max(int(channel.max(initial=0)), ranks) + 1
+    for numbers in channels:
+        key = np.where(sends | receives, pairs * wide + numbers, -1)
+        _, line = np.unique(key, return_inverse=True)
+        most = int(line.max(initial=0)) + 1
+        out, into = np.bincount(line[sends], minlength=most), np.bincount(line[receives], minlength=most)
+        wrong = np.flatnonzero(out != into).tolist()
+        if not wrong:
+            return line.astype(np.int64)
+    at = int(np.flatnonzero((line == wrong[0]) & (sends | receives))[0])
+    raise ScheduleError(
+        f"rank {source[at]} sends {out[wrong[0]]} messages to rank {target[at]} on channel {channel[at]}, "
+        f"which receives {into[wrong[0]]}"
+    )
 
-    def _transfer(self, send: int, recv: int, now: float) -> None:
-        order = self._order
-        source, target, step = order.rank[send], order.rank[recv], order.steps[send]
-        hosts = order.schedules[0].topology.hosts
-        near = hosts[source] == hosts[target]
-        link = self._machine.host if near else self._machine.network
-        leaves = ("from rank", source) if near else ("from host", hosts[source])
-        enters = ("to rank", target) if near else ("to host", hosts[target])
-        seconds = self._bytes(order.schedules[source].slots[step.slot], step.count) / link.rate
-        self.begins[send] = max(now, self._free.get(leaves, 0.0))
-        self.ends[send] = self._free[leaves] = self.begins[send] + seconds
-        self.begins[recv] = max(self.begins[send] + link.latency, self._free.get(enters, 0.0))
-        self.ends[recv] = self._free[enters] = self.begins[recv] + seconds
-        heapq.heappush(self._events, (self.ends[send], send))
-        heapq.heappush(self._events, (self.ends[recv], recv))
 
-    def _compute(self, rank: int, now: float) -> None:
-        if self._busy[rank] or not self._waiting[rank]:
-            return
-        g = heapq.heappop(self._waiting[rank])
-        step = self._order.steps[g]
-        nbytes = passes(step) * step.count * self._order.schedules[rank].operation.itemsize
-        self._busy[rank] = True
-        self.begins[g] = now
-        self.ends[g] = now + self._machine.overhead + nbytes / self._machine.compute
-        heapq.heappush(self._events, (self.ends[g], g))
+def _dependencies(
+    rows: Integers, packed: Sequence[tuple[array[int], array[int], array[int]]], sizes: Sequence[int]
+) -> tuple[Integers, Integers]:
+    """Return the lists of what steps wait for, one after the other, and where each begins."""
+    edges = np.concatenate([[0], np.cumsum(rows[:, 14])])
+    after = []
+    first = 0
+    for (steps, _, lists), size in zip(packed, sizes, strict=True):
+        table, names = np.frombuffer(steps, np.int64).reshape(-1, STEP_WORDS), np.frombuffer(lists, np.int64)
+        starts, lengths = table[:, 13], table[:, 14]
+        within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        after.append(names[np.repeat(starts, lengths) + within] + first)
+        first += size
+    return edges, np.concatenate(after) if after else np.empty(0, np.int64)
+
+
+def _message_bytes(
+    schedules: Sequence[Schedule],
+    rank: Integers,
+    slot: Integers,
+    count: Integers,
+    message_bytes: Callable[[Slot, int], int],
+) -> Floats:
+    """Return the bytes of each step's message; 0 where it has none."""
+    known: dict[tuple[Slot, int], int] = {}
+    found = np.zeros(len(rank))
+    for at in np.flatnonzero(slot >= 0).tolist():
+        room, n = schedules[rank[at]].slots[slot[at]], int(count[at])
+        key = (room, n)
+        if key not in known:
+            known[key] = message_bytes(room, n)
+        found[at] = known[key]
+    return found

@@ -70,6 +70,7 @@ void bind_mpi(nb::module_& m);
 void bind_wait(nb::module_& m);
 void bind_watchdog(nb::module_& m);
 void bind_planes(nb::module_& m);
+void bind_simulator(nb::module_& m);
 void bind_sketch(nb::module_& m);
 void bind_sparse(nb::module_& m);
 void bind_sums(nb::module_& m);

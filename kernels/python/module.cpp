@@ -62,6 +62,7 @@ NB_MODULE(_kernels, m) {
   bind_wait(m);
   bind_watchdog(m);
   bind_planes(m);
+  bind_simulator(m);
   bind_sketch(m);
   bind_sparse(m);
   bind_sums(m);

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,10 @@ from hybridcomp.schedules import cuts
 from hybridcomp.schedules.faults import ScheduleError
 from hybridcomp.schedules.proofs.order import Order
 from hybridcomp.schedules.registry import ALGORITHMS, build
-from hybridcomp.schedules.schedule import Kind, Slot
-from hybridcomp.schedules.simulate import Link, Machine, simulate
+from hybridcomp.schedules.schedule import Kind, Operation, Slot
+from hybridcomp.schedules.simulate import Link, Machine, by_rate, columns, run, simulate
 from hybridcomp.schedules.topology import Topology
-from tests.schedules.cases import PAIRS, check, operation
+from tests.schedules.cases import PAIRS, built, check, operation
 
 MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
 
@@ -133,26 +133,81 @@ def own_bytes(slot: Slot, count: int) -> int:
 
 def test_a_message_takes_latency_and_bytes_over_rate() -> None:
     schedules = check("send", "direct", Topology.even(2, 1), 1000)
-    machine = Machine(Link(1e-3, 1e6), compute=4e6, overhead=0.5e-3)
-    timeline = simulate(schedules, machine, own_bytes)
+    timeline = simulate(schedules, Machine(Link(1e-3, 1e6)), own_bytes, by_rate(4e6, 0.5e-3))
     encoded = 0.5e-3 + 4000 / 4e6
     assert timeline.ends[0] == pytest.approx((encoded, encoded + 4e-3))
     assert timeline.begins[1] == pytest.approx((encoded + 1e-3, encoded + 5e-3))
     assert timeline.seconds == pytest.approx(encoded + 5e-3 + encoded)
+    assert timeline.busy == pytest.approx((encoded, encoded))
 
 
-def test_ports_take_turns() -> None:
-    """What three ranks send to the root arrives one after the other."""
+def test_messages_share_a_port() -> None:
+    """What three ranks send to the root arrives at one time, after as long as all of it takes."""
     schedules = check("gather", "direct", Topology.even(4, 1), 60)
-    timeline = simulate(schedules, Machine(Link(1e-3, 1e6)), own_bytes)
-    arrivals = sorted(
-        (begin, end)
-        for step, begin, end in zip(schedules[0].steps, timeline.begins[0], timeline.ends[0], strict=True)
-        if step.kind is Kind.RECV
+    nothing = by_rate(1e30, 0.0)
+    timeline = simulate(schedules, Machine(Link(1e-3, 1e6)), own_bytes, nothing)
+    arrivals = [
+        end for step, end in zip(schedules[0].steps, timeline.ends[0], strict=True) if step.kind is Kind.RECV
+    ]
+    sent = sum(step.count * 4 for step in schedules[0].steps if step.kind is Kind.RECV)
+    assert arrivals == pytest.approx([1e-3 + sent / 1e6] * 3, rel=0.1)
+
+
+def test_ranks_that_share_a_core_take_turns() -> None:
+    schedules = check("all_gather", "direct", Topology.even(4, 1), 6400)
+    apart, together, both = (
+        simulate(schedules, Machine(Link(0), cores=cores), own_bytes, by_rate(1e6)).seconds
+        for cores in (None, 1, 2)
     )
-    assert len(arrivals) == 3
-    for (_, end), (begin, _) in itertools.pairwise(arrivals):
-        assert begin >= end
+    assert together == pytest.approx(4 * apart, rel=1e-3)
+    assert both == pytest.approx(2 * apart, rel=1e-3)
+
+
+def test_a_rested_link_passes_its_burst_at_once() -> None:
+    schedules = check("send", "direct", Topology.even(2, 1), 1000)
+    nothing = by_rate(1e30, 0.0)
+    machine = Machine(Link(0, 1e6, burst=3000))
+    steps = columns(schedules, own_bytes)
+    assert run(steps, machine, nothing).seconds == pytest.approx(4e-3)
+    rested = run(steps, machine, nothing, [3000] * 4)
+    assert rested.seconds == pytest.approx(1e-3)
+    assert rested.credits == pytest.approx((0, 3000, 3000, 0), abs=1e-6)
+
+
+def test_who_waits_needs_time_to_notice_a_message() -> None:
+    schedules = check("send", "direct", Topology.even(2, 1), 1000)
+    at_once, late = (
+        simulate(schedules, Machine(Link(0, 1e6), wake=wake), own_bytes).seconds for wake in (0, 1e-3)
+    )
+    assert late - at_once == pytest.approx(1e-3)
+
+
+TURNED = [
+    *(
+        (kind, name)
+        for kind in ("all_reduce", "reduce_scatter")
+        for name in ("direct", "ring", "hierarchical")
+    ),
+    ("all_reduce", "one_shot"),
+    *(("all_gather", name) for name in ("direct", "ring", "doubling", "hierarchical")),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), TURNED)
+def test_hosts_that_are_alike_are_simulated_by_one(kind: str, name: str) -> None:
+    topology = Topology.even(8, 2)
+    counts = (64 * 64,) if kind == "all_reduce" else (64 * 8,) * 8
+    schedules = built(ALGORITHMS[kind][name], Operation(kind, counts, 4, chunk_bytes=1024), topology)
+    machine = Machine(Link(20e-6, 125e6))
+    every = simulate(schedules, machine, own_bytes).seconds
+    one = run(columns(schedules[:2], own_bytes, alike=True), machine, by_rate()).seconds
+    assert one == pytest.approx(every, rel=0.02)
+
+
+def test_messages_that_do_not_meet_are_refused() -> None:
+    schedules = check("send", "direct", Topology.even(2, 1), 10)
+    with pytest.raises(ScheduleError, match="rank 0 sends 1 messages to rank 1"):
+        columns([schedules[0], replace(schedules[1], steps=schedules[1].steps[1:])], own_bytes)
 
 
 def test_ranks_of_a_host_share_its_link() -> None:
@@ -174,7 +229,7 @@ def test_time_respects_dependencies(kind: str, name: str) -> None:
     for schedule, begins, ends in zip(schedules, timeline.begins, timeline.ends, strict=True):
         for index, step in enumerate(schedule.steps):
             assert begins[index] >= max((ends[one] for one in step.after), default=0.0)
-            assert ends[index] > begins[index] >= 0
+            assert ends[index] >= begins[index] >= 0
     order = Order(schedules)
     for recv, send in order.sender.items():
         first = [0]
