@@ -41,18 +41,18 @@ _LEAST = 3  # repetitions
 
 
 def measure(call: Callable[[], object], seconds: float) -> float:
-    """Return mean seconds of ``call``: of as many as fit into ``seconds``, at least three, after one not counted.
+    """Return mean seconds of a core of ``call``: of as many as fit into ``seconds``, at least three, after one more.
 
-    The mean, not the median: ranks that share a core take turns of milliseconds, which short calls seldom see.
+    The mean, not the median: ranks that share a core take turns of milliseconds, which short calls seldom see. Seconds
+    of a core, not of the clock: how ranks share cores is the simulator's.
     """
     call()
     count = 0
-    begin = now = time.perf_counter()
-    while count < _LEAST or now - begin < seconds:
+    begin, busy = time.perf_counter(), time.thread_time()
+    while count < _LEAST or time.perf_counter() - begin < seconds:
         call()
         count += 1
-        now = time.perf_counter()
-    return (now - begin) / count
+    return (time.thread_time() - busy) / count
 
 
 def memory_speed(seconds: float) -> float:

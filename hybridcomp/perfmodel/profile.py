@@ -87,7 +87,7 @@ class Speed:
     size: float
 
 
-_OPTIONS = ("message", "wire", "cores")
+_OPTIONS = ("message", "wire", "cores", "start", "slow_start", "call", "near", "far", "wake", "look", "eager")
 _TIER_KEYS = ("latency", "bandwidth")
 _TIER_OPTIONS = ("burst",)
 _SPEED_KEYS = tuple(f.name for f in dataclasses.fields(Speed))
@@ -104,6 +104,14 @@ class Profile:
         message: seconds of a core that a message takes however short it is, with all that belongs to it.
         wire: seconds of a core for each byte that goes to another host or comes from there.
         cores: that a rank has, at most 1: less where ranks share them.
+        start: seconds of a core before the first step of an operation.
+        slow_start: the same of an operation that starts in Python at each call, as a reduction to one rank does.
+        call: seconds of a codec's call in the compiled engine, at most.
+        near, far: seconds of a core for a message in the compiled engine inside a host, or between hosts, with all that
+            belongs to it: half of them at each end.
+        wake: seconds until a rank that sleeps has noticed a message.
+        look: seconds of a core that a rank which waits takes to look for messages.
+        eager: bytes of the longest message that leaves before it is expected.
         codecs: speeds by spec string; holds ``"default"``.
         name: the file it is from, for people.
     """
@@ -115,6 +123,14 @@ class Profile:
     message: float = 60e-6
     wire: float = 0.5e-9
     cores: float = 1.0
+    start: float = 20e-6
+    slow_start: float = 500e-6
+    call: float = 0.2e-6
+    near: float = 1e-6
+    far: float = 16e-6
+    wake: float = 50e-6
+    look: float = 5e-6
+    eager: float = 16384.0
     name: str = field(default="built-in", compare=False)
 
     def speed(self, codec: Codec) -> Speed:
@@ -285,6 +301,10 @@ class _Reader:
             message=self._number("message", document.get("message", BUILT_IN.message)),
             wire=self._number("wire", document.get("wire", BUILT_IN.wire)),
             cores=self._number("cores", document.get("cores", BUILT_IN.cores), most=1.0),
+            **{
+                key: self._number(key, document.get(key, getattr(BUILT_IN, key)))
+                for key in ("start", "slow_start", "call", "near", "far", "wake", "look", "eager")
+            },
             codecs=codecs,
             name=self._name,
         )

@@ -10,7 +10,7 @@ from hybridcomp.codecs import Codec, TopKCodec
 from hybridcomp.codecs.sparse.base import RatioCodec, SparseCodec
 from hybridcomp.perfmodel.profile import Profile
 
-_KINDS = {1: DType.UINT8, 2: DType.FLOAT16, 4: DType.FLOAT32, 8: DType.FLOAT64, 16: DType.COMPLEX128}
+KINDS = {1: DType.UINT8, 2: DType.FLOAT16, 4: DType.FLOAT32, 8: DType.FLOAT64, 16: DType.COMPLEX128}
 _FP32 = 4  # bytes; speeds are of fp32
 # Seconds of a core in the compiled engine: for a message inside a host or to another one, with all
 # that belongs to it, and for a codec's call.
@@ -51,8 +51,8 @@ class Setting:
     def __post_init__(self) -> None:
         if self.nbytes < 0:
             raise ValueError(f"nbytes must be at least 0, not {self.nbytes}")
-        if self.itemsize not in _KINDS:
-            raise ValueError(f"itemsize must be one of {', '.join(map(str, _KINDS))}, not {self.itemsize}")
+        if self.itemsize not in KINDS:
+            raise ValueError(f"itemsize must be one of {', '.join(map(str, KINDS))}, not {self.itemsize}")
         if not 1 <= self.hosts <= self.ranks:
             raise ValueError(f"hosts must be from 1 to {self.ranks}, the number of ranks, not {self.hosts}")
         least, most = -(-self.ranks // self.hosts), self.ranks - self.hosts + 1
@@ -164,7 +164,7 @@ class Phase:
     def message_bytes(self, n: float) -> float:
         """Return about the bytes of a message of ``n`` elements: exact where they do not depend on the data."""
         codec, count = self._setting.codec, math.ceil(n)
-        kind = _KINDS[self._setting.itemsize]
+        kind = KINDS[self._setting.itemsize]
         if isinstance(codec, RatioCodec):  # the bound of topk is what it sends; others aim at as much
             codec = TopKCodec(codec.ratio_kept, codec.values)
         elif not codec.fixed_size:

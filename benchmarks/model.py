@@ -1,0 +1,130 @@
+"""Measure collectives in the lab, predict them by the simulator, and say how far the one is from the other.
+
+python benchmarks/model.py measure --cells runs/model          # some minutes; takes root, as `hybridcomp lab` does
+python benchmarks/model.py judge --cells runs/model --out benchmarks/results/model
+
+`measure` has two sets of cells drawn for each link and each number of hosts and ranks: those to fit, and those to judge
+by, whose sizes are others. `judge` fits the profile's parameters for each link, as for a site, to the first set alone.
+It writes the errors of both, every cell's measured and predicted seconds, and a picture. No cell is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from modelbench import fitting, sample
+from tqdm import tqdm
+
+from hybridcomp.demo.machine import facts
+from hybridcomp.lab import Lab
+from hybridcomp.perfmodel import load_profile
+
+_TIMEOUT = 240.0
+CORES = 2  # that all hosts of the lab share
+HERE = Path(__file__).parent
+
+
+def measure(out: Path, only: str) -> None:
+    """Measure the cells that have no times yet."""
+    out.mkdir(parents=True, exist_ok=True)
+    runs = [
+        (link, place, unseen) for unseen in (False, True) for link in sample.LINKS for place in sample.PLACES
+    ]
+    for link, (hosts, ppn), unseen in tqdm(runs, unit="run"):
+        name = f"{'unseen' if unseen else 'fit'}_{link}_{hosts}x{ppn}.json"
+        if (out / name).exists() or only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as folder, Lab(hosts, link) as lab:
+            given, made = Path(folder) / "cells.json", Path(folder) / "times.json"
+            given.write_text(json.dumps(sample.cells(link, hosts, ppn, unseen=unseen)), encoding="utf-8")
+            command = [sys.executable, str(HERE / "model_ranks.py"), str(given), str(made)]
+            done = lab.mpirun(command, ppn, timeout=_TIMEOUT)
+            if done.returncode:
+                raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+            (out / name).write_text(made.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def judge(folder: Path, out: Path) -> None:
+    """Fit each link's profile, and write how far its predictions are from the cells that it has not seen."""
+    base = load_profile(out / "profile.toml")
+    judged: list[fitting.Cell] = []
+    parameters, errors = {}, {}
+    for link in tqdm(sample.LINKS, unit="link"):
+        cells = {kind: read(folder, f"{kind}_{link}_*.json") for kind in ("fit", "unseen")}
+        found = parameters[link] = fitting.fit(base, cells["fit"], CORES)
+        errors[link] = {}
+        for kind, some in cells.items():
+            predicted = fitting.predict(base, found, some, CORES)
+            errors[link][kind] = fitting.errors(predicted, some)
+            judged += [
+                cell | {"seen": kind == "fit", "predicted": float(f"{seconds:.4g}")}
+                for cell, seconds in zip(some, predicted.tolist(), strict=True)
+            ]
+    unseen = [cell for cell in judged if not cell["seen"]]
+    errors["all"] = {"unseen": fitting.errors(np.array([c["predicted"] for c in unseen]), unseen)}
+    record = {"machine": facts("namespaces"), "errors": errors, "parameters": parameters, "cells": judged}
+    text = json.dumps(record, indent=1)
+    (out / "collectives.json").write_text(text + "\n", encoding="utf-8")
+    draw(unseen, errors["all"]["unseen"], out / "collectives.png")
+    print(json.dumps(errors, indent=1))
+
+
+def read(folder: Path, pattern: str) -> list[fitting.Cell]:
+    """Return the cells of the files of a pattern."""
+    return [
+        {key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in cell.items()}
+        for path in sorted(folder.glob(pattern))
+        for cell in json.loads(path.read_text(encoding="utf-8"))
+    ]
+
+
+def draw(cells: list[fitting.Cell], errors: dict[str, float], path: Path) -> None:
+    """Draw predicted over measured times."""
+    figure = Figure(figsize=(7, 6.4), dpi=130, layout="constrained")
+    axes = figure.subplots()
+    for link, colour in zip(sample.LINKS, ("#3a6ea5", "#c8553d", "#5b8c5a"), strict=True):
+        some = [cell for cell in cells if cell["link"] == link]
+        name = "unshaped" if link == "none" else link
+        x, y = [1e3 * c["seconds"] for c in some], [1e3 * c["predicted"] for c in some]
+        axes.scatter(x, y, s=14, alpha=0.7, color=colour, label=name, linewidths=0)
+    ends = [0.07, 1500]
+    axes.plot(ends, ends, color="#888888", linewidth=0.8)
+    axes.fill_between(ends, [0.75 * e for e in ends], [1.25 * e for e in ends], color="#888888", alpha=0.12)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.set_xlabel("measured (ms)")
+    axes.set_ylabel("predicted (ms)")
+    axes.set_title(
+        f"{errors['cells']} cells that the fit has not seen: geometric mean error "
+        f"{100 * errors['geometric mean']:.1f} %, 95th percentile {100 * errors['95th percentile']:.0f} %; band: 25 %",
+        fontsize=9,
+        loc="left",
+    )
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("measure", "judge"))
+    parser.add_argument("--cells", type=Path, default=Path("runs/model"), help="folder of the measured times")
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/model"), help="of judge: has profile.toml"
+    )
+    parser.add_argument("--only", default="", help="measure only runs whose name contains this")
+    args = parser.parse_args()
+    if args.what == "measure":
+        measure(args.cells, args.only)
+    else:
+        judge(args.cells, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Predict how long an algorithm takes by simulating the schedules of all ranks with the costs of a profile."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridcomp.codecs import Codec, TopKCodec, get_codec
+from hybridcomp.codecs.sparse.base import RatioCodec
+from hybridcomp.perfmodel.profile import Profile
+from hybridcomp.perfmodel.terms import KINDS, Setting
+from hybridcomp.schedules import cuts
+from hybridcomp.schedules.layout import WHOLE
+from hybridcomp.schedules.registry import build
+from hybridcomp.schedules.schedule import Kind, Operation, Slot
+from hybridcomp.schedules.simulate import Columns, Floats, Link, Machine, Timeline, columns, run
+from hybridcomp.schedules.topology import Topology
+
+_SLOW = ("reduce",)  # operations that the fast path of collectives/operations does not have
+_FP32 = 4  # bytes; speeds are of fp32
+_PATIENCE = 200e-6  # seconds: kernels/engine/waiting gives way for so long, then sleeps
+_MOST_RANKS = 64  # that are simulated one by one where hosts are alike
+#: Algorithms whose hosts do alike, turned round.
+_ALIKE = ("direct", "one_shot", "ring", "hierarchical", "doubling")
+_TURNED = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+
+
+def seconds(
+    profile: Profile, algorithm: str, setting: Setting, chunk: int, cores: int | None = None
+) -> float:
+    """Return the seconds from when all ranks begin until the last one has its result.
+
+    Args:
+        profile: links, cores, codecs.
+        algorithm: of the setting's operation.
+        setting: operation, bytes, codec, ranks.
+        chunk: uncompressed bytes of a message.
+        cores: that all ranks of all hosts share, as in the lab; by the profile unless given.
+    """
+    return timeline(profile, algorithm, setting, chunk, cores).seconds
+
+
+def timeline(
+    profile: Profile, algorithm: str, setting: Setting, chunk: int, cores: int | None = None
+) -> Timeline:
+    """Return when each step of the ranks begins and ends, of the first host's where all hosts do alike."""
+    steps = _steps(algorithm, setting, chunk, profile.speed(setting.codec).size)
+    machine = machine_of(profile, setting, cores)
+    work = functools.partial(_work, profile, setting)
+    first = run(steps, machine, work)
+    if not profile.network.burst or setting.hosts == 1:
+        return first
+    # What links have saved up by the next time: they rest between two operations, and while ranks compute.
+    return run(steps, machine, work, list(first.credits))
+
+
+def machine_of(profile: Profile, setting: Setting, cores: int | None = None) -> Machine:
+    """Return the machine of a profile; ``cores`` that all ranks share: as many as the profile says, unless given."""
+    network, host = profile.network, profile.host
+    if cores is None and profile.cores < 1:
+        cores = max(1, round(profile.cores * setting.ranks))
+    return Machine(
+        network=Link(network.latency, network.bandwidth, network.burst),
+        host=Link(host.latency, host.bandwidth),
+        cores=cores,
+        eager=profile.eager,
+        start=profile.slow_start if setting.op in _SLOW else profile.start,
+        look=profile.look,
+        patience=_PATIENCE,
+        wake=profile.wake,
+    )
+
+
+@functools.lru_cache(256)
+def _steps(algorithm: str, setting: Setting, chunk: int, size: float) -> Columns:
+    """Return the steps of an operation's ranks: of the first host's where there are many and all hosts do alike."""
+    topology = Topology.even(setting.ranks, setting.ranks_per_host)
+    alike = (
+        setting.ranks > _MOST_RANKS
+        and setting.op in _TURNED
+        and algorithm in _ALIKE
+        and setting.ranks % setting.ranks_per_host == 0
+    )
+    operation = operation_of(setting, chunk, even=alike)
+    simulated = range(setting.ranks_per_host if alike else setting.ranks)
+    schedules = [build(operation, topology, rank, algorithm) for rank in simulated]
+    if not alike:
+        schedules = cuts.even(schedules)
+    itemsize = setting.itemsize
+
+    def message_bytes(slot: Slot, count: int) -> int:
+        if slot.sizes:
+            return 4 * count
+        if slot.plain:
+            return count * itemsize
+        return round(message_size(setting.codec, size, itemsize, count))
+
+    return columns(schedules, message_bytes, alike=alike)
+
+
+def operation_of(setting: Setting, chunk: int, *, even: bool = False) -> Operation:
+    """Return a setting's operation on whole elements; ``even``: as many for each rank."""
+    n = max(1, setting.nbytes // setting.itemsize)
+    p = setting.ranks
+    if even:
+        n = -(-n // p) * p
+    if setting.op in WHOLE:
+        counts: tuple[int, ...] = (n,)
+    elif setting.op == "all_to_all":
+        counts = (-(-n // p),) * (p * p)
+    else:
+        counts = (-(-n // p),) * p
+    plain = setting.codec.name == "none"
+    return Operation(
+        setting.op,
+        counts,
+        setting.itemsize,
+        plain=plain,
+        exact=setting.codec.lossless and not plain,
+        chunk_bytes=chunk,
+    )
+
+
+def message_size(codec: Codec, size: float, itemsize: int, count: int) -> float:
+    """Return about the bytes of a message of ``count`` elements: exact where they do not depend on the data."""
+    kind = KINDS[itemsize]
+    if isinstance(codec, RatioCodec):  # the bound of topk is what it sends; others aim at as much
+        codec = TopKCodec(codec.ratio_kept, codec.values)
+    elif not codec.fixed_size:
+        return min(codec.bound(count, kind), 64 + size * count * kind.itemsize)
+    return codec.bound(count, kind)
+
+
+def _work(profile: Profile, setting: Setting, c: Columns) -> Floats:
+    """Return the seconds of a core of each step."""
+    speed, itemsize = profile.speed(setting.codec), setting.itemsize
+    # A call from Python costs a plain codec's overhead, too; the rest is the codec's own.
+    call = profile.call + max(0.0, speed.overhead - profile.speed(get_codec("none")).overhead)
+    n = c.count * float(_FP32)
+    raw = c.count * float(itemsize)
+    neighbours = setting.ranks_per_host > 1
+    copy = call + raw / profile.memory
+    # Plain messages between hosts are sent from where the values are, and received where they belong.
+    given = copy if neighbours else np.zeros(len(n))
+    encode = np.where(c.plain, given, call + n / speed.encode)
+    decode = np.where(c.plain, given, call + n / speed.decode)
+    added = np.where(c.plain, call + raw / profile.memory, call + n / speed.add)
+    message = np.where(c.near, profile.near / 2, profile.far / 2 + profile.wire * c.nbytes)
+    costs = {
+        Kind.ENCODE: encode,
+        Kind.SEND: message,
+        Kind.RECV: message,
+        Kind.CHECK: np.where(c.plain, 0.0, call + c.nbytes / profile.memory),
+        Kind.DECODE: decode,
+        Kind.SUM: np.where(c.span, copy, 0.0) + c.reads * added,
+        Kind.SUM_ENCODE: c.reads * added + np.where(c.plain, copy, encode),
+        Kind.COPY: copy,
+        Kind.SIZES: np.full(len(n), call),
+        Kind.CUT: np.full(len(n), call),
+    }
+    kinds: Sequence[Kind] = tuple(costs)
+    return np.select([c.kind == kind for kind in kinds], [costs[kind] for kind in kinds])
