@@ -28,6 +28,7 @@ for kind in $kinds; do
   esac
   start=$SECONDS
   CXX=g++ "$bin/cmake" -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release "-D$option=ON" \
+    ${HC_ISAS:+"-DHC_ISAS=$HC_ISAS"} \
     -DCMAKE_MAKE_PROGRAM="$PWD/$bin/ninja" -DPython_EXECUTABLE="$PWD/$bin/python" \
     -Dnanobind_DIR="$("$bin/python" -m nanobind --cmake_dir)" >/dev/null
   "$bin/cmake" --build "$folder" --target engine_driver
