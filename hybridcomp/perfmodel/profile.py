@@ -266,7 +266,7 @@ class _Reader:
         self._name = name
 
     def profile(self, document: dict[str, Any]) -> Profile:
-        self._keys("", document, ("version", "memory", *_OPTIONS, "host", "network", "codecs"))
+        self._keys("", document, ("version", "memory", *_OPTIONS, "host", "network", "codecs", "compute"))
         version = document.get("version")
         if isinstance(version, bool) or version != VERSION:
             self._fail(
