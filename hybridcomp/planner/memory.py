@@ -86,10 +86,9 @@ def _most_kept(config: TrainConfig, mine: Sequence[StageShape], pp: int) -> floa
 def stage_activations(config: TrainConfig, stage: StageShape) -> float:
     """Return the bytes that a forward pass of a stage keeps for its backward pass."""
     tokens = config.micro_batch_size * config.seq_len
-    per_block = (
-        tokens * config.d_model * _item(config) if config.recompute == "blocks" else block_activations(config)
-    )
-    kept = len(stage.blocks) * per_block
+    again = len(config.recomputed(stage.index))
+    kept = again * float(tokens * config.d_model * _item(config))
+    kept += (len(stage.blocks) - again) * block_activations(config)
     if stage.has_head:  # the norm's input and output, the logits, and their logarithms of softmax
         kept += tokens * (2 * config.d_model * _item(config) + 2 * vocabulary(config) * _FP32)
     return kept

@@ -78,10 +78,9 @@ def stages_of(config: TrainConfig) -> tuple[StageShape, ...]:
     shape = vocabulary(config), config.layers, config.d_model, config.heads, config.seq_len
     whole = [(name, part_shape(name, of, config.tp)) for name, of in _parameters(*shape)]
     count, own_head = config.stages, config.schedule == "local"
-    per_stage = config.layers // count
     found = []
     for index in range(count):
-        blocks = tuple(range(index * per_stage, (index + 1) * per_stage))
+        blocks = tuple(config.blocks_of(index))
         head = index == count - 1 or own_head
         kept = [
             (name, of)

@@ -191,9 +191,10 @@ class Writer:
             yield Wait(("gradients", stage.index, action.step, action.micro))
         due = self._buckets(pp, stage) if action.last else []
         started: list[Key] = []
+        again = config.recomputed(stage.index)
         seconds = self._before_backward(stage, has_gradient)
         for block in reversed(stage.blocks):
-            if config.recompute == "blocks":
+            if block in again:
                 alone = StageShape(stage.index, stage.count, (block,), (), False)
                 yield from self._blocks_forward(pp, alone, name, seconds, again=True)
                 seconds = 0.0

@@ -172,6 +172,10 @@ class TrainConfig:
         cut = self.cut
         return range(sum(cut[:stage]), sum(cut[: stage + 1]))
 
+    def recomputed(self, stage: int) -> range:
+        """Return the numbers of a stage's layers that backward computes again."""
+        return self.blocks_of(stage)[: self.recompute_blocks] if self.recompute == "blocks" else range(0)
+
     @property
     def replica_batch(self) -> int:
         """Return the number of sequences of a step on one replica."""

@@ -124,7 +124,7 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
         if config.sequence_parallel:
             partial |= split_sequence(model, topology.group("tp"))
         if config.recompute == "blocks":
-            recompute_blocks(model, config.recompute_blocks)
+            recompute_blocks(model, len(config.recomputed(index)))
         own = spread_experts(model, group, config.balance_loss / config.micro_batches)
         apart |= own
         module, hook = _replicate(model, index, own, config, policy, topology)
