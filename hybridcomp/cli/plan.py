@@ -23,19 +23,23 @@ from hybridcomp.planner.critical import write_trace
 from hybridcomp.planner.layouts import Wish
 from hybridcomp.planner.models import MODELS, model_config
 from hybridcomp.planner.plan import Plan, best_of, write_plan
+from hybridcomp.planner.scale import Point, rate_name, read_range, scale, sizes, write_scale
 from hybridcomp.planner.search import find_plans
 from hybridcomp.planner.site import read_site
 from hybridcomp.planner.timeline import write_timeline
+from hybridcomp.train.config import TrainConfig
 
 EXAMPLES = """examples:
   hybridcomp plan --profile examples/cluster_16x8.toml --model gpt2-xl --batch 512
   hybridcomp plan --profile site.toml --hosts 4 --ppn 8 --model my_model.toml --batch 256 --memory 40G
+  hybridcomp plan --profile site.toml --model gpt2-xl --batch 512 --scale 8:4096
   hybridcomp plan --profile site.toml --model llama-7b --batch 1024 --loss-budget aggressive --explain --write run.toml
 
 Nothing is run, and every figure is predicted. docs/planner.md says how, and how well.
 """
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _FILE_WIDTH = 160
+_SCALED = 16  # plans of which --scale takes the best one whose replicas fit the least size
 _AXES = {"dp": "dp", "pp": "pp", "tp": "tp", "embedding": "emb"}
 
 
@@ -88,7 +92,18 @@ def parser() -> argparse.ArgumentParser:
         metavar="K",
         help="draw the timeline of plan K (default 1) and its critical path: plan.html, and trace.json for Perfetto",
     )
-    add("--out", type=Path, default=Path(), metavar="FOLDER", help="where --explain writes (default: here)")
+    add(
+        "--scale",
+        metavar="A:B",
+        help="draw how the best exact plan scales from A to B ranks, each replica with as much work: scale.html",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="where --explain and --scale write (default: here)",
+    )
     add(
         "--write",
         type=Path,
@@ -112,7 +127,9 @@ def main(argv: Sequence[str]) -> int:
     cluster = read_site(
         arguments.profile or str(wanted_path()), arguments.hosts, arguments.ppn, arguments.memory
     )
-    chosen = arguments.explain or 1
+    if arguments.scale is not None:
+        return _scale(arguments, wish, cluster)
+    chosen = 1 if arguments.explain is None else arguments.explain
     plans = _search(wish, cluster, max(arguments.top, chosen))
     if not 1 <= chosen <= len(plans):
         raise ConfigError(f"--explain {chosen}: there are plans 1 to {len(plans)}")
@@ -138,15 +155,62 @@ def _wish(arguments: argparse.Namespace) -> Wish:
 
 
 def _search(wish: Wish, cluster: Cluster, count: int) -> list[Plan]:
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with _progress() as bar:
         task = bar.add_task("predicting plans", total=None)
 
         def told(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
         return find_plans(wish, cluster, count, told)
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _scale(arguments: argparse.Namespace, wish: Wish, cluster: Cluster) -> int:
+    """Draw how the best exact plan that fits the least size scales."""
+    least, most = read_range(arguments.scale)
+    exact = dataclasses.replace(wish, budget="exact")
+    plans = [plan.config for plan in _search(exact, cluster, _SCALED)]
+    config = next((config for config in plans if least % (config.pp * config.tp) == 0), plans[0])
+    counts = sizes(least, most, config, cluster.ranks_per_host)
+    with _progress() as bar:
+        task = bar.add_task("predicting sizes", total=None)
+        points = scale(
+            config, cluster, counts, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    facts = (
+        f"{arguments.model} with pp {config.pp} and tp {config.tp}, schedule {config.schedule}, {config.micro_batches} "
+        f"micro-batches of {config.micro_batch_size} on each of dp replicas; {cluster.ranks_per_host} ranks on a host. "
+        f"Links, codecs and devices are those of {cluster.profile.name}."
+    )
+    page = arguments.out / "scale.html"
+    write_scale(page, f"{arguments.model} on {counts[0]} to {counts[-1]} ranks", facts, points)
+    if arguments.json:
+        print(
+            json.dumps({"simulated": True, "about": facts, "points": [dataclasses.asdict(p) for p in points]})
+        )
+    else:
+        _print_scale(facts, points)
+    print(f"wrote {page}", file=sys.stderr)
+    return 0
+
+
+def _print_scale(facts: str, points: Sequence[Point]) -> None:
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _FILE_WIDTH, highlight=False)
+    console.print(f"{facts} Simulated, not measured. Seconds of a step (efficiency):", markup=False)
+    policies = list(dict.fromkeys(point.policy for point in points))
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("link", "ranks", *policies):
+        table.add_column(heading, justify="right")
+    for rate, ranks in dict.fromkeys((point.rate, point.ranks) for point in points):
+        own = {point.policy: point for point in points if (point.rate, point.ranks) == (rate, ranks)}
+        cells = (f"{own[policy].step:.3g} ({own[policy].efficiency:.0%})" for policy in policies)
+        table.add_row(rate_name(rate), f"{ranks:,}", *cells)
+    console.print(table)
 
 
 def _record(arguments: argparse.Namespace, cluster: Cluster, plans: Sequence[Plan]) -> dict[str, object]:
@@ -198,7 +262,7 @@ def _cells(plan: Plan, best: float) -> list[str]:
         f"{config.pp} x {config.dp} x {config.tp}",
         schedule if config.pp > 1 else "loop",
         f"{config.micro_batches} of {config.micro_batch_size}",
-        config.recompute,
+        _recomputed(config),
         codecs or "none",
         f"{found.samples_per_second:,.1f}",
         f"{found.samples_per_second / best:.1%}",
@@ -206,6 +270,12 @@ def _cells(plan: Plan, best: float) -> list[str]:
         exposed or "0",
         _gib(found.memory.total),
     ]
+
+
+def _recomputed(config: TrainConfig) -> str:
+    if config.recompute == "none":
+        return "none"
+    return "all" if config.recompute_blocks is None else f"{config.recompute_blocks} of {max(config.cut)}"
 
 
 def _explain(arguments: argparse.Namespace, plans: Sequence[Plan], chosen: int) -> None:

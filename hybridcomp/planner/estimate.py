@@ -166,6 +166,7 @@ class _Rough:
         most = max(
             sum(len(s.blocks) for s in self._stages if s.index % config.pp == pp) for pp in range(config.pp)
         )
+        again = config.virtual_stages * max(len(config.recomputed(stage.index)) for stage in self._stages)
         total = 0.0
         for phase in ("forward", "backward"):
             message = Message(
@@ -179,7 +180,7 @@ class _Rough:
                 shape,
                 hosts=hosts,
             )
-            sums = 2 * most * (2 if phase == "forward" and config.recompute == "blocks" else 1)
+            sums = 2 * (most + (again if phase == "forward" else 0))
             total += sums * self._alone(self._collective(message, policy, ranks), config.dp, ranks)
         return total
 

@@ -1,4 +1,4 @@
-"""List the layouts of a job: each split of its ranks, with schedules, micro-batches and recomputation."""
+"""List the layouts of a job: each split of its ranks, with schedules and micro-batches."""
 
 from __future__ import annotations
 
@@ -75,12 +75,10 @@ def _splits(wish: Wish, hosts: int, ranks_per_host: int) -> Iterator[tuple[int, 
 def _of_split(wish: Wish, pp: int, dp: int, tp: int) -> Iterator[TrainConfig]:
     share = wish.batch // dp  # sequences of a step on a replica
     sizes = [size for size in divisors(share) if pp <= share // size <= _MOST_MICRO_BATCHES]
-    for size, (schedule, virtual), again in itertools.product(
-        sizes, _schedules(wish, pp), ("none", "blocks")
-    ):
+    for size, (schedule, virtual) in itertools.product(sizes, _schedules(wish, pp)):
         layout: dict[str, Any] = {
             **{"pp": pp, "dp": dp, "tp": tp, "schedule": schedule, "virtual_stages": virtual},
-            **{"micro_batch_size": size, "micro_batches": share // size, "recompute": again},
+            **{"micro_batch_size": size, "micro_batches": share // size, "recompute": "none"},
         }
         config = dataclasses.replace(wish.model, **layout)
         try:

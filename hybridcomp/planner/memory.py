@@ -57,7 +57,8 @@ def _of(config: TrainConfig, policy: Policy, stages: Sequence[StageShape], pp: i
     )
     message = config.micro_batch_size * config.seq_len * config.d_model * _item(config)
     buffers = 2.0 * message * ((config.pp > 1) + (config.tp > 1))
-    if config.recompute == "blocks":
+    # What a stage keeps of its last blocks is free again when the first ones are computed again.
+    if any(len(config.recomputed(stage.index)) == len(stage.blocks) for stage in mine):
         buffers += block_activations(config)
     return Memory(
         versions * weights,

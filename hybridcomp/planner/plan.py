@@ -58,6 +58,7 @@ class Plan:
             "micro_batches",
             "micro_batch_size",
             "recompute",
+            "recompute_blocks",
         )
         return {
             **{name: getattr(config, name) for name in fields},

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.planner.budget import NONE, AxisCodec, LossBudget, codecs_of, policy_of
+from hybridcomp.planner.budget import AxisCodec, LossBudget, codecs_of, policy_of
 from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.estimate import Estimate, Estimator
 from hybridcomp.planner.layouts import Wish, layouts
-from hybridcomp.planner.memory import memory_of
 from hybridcomp.planner.plan import Plan
 from hybridcomp.planner.prediction import predict_step
-from hybridcomp.planner.stages import stages_of
+from hybridcomp.planner.recompute import PLANNED, least_of_all, least_that_fits
+from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 
 _PREDICTED = 32  # layouts, at least, whose steps are replayed
@@ -104,30 +104,29 @@ def _mildest(plan: Plan, cluster: Cluster, budget: LossBudget) -> Plan:
 # -- memory ----------------------------------------------------------------------------------------------
 
 
+def _strongest(config: TrainConfig, budget: LossBudget) -> Policy:
+    """Return the policy of a budget whose residuals take most memory."""
+    return policy_of({"dp": codecs_of("dp", budget)[-1]} if config.dp > 1 else {})
+
+
 def _fitting(configs: Sequence[TrainConfig], cluster: Cluster, budget: LossBudget) -> list[TrainConfig]:
-    """Return the layouts that fit a rank's memory.
+    """Return the layouts that fit a rank's memory, each with the least recomputation.
 
     Raises:
         ConfigError: none does: says which needs least.
     """
-    if cluster.memory is None:
-        return list(configs)
-    needs = [(_bytes(config, budget), config) for config in configs]
-    fitting = [config for need, config in needs if need <= cluster.memory]
-    if not fitting:
-        least, config = min(needs, key=lambda pair: pair[0])
-        raise ConfigError(
-            f"nothing fits {cluster.memory / 2**30:.3g} GiB a rank: the least is {least / 2**30:.3g} GiB, with pp "
-            f"{config.pp}, dp {config.dp}, tp {config.tp}, micro-batches of {config.micro_batch_size} and recompute "
-            f"{config.recompute}; --memory {_rounded_up(least)} works, or more ranks"
-        )
-    return fitting
-
-
-def _bytes(config: TrainConfig, budget: LossBudget) -> float:
-    """Return the bytes of the fullest rank with the codec of dp that keeps most."""
-    strongest = codecs_of("dp", budget)[-1] if config.dp > 1 else NONE
-    return memory_of(config, policy_of({"dp": strongest}), stages_of(config)).total
+    found = (least_that_fits(config, cluster.memory, _strongest(config, budget)) for config in configs)
+    fitting = [config for config in found if config is not None]
+    if fitting:
+        return fitting
+    needs = (least_of_all(config, _strongest(config, budget)) for config in configs)
+    least, config = min(needs, key=lambda pair: pair[0])
+    least /= PLANNED
+    raise ConfigError(
+        f"nothing fits {(cluster.memory or 0.0) / 2**30:.3g} GiB a rank: the least is {least / 2**30:.3g} GiB, with pp "
+        f"{config.pp}, dp {config.dp}, tp {config.tp}, micro-batches of {config.micro_batch_size} and "
+        f"{len(config.recomputed(0))} blocks of a stage recomputed; --memory {_rounded_up(least)} works, or more ranks"
+    )
 
 
 def _rounded_up(nbytes: float) -> str:

@@ -43,6 +43,7 @@ class Writer:
         self.stages = shapes.stages_of(config)
         self._dtype = DType.BFLOAT16 if config.dtype == "bf16" else DType.FLOAT32
         self._tp_costs: dict[tuple[object, ...], Cost] = {}
+        self._send_costs: dict[tuple[int, int, Message], Cost] = {}
 
     def programs(self, steps: int) -> list[Program]:
         """Write the programs of the first ``steps`` steps, one for each place of the pipeline."""
@@ -109,6 +110,12 @@ class Writer:
         return traffic.collective(links, op, nbytes, dtype, codec, feedback, traffic.hosts_alike(hosts))
 
     def _send(self, pp: int, to: int, message: Message) -> Cost:
+        asked = pp, to, message
+        if asked not in self._send_costs:
+            self._send_costs[asked] = self._cost_of_send(pp, to, message)
+        return self._send_costs[asked]
+
+    def _cost_of_send(self, pp: int, to: int, message: Message) -> Cost:
         pairs = list(zip(self._hosts(self._ranks(pp)), self._hosts(self._ranks(to)), strict=True))
         rate = min(self._cluster.rate(mine) for mine, _ in pairs)
         links = traffic.links_of(self._cluster.profile, rate)

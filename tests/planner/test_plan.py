@@ -216,6 +216,24 @@ def test_the_critical_path_follows_what_was_waited_for():
         write_trace(spans, Path("/proc/absent/trace.json"), {})
 
 
+def test_scale_draws_curves_for_each_rate_and_policy(files, capsys):
+    job = f"--model {files}/small.toml --batch 16 --scale 2:8 --out {files}"
+    record = json.loads(plan(files, f"{job} --json", capsys))
+    points = record["points"]
+    assert record["simulated"] is True
+    assert {point["ranks"] for point in points} == {2, 4, 8}
+    assert {"none", "exact", "hybrid"} <= {point["policy"] for point in points}
+    slowest = min(point["rate"] for point in points)
+    step = {(p["ranks"], p["policy"]): p["step"] for p in points if p["rate"] == slowest}
+    assert step[8, "hybrid"] < step[8, "none"]
+    for point in points:
+        assert 0 < point["efficiency"] <= 1
+    page = (files / "scale.html").read_text()
+    assert "Simulated, not measured" in page
+    assert "efficiency" in page
+    assert "Simulated, not measured" in plan(files, job, capsys)
+
+
 # -- wrong input ------------------------------------------------------------------------------------------
 
 
@@ -234,6 +252,9 @@ def test_wrong_input_is_one_line_that_says_what_works(files, capsys):
     assert "its hosts is 2, and --hosts asks for 3; --hosts 2 is the most" in said("--hosts", "3")
     assert "of other machines" in said("--ppn", "4")
     assert "--top must be at least 1" in said("--top", "0")
+    assert "--scale 8:4: it must be" in said("--scale", "8:4")
+    assert "--scale 3:5: none of 3, 6" in said("--scale", "3:5")
+    assert "there are plans 1 to" in said("--explain", "0")
     assert "there are plans 1 to" in said("--explain", "99")
     assert "its suffix must be .toml" in said("--write", str(files / "run.json"))
     assert "--batch must be at least 1" in said("--batch", "0")
