@@ -124,9 +124,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.top < 1:
         raise ConfigError(f"--top must be at least 1, not {arguments.top}")
     wish = _wish(arguments)
-    cluster = read_site(
-        arguments.profile or str(wanted_path()), arguments.hosts, arguments.ppn, arguments.memory
-    )
+    cluster = read_site(_profile(arguments), arguments.hosts, arguments.ppn, arguments.memory)
     if arguments.scale is not None:
         return _scale(arguments, wish, cluster)
     chosen = 1 if arguments.explain is None else arguments.explain
@@ -145,6 +143,15 @@ def main(argv: Sequence[str]) -> int:
         for path in write_plan(plans[chosen - 1], arguments.write, heading):
             print(f"wrote {path}", file=sys.stderr)
     return 0
+
+
+def _profile(arguments: argparse.Namespace) -> str:
+    if arguments.profile is None and not wanted_path().exists():
+        raise ConfigError(
+            f"there is no profile at {wanted_path()}: `hybridcomp doctor --calibrate` writes one there; or give "
+            "--profile, examples/cluster_16x8.toml say"
+        )
+    return str(arguments.profile or wanted_path())
 
 
 def _wish(arguments: argparse.Namespace) -> Wish:

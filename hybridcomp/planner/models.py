@@ -15,7 +15,7 @@ from hybridcomp.train.reading import read_toml
 _BYTES = 256  # the vocabulary of text without a tokenizer
 DECIDED = (
     *("dp", "pp", "tp", "schedule", "virtual_stages", "micro_batches", "micro_batch_size", "global_batch"),
-    *("recompute", "shard", "policy", "out", "resume"),
+    *("stage_layers", "recompute", "recompute_blocks", "shard", "policy", "out", "resume"),
 )
 """Fields of the trainer's configuration that a plan decides."""
 

@@ -23,7 +23,7 @@ _FACTORS = (0.1, 0.4, 1.0, 4.0)  # of the rate that the cluster has
 _MOST_RANKS = 65536
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up")
-_AXES = ("dp", "pp", "tp")
+_AXES = ("dp", "pp", "tp", "embedding")
 
 
 @dataclass(frozen=True)

@@ -300,6 +300,29 @@ def test_a_wrong_description_of_a_cluster_is_named(tmp_path, text, what):
     assert str(path) in str(raised.value)
 
 
+def test_without_a_profile_it_says_where_one_comes_from(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HYBRIDCOMP_PROFILE", str(tmp_path / "absent.toml"))
+    said = fails(["--model", "gpt2", "--batch", "8"], capsys)
+    assert (
+        f"there is no profile at {tmp_path}/absent.toml: `hybridcomp doctor --calibrate` writes one" in said
+    )
+
+
+def test_uneven_stages_are_predicted_and_suit_uneven_hosts(tmp_path):
+    path = tmp_path / "site.toml"
+    path.write_text(
+        SITE.replace("memory = 1e9", "speeds = [1.0, 0.5]").replace("per_host = 2", "per_host = 1")
+    )
+    cluster = read_site(str(path))
+    model = TrainConfig(layers=6, d_model=128, heads=4, seq_len=64, vocab_size=256, pp=2, micro_batches=8)
+    seconds = {
+        cut: predict_step(dataclasses.replace(model, stage_layers=cut), cluster, policy_of({})).seconds
+        for cut in ((3, 3), (4, 2), (2, 4))
+    }
+    even = predict_step(model, cluster, policy_of({})).seconds
+    assert seconds[4, 2] < seconds[3, 3] == even < seconds[2, 4]
+
+
 def test_models_have_the_sizes_that_they_are_known_for():
     # Millions of parameters; of the GPT-2 family without its biases.
     known = {"gpt2": 124, "gpt2-medium": 354, "gpt2-large": 773, "gpt2-xl": 1557, "llama-7b": 6700}
@@ -315,6 +338,18 @@ def test_models_have_the_sizes_that_they_are_known_for():
 
 def test_fields_that_a_plan_decides_are_not_taken_from_a_model(tmp_path):
     path = tmp_path / "model.toml"
-    path.write_text(SMALL + 'dp = 4\nschedule = "gpipe"\nlr = 0.5\n')
+    path.write_text(SMALL + 'dp = 4\nrecompute_blocks = 2\nschedule = "gpipe"\nlr = 0.5\n')
     config = model_config(str(path))
     assert (config.dp, config.schedule, config.lr) == (1, "1f1b", 0.5)
+
+
+def test_the_guide_shows_what_was_committed():
+    guide = (ROOT / "docs" / "plan.md").read_text()
+    for one in json.loads((ROOT / "benchmarks/results/planner/plan_16x8.json").read_text())["plans"]:
+        row = f"| {one['pp']} x {one['dp']} x {one['tp']} |"
+        lines = [line for line in guide.splitlines() if line.startswith(row)]
+        assert any(f"| {one['samples_per_second']:,.0f} |" in line for line in lines), one
+    for one in json.loads((ROOT / "benchmarks/results/planner/recompute.json").read_text())["rows"]:
+        assert f"| {one['predicted'] / 1e6:.1f} | {one['measured'] / 1e6:.1f} |" in guide
+    for model in MODELS:
+        assert f"`{model}`" in guide
