@@ -14,6 +14,7 @@ COMMANDS = {
     "doctor": "say what is installed and works here, and how fast; measure links and codecs",
     "generate": "write text by a trained model",
     "lab": "run a command on a cluster with slow links, made on this machine",
+    "plan": "find the fastest split of a training's ranks and the codec of each axis, without running it",
     "report": "say what a run sent and what was compressed, and merge the traces of its ranks",
     "run": "run a PyTorch program as it is on several ranks, its groups or its gradients compressed",
     "schedule": "print what each rank does in a collective, check it, and draw its simulated time",
@@ -55,8 +56,9 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("hybridcomp"):
             raise
+        extra = "plan" if command == "plan" else "train"
         print(
-            f"hybridcomp {command}: error: {error.name} is missing: pip install 'hybridcomp[train]'",
+            f"hybridcomp {command}: error: {error.name} is missing: pip install 'hybridcomp[{extra}]'",
             file=sys.stderr,
         )
         return EXIT_WRONG_INPUT

@@ -88,6 +88,7 @@ class Speed:
 
 
 _OPTIONS = ("message", "wire", "cores", "start", "slow_start", "call", "near", "far", "wake", "look", "eager")
+_OTHERS = ("compute", "cluster")  # sections that hybridcomp.planner reads
 _TIER_KEYS = ("latency", "bandwidth")
 _TIER_OPTIONS = ("burst",)
 _SPEED_KEYS = tuple(f.name for f in dataclasses.fields(Speed))
@@ -282,7 +283,7 @@ class _Reader:
         self._name = name
 
     def profile(self, document: dict[str, Any]) -> Profile:
-        self._keys("", document, ("version", "memory", *_OPTIONS, "host", "network", "codecs"))
+        self._keys("", document, ("version", "memory", *_OPTIONS, "host", "network", "codecs", *_OTHERS))
         version = document.get("version")
         if isinstance(version, bool) or version != VERSION:
             self._fail(

@@ -36,7 +36,9 @@ def check_config(config: TrainConfig) -> None:
         raise ConfigError(f"vocab_size must be from 2 to 2**31, not {config.vocab_size}")
     _check_batch(config)
     _check_sequence(config)
-    for name, divisor in (("layers", "pp"), ("heads", "tp"), ("d_model", "heads")):
+    _check_cut(config)
+    _check_recomputed(config)
+    for name, divisor in (("heads", "tp"), ("d_model", "heads")):
         value, by = getattr(config, name), getattr(config, divisor)
         if value % by:
             raise ConfigError(f"{name} ({value}) must be divisible by {divisor} ({by})")
@@ -49,6 +51,41 @@ def check_config(config: TrainConfig) -> None:
     _check_shard(config)
     if config.experts:
         _check_experts(config)
+
+
+def _check_cut(config: TrainConfig) -> None:
+    cut = config.stage_layers
+    if cut is None:
+        if config.layers % config.pp:
+            raise ConfigError(
+                f"layers ({config.layers}) must be divisible by pp ({config.pp}), or stage_layers say how many each "
+                "stage has"
+            )
+        return
+    if config.schedule in CYCLIC:
+        raise ConfigError(
+            f"stage_layers are of a pipeline's stages, and schedule {config.schedule} has none: leave them out"
+        )
+    if len(cut) != config.stages or sum(cut) != config.layers or min(cut) < 1:
+        raise ConfigError(
+            f"stage_layers ({', '.join(map(str, cut))}) must be {config.stages} numbers from 1 up, one for each stage, "
+            f"that add up to layers ({config.layers})"
+        )
+
+
+def _check_recomputed(config: TrainConfig) -> None:
+    count = config.recompute_blocks
+    if count is None:
+        return
+    if config.recompute != "blocks":
+        raise ConfigError(
+            f"recompute_blocks ({count}) counts blocks that are computed again: recompute must be blocks, not none"
+        )
+    if not 1 <= count <= max(config.cut):
+        raise ConfigError(
+            f"recompute_blocks ({count}) must be from 1 to the layers of a stage ({max(config.cut)}); "
+            "for 0 leave recompute out"
+        )
 
 
 def _check_experts(config: TrainConfig) -> None:
@@ -152,7 +189,7 @@ def _check_schedule(config: TrainConfig) -> None:
             raise ConfigError(
                 f"virtual_stages ({config.virtual_stages}) must be at least 2 with schedule interleaved"
             )
-        if config.layers % config.stages:
+        if config.stage_layers is None and config.layers % config.stages:
             raise ConfigError(
                 f"layers ({config.layers}) must be divisible by pp * virtual_stages ({config.stages})"
             )

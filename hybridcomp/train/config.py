@@ -31,7 +31,8 @@ class TrainConfig:
     dp: int = 1
     """Data-parallel size: replicas of the model, each on its own part of the batch."""
     pp: int = 1
-    """Pipeline-parallel size: ranks that share the layers, consecutive ones each. Divides layers."""
+    """Pipeline-parallel size: ranks that share the layers, consecutive ones each. Divides layers, unless
+    stage_layers cuts them."""
     tp: int = 1
     """Tensor-parallel size: parts that each layer is split into. Divides heads. Fastest in rank order."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "2bw", "local", "cdp-v1", "cdp-v2"] = "1f1b"
@@ -39,6 +40,9 @@ class TrainConfig:
     alone cdp-v1 or cdp-v2. Without a pipeline 1f1b is the plain loop. See docs/schedules.md."""
     virtual_stages: int = 1
     """Stages of each pipeline rank, for schedule interleaved. pp * virtual_stages divides layers."""
+    stage_layers: tuple[int, ...] | None = None
+    """Layers of each stage, in order, for stages of unequal ranks: as many numbers as stages, which add up to
+    layers. By default all stages have as many."""
     backend: Literal["hybridcomp", "gloo"] = "hybridcomp"
     """What carries the traffic. gloo is for comparison: only data-parallel gradients are compressed on it."""
     policy: str = "hybrid"
@@ -56,6 +60,8 @@ class TrainConfig:
     """What forward and backward compute in, and send: fp32, or bf16 by autocast. Weights stay in fp32."""
     recompute: Literal["none", "blocks"] = "none"
     """What backward computes again, so that its activations need not be kept: none, or the blocks."""
+    recompute_blocks: int | None = None
+    """Blocks of each stage that are computed again, its first ones, with recompute blocks; by default all."""
 
     layers: int = 8
     """Transformer blocks."""
@@ -153,6 +159,22 @@ class TrainConfig:
     def stages(self) -> int:
         """Return the number of parts that the layers are cut into."""
         return self.dp if self.schedule in CYCLIC else self.pp * self.virtual_stages
+
+    @property
+    def cut(self) -> tuple[int, ...]:
+        """Return the number of layers of each stage."""
+        if self.stage_layers is not None:
+            return self.stage_layers
+        return (self.layers // self.stages,) * self.stages
+
+    def blocks_of(self, stage: int) -> range:
+        """Return the numbers of the layers that a stage has."""
+        cut = self.cut
+        return range(sum(cut[:stage]), sum(cut[: stage + 1]))
+
+    def recomputed(self, stage: int) -> range:
+        """Return the numbers of a stage's layers that backward computes again."""
+        return self.blocks_of(stage)[: self.recompute_blocks] if self.recompute == "blocks" else range(0)
 
     @property
     def replica_batch(self) -> int:

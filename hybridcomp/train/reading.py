@@ -91,6 +91,12 @@ def _convert(value: Any, kind: Any, fail: Any) -> Any:
             fail(f"must be one of {', '.join(options)}, not {value!r}")
         return value
     allowed = [o for o in (options or (kind,)) if o is not type(None)]
+    if tuple[int, ...] in allowed:
+        if not isinstance(value, list) or not all(
+            type(one) is int and one.bit_length() <= 63 for one in value
+        ):
+            fail(f"must be a list of integers, not {value!r:.60}")
+        return tuple(value)
     if isinstance(value, int) and value.bit_length() > 63:
         fail(f"must be within 63 bits, and has {value.bit_length()}")
     if float in allowed and isinstance(value, int) and not isinstance(value, bool):
@@ -128,6 +134,8 @@ def to_toml(values: Mapping[str, Any]) -> str:
             lines.append(f"{key} = {str(value).lower()}")
         elif isinstance(value, str):
             lines.append(f"{key} = {_quote(value)}")
+        elif isinstance(value, tuple):
+            lines.append(f"{key} = {list(value)!r}")
         elif value is not None:
             lines.append(f"{key} = {value!r}")
     return "\n".join(lines) + "\n"

@@ -55,6 +55,9 @@ def test_replicas_reduce_once_a_step_compute_in_bf16_and_again():
             ["bf16_is_near_and_half_as_long", "--dp 2", "--dp 2 --dtype bf16"],
             ["bf16_is_near_and_half_as_long", EXPERTS, f"{EXPERTS} --dtype bf16"],
             *(["bits_are_equal", way, f"{way} --recompute blocks"] for way in OTHERS),
+            ["bits_are_equal", "--pp 2", "--pp 2 --recompute blocks --recompute-blocks 1"],
+            ["uneven_stages_train_alike", "--pp 2", "--pp 2 --stage-layers 3 1"],
+            ["uneven_stages_train_alike", "--pp 2", "--pp 2 --stage-layers 1 3 --schedule gpipe"],
         ],
     )
 
@@ -108,10 +111,9 @@ def test_recomputed_blocks_keep_their_inputs_alone():
     shape, batch = ModelShape(vocab_size=50, layers=3, d_model=16, heads=2, seq_len=8), 2
     x = torch.zeros(batch, shape.seq_len, dtype=torch.int64)
     held = []
-    for recompute in (False, True):
+    for recomputed in (0, 2, None):
         model = build_gpt(shape, 1)
-        if recompute:
-            recompute_blocks(model)
+        recompute_blocks(model, recomputed)
         saved: dict[int, Tensor] = {}  # keeps the storages, so that their addresses are not given to others
         with torch.autograd.graph.saved_tensors_hooks(partial(note, saved), lambda tensor: tensor):
             model.hidden(x)
@@ -123,7 +125,7 @@ def test_recomputed_blocks_keep_their_inputs_alone():
     # A block's input; a norm's output, queries, keys, values, attention's output; the sum in the middle; a norm's
     # output, what is inside the MLP before and after GELU. Of each token, two numbers of each norm, one of each head.
     block = (1 + 5 + 1 + 9) * stream + (2 * 2 + shape.heads) * numbers
-    assert held == [shape.layers * block, shape.layers * stream]
+    assert held == [shape.layers * block, (shape.layers - 2) * block + 2 * stream, shape.layers * stream]
 
 
 def note(saved: dict[int, Tensor], tensor: Tensor) -> Tensor:

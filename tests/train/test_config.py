@@ -69,6 +69,19 @@ def test_a_file_that_takes_the_parser_to_its_limits_is_named(tmp_path, text, par
         read_toml(str(file))
 
 
+def test_lists_are_read_and_written(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("pp = 2\nlayers = 8\nstage_layers = [5, 3]\n")
+    config = parse(["--config", str(file)])
+    assert config.cut == config.stage_layers == (5, 3)
+    assert [list(config.blocks_of(i)) for i in (0, 1)] == [[0, 1, 2, 3, 4], [5, 6, 7]]
+    assert to_toml({"stage_layers": config.stage_layers}) == "stage_layers = [5, 3]\n"
+    for wrong in ("5", '"5, 3"', "[5, 3.0]", "[true, 7]"):
+        file.write_text(f"pp = 2\nstage_layers = {wrong}\n")
+        with pytest.raises(ConfigError, match="line 2, key stage_layers: must be a list of integers"):
+            read_toml(str(file))
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read the configuration .*absent\.toml"):
         parse(["--config", str(tmp_path / "absent.toml")])
@@ -78,6 +91,18 @@ def test_a_missing_file_is_named(tmp_path):
     ("arguments", "message"),
     [
         ("--layers 3 --pp 2", r"layers \(3\) must be divisible by pp \(2\)"),
+        ("--pp 2 --stage-layers 5 2", r"stage_layers \(5, 2\) must be 2 numbers .* add up to layers \(8\)"),
+        ("--pp 2 --stage-layers 8 0", r"stage_layers \(8, 0\) must be 2 numbers from 1 up"),
+        ("--pp 2 --stage-layers 8", r"stage_layers \(8\) must be 2 numbers"),
+        ("--dp 2 --schedule cdp-v1 --micro-batches 1 --stage-layers 4 4", "schedule cdp-v1 has none"),
+        (
+            "--recompute-blocks 2",
+            r"recompute_blocks \(2\) counts blocks .* recompute must be blocks, not none",
+        ),
+        (
+            "--pp 2 --recompute blocks --recompute-blocks 5",
+            r"recompute_blocks \(5\) must be from 1 to .* \(4\)",
+        ),
         ("--heads 4 --tp 3", r"heads \(4\) must be divisible by tp \(3\)"),
         ("--heads 3", r"d_model \(256\) must be divisible by heads \(3\)"),
         ("--pp 4 --micro-batches 2", r"micro_batches \(2\) must be at least pp \(4\)"),

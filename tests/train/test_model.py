@@ -28,6 +28,14 @@ def test_stages_in_a_row_are_the_whole_model():
     assert torch.equal(y, whole(x))
 
 
+def test_uneven_stages_in_a_row_are_the_whole_model():
+    x = tokens()
+    y = keep_stage(build_gpt(SHAPE, seed=1), 0, 2, range(3))(x)
+    assert torch.equal(
+        keep_stage(build_gpt(SHAPE, seed=1), 1, 2, range(3, 4))(y), build_gpt(SHAPE, seed=1)(x)
+    )
+
+
 def test_stages_hold_each_parameter_once():
     whole = dict(build_gpt(SHAPE, seed=1).named_parameters())
     stages = [dict(keep_stage(build_gpt(SHAPE, seed=1), i, 4).named_parameters()) for i in range(4)]

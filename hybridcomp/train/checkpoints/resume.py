@@ -70,7 +70,9 @@ class Checkpoint:
 def run_identity(config: TrainConfig, vocab_size: int, data: str) -> dict[str, Any]:
     """Return the settings that a checkpoint and a run resuming it share: topology, schedule, model, batches, text."""
     names = _SAME_TOPOLOGY + _SAME_MODEL + _SAME_BATCHES
-    return {name: getattr(config, name) for name in names} | {"vocab_size": vocab_size, "data": data}
+    cut = None if config.stage_layers is None else list(config.stage_layers)  # as JSON has it
+    own = {"stage_layers": cut, "vocab_size": vocab_size, "data": data}
+    return {name: getattr(config, name) for name in names} | own
 
 
 def newest(folder: Path) -> Path | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,17 +189,20 @@ def build_gpt(shape: ModelShape, seed: int) -> GPT:
     return model
 
 
-def keep_stage(model: GPT, index: int, count: int, *, own_head: bool = False) -> GPT:
+def keep_stage(
+    model: GPT, index: int, count: int, blocks: Iterable[int] | None = None, *, own_head: bool = False
+) -> GPT:
     """Drop from ``model`` what stage ``index`` of ``count`` does not hold, and return it.
 
     Args:
         model: whole.
         index: of the stage, from 0.
-        count: of all stages; divides the layers.
+        count: of all stages.
+        blocks: the numbers of its blocks; None: all stages have as many, and ``count`` divides the layers.
         own_head: the stage keeps norm and head although it is not the last, for a loss of its own.
     """
     per_stage = model.shape.layers // count
-    mine = range(index * per_stage, (index + 1) * per_stage)
+    mine = range(index * per_stage, (index + 1) * per_stage) if blocks is None else blocks
     model.blocks = nn.ModuleDict({str(i): model.blocks[str(i)] for i in mine})
     if index != 0:
         model.embed = None

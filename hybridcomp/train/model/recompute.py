@@ -14,9 +14,14 @@ from torch.utils.checkpoint import checkpoint
 from hybridcomp.train.model.gpt import GPT
 
 
-def recompute_blocks(model: GPT) -> None:
-    """Make every block of ``model`` compute forward again in backward; under ``no_grad`` nothing changes."""
-    for block in model.blocks.values():
+def recompute_blocks(model: GPT, count: int | None = None) -> None:
+    """Make blocks of ``model`` compute forward again in backward; under ``no_grad`` nothing changes.
+
+    Args:
+        model: a stage, or the whole.
+        count: the first so many; None: all.
+    """
+    for block in list(model.blocks.values())[:count]:
         # Of the method, and not of the module: names of parameters, and hooks around the block, stay as they are.
         again = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
         block.forward = again

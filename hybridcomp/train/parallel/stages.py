@@ -113,7 +113,8 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
     apart: set[str] = set()
     stages = []
     for index in indices:
-        model = keep_stage(build_gpt(shape, config.seed), index, count, own_head=config.schedule == "local")
+        whole = build_gpt(shape, config.seed)
+        model = keep_stage(whole, index, count, config.blocks_of(index), own_head=config.schedule == "local")
         if config.dtype == "bf16":
             compute_in_bf16(model)
         if config.tp > 1:
@@ -123,7 +124,7 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
         if config.sequence_parallel:
             partial |= split_sequence(model, topology.group("tp"))
         if config.recompute == "blocks":
-            recompute_blocks(model)
+            recompute_blocks(model, len(config.recomputed(index)))
         own = spread_experts(model, group, config.balance_loss / config.micro_batches)
         apart |= own
         module, hook = _replicate(model, index, own, config, policy, topology)

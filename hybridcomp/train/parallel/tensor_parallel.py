@@ -142,3 +142,12 @@ def joined(name: str, parts: Sequence[Tensor]) -> Tensor:
     if style is None:
         return parts[0]
     return torch.cat(list(parts), dim=0 if isinstance(style, ColumnParallel) else 1)
+
+
+def part_shape(name: str, shape: Sequence[int], ranks: int) -> tuple[int, ...]:
+    """Return the shape of the part of parameter ``name`` that each of the ranks of a tp axis holds."""
+    style = next((style for path, style in _BLOCK_PLAN.items() if name.endswith(f".{path}.weight")), None)
+    if style is None:
+        return tuple(shape)
+    rows, columns = shape
+    return (rows // ranks, columns) if isinstance(style, ColumnParallel) else (rows, columns // ranks)

@@ -129,6 +129,21 @@ def recomputed_bits_are_equal(kept: Outcome, recomputed: Outcome) -> list[str]:
     return different + bits_are_equal(kept, recomputed)
 
 
+def uneven_stages_train_alike(even: Outcome, uneven: Outcome) -> list[str]:
+    """Whether another cut of the layers has other blocks, and the same losses and weights."""
+    blocks = [
+        {name.split(".")[1] for name in run.weights if name.startswith("blocks.")} for run in (even, uneven)
+    ]
+    problems = [] if blocks[0] != blocks[1] else [f"both have blocks {blocks[0]}"]
+    shared = set(even.weights) & set(uneven.weights)
+    far = (n for n in shared if not torch.allclose(even.weights[n], uneven.weights[n], atol=1e-5))
+    problems += [f"{name} differs" for name in far]
+    for (step, a, _), (_, b, _) in zip(even.results, uneven.results, strict=True):
+        if abs(a - b) > 1e-5 * abs(a):
+            problems.append(f"loss {b} instead of {a} in step {step}")
+    return problems
+
+
 def pipeline_sends_half(whole: Outcome, half: Outcome) -> list[str]:
     """Whether stages send each other half as much."""
     sent = [run.total("pp", "wire_bytes") for run in (whole, half)]

@@ -1,0 +1,89 @@
+"""Lay out the buckets in which replicas sum a stage's gradients, as DistributedDataParallel does, and cost them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hybridcomp.arrays import DType
+from hybridcomp.codecs import Codec
+from hybridcomp.planner.stages import StageShape
+from hybridcomp.planner.traffic import NONE, NOTHING, Cost
+from hybridcomp.policy import Policy
+from hybridcomp.train.config import EMBEDDING, TrainConfig
+
+_FP32 = 4
+_LATE = 1 << 20  # a step after every warm-up
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are summed together.
+
+    Attributes:
+        number: in the order in which they are ready.
+        block: whose backward pass completes it; None: the embedding's, the stage's last one.
+        cost: of its sums.
+        calls: sums that it takes.
+    """
+
+    number: int
+    block: int | None
+    cost: Cost
+    calls: int
+
+
+def buckets(
+    stage: StageShape,
+    config: TrainConfig,
+    policy: Policy,
+    hosts: int,
+    cost: Callable[[int, Codec, str | None], Cost],
+) -> list[Bucket]:
+    """Return the buckets of a stage.
+
+    Args:
+        stage: whose gradients.
+        config: the size of a bucket.
+        policy: names their codecs.
+        hosts: that the replicas are on.
+        cost: of a sum of so many bytes by a codec and a form of error feedback.
+    """
+    from hybridcomp.torch.hook.plan import make_split  # noqa: PLC0415  (imports torch)
+
+    limit = config.bucket_mb * 2**20
+    groups: list[list[tuple[str, tuple[int, ...]]]] = [[]]
+    size = 0
+    # The parts of backward complete gradients from the last layer to the first.
+    shared = EMBEDDING in config.axes  # such a gradient is summed over stages, too
+    left_out = ("embed.tokens.weight", "head.weight") if shared else ()
+    for name, shape in reversed(stage.parameters):
+        if name in left_out:
+            continue
+        if size >= limit:
+            groups.append([])
+            size = 0
+        groups[-1].append((name, shape))
+        size += _FP32 * math.prod(shape)
+    found = []
+    for number, group in enumerate(filter(None, groups)):
+        last = group[-1][0]
+        block = int(last.split(".")[1]) if last.startswith("blocks.") else None
+        if block is None and not last.startswith("embed."):
+            block = stage.blocks[-1]  # of norm and head alone: ready when the last block's backward begins
+        if not policy.codecs("dp", "all_reduce"):
+            nbytes = sum(_FP32 * math.prod(shape) for _, shape in group)
+            found.append(Bucket(number, block, cost(nbytes, NONE, None), 1))
+            continue
+        split = make_split(policy, "dp", DType.FLOAT32, group, _LATE, stage.index, hosts)
+        sums: dict[tuple[Codec, str | None], int] = {}
+        for piece in split.alone:
+            key = piece.choice.codec, piece.choice.feedback
+            sums[key] = sums.get(key, 0) + _FP32 * piece.size
+        small = _FP32 * sum(piece.size for piece in split.small)
+        costs = [cost(nbytes, codec, feedback) for (codec, feedback), nbytes in sums.items()]
+        if small:
+            costs.append(cost(small, NONE, None))
+        found.append(Bucket(number, block, sum(costs, NOTHING), len(costs)))
+    return found

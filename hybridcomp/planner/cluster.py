@@ -1,0 +1,72 @@
+"""Describe what a job runs on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.perfmodel import Profile
+from hybridcomp.planner.compute import ComputeProfile
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The hosts of a job and what they can do.
+
+    Ranks fill the hosts in order, as mpiexec places them: ranks 0 to ``ranks_per_host - 1`` are on the first.
+
+    Attributes:
+        hosts: how many.
+        ranks_per_host: ranks on each.
+        profile: links and codecs.
+        compute: seconds of a model's operations on a rank.
+        cores: processor cores that all ranks of all hosts share, as the hosts of a lab on one machine do; None: each
+            rank has its own.
+        memory: bytes that a rank has; None: not known.
+        speeds: speed of each host's processors relative to ``compute``; empty: 1 for each.
+        rates: bytes/s of each host's link; empty: ``profile.network.bandwidth`` for each.
+    """
+
+    hosts: int
+    ranks_per_host: int
+    profile: Profile
+    compute: ComputeProfile
+    cores: float | None = None
+    memory: float | None = None
+    speeds: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("hosts", "ranks_per_host"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("cores", "memory"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive and finite, not {value}")
+        for name in ("speeds", "rates"):
+            values = getattr(self, name)
+            if values and len(values) != self.hosts:
+                raise ConfigError(
+                    f"{name} must have a value for each of {self.hosts} hosts, not {len(values)}"
+                )
+            if not all(0 < value < math.inf for value in values):
+                raise ConfigError(f"{name} must be positive and finite, not {', '.join(map(str, values))}")
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of ranks on all hosts."""
+        return self.hosts * self.ranks_per_host
+
+    def host(self, rank: int) -> int:
+        """Return the host of a rank, from 0."""
+        return rank // self.ranks_per_host
+
+    def speed(self, rank: int) -> float:
+        """Return the relative speed of a rank's processor."""
+        return self.speeds[self.host(rank)] if self.speeds else 1.0
+
+    def rate(self, host: int) -> float:
+        """Return the bytes/s of a host's link."""
+        return self.rates[host] if self.rates else self.profile.network.bandwidth

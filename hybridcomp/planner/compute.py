@@ -1,0 +1,217 @@
+"""Describe how long a model's operations take on a rank: fitted to measurements, or from a device's datasheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hybridcomp.errors import ConfigError
+
+OPERATIONS = (
+    "embedding",
+    "norm",
+    "attention",
+    "mlp",
+    "head",
+    "optimizer",
+    "pass",
+    "send",
+    "sum",
+    "step",
+)
+"""What a step consists of.
+
+``attention`` and ``mlp`` are the layers with the residual's addition, ``head`` is the last projection with the loss,
+``optimizer`` clips and updates. The overheads: ``pass``, of a forward or backward pass of a stage; ``send``, of a
+message between stages; ``sum``, of a collective's call; ``step``, what else there is of a step.
+"""
+
+DIRECTIONS = ("forward", "backward")
+FEATURES = ("calls", "flops", "bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One execution of an operation on a rank.
+
+    Attributes:
+        operation: one of :data:`OPERATIONS`.
+        direction: ``forward`` or ``backward``; ``forward`` of operations that have no direction.
+        flops: multiplications and additions of matrix products.
+        bytes: that it reads and writes, counted by tensors.
+        half: whether it computes in 16 bits.
+    """
+
+    operation: str
+    direction: str = "forward"
+    flops: float = 0.0
+    bytes: float = 0.0
+    half: bool = False
+
+
+class ComputeProfile(Protocol):
+    """A source of seconds of operations."""
+
+    def seconds(self, work: Work) -> float:
+        """Return the seconds of an execution that has a processor to itself."""
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """A device as its maker describes it, with the share of it that programs get: a roofline.
+
+    Attributes:
+        flops: peak operations/s in 16 bits.
+        bandwidth: peak bytes/s of its memory.
+        flops_fp32: peak operations/s in fp32; None: half of ``flops``.
+        utilisation: share of the peak flops that matrix products reach.
+        memory_utilisation: share of the peak bandwidth that passes over memory reach.
+        overhead: seconds of an operation, however small.
+    """
+
+    flops: float
+    bandwidth: float
+    flops_fp32: float | None = None
+    utilisation: float = 0.5
+    memory_utilisation: float = 0.8
+    overhead: float = 2e-5
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "bandwidth", "utilisation", "memory_utilisation"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive and finite, not {value}")
+        for name in ("utilisation", "memory_utilisation"):
+            if getattr(self, name) > 1:
+                raise ConfigError(f"{name} must be at most 1, not {getattr(self, name)}")
+        if not 0 <= self.overhead < math.inf:
+            raise ConfigError(f"overhead must not be negative, as {self.overhead} is")
+        if self.flops_fp32 is not None and not 0 < self.flops_fp32 < math.inf:
+            raise ConfigError(f"flops_fp32 must be positive and finite, not {self.flops_fp32}")
+
+    def seconds(self, work: Work) -> float:
+        """Return the seconds of an execution: of its flops or its bytes, whichever take longer."""
+        single = self.flops / 2 if self.flops_fp32 is None else self.flops_fp32
+        peak = self.flops if work.half else single
+        return self.overhead + max(
+            work.flops / (peak * self.utilisation), work.bytes / (self.bandwidth * self.memory_utilisation)
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Measurements of one kind of device, as seconds for each call, flop and byte of each operation.
+
+    Attributes:
+        rows: for each operation and direction (``"mlp.forward"``), coefficients in the order of :data:`FEATURES`.
+        half: factor on those of operations that compute in 16 bits.
+    """
+
+    rows: Mapping[str, tuple[float, float, float]]
+    half: float = 1.0
+
+    def seconds(self, work: Work) -> float:
+        """Return the seconds of an execution."""
+        calls, flops, nbytes = self.rows[f"{work.operation}.{work.direction}"]
+        seconds = calls + flops * work.flops + nbytes * work.bytes
+        return seconds * self.half if work.half else seconds
+
+    def to_toml(self) -> str:
+        """Return the text of the section ``[compute]`` of a profile."""
+        lines = ["[compute]", f"half = {self.half!r}"]
+        lines += [f'"{name}" = [{", ".join(map(repr, row))}]' for name, row in self.rows.items()]
+        return "\n".join(lines) + "\n"
+
+
+def names() -> list[str]:
+    """Return the names of the rows that a :class:`Fitted` has."""
+    both = ("embedding", "norm", "attention", "mlp", "head", "pass")
+    return [
+        f"{operation}.{direction}"
+        for operation in OPERATIONS
+        for direction in (DIRECTIONS if operation in both else DIRECTIONS[:1])
+    ]
+
+
+def fit(works: Sequence[Work], seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Fit coefficients, none negative, by least squares of relative errors.
+
+    Args:
+        works: executions of one operation and direction.
+        seconds: of each, measured.
+
+    Raises:
+        ValueError: there is none, or a time that is not positive.
+    """
+    import numpy as np  # noqa: PLC0415
+    from scipy.optimize import nnls  # type: ignore[import-untyped]  # noqa: PLC0415  (of the extra "plan")
+
+    if not works or min(seconds) <= 0:
+        raise ValueError("a fit takes at least one execution, with times above 0")
+    table = np.array([[1.0, w.flops, w.bytes] for w in works])
+    times = np.array(seconds)
+    scale = table.max(axis=0)
+    scale[scale == 0] = 1.0
+    found, _ = nnls(table / scale / times[:, None], np.ones(len(times)))
+    calls, flops, nbytes = (float(f"{x:.5g}") for x in found / scale)
+    return calls, flops, nbytes
+
+
+def read_compute(document: Mapping[str, Any], name: str) -> Fitted | Datasheet | None:
+    """Read the section ``[compute]`` of a parsed profile or cluster description.
+
+    Args:
+        document: the whole file.
+        name: of the file, for errors.
+
+    Returns:
+        None where there is no such section.
+
+    Raises:
+        ConfigError: names the file, the key and what is allowed.
+    """
+    section = document.get("compute")
+    if section is None:
+        return None
+    if not isinstance(section, dict):
+        raise ConfigError(f"{name}: compute must be a table, not {section!r:.40}")
+    if "flops" in section:
+        return _datasheet(section, name)
+    rows: dict[str, tuple[float, float, float]] = {}
+    for key in section:
+        if key not in (*names(), "half"):
+            raise ConfigError(f"{name}: compute.{key!s:.40} is unknown; allowed: half, {', '.join(names())}")
+    for key in names():
+        row = section.get(key)
+        if not isinstance(row, list) or len(row) != len(FEATURES) or not all(map(_natural, row)):
+            raise ConfigError(
+                f"{name}: compute.{key} must be three numbers that are not negative, not {row!r:.60}"
+            )
+        rows[key] = (float(row[0]), float(row[1]), float(row[2]))
+    half = section.get("half", 1.0)
+    if not _natural(half) or half == 0:
+        raise ConfigError(f"{name}: compute.half must be a positive number, not {half!r:.40}")
+    return Fitted(rows, float(half))
+
+
+def _datasheet(section: Mapping[str, Any], name: str) -> Datasheet:
+    known = Datasheet.__dataclass_fields__
+    for key, value in section.items():
+        if key not in known:
+            raise ConfigError(f"{name}: compute.{key!s:.40} is unknown; allowed: {', '.join(known)}")
+        if not _natural(value):
+            raise ConfigError(
+                f"{name}: compute.{key} must be a number that is not negative, not {value!r:.40}"
+            )
+    if "bandwidth" not in section:
+        raise ConfigError(f"{name}: compute.bandwidth is missing: bytes/s of the device's memory")
+    try:
+        return Datasheet(**section)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: compute.{error}") from error
+
+
+def _natural(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf

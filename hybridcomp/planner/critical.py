@@ -1,0 +1,109 @@
+"""Find the critical path of a predicted step, and write its spans as a Chrome trace."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.planner.replay import Span
+
+_SAME = 1e-9  # seconds between two events that are one
+
+
+def critical_path(spans: Sequence[Span]) -> list[Span]:
+    """Return the chain of spans that the end of the last one waited for, in order of time.
+
+    In a simulation whatever begins does so when something that it waits for ends. Where several ended at that time it
+    is one of the same rank, if there is any.
+
+    Args:
+        spans: of all ranks.
+    """
+    by_end = sorted((span for span in spans if span.end > span.begin + _SAME), key=lambda span: span.end)
+    ends = [span.end for span in by_end]
+    if not by_end:
+        return []
+    at = max(by_end, key=lambda span: (span.end, span.stream == "compute", -span.rank))
+    path = [at]
+    while True:
+        upper = bisect.bisect_right(ends, at.begin + _SAME)
+        if upper == 0:
+            break
+        lower = bisect.bisect_left(ends, ends[upper - 1] - 2 * _SAME)
+        # Those that ended last before it: at its begin, or, after a latency, somewhat earlier.
+        rank = at.rank
+        before = max(
+            by_end[lower:upper], key=lambda span: (span.rank == rank, span.stream == "compute", span.begin)
+        )
+        at = before
+        path.append(at)
+    return path[::-1]
+
+
+def shares(path: Sequence[Span]) -> dict[str, float]:
+    """Return the seconds of a path by stream; ``waiting`` is what lies between its spans."""
+    found: dict[str, float] = {}
+    for span in path:
+        found[span.stream] = found.get(span.stream, 0.0) + span.end - span.begin
+    if path:
+        gaps = sum(max(0.0, b.begin - a.end) for a, b in itertools.pairwise(path))
+        if gaps > _SAME:
+            found["waiting"] = gaps
+    return found
+
+
+def write_trace(spans: Sequence[Span], path: Path, about: dict[str, Any]) -> None:
+    """Write spans as a Chrome trace: a process for each rank, a track for each stream.
+
+    Args:
+        spans: of all ranks; those of the critical path are marked in their arguments.
+        path: of the file, which https://ui.perfetto.dev opens.
+        about: what it says of itself.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    beside = path.with_suffix(".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("w", encoding="utf-8") as file:
+            json.dump(
+                {"displayTimeUnit": "ms", "otherData": about, "traceEvents": list(_events(spans))},
+                file,
+                separators=(",", ":"),
+            )
+        os.replace(beside, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write the trace {path}: {error.strerror}") from error
+
+
+def _events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+    critical = set(critical_path(spans))
+    streams = sorted({span.stream for span in spans}, key=lambda stream: (stream != "compute", stream))
+    for rank in sorted({span.rank for span in spans}):
+        yield _named("process_name", rank, 0, name=f"rank {rank} (predicted)")
+        yield _named("process_sort_index", rank, 0, sort_index=rank)
+        for tid, stream in enumerate(streams):
+            yield _named("thread_name", rank, tid, name=stream)
+            yield _named("thread_sort_index", rank, tid, sort_index=tid)
+    for span in spans:
+        yield {
+            "ph": "X",
+            "name": span.name,
+            "cat": span.stream,
+            "ts": span.begin * 1e6,
+            "dur": (span.end - span.begin) * 1e6,
+            "pid": span.rank,
+            "tid": streams.index(span.stream),
+            "args": {"critical": span in critical},
+        }
+
+
+def _named(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}

@@ -1,0 +1,217 @@
+"""Estimate a step in closed form, to tell which layouts are worth a prediction.
+
+After PipeDream-2BW's planner (Narayanan et al. 2021, arXiv 2006.09503): the slowest stage's passes of a micro-batch, or
+its sends if they take longer, times micro-batches; what fills the pipeline; and what is left of the replicas' sums. It
+knows no waiting of one rank for another, and so it ranks layouts: what it says of seconds is not for people.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hybridcomp.arrays import DType
+from hybridcomp.planner import stages as shapes
+from hybridcomp.planner import traffic
+from hybridcomp.planner.buckets import buckets
+from hybridcomp.planner.budget import AxisCodec, LossBudget, codecs_of, policy_of
+from hybridcomp.planner.cluster import Cluster
+from hybridcomp.planner.compute import Work
+from hybridcomp.planner.stages import StageShape
+from hybridcomp.planner.traffic import Cost
+from hybridcomp.policy import Message, Policy
+from hybridcomp.train.config import EMBEDDING, TrainConfig
+
+_LATE = 1 << 20  # a step after every warm-up
+_OVERLAP = 0.8  # of the last backward pass, that replicas' sums go on beside
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate of a layout.
+
+    Attributes:
+        config: the layout.
+        codecs: by axis, of those allowed the ones that cost it least.
+        seconds: of a step.
+    """
+
+    config: TrainConfig
+    codecs: Mapping[str, AxisCodec]
+    seconds: float
+
+
+class Estimator:
+    """An estimator of layouts, which keeps what they have in common.
+
+    Args:
+        cluster: what they run on.
+        budget: which codecs are allowed.
+    """
+
+    def __init__(self, cluster: Cluster, budget: LossBudget) -> None:
+        self._cluster, self._budget = cluster, budget
+        self._once: dict[tuple[object, ...], float] = {}
+
+    def estimate(self, config: TrainConfig) -> Estimate:
+        """Estimate a layout with the best codec of each axis."""
+        rough = _Rough(config, self._cluster)
+        codecs: dict[str, AxisCodec] = {}
+        seconds: dict[str, float] = {}
+        for axis in config.axes:
+            options = codecs_of(axis, self._budget)
+            if getattr(config, axis, 2) == 1:
+                options = options[:1]
+            costs = [self._axis(rough, config, axis, codec) for codec in options]
+            best = min(range(len(options)), key=costs.__getitem__)
+            codecs[axis], seconds[axis] = options[best], costs[best]
+        passes = rough.compute + seconds["tp"]
+        fill = 0.0 if config.schedule == "2bw" else (config.pp - 1) / config.virtual_stages
+        left = max(seconds["dp"] - _OVERLAP * rough.last_backward, 0.1 * seconds["dp"])
+        whole = max(passes, seconds["pp"]) * config.micro_batches + (passes + seconds["pp"]) * fill
+        return Estimate(config, codecs, whole + left + seconds.get(EMBEDDING, 0.0) + rough.update)
+
+    def _axis(self, rough: _Rough, config: TrainConfig, axis: str, codec: AxisCodec) -> float:
+        if axis not in ("dp", EMBEDDING):
+            return rough.axis(axis, policy_of({axis: codec}))
+        key = axis, codec.name, config.pp, config.dp, config.tp, config.virtual_stages
+        if key not in self._once:
+            self._once[key] = rough.axis(axis, policy_of({axis: codec}))
+        return self._once[key]
+
+
+class _Rough:
+    """What an estimate of one layout adds up.
+
+    Attributes:
+        compute: seconds of the slowest rank's passes of one micro-batch.
+        last_backward: seconds of its backward pass.
+        update: seconds of the optimizer.
+    """
+
+    def __init__(self, config: TrainConfig, cluster: Cluster) -> None:
+        self._config, self._cluster = config, cluster
+        self._stages = shapes.stages_of(config)
+        self._per_host = min(cluster.ranks_per_host, config.dp * config.tp)
+        slowest = 1.0 / min(cluster.speeds, default=1.0)
+        share = 1.0 if cluster.cores is None else max(1.0, cluster.ranks / cluster.cores)
+        by_rank = [[s for s in self._stages if s.index % config.pp == pp] for pp in range(config.pp)]
+        passes = [tuple(map(sum, zip(*map(self._passes, mine), strict=True))) for mine in by_rank]
+        self.compute = slowest * share * max(forward + backward for forward, backward in passes)
+        self.last_backward = slowest * share * max(backward for _, backward in passes)
+        elements = max(sum(stage.elements for stage in mine) for mine in by_rank)
+        self.update = slowest * share * self._seconds(shapes.optimizer(elements), Work("step"))
+
+    def _seconds(self, *works: Work) -> float:
+        return sum(self._cluster.compute.seconds(work) for work in works)
+
+    def _passes(self, stage: StageShape) -> tuple[float, float]:
+        """Return the seconds of a stage's forward and backward pass."""
+        config = self._config
+        block = [work for part in shapes.block_parts(config) for work in part]
+        ends = [shapes.norm(config), shapes.head(config)] * stage.has_head
+        ends += [shapes.embedding(config)] * (stage.index == 0)
+        ahead = len(stage.blocks) * self._seconds(*block)
+        back = len(stage.blocks) * self._seconds(*(shapes.backward(work, config) for work in block))
+        again = len(config.recomputed(stage.index)) * self._seconds(*block)
+        forward = ahead + self._seconds(*ends, Work("pass"))
+        backward = self._seconds(*(shapes.backward(work, config) for work in ends), Work("pass", "backward"))
+        return forward, backward + back + again
+
+    def axis(self, axis: str, policy: Policy) -> float:
+        """Return the seconds of an axis's messages: of a micro-batch; of dp and of an embedding, of a step."""
+        if axis == EMBEDDING:
+            return self._embedding(policy)
+        if getattr(self._config, axis) == 1:
+            return 0.0
+        return {"dp": self._dp, "pp": self._pp, "tp": self._tp}[axis](policy)
+
+    def _collective(self, message: Message, policy: Policy, ranks: Sequence[int]) -> Cost:
+        choice = policy.choose(message)
+        return self._sum(message.op, message.nbytes, message.dtype, choice.codec, choice.feedback, ranks)
+
+    def _sum(self, op, nbytes, dtype, codec, feedback, ranks) -> Cost:  # type: ignore[no-untyped-def]
+        hosts = [self._cluster.host(rank) for rank in ranks]
+        links = traffic.links_of(self._cluster.profile, min(map(self._cluster.rate, set(hosts))))
+        return traffic.collective(links, op, nbytes, dtype, codec, feedback, traffic.hosts_alike(hosts))
+
+    def _alone(self, cost: Cost, groups: int, ranks: Sequence[int]) -> float:
+        """Return the seconds of a collective beside those of so many groups on the same hosts."""
+        far = len({self._cluster.host(rank) for rank in ranks}) > 1
+        return cost.seconds + cost.link * (groups - 1 if far else 0)
+
+    def _dp(self, policy: Policy) -> float:
+        config = self._config
+        if config.shard != "none":
+            return 0.0
+        ranks = [dp * config.tp for dp in range(config.dp)]
+        hosts = len({self._cluster.host(rank) for rank in ranks})
+
+        def cost(nbytes: int, codec, feedback) -> Cost:  # type: ignore[no-untyped-def]
+            return self._sum("all_reduce", nbytes, DType.FLOAT32, codec, feedback, ranks)
+
+        totals = []
+        for stage in {len(s.blocks): s for s in self._stages}.values():
+            parts = buckets(stage, config, policy, hosts, cost)
+            totals.append(sum(self._alone(bucket.cost, config.tp, ranks) for bucket in parts))
+        return max(totals) * config.virtual_stages
+
+    def _tp(self, policy: Policy) -> float:
+        config = self._config
+        ranks = range(config.tp)
+        hosts = len({self._cluster.host(rank) for rank in ranks})
+        shape = (config.micro_batch_size, config.seq_len, config.d_model)
+        dtype = self._dtype
+        most = max(
+            sum(len(s.blocks) for s in self._stages if s.index % config.pp == pp) for pp in range(config.pp)
+        )
+        again = config.virtual_stages * max(len(config.recomputed(stage.index)) for stage in self._stages)
+        total = 0.0
+        for phase in ("forward", "backward"):
+            message = Message(
+                "tp",
+                "all_reduce",
+                phase,
+                dtype,
+                math.prod(shape) * dtype.itemsize,
+                None,
+                _LATE,
+                shape,
+                hosts=hosts,
+            )
+            sums = 2 * (most + (again if phase == "forward" else 0))
+            total += sums * self._alone(self._collective(message, policy, ranks), config.dp, ranks)
+        return total
+
+    def _pp(self, policy: Policy) -> float:
+        config, cluster = self._config, self._cluster
+        away = config.dp * config.tp  # ranks from one stage to the next
+        far = away * (config.pp - 1) >= cluster.ranks_per_host
+        shape = (config.micro_batch_size, config.seq_len, config.d_model)
+        dtype = self._dtype
+        links = traffic.links_of(
+            cluster.profile, min(cluster.rates, default=cluster.profile.network.bandwidth)
+        )
+        total = 0.0
+        for phase in ("forward", "backward"):
+            nbytes = math.prod(shape) * dtype.itemsize
+            message = Message(
+                "pp", "send", phase, dtype, nbytes, None, _LATE, shape, hosts=cluster.hosts if far else 1
+            )
+            cost = traffic.send(links, nbytes, dtype, policy.choose(message).codec, far)
+            total += cost.seconds + cost.link * (self._per_host - 1)
+        return total * config.virtual_stages
+
+    def _embedding(self, policy: Policy) -> float:
+        config = self._config
+        shape = (shapes.vocabulary(config), config.d_model)
+        ends = [0, (config.pp - 1) * config.dp * config.tp]
+        message = Message(
+            EMBEDDING, "all_reduce", "backward", DType.FLOAT32, 4 * math.prod(shape), None, _LATE, shape
+        )
+        return self._alone(self._collective(message, policy, ends), self._per_host, ends)
+
+    @property
+    def _dtype(self) -> DType:
+        return DType.BFLOAT16 if self._config.dtype == "bf16" else DType.FLOAT32

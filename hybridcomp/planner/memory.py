@@ -1,0 +1,111 @@
+"""Count the bytes that a rank holds while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridcomp.planner.orders import order
+from hybridcomp.planner.stages import StageShape, vocabulary
+from hybridcomp.policy import Policy
+from hybridcomp.train.config import TrainConfig
+
+_FP32 = 4
+_AHEAD = 3  # steps in which a schedule that does not empty the pipeline has filled it
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The bytes of a rank by what they are for.
+
+    Attributes:
+        parameters: weights, in as many versions as the schedule keeps.
+        gradients: of the weights.
+        moments: AdamW's.
+        activations: kept for backward passes, when most are.
+        residuals: of error feedback.
+        buffers: of messages on their way, and what one layer's passes need for a moment.
+    """
+
+    parameters: float
+    gradients: float
+    moments: float
+    activations: float
+    residuals: float
+    buffers: float
+
+    @property
+    def total(self) -> float:
+        """Return the sum."""
+        return (
+            self.parameters + self.gradients + self.moments + self.activations + self.residuals + self.buffers
+        )
+
+
+def memory_of(config: TrainConfig, policy: Policy, stages: Sequence[StageShape]) -> Memory:
+    """Return what the fullest rank holds."""
+    return max((_of(config, policy, stages, pp) for pp in range(config.pp)), key=lambda memory: memory.total)
+
+
+def _of(config: TrainConfig, policy: Policy, stages: Sequence[StageShape], pp: int) -> Memory:
+    mine = [stage for stage in stages if stage.index % config.pp == pp]
+    weights = float(_FP32 * sum(stage.elements for stage in mine))
+    versions = 2 if config.schedule == "2bw" else 1
+    shards = config.dp if config.shard == "zero1" else 1
+    feedback = any(
+        rule.feedback for rule in (policy.base, *policy.axes.values(), *policy.entries.get("dp", {}).values())
+    )
+    message = config.micro_batch_size * config.seq_len * config.d_model * _item(config)
+    buffers = 2.0 * message * ((config.pp > 1) + (config.tp > 1))
+    # What a stage keeps of its last blocks is free again when the first ones are computed again.
+    if any(len(config.recomputed(stage.index)) == len(stage.blocks) for stage in mine):
+        buffers += block_activations(config)
+    return Memory(
+        versions * weights,
+        weights,
+        2 * weights / shards,
+        _most_kept(config, mine, pp),
+        weights if feedback and config.dp > 1 else 0.0,
+        buffers,
+    )
+
+
+def _most_kept(config: TrainConfig, mine: Sequence[StageShape], pp: int) -> float:
+    """Return the most bytes of activations that wait for backward passes at once."""
+    sizes = {stage.index: stage_activations(config, stage) for stage in mine}
+    held = most = 0.0
+    actions = order(config.schedule, pp, config.pp, config.virtual_stages, config.micro_batches, _AHEAD)
+    for action in actions:
+        if action.kind == "forward":
+            held += sizes[action.stage]
+            most = max(most, held)
+        elif action.kind == "backward":
+            held -= sizes[action.stage]
+    return most
+
+
+def stage_activations(config: TrainConfig, stage: StageShape) -> float:
+    """Return the bytes that a forward pass of a stage keeps for its backward pass."""
+    tokens = config.micro_batch_size * config.seq_len
+    again = len(config.recomputed(stage.index))
+    kept = again * float(tokens * config.d_model * _item(config))
+    kept += (len(stage.blocks) - again) * block_activations(config)
+    if stage.has_head:  # the norm's input and output, the logits, and their logarithms of softmax
+        kept += tokens * (2 * config.d_model * _item(config) + 2 * vocabulary(config) * _FP32)
+    return kept
+
+
+def block_activations(config: TrainConfig) -> float:
+    """Return the bytes that a block keeps: inputs of its norms and products, queries, keys, values, the MLP's inside.
+
+    In units of the residual stream: the two norms' inputs and outputs (4), queries, keys and values (3), attention's
+    output (1, and 1 as the next product's input), the GELU's input and output (4 each). All but the first four are
+    split over tp, and those are over the sequence with sequence parallelism.
+    """
+    unit = config.micro_batch_size * config.seq_len * config.d_model * _item(config)
+    whole = 4 / config.tp if config.sequence_parallel else 4.0
+    return unit * (whole + 13 / config.tp)
+
+
+def _item(config: TrainConfig) -> int:
+    return 2 if config.dtype == "bf16" else _FP32

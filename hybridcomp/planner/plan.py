@@ -1,0 +1,120 @@
+"""Define a plan: a layout, a codec for each axis, and what is predicted of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.planner.budget import NONE, AxisCodec, policy_text
+from hybridcomp.planner.prediction import StepPrediction
+from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.reading import to_toml
+
+_ALWAYS = ("dp", "pp", "tp", "schedule", "micro_batches", "micro_batch_size", "recompute")
+_UNWRITTEN = ("config", "policy", "global_batch")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A way to run a job.
+
+    Attributes:
+        config: the layout.
+        codecs: by axis.
+        prediction: of a step.
+    """
+
+    config: TrainConfig
+    codecs: Mapping[str, AxisCodec]
+    prediction: StepPrediction
+
+    @property
+    def used(self) -> dict[str, AxisCodec]:
+        """Return the codecs of the axes that send anything."""
+        return {axis: codec for axis, codec in self.codecs.items() if getattr(self.config, axis, 2) > 1}
+
+    @property
+    def compresses(self) -> bool:
+        """Tell whether any axis has a codec other than ``none``."""
+        return any(codec != NONE for codec in self.used.values())
+
+    def record(self, best: float) -> dict[str, Any]:
+        """Return it as JSON; seconds, bytes, samples/s.
+
+        Args:
+            best: samples/s of the best plan.
+        """
+        config, found = self.config, self.prediction
+        fields = (
+            "pp",
+            "dp",
+            "tp",
+            "schedule",
+            "virtual_stages",
+            "micro_batches",
+            "micro_batch_size",
+            "recompute",
+            "recompute_blocks",
+        )
+        return {
+            **{name: getattr(config, name) for name in fields},
+            "codecs": {axis: codec.name for axis, codec in self.used.items()},
+            "samples_per_second": found.samples_per_second,
+            "share_of_best": found.samples_per_second / best,
+            "step_seconds": found.seconds,
+            "compute_seconds": found.compute,
+            "exposed_seconds": dict(found.exposed),
+            "wire_bytes": dict(found.wire_bytes),
+            "memory_bytes": dataclasses.asdict(found.memory) | {"total": found.memory.total},
+        }
+
+
+def write_plan(plan: Plan, path: Path, heading: str) -> list[Path]:
+    """Write the trainer's configuration of a plan, and its policy beside it.
+
+    Args:
+        plan: which.
+        path: of the configuration, ``NAME.toml``; the policy becomes ``NAME.policy.toml``.
+        heading: a comment at the top of both.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigError: another suffix, or a file that cannot be written.
+    """
+    if path.suffix != ".toml":
+        raise ConfigError(f"--write {path}: its suffix must be .toml")
+    policy = path.with_suffix(".policy.toml")
+    defaults = TrainConfig()
+    fields = {
+        field.name: getattr(plan.config, field.name)
+        for field in dataclasses.fields(plan.config)
+        if field.name not in _UNWRITTEN
+        and (field.name in _ALWAYS or getattr(plan.config, field.name) != getattr(defaults, field.name))
+    }
+    # As it was given: relative to the directory in which the training starts.
+    fields["policy"] = str(policy) if plan.compresses else "none"
+    texts = {path: f"# {heading}\n{to_toml(fields)}"}
+    if plan.compresses:
+        texts[policy] = f"# {heading}\n{policy_text(plan.used)}"
+    return _written(texts)
+
+
+def _written(texts: Mapping[Path, str]) -> list[Path]:
+    for path, text in texts.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    return list(texts)
+
+
+def best_of(plans: Sequence[Plan]) -> float:
+    """Return the samples/s of the fastest plan."""
+    return max(plan.prediction.samples_per_second for plan in plans)

@@ -1,0 +1,259 @@
+"""Replay programs: discrete events of ranks that compute, wait for each other, and share cores and links.
+
+Each rank has a stream that computes and one for the messages of each axis. What needs a processor shares the cores, if
+there are fewer than ranks; what is on a host's link shares the link. Between events all of that goes on at constant
+rates.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hybridcomp.planner.programs import Compute, Key, Mark, Program, Start, Wait
+
+_DONE = 1e-12  # seconds of work that are none
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that a rank did, for pictures.
+
+    Attributes:
+        rank: the rank.
+        stream: ``compute``, or the axis of a message.
+        name: what it was.
+        begin, end: seconds.
+    """
+
+    rank: int
+    stream: str
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass
+class Replayed:
+    """What came of a replay.
+
+    Attributes:
+        marks: for each step, when its last rank ended it.
+        spans: what the ranks did.
+        waits: for each program and axis, seconds that its compute stream waited, with the time at which it began.
+    """
+
+    marks: dict[int, float] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    waits: list[tuple[int, str, float, float]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Job:
+    """Something under way; ``phases`` are what is left of it: a resource, and the seconds that it takes there alone."""
+
+    programs: tuple[int, ...]
+    owner: int
+    queue: str
+    stream: str
+    name: str
+    phases: deque[tuple[str, float]]
+    weight: int
+    loads: dict[int, int]
+    key: Key | None = None
+    begin: float = 0.0
+    left: float = 0.0
+    rate: float = 1.0
+
+
+class Replay:
+    """One replay.
+
+    Args:
+        programs: of the ranks.
+        cores: that they share; None: each has its own.
+    """
+
+    def __init__(self, programs: Sequence[Program], cores: float | None) -> None:
+        self._programs = programs
+        self._cores = cores
+        self._at = [0] * len(programs)  # instruction
+        self._waiting: dict[int, tuple[Key, float]] = {}
+        self._ended: set[tuple[int, Key]] = set()
+        self._queues: dict[tuple[int, str], deque[_Job]] = defaultdict(deque)
+        self._arrived: dict[Key, set[int]] = defaultdict(set)
+        self._running: list[_Job] = []
+        self._delays: list[tuple[float, int, _Job]] = []
+        self._count = itertools.count()
+        self._now = 0.0
+        self.result = Replayed()
+
+    def run(self) -> Replayed:
+        """Run all programs to their ends.
+
+        Raises:
+            ValueError: ranks wait for each other for ever: the programs do not fit together.
+        """
+        for program in range(len(self._programs)):
+            self._go_on(program)
+        while self._running or self._delays:
+            self._set_rates()
+            soonest = min((job.left / job.rate for job in self._running), default=float("inf"))
+            until = self._now + soonest
+            if self._delays:
+                until = min(until, self._delays[0][0])
+            passed = until - self._now
+            self._now = until
+            for job in self._running:
+                job.left -= passed * job.rate
+            ended = [job for job in self._running if job.left <= _DONE]
+            if ended:
+                self._running = [job for job in self._running if job.left > _DONE]
+            while self._delays and self._delays[0][0] <= self._now + _DONE:
+                ended.append(heapq.heappop(self._delays)[2])
+            for job in ended:
+                self._next_phase(job)
+        stuck = [p for p, program in enumerate(self._programs) if self._at[p] < len(program.instructions)]
+        if stuck:
+            raise ValueError(
+                f"ranks wait for each other: {self._programs[stuck[0]].instructions[self._at[stuck[0]]]}"
+            )
+        return self.result
+
+    def _set_rates(self) -> None:
+        computing = 0
+        links: dict[int, int] = defaultdict(int)
+        for job in self._running:
+            if job.phases[0][0] == "cpu":
+                computing += job.weight
+            else:
+                for host, messages in job.loads.items():
+                    links[host] += messages
+        share = 1.0 if self._cores is None else min(1.0, self._cores / max(1, computing))
+        for job in self._running:
+            if job.phases[0][0] == "cpu":
+                job.rate = share
+            else:
+                # The cost is of one message on each link: those that are alike share it, too.
+                job.rate = 1.0 / max((links[host] for host in job.loads), default=1)
+
+    def _go_on(self, number: int) -> None:
+        """Go on with a program until it computes or waits."""
+        program = self._programs[number]
+        while self._at[number] < len(program.instructions):
+            instruction = program.instructions[self._at[number]]
+            if isinstance(instruction, Compute):
+                if instruction.seconds > 0:
+                    phases = deque([("cpu", instruction.seconds / program.speed)])
+                    job = _Job(
+                        (number,), number, "compute", "compute", instruction.name, phases, program.weight, {}
+                    )
+                    self._begin(job)
+                    return
+            elif isinstance(instruction, Start):
+                self._start(number, instruction)
+            elif isinstance(instruction, Wait):
+                if (number, instruction.key) not in self._ended:
+                    self._waiting[number] = instruction.key, self._now
+                    return
+                self._ended.discard((number, instruction.key))
+            elif isinstance(instruction, Mark):
+                marks = self.result.marks
+                marks[instruction.step] = max(marks.get(instruction.step, 0.0), self._now)
+            self._at[number] += 1
+
+    def _start(self, number: int, start: Start) -> None:
+        program, cost = self._programs[number], start.cost
+        among = start.among or (number,)
+        self._arrived[start.key].add(number)
+        if len(self._arrived[start.key]) < len(among):
+            return
+        del self._arrived[start.key]
+        phases = deque(
+            [("cpu", cost.cpu), ("delay", cost.latency), ("link", cost.link), ("cpu", cost.receive)]
+        )
+        weight = sum(self._programs[p].weight for p in among)
+        programs = among if start.to is None else (start.to,)
+        loads = dict(program.loads.get(start.axis, {}))
+        stream = start.axis if start.to is None else f"{start.axis} to {start.to}"
+        job = _Job(programs, number, stream, start.axis, str(start.key[0]), phases, weight, loads, start.key)
+        queue = self._queues[number, stream]
+        queue.append(job)
+        if len(queue) == 1:
+            self._begin(job)
+
+    def _begin(self, job: _Job) -> None:
+        job.begin = self._now
+        self._enter(job)
+
+    def _enter(self, job: _Job) -> None:
+        """Enter the phase that is first now, or end the job if there is none."""
+        while job.phases and job.phases[0][1] <= 0:
+            job.phases.popleft()
+        if not job.phases:
+            self._end(job)
+            return
+        kind, seconds = job.phases[0]
+        if kind == "delay":
+            heapq.heappush(self._delays, (self._now + seconds, next(self._count), job))
+        else:
+            job.left = seconds
+            self._running.append(job)
+
+    def _next_phase(self, job: _Job) -> None:
+        job.phases.popleft()
+        self._enter(job)
+
+    def _end(self, job: _Job) -> None:
+        if job.key is None:
+            (number,) = job.programs
+            self._span(number, job)
+            self._at[number] += 1
+            self._go_on(number)
+            return
+        self._span(job.owner, job)
+        queue = self._queues[job.owner, job.queue]
+        queue.popleft()
+        if queue:
+            self._begin(queue[0])
+        for waiter in job.programs:
+            self._ended.add((waiter, job.key))
+            waited = self._waiting.get(waiter)
+            if waited is not None and waited[0] == job.key:
+                del self._waiting[waiter]
+                if self._now > waited[1]:
+                    self.result.waits.append((waiter, job.stream, waited[1], self._now))
+                self._go_on(waiter)
+
+    def _span(self, number: int, job: _Job) -> None:
+        rank = self._programs[number].rank
+        self.result.spans.append(Span(rank, job.stream, job.name, job.begin, self._now))
+
+
+def unsynchronised(programs: Sequence[Program], cores: float | None, steps: int) -> float:
+    """Return the seconds of a step if no rank waited for another: the longest sum of a stream.
+
+    Where ranks share cores, it is no less than what all their work takes on those.
+
+    Args:
+        programs: of ``steps`` steps.
+        cores: see :class:`Replay`.
+        steps: that the programs have.
+    """
+    longest, work = 0.0, 0.0
+    for program in programs:
+        sums: dict[str, float] = defaultdict(float)
+        for instruction in program.instructions:
+            if isinstance(instruction, Compute):
+                sums["compute"] += instruction.seconds / program.speed
+                work += program.weight * instruction.seconds / program.speed
+            elif isinstance(instruction, Start):
+                cost = instruction.cost
+                share = max(program.loads.get(instruction.axis, {}).values(), default=1)
+                sums[instruction.axis] += cost.cpu + cost.latency + cost.link * share + cost.receive
+                work += program.weight * (cost.cpu + cost.receive)
+        longest = max(longest, *sums.values())
+    return max(longest, 0.0 if cores is None else work / cores) / steps

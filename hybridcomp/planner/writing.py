@@ -1,0 +1,352 @@
+"""Write the programs of a configuration's ranks on a cluster, for :mod:`.replay`."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from hybridcomp.arrays import DType
+from hybridcomp.planner import stages as shapes
+from hybridcomp.planner import traffic
+from hybridcomp.planner.buckets import Bucket, buckets
+from hybridcomp.planner.cluster import Cluster
+from hybridcomp.planner.compute import Work
+from hybridcomp.planner.orders import Action, order
+from hybridcomp.planner.programs import Compute, Key, Mark, Program, Start, Wait
+from hybridcomp.planner.stages import StageShape
+from hybridcomp.planner.traffic import Cost
+from hybridcomp.policy import Message, Policy
+from hybridcomp.train.config import EMBEDDING, TrainConfig
+
+WORLD = "world"
+"""The stream of what all ranks tell each other in every step: losses, norms, counters."""
+
+LATE = 1 << 20  # a step after every warm-up
+_REPORTED = 5  # numbers of a rank, beside its counters
+
+
+class Writer:
+    """The writer of one configuration's programs.
+
+    Args:
+        config: the layout, and the model.
+        cluster: that it runs on.
+        policy: that its codecs are of.
+
+    Attributes:
+        stages: of the model, as a rank holds them.
+    """
+
+    def __init__(self, config: TrainConfig, cluster: Cluster, policy: Policy) -> None:
+        self._config, self._cluster, self._policy = config, cluster, policy
+        self.stages = shapes.stages_of(config)
+        self._dtype = DType.BFLOAT16 if config.dtype == "bf16" else DType.FLOAT32
+        self._tp_costs: dict[tuple[object, ...], Cost] = {}
+        self._send_costs: dict[tuple[int, int, Message], Cost] = {}
+
+    def programs(self, steps: int) -> list[Program]:
+        """Write the programs of the first ``steps`` steps, one for each place of the pipeline."""
+        config = self._config
+        found = []
+        for pp in range(config.pp):
+            ranks = self._ranks(pp)
+            speed = min(self._cluster.speed(rank) for rank in ranks)
+            program = Program(ranks[0], len(ranks), speed, loads=self._loads(pp))
+            actions = order(
+                config.schedule, pp, config.pp, config.virtual_stages, config.micro_batches, steps
+            )
+            for action in actions:
+                program.instructions.extend(self._instructions(pp, action))
+            found.append(program)
+        return found
+
+    # -- where ranks are ------------------------------------------------------------------------------
+
+    def _rank(self, pp: int, dp: int, tp: int) -> int:
+        return (pp * self._config.dp + dp) * self._config.tp + tp  # as Topology.rank_of
+
+    def _ranks(self, pp: int) -> list[int]:
+        return [self._rank(pp, dp, tp) for dp in range(self._config.dp) for tp in range(self._config.tp)]
+
+    def _group(self, pp: int, axis: str, other: int = 0) -> list[int]:
+        """Return the ranks of a group of dp or tp at a place of the pipeline, at ``other`` of the other axis."""
+        if axis == "dp":
+            return [self._rank(pp, dp, other) for dp in range(self._config.dp)]
+        return [self._rank(pp, other, tp) for tp in range(self._config.tp)]
+
+    def _hosts(self, ranks: Sequence[int]) -> list[int]:
+        return [self._cluster.host(rank) for rank in ranks]
+
+    def _loads(self, pp: int) -> dict[str, dict[int, int]]:
+        """Return, for each stream, how many groups or senders are on each host's link at once."""
+        loads: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        for axis, groups in (("dp", self._config.tp), ("tp", self._config.dp)):
+            for other in range(groups):
+                hosts = set(self._hosts(self._group(pp, axis, other)))
+                for host in hosts if len(hosts) > 1 else ():
+                    loads[axis][host] += 1
+        for there in (pp - 1, pp + 1):
+            to = there % self._config.pp
+            for mine, yours in zip(self._hosts(self._ranks(pp)), self._hosts(self._ranks(to)), strict=True):
+                if mine != yours:
+                    loads[f"pp to {to}"][mine] += there == pp + 1 or self._config.pp > 2
+        every = range(self._cluster.hosts) if self._cluster.hosts > 1 else ()
+        loads[WORLD] = dict.fromkeys(every, 1)
+        return {stream: {h: max(1, n) for h, n in by_host.items()} for stream, by_host in loads.items()}
+
+    # -- what messages cost ---------------------------------------------------------------------------
+
+    def _sum(self, message: Message, ranks: Sequence[int]) -> Cost:
+        """Return the cost of a collective of some ranks, by the codec that the policy names."""
+        choice = self._policy.choose(message)
+        return self._collective(
+            message.op, message.nbytes, message.dtype, choice.codec, choice.feedback, ranks
+        )
+
+    def _collective(self, op, nbytes, dtype, codec, feedback, ranks) -> Cost:  # type: ignore[no-untyped-def]
+        hosts = self._hosts(ranks)
+        links = traffic.links_of(self._cluster.profile, min(map(self._cluster.rate, set(hosts))))
+        return traffic.collective(links, op, nbytes, dtype, codec, feedback, traffic.hosts_alike(hosts))
+
+    def _send(self, pp: int, to: int, message: Message) -> Cost:
+        asked = pp, to, message
+        if asked not in self._send_costs:
+            self._send_costs[asked] = self._cost_of_send(pp, to, message)
+        return self._send_costs[asked]
+
+    def _cost_of_send(self, pp: int, to: int, message: Message) -> Cost:
+        pairs = list(zip(self._hosts(self._ranks(pp)), self._hosts(self._ranks(to)), strict=True))
+        rate = min(self._cluster.rate(mine) for mine, _ in pairs)
+        links = traffic.links_of(self._cluster.profile, rate)
+        far = any(mine != yours for mine, yours in pairs)
+        codec = self._policy.choose(message).codec
+        return traffic.send(links, message.nbytes, message.dtype, codec, far)
+
+    def _layer_message(self, op: str, phase: str, stage: int, layer: int, hosts: int) -> Message:
+        config = self._config
+        shape = (config.micro_batch_size, config.seq_len, config.d_model)
+        nbytes = math.prod(shape) * self._dtype.itemsize
+        return Message(
+            "tp", op, phase, self._dtype, nbytes, None, LATE, shape, stage=stage, layer=layer, hosts=hosts
+        )
+
+    def _seconds(self, *works: Work) -> float:
+        return sum(map(self._cluster.compute.seconds, works))
+
+    # -- instructions ---------------------------------------------------------------------------------
+
+    def _instructions(self, pp: int, action: Action) -> Iterator[Compute | Start | Wait | Mark]:
+        if action.kind == "forward":
+            yield from self._forward(pp, action)
+        elif action.kind == "backward":
+            yield from self._backward(pp, action)
+        elif action.kind == "report":
+            yield from self._report(pp, action.step)
+        elif action.kind == "settle":
+            yield Wait((WORLD, action.step))
+            yield from self._update(pp, action.step)
+        else:  # local: the update waits for nobody, what is shown of the step before does
+            yield from self._update(pp, action.step)
+            if action.step:
+                yield Wait((WORLD, action.step - 1))
+
+    def _forward(self, pp: int, action: Action) -> Iterator[Compute | Start | Wait]:
+        stage, config = self.stages[action.stage], self._config
+        name = f"forward {action.micro} of stage {stage.index}"
+        if stage.index:
+            yield Wait(("activations", stage.index, action.step, action.micro))
+        before = self._seconds(Work("pass"))
+        if stage.index:
+            before += self._seconds(Work("send"))
+        if stage.index == 0:
+            before += self._seconds(shapes.embedding(config))
+        yield from self._blocks_forward(pp, stage, name, before)
+        after = 0.0
+        if stage.has_head:
+            after += self._seconds(shapes.norm(config), shapes.head(config))
+        if stage.index + 1 < stage.count:
+            after += self._seconds(Work("send"))
+        yield Compute(name, after)
+        if stage.index + 1 < stage.count:
+            yield self._start_send(pp, "activations", stage, action)
+
+    def _blocks_forward(
+        self, pp: int, stage: StageShape, name: str, before: float, *, again: bool = False
+    ) -> Iterator[Compute | Start | Wait]:
+        seconds = before
+        parts = [(block, part) for block in stage.blocks for part in shapes.block_parts(self._config)]
+        for number, (block, part) in enumerate(parts):
+            if self._config.sequence_parallel:
+                yield Compute(name, seconds)
+                yield from self._tp(pp, "all_gather", "forward", stage, block)
+                seconds = 0.0
+            seconds += self._seconds(*part)
+            if self._config.tp > 1 and not (again and number == len(parts) - 1):
+                yield Compute(name, seconds)
+                op = "reduce_scatter" if self._config.sequence_parallel else "all_reduce"
+                yield from self._tp(pp, op, "forward", stage, block)
+                seconds = 0.0
+        yield Compute(name, seconds)
+
+    def _backward(self, pp: int, action: Action) -> Iterator[Compute | Start | Wait]:
+        stage, config = self.stages[action.stage], self._config
+        name = f"backward {action.micro} of stage {stage.index}"
+        has_gradient = stage.index + 1 < stage.count and config.schedule != "local"
+        sends = stage.index > 0 and config.schedule != "local"
+        if has_gradient:
+            yield Wait(("gradients", stage.index, action.step, action.micro))
+        due = self._buckets(pp, stage) if action.last else []
+        started: list[Key] = []
+        again = config.recomputed(stage.index)
+        seconds = self._before_backward(stage, has_gradient)
+        for block in reversed(stage.blocks):
+            if block in again:
+                alone = StageShape(stage.index, stage.count, (block,), (), False)
+                yield from self._blocks_forward(pp, alone, name, seconds, again=True)
+                seconds = 0.0
+            for part in reversed(list(shapes.block_parts(config))):
+                if config.sequence_parallel:
+                    yield Compute(name, seconds)
+                    yield from self._tp(pp, "all_gather", "backward", stage, block)
+                    seconds = 0.0
+                first, layer = part
+                seconds += self._seconds(shapes.backward(layer, config))
+                if config.tp > 1:
+                    yield Compute(name, seconds)
+                    op = "reduce_scatter" if config.sequence_parallel else "all_reduce"
+                    yield from self._tp(pp, op, "backward", stage, block)
+                    seconds = 0.0
+                seconds += self._seconds(shapes.backward(first, config))
+            ready = [bucket for bucket in due if bucket.block == block]
+            if ready:
+                yield Compute(name, seconds)
+                seconds = 0.0
+                yield from self._start_buckets(stage, action.step, ready, started)
+        if stage.index == 0:
+            seconds += self._seconds(shapes.backward(shapes.embedding(config), config))
+        if sends:
+            seconds += self._seconds(Work("send"))
+        yield Compute(name, seconds)
+        yield from self._start_buckets(stage, action.step, [b for b in due if b.block is None], started)
+        for key in started:
+            yield Wait(key)
+        if sends:  # the hook's sums are waited for within backward: a stage before it gets the gradient later
+            yield self._start_send(pp, "gradients", stage, action)
+
+    def _before_backward(self, stage: StageShape, has_gradient: bool) -> float:
+        """Return the seconds of a backward pass before it comes to the blocks."""
+        seconds = self._seconds(Work("pass", "backward"))
+        if has_gradient:
+            seconds += self._seconds(Work("send"))
+        if stage.has_head:
+            works = shapes.norm(self._config), shapes.head(self._config)
+            seconds += self._seconds(*(shapes.backward(work, self._config) for work in works))
+        return seconds
+
+    def _start_buckets(
+        self, stage: StageShape, step: int, ready: Sequence[Bucket], started: list[Key]
+    ) -> Iterator[Start | Compute]:
+        for bucket in ready:
+            key: Key = ("bucket", stage.index, step, bucket.number)
+            yield Compute("sum", bucket.calls * self._seconds(Work("sum")))
+            yield Start(key, "dp", bucket.cost)
+            started.append(key)
+
+    def _buckets(self, pp: int, stage: StageShape) -> list[Bucket]:
+        if self._config.dp == 1 or self._config.shard != "none":
+            return []
+        ranks = self._group(pp, "dp")
+        return buckets(
+            stage,
+            self._config,
+            self._policy,
+            len(set(self._hosts(ranks))),
+            lambda nbytes, codec, feedback: self._collective(
+                "all_reduce", nbytes, DType.FLOAT32, codec, feedback, ranks
+            ),
+        )
+
+    def _start_send(self, pp: int, what: str, stage: StageShape, action: Action) -> Start:
+        config = self._config
+        forward = what == "activations"
+        index = stage.index + (1 if forward else -1)
+        time = config.seq_len // config.tp if config.sequence_parallel else config.seq_len
+        shape = (config.micro_batch_size, time, config.d_model)
+        message = Message(
+            "pp",
+            "send",
+            "forward" if forward else "backward",
+            self._dtype,
+            math.prod(shape) * self._dtype.itemsize,
+            None,
+            LATE,
+            shape,
+            stage=stage.index,
+            layer=max(stage.blocks) if forward else min(stage.blocks) - 1,
+            hosts=len(set(self._hosts([self._rank(i, 0, 0) for i in range(config.pp)]))),
+        )
+        to = index % config.pp
+        return Start((what, index, action.step, action.micro), "pp", self._send(pp, to, message), to=to)
+
+    def _tp(
+        self, pp: int, op: str, phase: str, stage: StageShape, block: int
+    ) -> Iterator[Start | Wait | Compute]:
+        asked = pp, op, phase, stage.index, block
+        if asked not in self._tp_costs:
+            ranks = self._group(pp, "tp")
+            message = self._layer_message(op, phase, stage.index, block, len(set(self._hosts(ranks))))
+            self._tp_costs[asked] = self._sum(message, ranks)
+        yield Compute("sum", self._seconds(Work("sum")))
+        yield Start((op,), "tp", self._tp_costs[asked])
+        yield Wait((op,))
+
+    def _report(self, pp: int, step: int) -> Iterator[Compute | Start | Wait]:
+        config = self._config
+        mine = [stage for stage in self.stages if stage.index % config.pp == pp]
+        if config.shard == "zero1":
+            yield from self._shards(pp, step, sum(stage.elements for stage in mine))
+        if EMBEDDING in config.axes and pp in (0, config.pp - 1):
+            yield from self._embedding(step)
+        yield Compute("report", self._seconds(Work("sum")))
+        numbers = 8 * (_REPORTED + 2 * len(config.axes))
+        ranks = range(config.ranks)
+        none = traffic.NONE
+        cost = self._collective("all_gather", numbers * len(ranks), DType.INT64, none, None, ranks)
+        yield Start((WORLD, step), WORLD, cost, among=tuple(range(config.pp)))
+
+    def _shards(self, pp: int, step: int, elements: int) -> Iterator[Start | Wait]:
+        """Sum the gradients of shards, and gather the weights: ZeRO stage 1."""
+        ranks = self._group(pp, "dp")
+        for op in ("reduce_scatter", "all_gather"):
+            message = Message(
+                "dp",
+                op,
+                "backward",
+                DType.FLOAT32,
+                4 * elements,
+                None,
+                LATE,
+                hosts=len(set(self._hosts(ranks))),
+            )
+            yield Start((op, step), "dp", self._sum(message, ranks))
+            yield Wait((op, step))
+
+    def _embedding(self, step: int) -> Iterator[Start | Wait]:
+        """Sum the gradient of an embedding that the first and the last stage share."""
+        config = self._config
+        shape = (shapes.vocabulary(config), config.d_model)
+        ends = [self._rank(pp, 0, 0) for pp in (0, config.pp - 1)]
+        message = Message(
+            EMBEDDING, "all_reduce", "backward", DType.FLOAT32, 4 * math.prod(shape), None, LATE, shape
+        )
+        key: Key = (EMBEDDING, step)
+        yield Start(key, EMBEDDING, self._sum(message, ends), among=(0, config.pp - 1))
+        yield Wait(key)
+
+    def _update(self, pp: int, step: int) -> Iterator[Compute | Mark]:
+        elements = sum(stage.elements for stage in self.stages if stage.index % self._config.pp == pp)
+        if self._config.shard == "zero1":
+            elements = -(-elements // self._config.dp)
+        yield Compute("update", self._seconds(shapes.optimizer(elements), Work("step")))
+        yield Mark(step)
