@@ -14,7 +14,7 @@ _NONE = get_codec("none")
 _FP32 = 4  # bytes; speeds are of fp32
 _MODELLED = ("all_reduce", "reduce_scatter", "all_gather")
 _ALGORITHM = "direct"  # stands for the others: of codecs the order is the same by each
-_FLOPS = 4e9  # of a core, of PowerSGD's thin products
+_FLOPS = 12e9  # of a core, of PowerSGD's thin products
 _LEAST_SPEEDUP, _MOST_SPEEDUP = 1 / 256, 256.0  # that a link may have changed by, against the profile
 
 

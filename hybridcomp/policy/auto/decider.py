@@ -112,7 +112,9 @@ class Decider:
         self.profile, self.place = profile, place
         self.version = 0
         self._decisions: dict[Signature, Decision] = {}
-        self._owing: set[str] = set()  # names whose error feedback may hold something
+        self._owing: set[tuple[str, str, str]] = (
+            set()
+        )  # axis, operation and name whose error feedback may hold something
         self._link = ""
 
     # -- asked ---------------------------------------------------------------------------------------
@@ -134,13 +136,14 @@ class Decider:
         choice = decision.choice
         if message.name is None:
             return choice
+        key = (message.axis, message.op, message.name)
         if choice.feedback is not None:
             shape = message.shape or (message.nbytes // message.dtype.itemsize,)
             if choice.codec.can_carry(message.dtype, shape) is not None:  # the example could be
                 return Choice(NONE, None, choice.reason)
-            self._owing.add(message.name)
-        elif message.name in self._owing:
-            self._owing.discard(message.name)
+            self._owing.add(key)
+        elif key in self._owing:
+            self._owing.discard(key)
             return Choice(choice.codec, EF, "auto: with what error feedback still owes", once=True)
         return choice
 

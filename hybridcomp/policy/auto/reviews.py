@@ -48,6 +48,7 @@ class Reviews:
         rows: returns the totals of operations that have ended here.
         exchange: starts to find the largest values of all ranks; returns what waits for them.
         changed: called where answers may be other ones now.
+        clock: returns seconds; of what exchanges cost, which decides how often they come.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Reviews:
         rows: Callable[[], Iterable[Row]],
         exchange: Exchange,
         changed: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._decider, self._rows, self._exchange, self._changed = decider, rows, exchange, changed
+        self._clock = clock
         self._steps = self._run()
         self._operation = 0
 
@@ -136,22 +139,22 @@ class Reviews:
         limit, cost, interval, changes = _CHANGED, 0.0, _LEAST, 0
         yield 1 + len(watched)  # compiles schedules
         while True:
-            before, began, first = self._totals(), time.perf_counter(), self._operation
+            before, began, first = self._totals(), self._clock(), self._operation
             yield interval
             if len(decider.watched()) != len(watched):
                 return
-            took = (time.perf_counter() - began) / max(1, self._operation - first)
-            began = time.perf_counter()
+            took = (self._clock() - began) / max(1, self._operation - first)
+            began = self._clock()
             found = np.array(self._since(before, watched), float).reshape(len(watched), 3)
             each = np.full(len(watched), -1.0)
             some = (found[:, 0] > 0) & (found[:, 1] > 0)
             each[some] = found[some, 2] / found[some, 1]
             wait = self._exchange(np.concatenate([each, found[:, 1], [took, cost]]))
-            cost = time.perf_counter() - began
+            cost = self._clock() - began
             yield LAG
-            began = time.perf_counter()
+            began = self._clock()
             agreed = wait()
-            cost += time.perf_counter() - began
+            cost += self._clock() - began
             now, nbytes = agreed[: len(watched)], agreed[len(watched) : -2]
             now = np.where(now > 0, now, np.nan)
             interval = _interval(*agreed[-2:])
