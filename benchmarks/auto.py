@@ -2,9 +2,9 @@
 
 hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/auto.py --link 1gbit --json benchmarks/results/auto/1gbit.json
 
-Each cell is an operation and a size. Every choice has a communicator of its own. auto first runs 140 operations, in which
-it tries and decides; what those took is a figure of its own. Then all choices take turns; a time is the median over
-rounds of the slowest rank's. PowerSGD is no fixed choice here: these arrays are flat.
+Each cell is an operation and a size. Every choice has a communicator of its own. auto first runs 140 operations, in
+which it tries and decides; what those took is a figure of its own. Then all choices take turns; a time is the median
+over rounds of the slowest rank's. PowerSGD is no fixed choice here: these arrays are flat.
 """
 
 from __future__ import annotations
