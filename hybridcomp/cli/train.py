@@ -79,6 +79,7 @@ def _run_as_rank(arguments: Sequence[str], prepared: start.Job | None) -> int:
     found = "" if job.checkpoint is None else str(job.checkpoint.path)
     job = start.with_checkpoint(job, launch.gather_text(comm, found)[0])
     try:
+        job = start.with_policy(job, launch.gather_text(comm, job.policy.name)[0])
         start.check_agreement(launch.gather_text(comm, start.agreed_text(job)))
     except HybridcompError as error:
         return _complain(str(error)) if comm.rank == 0 else _WRONG_INPUT

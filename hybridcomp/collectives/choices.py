@@ -10,6 +10,7 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import Choice, Message, Policy, place
+from hybridcomp.policy.auto.decider import Decider
 
 CodecLike = Codec | str | Choice | None
 
@@ -42,12 +43,12 @@ class Choices:
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
-        self._policy: Policy | None = None  # that knows what follows
+        self._policy: Policy | Decider | None = None  # that knows what follows
         self._known: dict[tuple[Any, ...], Choice] = {}
 
     def choose(
         self,
-        policy: Policy,
+        policy: Policy | Decider,
         axis: str,
         op: str,
         dtype: DType,
@@ -72,5 +73,11 @@ class Choices:
             nbytes = math.prod(shape) * dtype.itemsize
             where = (there.stage, there.layer, there.part)
             message = Message(axis, op, phase, dtype, nbytes, name, step, shape, *where, self._hosts)
-            choice = self._known[key] = policy.choose(message)
+            choice = policy.choose(message)
+            if not choice.once:
+                self._known[key] = choice
         return choice
+
+    def forget(self) -> None:
+        """Ask again about all messages."""
+        self._known.clear()

@@ -67,7 +67,8 @@ class Communicator(Reductions, GatherScatter, Rooted, PointToPoint, Plans):
 
     Args:
         comm: an mpi4py intracommunicator.
-        policy: a preset's name, a TOML file, a Policy, or a codec spec; the same on all ranks.
+        policy: a preset's name, ``auto``, a TOML file, a Policy, or a codec spec; the same on all ranks. None is
+            ``auto`` where rank 0 has a calibrated profile, ``hybrid`` elsewhere.
         axis: the mesh axis that it spans; selects the policy's section.
         timeout: seconds that any operation may take.
         detail: whether ranks compare what they are about to do (:mod:`.consistency`); None asks
@@ -81,7 +82,7 @@ class Communicator(Reductions, GatherScatter, Rooted, PointToPoint, Plans):
     def __init__(
         self,
         comm: MPI.Comm,
-        policy: Any = "hybrid",
+        policy: Any = None,
         axis: str = "default",
         *,
         timeout: float = 300.0,

@@ -15,6 +15,7 @@ from hybridcomp.collectives.agreement.consistency import Comparison, described, 
 from hybridcomp.collectives.agreement.making import LEAST_SECONDS, make
 from hybridcomp.collectives.algorithms.schedules import Schedules
 from hybridcomp.collectives.algorithms.selection import own_settings
+from hybridcomp.collectives.automatic import Automatic
 from hybridcomp.collectives.choices import Choices, CodecLike, explicit_choice
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.device.cuda_aware import awareness
@@ -30,11 +31,13 @@ from hybridcomp.collectives.failure.release import release
 from hybridcomp.collectives.failure.watchdog import watched
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.transport.mpi import MpiTransport
-from hybridcomp.policy import Choice, Policy, load_policy
+from hybridcomp.policy import Choice, Policy, default_policy, load_policy
+from hybridcomp.policy.auto.decider import Decider
 from hybridcomp.top.publish import Activity
 
 Op = MPI.Op | str
 MANY = 1 << 40  # elements: more than any min_bytes
+NEVER = 1 << 62  # operations
 
 
 class Session:
@@ -50,6 +53,7 @@ class Session:
         mpi: the duplicate that collectives run on.
         cuda_aware: whether every rank's MPI takes device pointers.
         spoilt: messages that nobody will take may be on their way: it is never freed.
+        decider: decides where the policy leaves that to ``auto``; None where it does not.
         on_start: called with each operation's statistics, in the thread that starts it, before it moves anything;
             not for blocking operations on plain arrays that MPI does in one call.
     """
@@ -64,15 +68,17 @@ class Session:
         self.feedback = ErrorFeedback(form=None)
         self.warm: dict[str, Array] = {}
         self.on_start: Callable[[Call], None] | None = None
+        self.decider: Decider | None = None
 
         def prepare() -> Preparation:
             settings = own_settings() if comm.Get_rank() == 0 else ""
             self._timeout = check_timeout(timeout)
             in_full = in_detail() if detail is None else detail
-            return Preparation(load_policy(policy), awareness(), in_full, not may_use_devices(), settings)
+            chosen = default_policy() if policy is None else load_policy(policy)
+            return Preparation(chosen, awareness(), in_full, not may_use_devices(), settings)
 
         parts = make(comm, axis, timeout if is_timeout(timeout) else LEAST_SECONDS, prepare)
-        self._policy: Policy = parts.own.policy
+        self._policy: Policy = parts.agreed.policy
         self._engine = engine()
         self.key = parts.agreed.key
         self.mpi, self._p2p = parts.mpi, parts.p2p
@@ -83,6 +89,9 @@ class Session:
         self._topology = parts.topology
         self._choices = Choices(self._topology.count)
         self._chooser = parts.chooser
+        self._profile = parts.chooser.profile
+        self._automatic = Automatic(self)
+        self._review_at = NEVER
         self._schedules = Schedules(self._topology, self.rank, self._chooser)
         self._group = parts.group
         self._programs: Programs | None = None
@@ -103,6 +112,7 @@ class Session:
         if self._notices is not None:
             engine().listen(self._notices)
         self._ranks = world_ranks(self.mpi)
+        self._decide()
 
     def Free(self) -> None:
         """Release MPI's resources, once all ranks have called this; no operation may be in flight. Collective.
@@ -150,7 +160,23 @@ class Session:
     @policy.setter
     def policy(self, policy: Policy) -> None:
         self._policy = policy
+        self._decide()
         self._reconsider()
+
+    def _decide(self) -> None:
+        """Have a decider choose where the policy leaves that to ``auto``, from nothing."""
+        self.decider = self._automatic.begin(self._policy, self._chooser, self._profile)
+        self._review_at = (
+            NEVER if self.decider is None else self._started + self._automatic.review(self._started)
+        )
+
+    def review(self) -> None:
+        """Review what ``auto`` has decided, if that is due; called before an operation whose choice is asked for."""
+        if self._started < self._review_at:
+            return
+        self._review_at = NEVER  # what it starts is an operation, too
+        following = self._automatic.review(self._started)
+        self._review_at = self._started + following
 
     @property
     def axis(self) -> str:
@@ -197,10 +223,14 @@ class Session:
     ) -> Choice:
         if self.size == 1:
             return Choice(NONE, None, "one rank")
+        if op != "send":  # which not all ranks do
+            self.review()
         if codec is not None:
             return explicit_choice(codec, op, data)
         shape = data.shape if elements is None else (elements,)
-        return self._choices.choose(self.policy, self.axis, op, data.dtype, shape, name, phase, self.step)
+        return self._choices.choose(
+            self.decider or self.policy, self.axis, op, data.dtype, shape, name, phase, self.step
+        )
 
     # -- starting ------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice
+from hybridcomp.policy.auto.decider import Decider
 from hybridcomp.schedules.in_order import TAGS
 
 # What a started operation is known by: a request of MPI's, or one of an exchange.
@@ -57,6 +58,7 @@ class OperationStarter(abc.ABC, Generic[Started]):
         step: training step, for codecs that draw random numbers.
         feedback: error-feedback memory of named messages.
         warm: what linear codecs keep of named messages.
+        decider: decides where the policy leaves that to ``auto``; None where it does not.
     """
 
     rank: int
@@ -64,10 +66,14 @@ class OperationStarter(abc.ABC, Generic[Started]):
     step: int
     feedback: ErrorFeedback
     warm: dict[str, Array]
+    decider: Decider | None = None
     _transport: Any  # a Transport; of which kind, a subclass says
     _schedules: Schedules
     _stream_from = STREAM_BYTES  # bytes of results that are written past the caches
     _coalesced = 1 << 20  # bytes: arrays of a linear codec's round below it are summed in one operation
+
+    def review(self) -> None:
+        """Review what ``auto`` has decided, if that is due; called before an operation whose choice is asked for."""
 
     @property
     @abc.abstractmethod

@@ -4,7 +4,7 @@ A policy maps a frozen :class:`Message` to a :class:`Choice`. It is written as T
 live beside this file in ``presets/``.
 """
 
-from hybridcomp.policy.load import PRESETS, load_policy
+from hybridcomp.policy.load import PRESETS, default_policy, frozen_to, load_policy
 from hybridcomp.policy.message import OPS, PHASES, Choice, Message
 from hybridcomp.policy.places import PARTS, Place, in_place, place, set_place
 from hybridcomp.policy.rules import Policy, Rule, check_feedback
@@ -20,6 +20,8 @@ __all__ = [
     "Policy",
     "Rule",
     "check_feedback",
+    "default_policy",
+    "frozen_to",
     "in_place",
     "load_policy",
     "place",

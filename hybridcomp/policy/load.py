@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from importlib import resources
@@ -9,8 +10,15 @@ from pathlib import Path
 
 from hybridcomp.codecs import Codec, get_codec, names
 from hybridcomp.errors import PolicyError, UnknownCodecError
+from hybridcomp.perfmodel import wanted_path
+from hybridcomp.policy.auto.spec import NAME as AUTO
+from hybridcomp.policy.auto.spec import parse_spec
 from hybridcomp.policy.rules import Policy, Rule
 from hybridcomp.policy.toml import parse_policy
+
+FREEZE_VARIABLE = "HYBRIDCOMP_FREEZE"
+_UNCALIBRATED = "hybrid"  # the default where no profile says what links cost
+_EXCLUDED = ("*.bias", "*norm*")  # by auto: small, and touchy
 
 PRESETS = ("none", "exact", "naive", "mzhybrid", "zhybrid", "hybrid")
 
@@ -19,7 +27,8 @@ def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:
     """Return the policy that ``source`` names.
 
     Args:
-        source: a preset's name (:data:`PRESETS`), the path of a TOML file, a bare codec spec
+        source: a preset's name (:data:`PRESETS`), ``"auto"`` or that with its options
+            (``"auto:dp=safe,freeze=choices.toml"``), the path of a TOML file, a bare codec spec
             (``"int8:block=128"``: that codec for every message it can carry), a codec, or a policy.
 
     Raises:
@@ -32,22 +41,43 @@ def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:
     text = os.fspath(source)
     if text in PRESETS:
         return _preset(text)
+    if text.partition(":")[0] == AUTO:
+        return frozen_to(Policy(text, Rule(exclude=_EXCLUDED), auto=parse_spec(text)))
     path = Path(text)
     if path.suffix == ".toml" or path.is_file():
         try:
             content = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise PolicyError(f"cannot read policy file {text}: {error}") from error
-        return parse_policy(content, text)
+        return frozen_to(parse_policy(content, text))
     try:
         return load_policy(get_codec(text))
     except UnknownCodecError:
         raise PolicyError(
-            f"unknown policy {text!r}: neither a preset ({', '.join(PRESETS)}), "
+            f"unknown policy {text!r}: neither a preset ({', '.join(PRESETS)}), nor {AUTO}, "
             f"nor a .toml file, nor a codec ({', '.join(names())})"
         ) from None
     except ValueError as error:
         raise PolicyError(f"policy {text!r}: {error}") from error
+
+
+def default_policy() -> Policy:
+    """Return the policy of whoever asks for none: ``auto`` where a profile was calibrated, ``hybrid`` elsewhere."""
+    name = AUTO if wanted_path().is_file() else _UNCALIBRATED
+    return dataclasses.replace(load_policy(name), default=True)
+
+
+def frozen_to(policy: Policy, path: str | None = None) -> Policy:
+    """Return a policy whose choices are written to a file as the job ends.
+
+    Args:
+        policy: to write; one that has nothing to decide stays as it is.
+        path: of the file; None for what ``HYBRIDCOMP_FREEZE`` says, where the policy itself says nothing.
+    """
+    if policy.auto is None or policy.auto.frozen:
+        return policy
+    wanted = path or policy.auto.freeze or os.environ.get(FREEZE_VARIABLE) or None
+    return dataclasses.replace(policy, auto=dataclasses.replace(policy.auto, freeze=wanted))
 
 
 @functools.cache

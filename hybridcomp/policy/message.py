@@ -43,6 +43,7 @@ class Message:
         stage, layer, part: where it belongs, as :class:`~hybridcomp.policy.places.Place` has it; None where nobody
             says so.
         hosts: that the communicator's ranks are on; None where that is not known.
+        together: bytes that travel as one operation with this message; None if it travels alone.
     """
 
     axis: str
@@ -57,6 +58,7 @@ class Message:
     layer: int | None = None
     part: str | None = None
     hosts: int | None = None
+    together: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,20 @@ class Choice:
         codec: what carries the message; ``none`` sends it as it is.
         feedback: spec of a form of error feedback (``"ef"``, ``"loco:beta=0.9"``) or None.
         reason: why this codec, in a few words, for ``stats()``.
+        once: it is for one message: the next one of the kind is to be asked about again.
     """
 
     codec: Codec
     feedback: str | None
     reason: str
+    once: bool = False
 
     @property
     def compresses(self) -> bool:
         """Tell whether the codec is anything other than ``none``."""
         return self.codec.name != "none"
+
+    @property
+    def encodes(self) -> bool:
+        """Tell whether messages are encoded: ``none`` with feedback sends as they are what earlier messages lacked."""
+        return self.compresses or self.feedback is not None

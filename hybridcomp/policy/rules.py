@@ -10,10 +10,12 @@ from fnmatch import fnmatchcase
 
 from hybridcomp.codecs import FORMS, Codec, get_codec, parse_form
 from hybridcomp.errors import PolicyError
+from hybridcomp.policy.auto.candidates import LEAST_BYTES, NONE, every, senders
+from hybridcomp.policy.auto.signature import Signature, nearest
+from hybridcomp.policy.auto.spec import Auto, axes_of
 from hybridcomp.policy.message import ROOTED, Choice, Message
 
-_NONE = get_codec("none")
-_SAYS_NONE = "the policy says none"
+_SAYSNONE = "the policy says none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Policy:
         everything: also compress operations from or to one rank, which otherwise need an entry of their own (they
             carry parameters, state and results that must arrive exactly).
         fused: the gradient of an embedding that two stages share is summed over replicas and stages at once.
+        auto: what decides for axes without a section (:mod:`hybridcomp.policy.auto`); None for nothing.
+        default: nobody asked for it: ranks whose defaults differ take rank 0's.
         lines: line of each axis's section in the file, for messages; empty for presets.
     """
 
@@ -102,41 +106,79 @@ class Policy:
     entries: Mapping[str, Mapping[str, Rule]] = field(default_factory=dict)
     everything: bool = False
     fused: bool = False
+    auto: Auto | None = None
+    default: bool = field(default=False, compare=False)
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def choose(self, message: Message) -> Choice:
-        """Choose the codec for a message, and say why."""
+        """Choose the codec for a message, and say why.
+
+        What is left to ``auto`` goes uncompressed here: a communicator's decider chooses for it.
+        """
+        return self.settles(message) or Choice(NONE, None, "auto decides once the link is known")
+
+    def settles(self, message: Message) -> Choice | None:
+        """Choose as :meth:`choose`; return None for a message that is left to ``auto``."""
+        if not self._automatic(message.axis):
+            return self._by_rule(message)
+        assert self.auto is not None
+        if message.op in ROOTED:
+            return Choice(NONE, None, _exact_unless_named(message.op))
+        if not message.dtype.is_float:
+            return Choice(NONE, None, f"auto: {message.dtype.label} is no float")
+        if message.nbytes < max(LEAST_BYTES, self.base.min_bytes or 0):
+            return Choice(NONE, None, f"auto: below {max(LEAST_BYTES, self.base.min_bytes or 0)} bytes")
+        excluded = _excluded(self.base, message)
+        if excluded is not None or not self.auto.frozen:
+            return excluded
+        found = nearest(self.auto.frozen, Signature.of(message))
+        if found is None:
+            return Choice(NONE, None, f"policy {self.name} has no choice for {message.op} of {message.axis}")
+        codec = get_codec(found.codec)
+        refused = codec.can_carry(message.dtype, _shape(message))
+        feedback = found.feedback if message.name is not None else None
+        return Choice(NONE, None, refused) if refused else Choice(codec, feedback, f"frozen: {found.reason}")
+
+    def _automatic(self, axis: str) -> bool:
+        """Tell whether messages of an axis are left to ``auto``."""
+        return self.auto is not None and axis not in self.axes
+
+    @property
+    def decides(self) -> bool:
+        """Tell whether a communicator's decider chooses for some messages."""
+        return self.auto is not None and not self.auto.frozen
+
+    def _by_rule(self, message: Message) -> Choice:
         rule, named = self._rule(message.axis, message.op, message.phase)
         if rule.codecs is None:
-            return Choice(_NONE, None, self._unnamed(message))
+            return Choice(NONE, None, self._unnamed(message))
         if message.op in ROOTED and not (named or self.everything):
-            return Choice(_NONE, None, f"{ROOTED[message.op]} are exact unless named")
+            return Choice(NONE, None, _exact_unless_named(message.op))
         if not any(c.name != "none" for c in rule.codecs):
-            return Choice(_NONE, None, _SAYS_NONE)
+            return Choice(NONE, None, _SAYSNONE)
         if message.nbytes < (rule.min_bytes or 0):
-            return Choice(_NONE, None, f"below min_bytes ({rule.min_bytes})")
-        if message.name is not None and rule.exclude:
-            for pattern in rule.exclude:
-                if fnmatchcase(message.name, pattern):
-                    return Choice(_NONE, None, f"excluded by {pattern!r}")
+            return Choice(NONE, None, f"below min_bytes ({rule.min_bytes})")
+        excluded = _excluded(rule, message)
+        if excluded is not None:
+            return excluded
         if message.step is not None and message.step < rule.warmup_steps:
-            return Choice(_NONE, None, f"warm-up ({rule.warmup_steps} steps)")
+            return Choice(NONE, None, f"warm-up ({rule.warmup_steps} steps)")
         spared = rule.spares(message)
         if spared is not None:
-            return Choice(_NONE, None, spared)
-        shape = message.shape or (message.nbytes // message.dtype.itemsize,)
+            return Choice(NONE, None, spared)
+        shape = _shape(message)
         reason = ""
         for codec in rule.codecs:
             reason = codec.can_carry(message.dtype, shape) or ""
             if not reason:
                 feedback = rule.feedback if codec.name != "none" else None
                 return Choice(codec, feedback, f"policy {self.name}")
-        return Choice(_NONE, None, reason)
+        return Choice(NONE, None, reason)
 
     def _unnamed(self, message: Message) -> str:
         """Say why there is no codec for a message to which no rule applies."""
         if not self.compresses:
-            return _SAYS_NONE
+            return _SAYSNONE
         sections = list(dict.fromkeys([*self.axes, *self.entries]))
         if message.axis in sections:
             return f"policy {self.name} names no codec for {message.op} of axis {message.axis}"
@@ -152,12 +194,22 @@ class Policy:
 
     def codecs(self, axis: str, op: str) -> tuple[Codec, ...]:
         """Return every codec that may carry some message of an axis and operation; empty if none is compressed."""
+        if self._automatic(axis):
+            return self._automatic_codecs(axis, op)
         phases = (None, "forward", "backward")
         found = {c for phase in phases for c in self._rule(axis, op, phase)[0].codecs or ()}
         return tuple(sorted((c for c in found if c.name != "none"), key=lambda c: c.spec))
 
+    def _automatic_codecs(self, axis: str, op: str) -> tuple[Codec, ...]:
+        assert self.auto is not None
+        if op in ROOTED:
+            return ()
+        return senders(self.auto.fidelity(axis, op)) if op == "send" else every(self.auto.fidelity(axis, op))
+
     def least_bytes(self, axis: str, op: str) -> int | None:
         """Return the size below which no message of an axis and operation is compressed; None if none is at all."""
+        if self._automatic(axis):
+            return max(LEAST_BYTES, self.base.min_bytes or 0) if self.codecs(axis, op) else None
         rules = [self._rule(axis, op, phase)[0] for phase in (None, "forward", "backward")]
         return min(
             (r.min_bytes or 0 for r in rules if any(c.name != "none" for c in r.codecs or ())), default=None
@@ -165,8 +217,8 @@ class Policy:
 
     @property
     def compresses(self) -> bool:
-        """Tell whether any rule names a codec other than ``none``."""
-        return any(c.name != "none" for r in self._rules for c in r.codecs or ())
+        """Tell whether any rule names a codec other than ``none``, or ``auto`` may take one."""
+        return self.auto is not None or any(c.name != "none" for r in self._rules for c in r.codecs or ())
 
     @property
     def places(self) -> bool:
@@ -193,6 +245,12 @@ class Policy:
             PolicyError: names the file, the line and the section.
         """
         known = tuple(axes)
+        for axis in () if self.auto is None else axes_of(self.auto.classes):
+            if axis not in known:
+                raise PolicyError(
+                    f"{self.name}: there is a class for axis {axis}, which the mesh does not have; "
+                    f"it has {', '.join(known)}"
+                )
         for axis, line in self.lines.items():
             if axis not in known:
                 raise PolicyError(
@@ -208,6 +266,7 @@ class Policy:
     def canonical(self) -> str:
         """Return the rules as text, in a fixed order; the name and the file's layout do not matter."""
         lines = [_canonical("*", self.base), f"everything={self.everything}", *["fused"] * self.fused]
+        lines += [] if self.auto is None else [self.auto.canonical()]
         lines += [_canonical(a, r) for a, r in sorted(self.axes.items())]
         lines += [
             _canonical(f"{axis}.{key}", rule)
@@ -218,6 +277,22 @@ class Policy:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+def _excluded(rule: Rule, message: Message) -> Choice | None:
+    if message.name is not None:
+        for pattern in rule.exclude or ():
+            if fnmatchcase(message.name, pattern):
+                return Choice(NONE, None, f"excluded by {pattern!r}")
+    return None
+
+
+def _exact_unless_named(op: str) -> str:
+    return f"{ROOTED[op]} are exact unless named"
+
+
+def _shape(message: Message) -> tuple[int, ...]:
+    return message.shape or (message.nbytes // message.dtype.itemsize,)
 
 
 def check_feedback(op: str, codec: Codec, feedback: str | None) -> None:

@@ -21,6 +21,12 @@
     [fsdp]
     reduce_scatter = { codec = "int4", feedback = "loco:beta=0.9" }    # or ef, dgc (momentum=), ef21 (all_reduce)
 
+    [auto]                                 # decides for the axes that have no section here
+    dp = "aggressive"                      # a class of fidelity: exact, safe or aggressive
+    "dp.all_gather" = "safe"
+
+What :mod:`hybridcomp.policy.auto` has decided and frozen is ``[[auto.choice]]`` there.
+
 An ``all_reduce`` may have ``stages = 2``: only the first two stages of a pipeline compress theirs. What such rules mean
 for training says docs/techniques.md; where no program says to which place a message belongs, they leave it compressed.
 """
@@ -33,6 +39,9 @@ from typing import Any, NoReturn
 
 from hybridcomp.codecs import Codec, get_codec, parse_form
 from hybridcomp.errors import PolicyError
+from hybridcomp.policy.auto.freeze import read_auto
+from hybridcomp.policy.auto.spec import NAME as AUTO
+from hybridcomp.policy.auto.spec import Auto
 from hybridcomp.policy.message import OPS, PHASES
 from hybridcomp.policy.rules import Policy, Rule, check_feedback
 
@@ -94,9 +103,11 @@ class _Reader:
         axes: dict[str, Rule] = {}
         entries: dict[str, dict[str, Rule]] = {}
         lines: dict[str, int] = {}
-        fused = False
+        fused, auto = False, None
         for key, value in document.items():
-            if isinstance(value, dict):
+            if key == AUTO:
+                auto = self._auto(value)
+            elif isinstance(value, dict):
                 if key == _EMBEDDING:
                     fused = self._fused(value)
                 axes[key], entries[key] = self._axis(key, value)
@@ -104,7 +115,15 @@ class _Reader:
             else:
                 base[key] = value
         rule = self._rule(base, section=None)
-        return Policy(self._name, rule, axes, entries, fused=fused, lines={} if preset else lines)
+        return Policy(self._name, rule, axes, entries, fused=fused, auto=auto, lines={} if preset else lines)
+
+    def _auto(self, table: Any) -> Auto:
+        if not isinstance(table, dict):
+            self._fail(None, AUTO, f"{AUTO} must be a section, not {_shown(table)}")
+        try:
+            return read_auto(table)
+        except ValueError as error:
+            self._fail(AUTO, str(error.args[-1]), str(error.args[0]), error)
 
     def _fused(self, table: dict[str, Any]) -> bool:
         fused = self._flag(table, "fused", _EMBEDDING)

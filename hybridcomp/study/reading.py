@@ -284,7 +284,7 @@ class _Reader:
         config = TrainConfig(**fields)
         try:
             check_config(config)
-            if config.policy not in study.policies:
+            if config.policy is not None and config.policy not in study.policies:
                 load_policy(config.policy)
         except HybridcompError as error:
             raise ConfigError(f"{self._path}: variant {name!r}: {error}") from error

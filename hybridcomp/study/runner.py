@@ -17,10 +17,9 @@ from hybridcomp.demo.record import Follower, RunRecord
 from hybridcomp.demo.training import train_in
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab import Lab
-from hybridcomp.policy.load import load_policy
+from hybridcomp.policy.load import default_policy, load_policy
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.study.plan import Run, Study
-from hybridcomp.train.config import TrainConfig
 
 RECORD = "run.json"
 BEGUN = "begun.json"
@@ -122,8 +121,12 @@ def _write_policies(study: Study, folder: Path) -> dict[str, Path]:
 
 def _identity(study: Study, run: Run) -> dict[str, Any]:
     """Return the settings that identify an earlier run as this one."""
-    policy = str(run.fields.get("policy", TrainConfig.policy))
-    rules = parse_policy(study.policies[policy], policy) if policy in study.policies else load_policy(policy)
+    policy = run.fields.get("policy")
+    if policy is None:
+        rules = default_policy()
+    else:
+        text = study.policies.get(str(policy))
+        rules = load_policy(str(policy)) if text is None else parse_policy(text, str(policy))
     return {
         "fields": dict(run.fields),
         "policy": rules.digest,

@@ -155,16 +155,28 @@ def _check_sequence(config: TrainConfig) -> None:
         )
 
 
+_OF_BLOCKS = ("all_reduce", "all_gather", "reduce_scatter")  # operations over tp
+
+
 def check_policy(config: TrainConfig, policy: Policy) -> None:
     """Check that the policy suits the configuration.
 
     Raises:
         ConfigError: a block that is computed again would not get what it got before.
     """
-    if config.recompute == "none" or config.tp == 1 or config.schedule != "2bw":
+    if config.recompute == "none" or config.tp == 1:
+        return
+    measured = policy.decides and "tp" not in policy.axes
+    if measured and any(not c.lossless for op in _OF_BLOCKS for c in policy.codecs("tp", op)):
+        raise ConfigError(
+            f"recompute blocks needs messages of tp that are the same when they are sent again, and policy "
+            f"{policy.name} decides anew as it measures: add tp=exact, as in auto:tp=exact, or take choices that "
+            "--freeze has written"
+        )
+    if config.schedule != "2bw":
         return
     # Ranks of 2bw run a forward pass ahead of the step that its backward pass is in.
-    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+    for op in _OF_BLOCKS:
         steps = (0, policy.last_warmup_step)
         first, later = (
             policy.choose(Message("tp", op, "forward", DType.FLOAT32, 2**40, step=step)).codec

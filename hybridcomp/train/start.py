@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.errors import ConfigError, MismatchError
-from hybridcomp.policy import Policy, load_policy
+from hybridcomp.policy import Policy, default_policy, frozen_to, load_policy
 from hybridcomp.train.checkpoints.resume import (
     Checkpoint,
     check_fits,
@@ -21,7 +21,7 @@ from hybridcomp.train.checkpoints.resume import (
     run_identity,
 )
 from hybridcomp.train.checks import check_policy
-from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.reading import parse
 from hybridcomp.train.techniques import check_techniques
@@ -58,11 +58,29 @@ def read_policy(config: TrainConfig) -> Policy:
         PolicyError: names the file, line and key.
         ConfigError: it does not suit, or the schedule has nothing of the kind.
     """
-    policy = load_policy(config.policy)
+    policy = _named_policy(config)
     policy.require_axes(config.axes)
     check_policy(config, policy)
     check_techniques(policy, config)
     return policy
+
+
+def _named_policy(config: TrainConfig) -> Policy:
+    if config.policy is None:
+        # Cyclic schedules have exchanges of their own, which auto does not measure.
+        policy = load_policy("hybrid") if config.schedule in CYCLIC else default_policy()
+    else:
+        policy = load_policy(config.policy)
+    if config.freeze is None:
+        return policy
+    if not policy.decides:
+        raise ConfigError(
+            f"freeze {config.freeze} is for choices of auto, and policy {policy.name} makes none: "
+            "give --policy auto, or leave --freeze out"
+        )
+    if not (folder := Path(config.freeze).absolute().parent).is_dir():
+        raise ConfigError(f"freeze {config.freeze}: there is no folder {folder}")
+    return frozen_to(policy, config.freeze)
 
 
 def prepare(arguments: Sequence[str]) -> Job:
@@ -134,11 +152,20 @@ def with_checkpoint(job: Job, path: str) -> Job:
 def agreed_text(job: Job) -> str:
     """Return the settings that all ranks must have alike, as text in a fixed order."""
     values = dataclasses.asdict(job.config)
-    del values["config"], values["out"]
+    del values["config"], values["out"], values["freeze"]
     values["policy's rules"] = job.policy.digest
     values["text"] = job.corpus.fingerprint
     values["checkpoint's step"] = None if job.checkpoint is None else job.checkpoint.step
     return json.dumps(values)
+
+
+def with_policy(job: Job, name: str) -> Job:
+    """Return the job with the default policy that rank 0 has: not every host has a profile."""
+    if not job.policy.default or job.policy.name == name:
+        return job
+    policy = dataclasses.replace(load_policy(name), default=True)
+    check_policy(job.config, policy)
+    return dataclasses.replace(job, policy=policy)
 
 
 def check_agreement(texts: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from hybridcomp.collectives.agreement.consistency import LEVELS, VARIABLE
 from hybridcomp.collectives.device.cuda_aware import Awareness
 from hybridcomp.errors import MismatchError, RemoteError
-from hybridcomp.policy import Policy
+from hybridcomp.policy import Policy, load_policy
 from hybridcomp.version import VERSION_BYTES, check_versions, packed_version
 
 _WORD_BYTES = 224
@@ -29,7 +29,8 @@ _RECORD = np.dtype(
         ("messages", "u1"),
         ("collectives", "u1"),
         ("on_host", "u1"),
-        ("rest", "V211"),
+        ("defaulted", "u1"),
+        ("rest", "V210"),
     ]
 )
 assert _RECORD.itemsize == _RECORD_BYTES
@@ -42,11 +43,13 @@ class Agreement(NamedTuple):
         awareness: whether every rank's MPI takes device pointers: both ends of a message treat it alike.
         key: a random number of 64 bits, which tells the communicator from others.
         on_host: no rank's arrays can lie on a device.
+        policy: of all ranks.
     """
 
     awareness: Awareness
     key: int
     on_host: bool
+    policy: Policy
 
 
 class Preparation(NamedTuple):
@@ -78,6 +81,7 @@ def pack_preparation(own: Preparation | BaseException) -> Any:
         return record
     record["digest"] = np.frombuffer(bytes.fromhex(own.policy.digest), np.uint8)
     record["words"] = own.policy.name.encode()[-_WORD_BYTES:]
+    record["defaulted"] = own.policy.default
     record["detail"], record["messages"] = own.detail, own.awareness.messages
     record["collectives"], record["on_host"] = own.awareness.collectives, own.on_host
     return record
@@ -109,6 +113,11 @@ def agree(records: Any, own: Preparation, what: str) -> Agreement:
             f"rank {other} has {LEVELS[levels[other]]}; give all ranks the same"
         )
     different = np.flatnonzero((records["digest"] != records["digest"][0]).any(axis=1)).tolist()
+    policy = own.policy
+    if (
+        different and records["defaulted"].all()
+    ):  # not every host has a profile: rank 0's counts, as all that is in it
+        policy, different = load_policy(_words(records[0])), []
     if different:
         other = different[0]
         raise MismatchError(
@@ -119,7 +128,7 @@ def agree(records: Any, own: Preparation, what: str) -> Agreement:
     messages, collectives = bool(records["messages"].min()), bool(records["collectives"].min())
     why = mine.why if messages == mine.messages else "another rank's MPI does not"
     aware = Awareness(messages, collectives, why)
-    return Agreement(aware, int(records["key"][0]), bool(records["on_host"].min()))
+    return Agreement(aware, int(records["key"][0]), bool(records["on_host"].min()), policy)
 
 
 def _words(record: Any) -> str:

@@ -64,7 +64,7 @@ class OperationKey(NamedTuple):
         **more: Any,
     ) -> OperationKey:
         """Make the key of an operation with a policy's choice."""
-        return cls(kind, choice.codec, choice.compresses, dtype, counts, reduction, **more)
+        return cls(kind, choice.codec, choice.encodes, dtype, counts, reduction, **more)
 
 
 class Schedules:

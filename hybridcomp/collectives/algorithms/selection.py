@@ -60,6 +60,17 @@ class Chooser:
         self._chunk = chunk
         self._choices: dict[tuple[Any, ...], AlgorithmChoice] = {}
 
+    @property
+    def profile(self) -> Profile:
+        """Return what links and codecs cost; may be set, alike on all ranks."""
+        return self._profile
+
+    @profile.setter
+    def profile(self, profile: Profile) -> None:
+        if profile is not self._profile:
+            self._profile = profile
+            self._choices.clear()
+
     def choose(
         self,
         op: str,

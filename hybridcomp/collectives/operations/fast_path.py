@@ -105,7 +105,9 @@ class FastPath(MpiStarter):
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
         """Do a collective on two buffers; return False if it must take the usual path."""
         notices, codec = self._notices, key[CODEC]
-        if self._waiting or (codec is not None and codec.__class__ is not str):
+        if self._waiting or self._started >= self._review_at:
+            return False
+        if codec is not None and codec.__class__ is not str:
             return False
         if notices is not None and (notices.troubled or notices.belated):
             return False
@@ -157,7 +159,9 @@ class FastPath(MpiStarter):
         """
         notices, waiting = (self._notices, self._waiting) if peer is None else (None, self._messages_waiting)
         codec = key[CODEC]
-        if waiting or (codec is not None and codec.__class__ is not str):
+        if waiting or (peer is None and self._started >= self._review_at):
+            return None
+        if codec is not None and codec.__class__ is not str:
             return None
         if trace.recorder is not None or self.on_start is not None:
             return None

@@ -62,7 +62,7 @@ def uses_schedule(choice: Choice, data: Flat, op: Op) -> bool:
     """Tell whether our own algorithm runs, and not MPI's."""
     half = data.dtype in (DType.FLOAT16, DType.BFLOAT16)
     big_half = half and op in (MPI.SUM, AVG) and data.nbytes >= _DIRECT_HALF_BYTES
-    return choice.compresses or (big_half and choice.reason != "one rank")
+    return choice.encodes or (big_half and choice.reason != "one rank")
 
 
 # -- reductions ----------------------------------------------------------------------------------

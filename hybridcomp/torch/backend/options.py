@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
 
+from hybridcomp import policy as policies
 from hybridcomp.codecs import Codec
 from hybridcomp.policy import Policy, load_policy
 
 PolicyLike = str | os.PathLike[str] | Policy | Codec
-DEFAULT_POLICY = "hybrid"
-
 _chosen: list[Policy] = []
 
 
@@ -24,7 +23,7 @@ class Options:
 
     Attributes:
         policy: as :func:`hybridcomp.load_policy` takes it; None is what :func:`set_policy` said, else
-            ``HYBRIDCOMP_POLICY``, else ``hybrid``.
+            ``HYBRIDCOMP_POLICY``, else ``auto`` where a profile was calibrated, and ``hybrid`` elsewhere.
         axis: the mesh axis that the group spans; None finds it from the group's description (a device mesh
             describes the groups of its axis ``dp`` as ``mesh_dp``).
         timeout: None is the ``timeout=`` that torch passes.
@@ -75,14 +74,15 @@ def set_policy(policy: PolicyLike) -> Policy:
 
 
 def default_policy() -> Policy:
-    """Return the policy of :func:`set_policy`, of ``HYBRIDCOMP_POLICY``, or ``hybrid``.
+    """Return the policy of :func:`set_policy`, of ``HYBRIDCOMP_POLICY``, or :func:`hybridcomp.policy.default_policy`'s.
 
     Raises:
         PolicyError: ``HYBRIDCOMP_POLICY`` names none.
     """
     if _chosen:
         return _chosen[0]
-    return read_policy(os.environ.get("HYBRIDCOMP_POLICY") or DEFAULT_POLICY)
+    named = os.environ.get("HYBRIDCOMP_POLICY")
+    return read_policy(named) if named else policies.default_policy()
 
 
 def read_policy(policy: PolicyLike) -> Policy:

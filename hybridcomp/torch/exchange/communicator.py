@@ -26,6 +26,7 @@ from hybridcomp.policy import Choice, Policy
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.top.publish import Activity, show
 from hybridcomp.top.snapshot import InFlight
+from hybridcomp.torch.exchange.automatic import Automatic
 from hybridcomp.torch.exchange.batch import Batch, BatchPlan
 from hybridcomp.torch.exchange.group import ExchangeGroup
 from hybridcomp.torch.exchange.operation import Operation
@@ -44,6 +45,8 @@ class TorchCommunicator(OperationStarter[Operation]):
     :class:`~hybridcomp.collectives.communicator.Communicator`.
 
     Attributes:
+        policy: of all ranks.
+        decider: decides where the policy leaves that to ``auto``; None where it does not.
         feedback: error-feedback memory of named messages.
         warm: what linear codecs keep of named messages.
         on_start: called with each operation's statistics, in the thread that starts it.
@@ -67,7 +70,7 @@ class TorchCommunicator(OperationStarter[Operation]):
             MismatchError: the ranks' versions or policies differ.
         """
         self._group = group
-        group.check_alike(policy)
+        self.policy = group.check_alike(policy)
         self._axis = axis
         self.rank, self.size = self._group.rank, self._group.size
         self.step = 0
@@ -84,6 +87,8 @@ class TorchCommunicator(OperationStarter[Operation]):
         self._started = 0
         self._batch: Batch | None = None
         self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
+        self._automatic = Automatic(self._table, self._worker, self._pipeline, group)
+        self.decider = self._automatic.begin(self.policy)
         # When this goes, its thread ends.
         weakref.finalize(self, self._worker.close).atexit = False
         place = (
@@ -95,6 +100,11 @@ class TorchCommunicator(OperationStarter[Operation]):
     def axis(self) -> str:
         """Return the mesh axis that the ranks span."""
         return self._axis
+
+    def review(self) -> None:
+        """Review what ``auto`` has decided, if that is due; called before an operation whose choice is asked for."""
+        if self.decider is not None:
+            self._automatic.review(self._started)
 
     @contextmanager
     def coalescing(self, plan: BatchPlan) -> Iterator[None]:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
 from hybridcomp.arrays import ByteArray
 from hybridcomp.errors import MismatchError
-from hybridcomp.policy import Policy
+from hybridcomp.policy import Policy, load_policy
 from hybridcomp.version import VERSION_BYTES, check_versions, packed_version
 
 _KEY_BYTES = 8
@@ -50,9 +51,13 @@ class ExchangeGroup:
         devices = dist.Backend.backend_capability.get(backend, ["cpu"])
         self._device = torch.device("cpu" if "cpu" in devices else devices[0])
 
-    def check_alike(self, policy: Policy) -> None:
-        """Raise MismatchError on all ranks unless their versions and policies are the same. Collective."""
-        key = secrets.token_bytes(_KEY_BYTES)
+    def check_alike(self, policy: Policy) -> Policy:
+        """Return the policy of all ranks: rank 0's, where nobody has asked for one. Collective.
+
+        Raises:
+            MismatchError: on all ranks; their versions or policies differ.
+        """
+        key = bytes([policy.default]) + secrets.token_bytes(_KEY_BYTES)
         mine = np.frombuffer(packed_version() + bytes.fromhex(policy.digest) + key, np.uint8)
         everyone = np.empty(self.size * mine.size, np.uint8)
         counts = [mine.size] * self.size
@@ -60,10 +65,31 @@ class ExchangeGroup:
         rows = everyone.reshape(self.size, -1)
         check_versions([row[:VERSION_BYTES].tobytes() for row in rows])
         self.key = int.from_bytes(rows[0, -_KEY_BYTES:].tobytes(), "little")
-        alike = (rows == mine)[:, :-_KEY_BYTES].all(axis=1)
+        alike = (rows == mine)[:, : -_KEY_BYTES - 1].all(axis=1)
+        defaults = rows[:, -_KEY_BYTES - 1]
+        if defaults.all() and (rows != rows[0])[:, : -_KEY_BYTES - 1].any():
+            return load_policy(self.first_text(policy.name))  # not every host has a profile
         if not alike.all():
             others = ", ".join(str(rank) for rank in np.flatnonzero(~alike))
             raise MismatchError(f"the policy of rank {self.rank} differs from that of rank {others}")
+        return policy
+
+    def first_text(self, text: str) -> str:
+        """Return rank 0's text. Collective."""
+        mine = np.frombuffer(text.encode(), np.uint8) if self.rank == 0 else np.empty(0, np.uint8)
+        counts = [mine.size] * self.size
+        sizes = self.sizes(counts, failed=False).nbytes
+        received = self.start(np.tile(mine, self.size), counts, np.empty(sum(sizes), np.uint8), sizes).wait()
+        return received[0].tobytes().decode()
+
+    def largest(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the largest of all ranks' values, one by one. Collective."""
+        mine = np.ascontiguousarray(values).view(np.uint8)
+        everyone = np.empty(self.size * mine.size, np.uint8)
+        counts = [mine.size] * self.size
+        self.start(np.tile(mine, self.size), counts, everyone, counts).wait()
+        found: npt.NDArray[np.float64] = everyone.view(np.float64).reshape(self.size, -1).max(axis=0)
+        return found
 
     def sizes(self, counts: Sequence[int], *, failed: bool) -> Sizes:
         """Tell each rank how many bytes come from here, and whether this one has failed."""

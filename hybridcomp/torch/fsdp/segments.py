@@ -13,6 +13,7 @@ from typing import Any
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import get_codec
 from hybridcomp.policy import Choice, Message, Policy, check_feedback
+from hybridcomp.policy.auto.decider import Decider
 
 NONE = get_codec("none")
 
@@ -66,6 +67,11 @@ class Cut:
     encoded: list[tuple[Segment, Choice]] = field(default_factory=list)
 
     @property
+    def once(self) -> bool:
+        """Tell whether a choice is for this time only."""
+        return any(choice.once for _, choice in self.encoded)
+
+    @property
     def reason(self) -> str:
         """Say why the exact segments are exact."""
         return "; ".join(dict.fromkeys(choice.reason for _, choice in self.exact))
@@ -92,7 +98,7 @@ def segments_of(parameters: Sequence[Any], names: dict[int, str], ranks: int) ->
 
 
 def cut(
-    policy: Policy,
+    policy: Policy | Decider,
     axis: str,
     op: str,
     phase: str,
@@ -106,7 +112,7 @@ def cut(
     """Ask the policy about each segment.
 
     Args:
-        policy, axis: whose section.
+        policy, axis: whom to ask, and about which axis.
         op: ``all_gather`` or ``reduce_scatter``.
         phase: forward or backward.
         dtype: of the buffer.
@@ -120,15 +126,27 @@ def cut(
     """
     done = Cut(segments[-1].stop if segments else 0)
     sent = ranks if op == "reduce_scatter" else 1  # parts that a rank's own message is made of
+    together = sent * done.size * dtype.itemsize
     for segment in segments:
         elements = sent * segment.size
         nbytes = elements * dtype.itemsize
         choice = policy.choose(
-            Message(axis, op, phase, dtype, nbytes, segment.name, step, (elements,), hosts=hosts)
+            Message(
+                axis,
+                op,
+                phase,
+                dtype,
+                nbytes,
+                segment.name,
+                step,
+                (elements,),
+                hosts=hosts,
+                together=together,
+            )
         )
         if choice.codec.linear:
             choice = Choice(NONE, None, f"{choice.codec.name} only all-reduces")
-        if choice.compresses:
+        if choice.encodes:
             check_feedback(op, choice.codec, choice.feedback)
             done.encoded.append((segment, choice))
         else:

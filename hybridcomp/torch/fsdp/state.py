@@ -97,6 +97,7 @@ class FSDPCompression:
         found = self._collectives.get(id(group))
         if found is None:
             found = open_collectives(group, self.axis, self.policy, self.feedback)
+            self.policy = found.comm.policy  # where nobody asked for one, rank 0's
             self._collectives[id(group)] = found
             self._groups.append(group)  # its id is a key: nobody else may get that
         return found

@@ -41,6 +41,7 @@ class Unit:
         self._parameters = parameters
         self._names = names
         self._cuts: dict[tuple[Any, ...], Cut] = {}
+        self._version: int | None = None  # of the decisions that they were made by
 
     @property
     def segments(self) -> list[Segment]:
@@ -79,6 +80,12 @@ class Unit:
 
     def _cut(self, op: str, parameters: list[Any], part: Tensor) -> Cut:
         """Return the cut of a rank's part of a buffer, made on first use."""
+        comm = self._owner.collectives(self.group).comm
+        comm.review()
+        version = None if comm.decider is None else comm.decider.version
+        if version != self._version:
+            self._version = version
+            self._cuts.clear()
         when = phase() if op == "all_gather" else "backward"
         key = (
             op,
@@ -90,7 +97,9 @@ class Unit:
         )
         known = self._cuts.get(key)
         if known is None:
-            known = self._cuts[key] = self._made(op, when, parameters, part)
+            known = self._made(op, when, parameters, part)
+            if not known.once:
+                self._cuts[key] = known
         return known
 
     def _made(self, op: str, when: str, parameters: list[Any], part: Tensor) -> Cut:
@@ -104,7 +113,6 @@ class Unit:
         if sum(segment.size for segment in segments) != part.numel():
             return whole(part.numel(), "what is sent is not the parameters, or not all have a gradient")
         owner, ranks = self._owner, self.group.size()
-        hosts = owner.collectives(self.group).hosts
-        return cut(
-            owner.policy, owner.axis, op, when, dtype, segments, ranks=ranks, step=self.step, hosts=hosts
-        )
+        collectives = owner.collectives(self.group)
+        hosts, asked = collectives.hosts, collectives.comm.decider or owner.policy
+        return cut(asked, owner.axis, op, when, dtype, segments, ranks=ranks, step=self.step, hosts=hosts)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hybridcomp.arrays import DType
 from hybridcomp.policy import Choice, Message, Policy
+from hybridcomp.policy.auto.decider import Decider
 
 # Of the bucket's elements. What travels together is encoded before it starts: little of it leaves the wire idle for
 # a short time only, much has fewer messages.
@@ -51,9 +52,14 @@ class Split(NamedTuple):
     small: list[Piece]
     alone: list[Piece]
 
+    @property
+    def once(self) -> bool:
+        """Tell whether a choice is for this time only."""
+        return any(piece.choice.once for piece in self.alone)
+
 
 def make_split(
-    policy: Policy,
+    policy: Policy | Decider,
     axis: str,
     dtype: DType,
     parameters: Sequence[tuple[str, tuple[int, ...]]],
@@ -64,7 +70,7 @@ def make_split(
     """Ask the policy about each parameter of a bucket.
 
     Args:
-        policy, axis: whose section to read.
+        policy, axis: whom to ask, and about which axis.
         dtype: of the bucket.
         parameters: names and shapes, in the bucket's order.
         step: for warm-up.
@@ -89,24 +95,35 @@ def batches(split: Split, dtype: DType) -> list[Split]:
 
 
 def _is_small(piece: Piece) -> bool:
-    return not piece.choice.compresses and piece.size < _SMALL
+    return not piece.choice.encodes and piece.size < _SMALL
 
 
 def _pieces(
-    policy: Policy,
+    policy: Policy | Decider,
     axis: str,
     dtype: DType,
-    parameters: Iterable[tuple[str, tuple[int, ...]]],
+    parameters: Sequence[tuple[str, tuple[int, ...]]],
     step: int,
     stage: int | None,
     hosts: int | None,
 ) -> Iterator[Piece]:
     start = 0
+    together = sum(math.prod(shape) for _, shape in parameters) * dtype.itemsize
     for name, shape in parameters:
         n = math.prod(shape)
         nbytes = n * dtype.itemsize
         message = Message(
-            axis, "all_reduce", "backward", dtype, nbytes, name, step, shape, stage, hosts=hosts
+            axis,
+            "all_reduce",
+            "backward",
+            dtype,
+            nbytes,
+            name,
+            step,
+            shape,
+            stage,
+            hosts=hosts,
+            together=together,
         )
         yield Piece(name, shape, start, start + n, policy.choose(message))
         start += n

@@ -75,6 +75,7 @@ class HookState:
         self._group = process_group or getattr(module, "process_group", None)
         self._names: dict[int, str] = {}
         self._plans: dict[tuple[Any, ...], Split] = {}
+        self._version: int | None = None  # of the decisions that they were made by
         self._counts = Counts(axis)
         self._operations: Operations | None = None
         self.label = f"hook:{axis}"
@@ -95,7 +96,8 @@ class HookState:
             alone.set_result(buffer)
             return alone
         operations = self._with_operations(group)
-        future = operations.average(buffer, self._planned(bucket.parameters(), buffer, step, group), step)
+        plan = self._planned(bucket.parameters(), buffer, step, group)
+        future = operations.average(buffer, plan, step)
         if last:
             operations.flush()
         return future
@@ -112,6 +114,7 @@ class HookState:
             if comm is None:
                 exchanges, name = ExchangeGroup(group), f"hybridcomp-{self.label}"
                 own = TorchCommunicator(exchanges, self.policy, self.axis, self.feedback, name)
+                self.policy = own.policy
                 own.warm = self._factors
                 self._operations = TorchOperations(own, self._counts)
                 own.on_start = self._operations.note
@@ -119,6 +122,7 @@ class HookState:
                 from hybridcomp.collectives import Communicator  # noqa: PLC0415  (initialises MPI)
 
                 beside = Communicator(comm.mpi, self.policy, self.axis, timeout=comm.timeout)
+                self.policy = beside.policy
                 beside.feedback = self.feedback
                 group.beside.append(beside)  # it ends with the group
                 beside.warm = self._factors
@@ -127,6 +131,12 @@ class HookState:
         return self._operations
 
     def _planned(self, parameters: list[torch.Tensor], buffer: torch.Tensor, step: int, group: Any) -> Split:
+        comm = self._with_operations(group).comm
+        comm.review()
+        version = None if comm.decider is None else comm.decider.version
+        if version != self._version:
+            self._version = version
+            self._plans.clear()
         key = (*map(id, parameters), buffer.dtype, self.policy.same_as_step(step))
         plan = self._plans.get(key)
         if plan is None:
@@ -135,8 +145,10 @@ class HookState:
                 raise CodecMismatchError(f"the hook averages floating-point gradients, not {buffer.dtype}")
             named = [(self._name(p), tuple(p.shape)) for p in parameters]
             hosts = None if getattr(group, "comm", None) is None else group.comm.hosts
-            plan = make_split(self.policy, self.axis, dtype, named, step, self._stage, hosts)
-            self._plans[key] = plan
+            asked = comm.decider or self.policy
+            plan = make_split(asked, self.axis, dtype, named, step, self._stage, hosts)
+            if not plan.once:
+                self._plans[key] = plan
         return plan
 
     def _name(self, parameter: torch.Tensor) -> str:

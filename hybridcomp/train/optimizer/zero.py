@@ -71,6 +71,7 @@ class Shards:
         self._rank, self._ranks = self._collectives.rank, self._collectives.size
         self._step = 0
         self._cuts: dict[tuple[str, int, int], Cut] = {}
+        self._version: int | None = None  # of the decisions that they were made by
         self._buckets = list(self._fill(bucket_mb * 2**20))
         self.leaves: dict[str, nn.Parameter] = {}
         for segment in (segment for bucket in self._buckets for segment in bucket):
@@ -140,12 +141,19 @@ class Shards:
 
     def _cut(self, op: str, number: int) -> Cut:
         """Return the cut of a bucket by the policy in this step."""
+        comm = self._collectives.comm
+        comm.review()
+        version = None if comm.decider is None else comm.decider.version
+        if version != self._version:
+            self._version = version
+            self._cuts.clear()
         key = (op, number, self._policy.same_as_step(self._step))
-        if key not in self._cuts:
+        found = self._cuts.get(key)
+        if found is None:
             phase = "backward" if op == "reduce_scatter" else "forward"
             dtype = as_dtype(self._empty(0).dtype)
-            self._cuts[key] = cut(
-                self._policy,
+            found = cut(
+                comm.decider or self._policy,
                 _AXIS,
                 op,
                 phase,
@@ -155,7 +163,9 @@ class Shards:
                 step=self._step,
                 hosts=self._collectives.hosts,
             )
-        return self._cuts[key]
+            if not found.once:
+                self._cuts[key] = found
+        return found
 
     def _empty(self, size: int) -> Tensor:
         return next(iter(self.parameters.values())).new_empty(size, requires_grad=False)

@@ -1,0 +1,125 @@
+"""Compare the policy auto with each fixed choice that its class allows, cell by cell, in the same run.
+
+hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/auto.py --link 1gbit --json benchmarks/results/auto/1gbit.json
+
+Each cell is an operation and a size. Every choice has a communicator of its own. auto first runs 140 operations, in
+which it tries and decides; what those took is a figure of its own. Then all choices take turns; a time is the median
+over rounds of the slowest rank's. PowerSGD is no fixed choice here: these arrays are flat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+import hybridcomp as hc
+from hybridcomp.policy import Policy, Rule
+
+WORLD = MPI.COMM_WORLD
+SETTLING = 140  # operations, in which auto ends its trials
+FIXED = {
+    "all_reduce": ("none", "exponent", "bf16", "int8:block=128", "int4:block=128"),  # class aggressive, named
+    "reduce_scatter": ("none", "exponent", "bf16", "int8:block=128"),  # class safe, unnamed
+    "all_gather": ("none", "exponent"),  # class exact
+}
+LOSSLESS = ("none", "exponent")
+
+
+def fixed(op: str, spec: str) -> Policy:
+    """Return the policy that carries all of an operation by one codec, as auto would."""
+    feedback = "ef" if op == "all_reduce" and spec not in LOSSLESS else None
+    return Policy(spec, Rule(codecs=(hc.get_codec(spec),), feedback=feedback, min_bytes=0))
+
+
+def run(comm: hc.Communicator, op: str, send: np.ndarray, recv: np.ndarray) -> None:
+    """Run one operation."""
+    if op == "all_reduce":
+        comm.Allreduce(send, recv, name="w")
+    elif op == "reduce_scatter":
+        comm.Reduce_scatter_block(send, recv)
+    else:
+        comm.Allgather(send, recv)
+
+
+def cell(op: str, nbytes: int, seconds: float) -> dict[str, object]:
+    """Measure one cell; return its figures."""
+    p, n = WORLD.size, nbytes // 4 // WORLD.size * WORLD.size
+    rng = np.random.default_rng(WORLD.rank)
+    send = rng.standard_normal(n // p if op == "all_gather" else n, dtype=np.float32)
+    recv = np.empty(n // p if op == "reduce_scatter" else n, np.float32)
+    policies = {"auto": hc.load_policy("auto"), **{spec: fixed(op, spec) for spec in FIXED[op]}}
+    comms = {name: hc.Communicator(WORLD, policy, "dp") for name, policy in policies.items()}
+    comms["auto"].policy = hc.load_policy("auto:dp.reduce_scatter=safe")
+    began = time.perf_counter()
+    for _ in range(SETTLING):
+        run(comms["auto"], op, send, recv)
+    settled = time.perf_counter() - began
+    for name in FIXED[op]:
+        for _ in range(3):
+            run(comms[name], op, send, recv)
+    times: dict[str, list[float]] = {name: [] for name in comms}
+    deadline = time.perf_counter() + seconds
+    rounds = 0
+    while WORLD.allreduce(time.perf_counter() < deadline or rounds < 5, op=MPI.LOR):
+        rounds += 1
+        for name, comm in comms.items():
+            calls = 5 if nbytes <= 1 << 20 else 1
+            WORLD.Barrier()
+            began = time.perf_counter()
+            for _ in range(calls):
+                run(comm, op, send, recv)
+            times[name].append(WORLD.allreduce((time.perf_counter() - began) / calls, op=MPI.MAX))
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    decider = comms["auto"].decider
+    assert decider is not None
+    choice = decider.choices()[0]
+    best = min(FIXED[op], key=lambda name: medians[name])
+    for comm in comms.values():
+        comm.Free()
+    return {
+        "op": op,
+        "bytes": n * 4,
+        "seconds": {name: round(taken, 7) for name, taken in medians.items()},
+        "rounds": rounds,
+        "auto": choice.codec,
+        "reason": choice.reason,
+        "best": best,
+        "of_best": round(medians[best] / medians["auto"], 4),
+        "of_none": round(medians["none"] / medians["auto"], 4),
+        "settling_seconds": round(settled, 4),
+    }
+
+
+def main() -> None:
+    """Measure all cells of a link."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--link", required=True, help="the link's name in the results")
+    parser.add_argument("--sizes", default="16384,262144,1048576", help="bytes, separated by commas")
+    parser.add_argument("--ops", default=",".join(FIXED), help="operations, separated by commas")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of the measurement of a cell")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    given = parser.parse_args()
+    cells = []
+    for op in given.ops.split(","):
+        for nbytes in map(int, given.sizes.split(",")):
+            cells.append(cell(op, nbytes, given.seconds))
+            if WORLD.rank == 0:
+                one = cells[-1]
+                against = f"{one['of_best']} of the best ({one['best']}), {one['of_none']} of none"
+                print(f"{given.link} {op} {nbytes}: auto takes {one['auto']}, {against}", flush=True)
+                if given.json is not None:  # after each: what was measured stays
+                    given.json.parent.mkdir(parents=True, exist_ok=True)
+                    record = {"link": given.link, "ranks": WORLD.size, "cells": cells}
+                    given.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Let the policy ``auto`` decide for a communicator: what it measures, exchanges and changes there."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hybridcomp.collectives.algorithms.selection import Chooser
+from hybridcomp.collectives.execution.mpi_collectives import native
+from hybridcomp.collectives.execution.steps import Steps
+from hybridcomp.perfmodel import Profile
+from hybridcomp.policy import Policy
+from hybridcomp.policy.auto.cost import Place
+from hybridcomp.policy.auto.decider import Array, Decider
+from hybridcomp.policy.auto.freeze import freezer
+from hybridcomp.policy.auto.reviews import Reviews, Row
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.session import Session
+
+
+class Automatic:
+    """The decisions of one communicator.
+
+    Args:
+        comm: whose; it keeps this.
+    """
+
+    def __init__(self, comm: Session) -> None:
+        self._comm = weakref.proxy(comm)
+        self._reviews: Reviews | None = None
+
+    def begin(self, policy: Policy, chooser: Chooser, profile: Profile) -> Decider | None:
+        """Return the decider of a policy, with nothing decided; None where it leaves nothing to decide.
+
+        Args:
+            policy: of the communicator.
+            chooser: of its algorithms, which follow what is found out about its links.
+            profile: rank 0's.
+        """
+        comm, self._reviews = self._comm, None
+        chooser.profile = profile
+        if not policy.decides or comm.size == 1:
+            return None
+        topology = comm._topology
+        place = Place(comm.size, topology.count, topology.largest, comm._group is not None)
+        decider = Decider(policy, profile, place)
+        if policy.auto is not None and policy.auto.freeze is not None and MPI.COMM_WORLD.Get_rank() == 0:
+            freezer.add(policy.auto, decider)
+
+        def changed() -> None:
+            chooser.profile = decider.profile
+            comm._choices.forget()
+            comm._reconsider()
+
+        self._reviews = Reviews(decider, self._rows, self._largest, changed)
+        return decider
+
+    def review(self, operation: int) -> int:
+        """Do what is due before the operation of this number; return how many are to pass until something is."""
+        assert self._reviews is not None
+        return self._reviews.review(operation)
+
+    def _rows(self) -> Iterator[Row]:
+        for row in self._comm.stats():
+            seconds = row.encode_seconds + row.wire_seconds + row.decode_seconds
+            yield row.op, row.codec, row.reason, row.calls, row.raw_bytes, seconds
+
+    def _largest(self, values: Array) -> Callable[[], Array]:
+        """Start to find the largest of all ranks' values; return what waits for them."""
+        comm: Any = self._comm
+        send, recv = np.ascontiguousarray(values, np.float64), np.empty(values.shape, np.float64)
+
+        def steps() -> Steps:
+            with comm._transport.post_queue.take().held() as ticket:
+                yield from native(lambda: comm.mpi.Iallreduce(send, recv, MPI.MAX), ticket)
+
+        noted, comm.on_start = comm.on_start, None  # it is none of the caller's operations
+        try:
+            request = comm._start(steps(), comm._plain_call("auto", 0, 0), counted=False)
+        finally:
+            comm.on_start = noted
+
+        def wait() -> Array:
+            request.wait()
+            return recv
+
+        return wait

@@ -1,0 +1,67 @@
+"""List the codecs that may carry a message of a class of fidelity."""
+
+from __future__ import annotations
+
+import functools
+
+from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.policy.auto.spec import AGGRESSIVE, EXACT
+from hybridcomp.policy.message import Message
+
+NONE = get_codec("none")
+EF = "ef"
+LEAST_BYTES = 4096  # what is smaller takes a latency, whatever its bytes
+# Of each class, beside those before it. Aggressive ones lose so much in a step that error feedback has to repair it:
+# it is asked for with all that lose anything, so that a change of codec carries the residual over.
+_EXACT = ("exponent",)
+_SAFE = ("bf16", "int8:block=128")
+_AGGRESSIVE = ("int4:block=128", "powersgd:rank=32")
+Candidate = tuple[Codec, str | None]
+
+
+def candidates(fidelity: str, message: Message) -> list[Candidate]:
+    """Return the codecs, with their error feedback, that may carry a message; ``none`` first.
+
+    Without a name there is nothing to keep a residual under, and a send has no link that is known here: such messages
+    of the class ``aggressive`` are as safe ones.
+    """
+    found: list[Candidate] = [(NONE, None)]
+    shape = message.shape or (message.nbytes // message.dtype.itemsize,)
+    feedback = EF if fidelity == AGGRESSIVE and message.name is not None and message.op != "send" else None
+    for codec in _codecs(fidelity, feedback is not None):
+        if codec.linear and (message.op != "all_reduce" or len(shape) < 2):
+            continue
+        if codec.name == "exponent" and message.op == "send":
+            continue
+        if codec.can_carry(message.dtype, shape) is None:
+            found.append((codec, None if codec.lossless else feedback))
+    return found
+
+
+def senders(fidelity: str) -> tuple[Codec, ...]:
+    """Return the codecs that a send of a class may come in."""
+    return tuple(codec for codec in _codecs(fidelity, False) if codec.name != "exponent")
+
+
+def every(fidelity: str) -> tuple[Codec, ...]:
+    """Return the codecs, other than ``none``, that any message of a class may come in."""
+    return _codecs(fidelity, True)
+
+
+@functools.cache
+def _codecs(fidelity: str, feedback: bool) -> tuple[Codec, ...]:
+    specs: tuple[str, ...] = _EXACT
+    if fidelity != EXACT:
+        specs = (*specs, *_SAFE)
+    if fidelity == AGGRESSIVE and feedback:
+        specs = (*specs, *_AGGRESSIVE)
+    return tuple(get_codec(spec) for spec in specs)
+
+
+def allowed(fidelity: str, codec: Codec, feedback: str | None) -> bool:
+    """Tell whether a frozen choice stays within a class of fidelity."""
+    if codec.lossless:
+        return True
+    if codec in _codecs(fidelity, False):
+        return True
+    return fidelity == AGGRESSIVE and feedback is not None

@@ -1,0 +1,126 @@
+"""Predict what a message takes by each codec: an estimate of all, then the model's word on the few that matter."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from hybridcomp.arrays import DType, as_dtype
+from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.perfmodel import Profile, Setting, algorithms, predict
+from hybridcomp.policy.auto.signature import Signature
+
+_NONE = get_codec("none")
+_FP32 = 4  # bytes; speeds are of fp32
+_MODELLED = ("all_reduce", "reduce_scatter", "all_gather")
+_ALGORITHM = "direct"  # stands for the others: of codecs the order is the same by each
+_FLOPS = 12e9  # of a core, of PowerSGD's thin products
+_LEAST_SPEEDUP, _MOST_SPEEDUP = 1 / 256, 256.0  # that a link may have changed by, against the profile
+
+
+class Place(NamedTuple):
+    """Where a communicator's ranks are.
+
+    Attributes:
+        ranks: of the communicator.
+        hosts: that they are on.
+        ranks_per_host: the most on any host.
+        compiled: the compiled engine runs its operations.
+    """
+
+    ranks: int
+    hosts: int
+    ranks_per_host: int
+    compiled: bool
+
+
+class Parts(NamedTuple):
+    """The seconds of a message, as an estimate.
+
+    Attributes:
+        compute: on a core.
+        wire: on the busiest link.
+        latency: of the messages that wait for each other.
+    """
+
+    compute: float
+    wire: float
+    latency: float
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds in all: the busier of core and link, and a quarter of the other one to fill it."""
+        busy, idle = max(self.compute, self.wire), min(self.compute, self.wire)
+        return self.latency + busy + idle / 4
+
+
+def estimate(profile: Profile, place: Place, wanted: Signature, codec: Codec) -> Parts:
+    """Estimate what messages of a kind take by a codec."""
+    p, h, per = place.ranks, place.hosts, place.ranks_per_host
+    nbytes = whole_bytes(wanted, p)
+    itemsize = as_dtype(wanted.dtype).itemsize
+    n = nbytes / itemsize
+    speed = profile.speed(codec)
+    share = (p - 1) / p
+    tier = profile.network if h > 1 else profile.host
+    if codec.linear:
+        factors = linear_bytes(nbytes, wanted.thin, codec)
+        compute = 6 * n * codec.params["rank"] / _FLOPS / profile.cores
+        plain = estimate(profile, place, wanted._replace(nbytes=factors, thin=0), _NONE)
+        return Parts(compute + plain.compute, plain.wire, 2 * plain.latency)
+    size = _wire_bytes(codec, n, itemsize, speed.size)
+    encode, decode, add = (n * _FP32 / rate for rate in (speed.encode, speed.decode, speed.add))
+    each_way = per * (p - per) / p * size if h > 1 else share * size  # out of a host, all its ranks together
+    times = 2 if wanted.op == "all_reduce" else 1
+    compute = {
+        "all_reduce": encode * (1 + 1 / p) + share * add + decode,
+        "reduce_scatter": share * (encode + add),
+        "all_gather": encode / p + decode,
+    }.get(wanted.op, encode + decode)
+    if wanted.op == "send":
+        each_way = size
+    compute += times * 2 * each_way / per * profile.wire if h > 1 else 0.0
+    return Parts(compute / profile.cores, times * each_way / tier.bandwidth, times * tier.latency)
+
+
+def refined(profile: Profile, place: Place, wanted: Signature, codec: Codec) -> float:
+    """Return the model's seconds of a kind of message by a codec; the estimate where it has no model of it."""
+    if wanted.op not in _MODELLED or _ALGORITHM not in algorithms(wanted.op):
+        return estimate(profile, place, wanted, codec).seconds
+    nbytes = whole_bytes(wanted, place.ranks)
+    itemsize = as_dtype(wanted.dtype).itemsize
+    where = (place.ranks, place.hosts, place.ranks_per_host, place.compiled)
+    if codec.linear:
+        factors = linear_bytes(nbytes, wanted.thin, codec) // itemsize * itemsize
+        setting = Setting(wanted.op, factors // 2, itemsize, _NONE, *where)
+        compute = estimate(profile, place, wanted, codec).compute
+        return compute + 2 * predict(profile, _ALGORITHM, setting)
+    return predict(profile, _ALGORITHM, Setting(wanted.op, nbytes, itemsize, codec, *where))
+
+
+def whole_bytes(wanted: Signature, ranks: int) -> int:
+    """Return the bytes of all ranks' parts together: of an all-gather a message is one rank's."""
+    return wanted.nbytes * ranks if wanted.op == "all_gather" else wanted.nbytes
+
+
+def linear_bytes(nbytes: int, thin: int, codec: Codec) -> int:
+    """Return about the bytes of a matrix's factors: ``thin`` says how many times smaller those of rank 1 are."""
+    smaller = max(1.0, 0.75 * 2**thin / int(codec.params["rank"]))
+    return int(nbytes / smaller)
+
+
+def slowed(profile: Profile, place: Place, speedup: float) -> Profile:
+    """Return the profile with the links that a communicator uses so many times as fast."""
+    factor = min(_MOST_SPEEDUP, max(_LEAST_SPEEDUP, speedup))
+    name = "network" if place.hosts > 1 else "host"
+    tier = getattr(profile, name)
+    changed = dataclasses.replace(tier, bandwidth=tier.bandwidth * factor)
+    return dataclasses.replace(profile, **{name: changed})
+
+
+def _wire_bytes(codec: Codec, n: float, itemsize: int, measured: float) -> float:
+    if codec.name == "none":
+        return n * itemsize
+    if codec.fixed_size:
+        return float(codec.bound(int(n), {2: DType.FLOAT16, 8: DType.FLOAT64}.get(itemsize, DType.FLOAT32)))
+    return n * itemsize * measured

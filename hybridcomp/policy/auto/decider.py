@@ -1,0 +1,283 @@
+"""Hold the decisions of one communicator: for each kind of message the codecs to choose from, and the one in use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp.codecs import Codec
+from hybridcomp.perfmodel import Profile
+from hybridcomp.policy.auto.candidates import EF, NONE, candidates
+from hybridcomp.policy.auto.cost import Place, estimate, refined, slowed, whole_bytes
+from hybridcomp.policy.auto.signature import FrozenChoice, Signature
+from hybridcomp.policy.auto.spec import Auto
+from hybridcomp.policy.auto.words import size_label, time_label
+from hybridcomp.policy.message import Choice, Message
+
+_REFINED = 2  # candidates that the model is asked about beside none: each takes it a fifth of a millisecond
+_TRIED = 4  # of them at a time
+_NEAR = 1.6  # times the fastest predicted: what is farther off is not tried
+_NONE_NEAR, _NONE_SECONDS = (
+    4.0,
+    5e-3,
+)  # but none is, where it is that near, or that short: it needs no trust in a profile
+_AS_FAST = 1.01  # of what is as fast, the first is taken: it is nearer to the values
+_LEAST_WIRE = 0.02  # of a link's seconds: it is not believed to be faster than that at once
+_log = logging.getLogger("hybridcomp.auto")
+Array = npt.NDArray[np.float64]
+
+
+class FixedRules(Protocol):
+    """The policy that a decider belongs to."""
+
+    @property
+    def auto(self) -> Auto | None:
+        """Return what ``auto`` is told."""
+
+    def choose(self, message: Message) -> Choice:
+        """Choose by the rules of the policy alone."""
+
+    def settles(self, message: Message) -> Choice | None:
+        """Return the choice where the policy's rules leave none to ``auto``."""
+
+    def same_as_step(self, step: int) -> int:
+        """Return the first step that has the answers of ``step``."""
+
+
+@dataclass(slots=True)
+class Option:
+    """A codec that a kind of message may take.
+
+    Attributes:
+        codec, feedback: of it.
+        predicted: seconds of one message.
+        measured: seconds for each byte, the slowest rank's; None where it was not tried.
+    """
+
+    codec: Codec
+    feedback: str | None
+    predicted: float
+    measured: float | None = None
+
+
+@dataclass(slots=True)
+class Decision:
+    """The decision on one kind of message.
+
+    Attributes:
+        signature: of the messages.
+        fidelity: their class.
+        example: the first of them, whose shape the candidates were asked about.
+        options: to choose from, the fastest predicted first.
+        choice: in use.
+        tried: the options were measured, or there is one only.
+        open: the class allows more than one codec, whether or not more are options now.
+        reasons: of the choices that count as this decision's: what statistics know it by.
+    """
+
+    signature: Signature
+    fidelity: str
+    example: Message
+    options: list[Option]
+    choice: Choice = field(init=False)
+    tried: bool = False
+    open: bool = False
+
+    def use(self, option: Option, reason: str) -> None:
+        """Take an option from now on."""
+        self.choice = Choice(option.codec, option.feedback, reason)
+
+
+class Decider:
+    """The decisions of one communicator, alike on all ranks, which ask about the same messages in the same order.
+
+    Args:
+        rules: the policy.
+        profile: rank 0's.
+        place: of the ranks.
+
+    Attributes:
+        profile: with the speed of links as this job has found it.
+        version: grows whenever answers may have changed.
+    """
+
+    def __init__(self, rules: FixedRules, profile: Profile, place: Place) -> None:
+        assert rules.auto is not None
+        self._rules, self._auto = rules, rules.auto
+        self.profile, self.place = profile, place
+        self.version = 0
+        self._decisions: dict[Signature, Decision] = {}
+        self._owing: set[tuple[str, str, str]] = (
+            set()
+        )  # axis, operation and name whose error feedback may hold something
+        self._link = ""
+
+    # -- asked ---------------------------------------------------------------------------------------
+
+    def same_as_step(self, step: int) -> int:
+        """Return the first step that has the answers of ``step``, to be a key of caches."""
+        return self._rules.same_as_step(step)
+
+    def choose(self, message: Message) -> Choice:
+        """Choose the codec of a message: what its kind of messages has been decided to take."""
+        settled = self._rules.settles(message)
+        if settled is not None:
+            return settled
+        fidelity = self._auto.fidelity(message.axis, message.op)
+        signature = Signature.of(message)
+        decision = self._decisions.get(signature)
+        if decision is None:
+            decision = self._decisions[signature] = self._decide(signature, fidelity, message)
+        choice = decision.choice
+        if message.name is None:
+            return choice
+        key = (message.axis, message.op, message.name)
+        if choice.feedback is not None:
+            shape = message.shape or (message.nbytes // message.dtype.itemsize,)
+            if choice.codec.can_carry(message.dtype, shape) is not None:  # the example could be
+                return Choice(NONE, None, choice.reason)
+            self._owing.add(key)
+        elif key in self._owing:
+            self._owing.discard(key)
+            return Choice(choice.codec, EF, "auto: with what error feedback still owes", once=True)
+        return choice
+
+    def _decide(self, signature: Signature, fidelity: str, message: Message) -> Decision:
+        found = candidates(fidelity, message)
+        decision = Decision(signature, fidelity, message, [], open=len(found) > 1)
+        self._predict(decision)
+        return decision
+
+    def _predict(self, decision: Decision, *, before: Codec | None = None) -> None:
+        """Choose by what the profile predicts; keep what was chosen before among the options."""
+        signature = decision.signature
+        found = candidates(decision.fidelity, decision.example)
+        rest = sorted(found[1:], key=lambda c: self._estimate(signature, c[0]))
+        rest = [c for number, c in enumerate(rest) if number < _REFINED or c[0] == before]
+        options = [
+            Option(codec, feedback, refined(self.profile, self.place, signature, codec))
+            for codec, feedback in [found[0], *rest]
+        ]
+        none = options[0].predicted
+        options.sort(key=lambda option: option.predicted)
+        limit = options[0].predicted * _NEAR
+        near_none = none < _NONE_SECONDS or none < options[0].predicted * _NONE_NEAR
+        decision.options = [
+            option
+            for option in options
+            if option.predicted <= limit or option.codec == before or (option.codec is NONE and near_none)
+        ][:_TRIED]
+        best = decision.options[0]
+        decision.tried = len(decision.options) == 1
+        what = f"{size_label(signature.nbytes)} in {time_label(best.predicted)}"
+        beside = "" if best.codec is NONE else f", none {time_label(none)}"
+        decision.use(best, f"auto: {decision.fidelity}, {what}{beside} predicted{self._link}")
+        self._say(decision)
+
+    def _estimate(self, signature: Signature, codec: Codec) -> float:
+        return estimate(self.profile, self.place, signature, codec).seconds
+
+    def _say(self, decision: Decision) -> None:
+        signature, choice = decision.signature, decision.choice
+        _log.info("%s.%s: %s: %s", signature.axis, signature.op, choice.codec.spec, choice.reason)
+
+    # -- measured ------------------------------------------------------------------------------------
+
+    def watched(self) -> list[Decision]:
+        """Return the decisions on operations of all ranks that may change, in the order in which they were made."""
+        return [d for d in self._decisions.values() if d.open and d.signature.op != "send"]
+
+    def untried(self) -> list[Decision]:
+        """Return those with options that were not measured yet."""
+        return [d for d in self.watched() if not d.tried]
+
+    def try_option(self, decisions: Sequence[Decision], index: int) -> None:
+        """Have decisions take their option of this number, or their first where they have fewer."""
+        for decision in decisions:
+            options = decision.options
+            option = options[index] if index < len(options) else options[0]
+            number = options.index(option) + 1
+            size = size_label(decision.signature.nbytes)
+            decision.use(option, f"auto: tries {number} of {len(options)} at {size}")
+        self.version += 1
+
+    def settle(self, decisions: Sequence[Decision], seconds: Array, operation: int) -> None:
+        """Take the fastest option of each decision.
+
+        Args:
+            decisions: that were tried.
+            seconds: for each byte, of each decision and option (``_TRIED`` of them); not finite where it is not known.
+            operation: at which this is decided, for the reason.
+        """
+        for decision, row in zip(decisions, seconds.reshape(len(decisions), -1), strict=True):
+            decision.tried = True
+            options = decision.options
+            known = [(s, o) for s, o in zip(row.tolist(), options, strict=False) if np.isfinite(s)]
+            size = decision.signature.nbytes
+            if len(known) < len(options):  # too few of them: what was predicted stands
+                best = options[0]
+                how = f"{time_label(best.predicted)} predicted"
+            else:
+                for taken, option in known:
+                    option.measured = taken
+                limit = min(taken for taken, _ in known) * _AS_FAST
+                near = [option for taken, option in known if taken <= limit]
+                best = next((o for o in near if o.codec is NONE), near[0])
+                assert best.measured is not None
+                others = [f", {o.codec.name} {time_label(t * size)}" for t, o in known if o is not best]
+                how = f"{time_label(best.measured * size)}{''.join(others)} measured by operation {operation}"
+            decision.use(best, f"auto: {decision.fidelity}, {size_label(size)} in {how}{self._link}")
+            self._say(decision)
+        self.version += 1
+
+    def predicted(self, decisions: Sequence[Decision]) -> Array:
+        """Return the seconds predicted for each byte of decisions."""
+        return np.array(
+            [
+                next(o.predicted for o in d.options if o.codec == d.choice.codec)
+                / max(1, whole_bytes(d.signature, self.place.ranks))
+                for d in decisions
+            ]
+        )
+
+    def link_changed(self, seconds: Array, before: Array, nbytes: Array, operation: int) -> bool:
+        """Reckon how fast the link has become, and decide anew by that; return whether any choice is another one.
+
+        Args:
+            seconds: for each byte, of each of :meth:`watched`, now; NaN where there was none.
+            before: the same, when they were decided.
+            nbytes: that each has carried.
+            operation: at which this is decided, for the reason.
+        """
+        wire_before = wire_now = 0.0
+        for decision, now, then, weight in zip(self.watched(), seconds, before, nbytes, strict=False):
+            if not np.isfinite(now * then):
+                continue
+            parts = estimate(self.profile, self.place, decision.signature, decision.choice.codec)
+            wire = parts.wire / max(parts.seconds, parts.wire)
+            wire_before += weight * then * wire
+            wire_now += weight * max(now - then * (1 - wire), then * _LEAST_WIRE)
+        if not wire_now or not wire_before:
+            return False
+        speedup = wire_before / wire_now
+        self.profile = slowed(self.profile, self.place, speedup)
+        self._link = f"; link {speedup:.2g} times as fast from operation {operation} on"
+        chosen = [d.choice.codec for d in self._decisions.values()]
+        for decision in self._decisions.values():
+            self._predict(decision, before=decision.choice.codec)
+        self.version += 1
+        return chosen != [d.choice.codec for d in self._decisions.values()]
+
+    # -- written -------------------------------------------------------------------------------------
+
+    def choices(self) -> list[FrozenChoice]:
+        """Return what was decided, to be frozen."""
+        return [
+            FrozenChoice(signature, d.choice.codec.spec, d.choice.feedback, d.choice.reason)
+            for signature, d in self._decisions.items()
+        ]

@@ -1,0 +1,197 @@
+"""Write what ``auto`` has decided as a policy that says the same without measuring, and read such a section.
+
+.. code-block:: toml
+
+    [auto]                                 # classes of fidelity, by axis, or by axis and operation
+    dp = "aggressive"
+    "dp.all_gather" = "exact"
+
+    [[auto.choice]]                        # made already: with one, nothing else is decided
+    axis = "dp"
+    op = "all_reduce"
+    dtype = "float32"
+    bytes = 4194304
+    named = true
+    thin = 8                               # only of matrices: see Signature
+    codec = "int4:block=128"
+    feedback = "ef"
+    reason = "..."
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from hybridcomp.arrays import as_dtype
+from hybridcomp.codecs import get_codec, parse_form
+from hybridcomp.errors import HybridcompError, PolicyError
+from hybridcomp.policy.auto.candidates import allowed
+from hybridcomp.policy.auto.signature import FrozenChoice, Signature
+from hybridcomp.policy.auto.spec import CLASSES, Auto, checked_class
+from hybridcomp.policy.message import OPS
+
+_CHOICE = "choice"
+_KINDS: dict[str, type] = {
+    "axis": str,
+    "op": str,
+    "dtype": str,
+    "bytes": int,
+    "named": bool,
+    "thin": int,
+    "codec": str,
+    "feedback": str,
+    "reason": str,
+}
+_OPTIONAL = ("thin", "feedback", "reason")
+_MOST_BYTES, _MOST_THIN = 1 << 62, 64
+
+
+class Frozen(Protocol):
+    """What has decided."""
+
+    def choices(self) -> list[FrozenChoice]:
+        """Return its choices."""
+
+
+def to_toml(auto: Auto, choices: Sequence[FrozenChoice]) -> str:
+    """Return choices as the text of a policy, with the classes of fidelity that they were made under."""
+    lines = [
+        "# Choices of the policy auto, as they were at the end of a job.",
+        'exclude = ["*.bias", "*norm*"]',
+    ]
+    lines += [
+        "",
+        "[auto]",
+        *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in auto.classes.items()),
+    ]
+    for (axis, op, dtype, nbytes, named, thin), codec, feedback, reason in choices:
+        lines += ["", f"[[auto.{_CHOICE}]]"]
+        pairs: dict[str, Any] = {"axis": axis, "op": op, "dtype": dtype, "bytes": nbytes, "named": named}
+        pairs |= {"thin": thin} if thin else {}
+        pairs |= {"codec": codec} | ({} if feedback is None else {"feedback": feedback}) | {"reason": reason}
+        lines += [f"{key} = {json.dumps(value)}" for key, value in pairs.items()]
+    return "\n".join(lines) + "\n"
+
+
+def read_auto(table: dict[str, Any]) -> Auto:
+    """Read the section ``[auto]`` of a policy.
+
+    Raises:
+        ValueError: what is wrong, with the key.
+    """
+    classes: dict[str, str] = {}
+    for key, value in table.items():
+        if key == _CHOICE:
+            continue
+        if not isinstance(value, str):
+            raise ValueError(f"a class must be one of {', '.join(CLASSES)}, not {value!r}", key)
+        try:
+            classes[key] = checked_class(key, value)
+        except ValueError as error:
+            raise ValueError(str(error), key) from None
+    auto = Auto(MappingProxyType(classes))
+    given = table.get(_CHOICE, [])
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise ValueError(f"{_CHOICE} must be tables, [[auto.{_CHOICE}]]", _CHOICE)
+    try:
+        frozen = tuple(_choice(auto, number, one) for number, one in enumerate(given, 1))
+    except ValueError as error:
+        raise ValueError(str(error), _CHOICE) from error
+    return Auto(auto.classes, frozen)
+
+
+def _choice(auto: Auto, number: int, table: dict[str, Any]) -> FrozenChoice:
+    what = f"choice {number}"
+    for key in table:
+        if key not in _KINDS:
+            raise ValueError(f"{what} has an unknown key {key!r}; allowed: {', '.join(_KINDS)}")
+    for key, kind in _KINDS.items():
+        if key not in table:
+            if key not in _OPTIONAL:
+                raise ValueError(f"{what} has no {key}")
+        elif type(table[key]) is not kind:
+            raise ValueError(
+                f"{what}: {key} must be of type {kind.__name__}, not {type(table[key]).__name__}"
+            )
+    op, nbytes, thin = table["op"], table["bytes"], table.get("thin", 0)
+    if op not in OPS:
+        raise ValueError(f"{what}: op must be one of {', '.join(OPS)}, not {op!r}")
+    if not 0 <= nbytes <= _MOST_BYTES or not 0 <= thin <= _MOST_THIN:
+        raise ValueError(f"{what}: bytes must be from 0 to 2**62, and thin from 0 to {_MOST_THIN}")
+    feedback = table.get("feedback")
+    try:
+        dtype = as_dtype(table["dtype"]).label
+        codec = get_codec(table["codec"])
+        feedback = None if feedback is None else parse_form(feedback).spec
+    except (ValueError, TypeError, HybridcompError) as error:
+        raise ValueError(f"{what}: {error}") from error
+    fidelity = auto.fidelity(table["axis"], op)
+    if not allowed(fidelity, codec, feedback):
+        raise ValueError(
+            f"{what}: {table['axis']}.{op} is {fidelity}, which {codec.spec}"
+            f"{' without feedback' if feedback is None else ''} is not"
+        )
+    signature = Signature(table["axis"], op, dtype, nbytes, table["named"], thin)
+    return FrozenChoice(signature, codec.spec, feedback, table.get("reason", ""))
+
+
+class Freezer:
+    """The files that this process writes as it ends, each with the choices of its communicators."""
+
+    def __init__(self) -> None:
+        self._deciders: dict[str, tuple[Auto, list[Frozen]]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, auto: Auto, decider: Frozen) -> None:
+        """Have what a decider has decided written to the file that ``auto`` names.
+
+        Raises:
+            PolicyError: the file's folder does not exist.
+        """
+        assert auto.freeze is not None
+        path = os.path.abspath(auto.freeze)
+        if not os.path.isdir(os.path.dirname(path)) or os.path.isdir(path):
+            raise PolicyError(
+                f"cannot freeze choices to {auto.freeze}: it is no file of a folder that exists"
+            )
+        with self._lock:
+            if not self._deciders:
+                atexit.register(self.write)
+            self._deciders.setdefault(path, (auto, []))[1].append(decider)
+
+    def write(self) -> None:
+        """Write all files: each whole, or not at all.
+
+        Raises:
+            PolicyError: one cannot be written.
+        """
+        with self._lock:
+            files = {path: (auto, list(deciders)) for path, (auto, deciders) in self._deciders.items()}
+        for path, (auto, deciders) in files.items():
+            choices: dict[Signature, FrozenChoice] = {}
+            for decider in deciders:
+                choices |= {choice.signature: choice for choice in decider.choices()}
+            if choices:
+                _write(Path(path), to_toml(auto, list(choices.values())))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        number, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(beside, 0o644)
+        os.replace(beside, path)
+    except OSError as error:
+        raise PolicyError(f"cannot freeze choices to {path}: {error.strerror}") from error
+
+
+freezer = Freezer()

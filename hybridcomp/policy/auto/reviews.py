@@ -1,0 +1,198 @@
+"""Measure a communicator's decisions and change them, at the same operation on all ranks and without their waiting.
+
+Operations are counted alike on all ranks, so what is done at a number of operations is done alike. Early in a job the
+options of each decision take turns; then ranks exchange what they have measured, by one small reduction to the slowest
+rank's times. It travels beside the next operations, and takes effect :data:`LAG` operations later: by then it has long
+ended, and a rank that is so many operations ahead of another waits for it. From then on the times are compared, again
+and again, with those of the beginning: where they have changed, so has the link.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterable
+
+import numpy as np
+
+from hybridcomp.policy.auto.decider import _TRIED, Array, Decider, Decision
+
+FIRST = 8  # operations, before anything is tried
+LAG = 8  # operations from an exchange to its effect
+_LEAST, _MOST = 12, 4096  # operations between two exchanges
+_WORTH = 200.0  # times what an exchange takes between two of them: half a percent
+_IDLE = 64  # operations until it is asked again whether there is anything to decide
+_LONG, _SHORT = 5e-3, 2e-4  # seconds of an operation of which few, and many, tell enough
+_TURNS = {
+    "long": 3,
+    "medium": 8,
+    "short": 24,
+}  # operations of a decision in a turn, the first one not counted
+_MOST_TURN = 256
+_ROUNDS = 2  # that options take turns
+_LEAST_CALLS = 2
+_CHANGED, _CHANGED_MUCH = 1.3, 2.0  # times slower or faster: twice in a row, or once, is a change of the link
+_WRONG = 1.5  # times slower or faster than predicted: the profile is of another link
+_CALMER = 1.15  # times as much it takes after a change that changed no choice
+
+Row = tuple[str, str, str, int, int, float]  # operation, codec, reason, calls, raw bytes, seconds
+Totals = dict[tuple[str, str, str], tuple[int, int, float]]
+Exchange = Callable[[Array], Callable[[], Array]]
+
+
+class Reviews:
+    """The reviews of one communicator's decisions.
+
+    Args:
+        decider: whose decisions.
+        rows: returns the totals of operations that have ended here.
+        exchange: starts to find the largest values of all ranks; returns what waits for them.
+        changed: called where answers may be other ones now.
+        clock: returns seconds; of what exchanges cost, which decides how often they come.
+    """
+
+    def __init__(
+        self,
+        decider: Decider,
+        rows: Callable[[], Iterable[Row]],
+        exchange: Exchange,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._decider, self._rows, self._exchange, self._changed = decider, rows, exchange, changed
+        self._clock = clock
+        self._steps = self._run()
+        self._operation = 0
+
+    def review(self, operation: int) -> int:
+        """Do what is due at a number of operations; return how many more are to pass until something is.
+
+        Args:
+            operation: that comes next: the same number on all ranks.
+        """
+        self._operation = operation
+        return next(self._steps)
+
+    def _run(self) -> Generator[int, None, None]:
+        yield FIRST
+        while True:
+            if self._decider.untried():
+                yield from self._trial()
+            # The memory of one host grows neither slower nor faster.
+            if self._decider.watched() and self._decider.place.hosts > 1:
+                yield from self._watch()
+            else:
+                yield _IDLE
+
+    def _totals(self) -> Totals:
+        totals: Totals = {}
+        for op, codec, reason, calls, nbytes, seconds in self._rows():
+            known = totals.get((op, codec, reason), (0, 0, 0.0))
+            totals[op, codec, reason] = (known[0] + calls, known[1] + nbytes, known[2] + seconds)
+        return totals
+
+    # -- early in a job ------------------------------------------------------------------------------
+
+    def _trial(self) -> Generator[int, None, None]:
+        decider, trials = self._decider, self._decider.untried()
+        turn = min(_MOST_TURN, sum(_turn_of(decision) for decision in trials))
+        first = max(1, turn // 8, min(len(trials), turn // 3))
+        calls, nbytes, seconds = (np.zeros((len(trials), _TRIED)) for _ in range(3))
+        for _ in range(_ROUNDS):
+            for index in range(max(len(decision.options) for decision in trials)):
+                decider.try_option(trials, index)
+                self._changed()
+                yield first  # compiles schedules
+                before = self._totals()
+                yield turn - first
+                for row, found in enumerate(self._since(before, trials)):
+                    if index < len(trials[row].options):
+                        calls[row, index] += found[0]
+                        nbytes[row, index] += found[1]
+                        seconds[row, index] += found[2]
+        decider.try_option(trials, 0)
+        self._changed()
+        each = np.full_like(seconds, np.inf)
+        enough = (calls >= _LEAST_CALLS) & (nbytes > 0)
+        each[enough] = seconds[enough] / nbytes[enough]
+        wait = self._exchange(each.ravel())
+        yield LAG
+        decider.settle(trials, wait(), self._operation)
+        self._changed()
+
+    def _since(self, before: Totals, decisions: list[Decision]) -> list[tuple[int, int, float]]:
+        """Return the calls, bytes and seconds of each decision's choice since some totals."""
+        now = self._totals()
+        found = []
+        for decision in decisions:
+            key = (decision.signature.op, decision.choice.codec.spec, decision.choice.reason)
+            new, old = now.get(key, (0, 0, 0.0)), before.get(key, (0, 0, 0.0))
+            found.append((new[0] - old[0], new[1] - old[1], new[2] - old[2]))
+        return found
+
+    # -- from then on --------------------------------------------------------------------------------
+
+    def _watch(self) -> Generator[int, None, None]:
+        """Compare times with those of the beginning, until there is something to try."""
+        decider, watched = self._decider, self._decider.watched()
+        base, compared = np.full(len(watched), np.nan), False
+        limit, cost, interval, changes = _CHANGED, 0.0, _LEAST, 0
+        yield 1 + len(watched)  # compiles schedules
+        while True:
+            before, began, first = self._totals(), self._clock(), self._operation
+            yield interval
+            if len(decider.watched()) != len(watched):
+                return
+            took = (self._clock() - began) / max(1, self._operation - first)
+            began = self._clock()
+            found = np.array(self._since(before, watched), float).reshape(len(watched), 3)
+            each = np.full(len(watched), -1.0)
+            some = (found[:, 0] > 0) & (found[:, 1] > 0)
+            each[some] = found[some, 2] / found[some, 1]
+            wait = self._exchange(np.concatenate([each, found[:, 1], [took, cost]]))
+            cost = self._clock() - began
+            yield LAG
+            began = self._clock()
+            agreed = wait()
+            cost += self._clock() - began
+            now, nbytes = agreed[: len(watched)], agreed[len(watched) : -2]
+            now = np.where(now > 0, now, np.nan)
+            interval = _interval(*agreed[-2:])
+            ratio = _ratio(now * nbytes, base * nbytes)
+            before_now = base
+            if not compared and np.isfinite(now).any():  # with what the profile says, once
+                before_now, compared = decider.predicted(watched), True
+                # What computes may be slower than predicted for want of cores; that says nothing of the link.
+                plain = np.array([decision.choice.codec.lossless for decision in watched])
+                before_now[~plain & (now > before_now)] = np.nan
+                ratio = _ratio(now * nbytes, before_now * nbytes)
+                changes = int(max(ratio, 1 / ratio) > _WRONG)
+            base = np.where(np.isfinite(base), base, now)
+            far = max(ratio, 1 / ratio)
+            changes = changes + 1 if far > limit else 0
+            if far > max(_CHANGED_MUCH, limit) or changes > 1:
+                other = decider.link_changed(now, before_now, nbytes, self._operation)
+                limit = _CHANGED if other else limit * _CALMER
+                changes, base = 0, np.full(len(watched), np.nan)
+                self._changed()
+                if decider.untried():
+                    yield from self._trial()
+                yield 1 + len(watched)
+
+
+def _turn_of(decision: Decision) -> int:
+    """Return how many operations of a kind a turn of the trial has."""
+    seconds = decision.options[0].predicted
+    return _TURNS["long" if seconds > _LONG else "short" if seconds < _SHORT else "medium"]
+
+
+def _ratio(now: Array, before: Array) -> float:
+    """Return the ratio of two sums, of what is known in both."""
+    known = np.isfinite(now * before)
+    return float(now[known].sum() / before[known].sum()) if known.any() else 1.0
+
+
+def _interval(took: float, cost: float) -> int:
+    """Return the operations between two exchanges, whose cost is to be nothing that can be measured."""
+    wanted = _WORTH * cost / took if took > 0 else _LEAST
+    return int(min(_MOST, max(_LEAST, math.ceil(wanted))))

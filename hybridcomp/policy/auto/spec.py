@@ -1,0 +1,115 @@
+"""Define what ``auto`` may do: a class of fidelity for each axis, and choices that an earlier job has frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from hybridcomp.errors import PolicyError
+from hybridcomp.policy.auto.signature import FrozenChoice
+from hybridcomp.policy.message import OPS, ROOTED
+
+NAME = "auto"
+EXACT, SAFE, AGGRESSIVE = CLASSES = ("exact", "safe", "aggressive")
+FREEZE = "freeze"
+_SUMS = ("all_reduce", "reduce_scatter")
+_ACTIVATIONS = ("tp", "sp", "cp", "pp", "ep")
+_GATHERS_PARAMETERS = ("dp", "fsdp")  # these axes' all-gathers are of parameters, which have no other copy
+
+
+@dataclass(frozen=True)
+class Auto:
+    """What ``auto`` is told.
+
+    Attributes:
+        classes: by axis (``dp``) or axis and operation (``dp.all_gather``) a class of :data:`CLASSES`; what it does not
+            name has the class of :func:`usual_class`.
+        frozen: choices to make without measuring; empty to decide.
+        freeze: file that rank 0 writes the choices to as the job ends; None for none.
+    """
+
+    classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    frozen: tuple[FrozenChoice, ...] = ()
+    freeze: str | None = field(default=None, compare=False)
+
+    def fidelity(self, axis: str, op: str) -> str:
+        """Return the class of an axis's messages.
+
+        The class of an axis does not include the all-gathers of parameters: those have no other copy, and are named
+        with their operation.
+        """
+        given = self.classes.get(f"{axis}.{op}")
+        parameters = op == "all_gather" and axis in _GATHERS_PARAMETERS
+        if given is None and not parameters and op not in ROOTED:
+            given = self.classes.get(axis)
+        return given or usual_class(axis, op)
+
+    def canonical(self) -> str:
+        """Return all of it that decides, as text in a fixed order."""
+        classes = ",".join(f"{key}={value}" for key, value in sorted(self.classes.items()))
+        return f"auto {classes} {self.frozen!r}"
+
+
+def usual_class(axis: str, op: str) -> str:
+    """Return the class of an axis and operation of which nobody says anything.
+
+    Gradients over ``dp`` are summed again in every step, so error feedback makes up for what a codec loses; activations
+    and the sums of other groups, which may be gradients, bear 8 bits; what has no other copy stays exact: parameters
+    that are gathered, what comes from or goes to one rank, and everything that nobody knows.
+    """
+    if op in ROOTED:
+        return EXACT
+    if axis in _ACTIVATIONS:
+        return SAFE
+    if op in _SUMS:
+        return AGGRESSIVE if axis == "dp" else SAFE
+    return EXACT
+
+
+def parse_spec(text: str) -> Auto:
+    """Parse ``auto`` or ``auto:dp=safe,tp=exact,freeze=choices.toml``.
+
+    Raises:
+        PolicyError: says what is wrong, and what is allowed.
+    """
+    _, _, options = text.partition(":")
+    classes: dict[str, str] = {}
+    freeze = None
+    for part in filter(None, (piece.strip() for piece in options.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key or not value:
+            raise PolicyError(
+                f"policy {text!r}: {part!r} must be AXIS=CLASS, AXIS.OPERATION=CLASS or freeze=PATH; "
+                f"classes: {', '.join(CLASSES)}"
+            )
+        if key == FREEZE:
+            freeze = value
+        elif key in classes:
+            raise PolicyError(f"policy {text!r}: {key} stands there twice")
+        else:
+            try:
+                classes[key] = checked_class(key, value)
+            except ValueError as error:
+                raise PolicyError(f"policy {text!r}: {error}") from None
+    return Auto(MappingProxyType(classes), freeze=freeze)
+
+
+def checked_class(key: str, value: Any) -> str:
+    """Return the class of an axis, or of its operation, once it is known to be one.
+
+    Raises:
+        ValueError: it is none, or there is no such operation.
+    """
+    if value not in CLASSES:
+        raise ValueError(f"the class of {key} must be one of {', '.join(CLASSES)}, not {value!r}")
+    _, dot, op = key.partition(".")
+    if dot and op not in OPS:
+        raise ValueError(f"{key} names no operation; allowed: {', '.join(OPS)}")
+    return str(value)
+
+
+def axes_of(classes: Iterable[str]) -> list[str]:
+    """Return the axes that keys of :attr:`Auto.classes` name, each once."""
+    return list(dict.fromkeys(key.partition(".")[0] for key in classes))

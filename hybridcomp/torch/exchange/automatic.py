@@ -1,0 +1,91 @@
+"""Let the policy ``auto`` decide for a process group of torch's: its exchanges carry what ranks have measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from hybridcomp.collectives.stats import StatTable
+from hybridcomp.errors import ConfigError
+from hybridcomp.perfmodel import Profile, load_profile
+from hybridcomp.policy import Policy
+from hybridcomp.policy.auto.cost import Place
+from hybridcomp.policy.auto.decider import Array, Decider
+from hybridcomp.policy.auto.freeze import freezer
+from hybridcomp.policy.auto.reviews import Reviews, Row
+from hybridcomp.torch.exchange.pipeline import Pipeline
+from hybridcomp.torch.exchange.worker import Worker
+
+_SECONDS = 300.0  # that an exchange of measurements may take
+_LOCAL = "LOCAL_WORLD_SIZE"  # torchrun's: ranks of a host
+
+
+class Automatic:
+    """The decisions of one group.
+
+    Args:
+        table: statistics of its operations.
+        worker: the thread that runs them.
+        pipeline: of its batches.
+        group: moves its bytes.
+    """
+
+    def __init__(self, table: StatTable, worker: Worker, pipeline: Pipeline, group: Any) -> None:
+        self._table, self._worker, self._pipeline, self._group = table, worker, pipeline, group
+        self._reviews: Reviews | None = None
+        self._due = 0
+
+    def begin(self, policy: Policy | None) -> Decider | None:
+        """Return the decider of a policy; None where it leaves nothing to decide. Collective where it does.
+
+        Raises:
+            ConfigError: rank 0's profile cannot be read.
+        """
+        size = self._group.size
+        if policy is None or not policy.decides or size == 1:
+            return None
+        local, profile = self._group.first_text(_own_settings()).split("\n", 1)
+        if not local:
+            raise ConfigError(profile)
+        per = next(n for n in range(min(int(local), size), 0, -1) if size % n == 0)
+        known = Profile.from_bytes(profile.encode(), "rank 0's")
+        decider = Decider(policy, known, Place(size, size // per, per, compiled=False))
+        if policy.auto is not None and policy.auto.freeze is not None and self._group.rank == 0:
+            freezer.add(policy.auto, decider)
+        self._reviews = Reviews(decider, self._rows, self._largest, lambda: None)
+        return decider
+
+    def review(self, operation: int) -> None:
+        """Do what is due before the operation of this number."""
+        if self._reviews is not None and operation >= self._due:
+            self._due = operation + self._reviews.review(operation)
+
+    def _rows(self) -> Iterator[Row]:
+        for row in self._table.rows():
+            seconds = row.encode_seconds + row.wire_seconds + row.decode_seconds
+            yield row.op, row.codec, row.reason, row.calls, row.raw_bytes, seconds
+
+    def _largest(self, values: Array) -> Callable[[], Array]:
+        """Find the largest of all ranks' values once what was started has ended; return what waits for them."""
+        future: Future[Array] = Future()
+
+        def run() -> None:
+            try:
+                self._pipeline.flush()
+                future.set_result(self._group.largest(values))
+            except BaseException as error:  # a task must not raise
+                future.set_exception(error)
+
+        self._worker.submit(run)
+        return lambda: future.result(_SECONDS)
+
+
+def _own_settings() -> str:
+    """Return this rank's profile behind a line with the ranks of its host, which is empty before an error."""
+    try:
+        local = os.environ.get(_LOCAL, "")
+        return f"{int(local) if local.isdecimal() and int(local) else 1}\n{load_profile().to_toml()}"
+    except ConfigError as error:
+        return f"\n{error}"
