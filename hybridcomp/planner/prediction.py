@@ -68,7 +68,7 @@ def predict_step(config: TrainConfig, cluster: Cluster, policy: Policy | None = 
         raise ConfigError(
             f"schedule {config.schedule} is not predicted; allowed: gpipe, 1f1b, interleaved, 2bw, local"
         )
-    rules = load_policy(config.policy) if policy is None else policy
+    rules = load_policy(config.policy or "hybrid") if policy is None else policy
     steps = _AHEAD if config.schedule in ("2bw", "local") else 1
     writer = Writer(config, cluster, rules)
     programs = writer.programs(steps)
