@@ -33,6 +33,7 @@ _ROUNDS = 2  # that options take turns
 _LEAST_CALLS = 2
 _CHANGED, _CHANGED_MUCH = 1.3, 2.0  # times slower or faster: twice in a row, or once, is a change of the link
 _WRONG = 1.5  # times slower or faster than predicted: the profile is of another link
+_TELLING = 1 << 18  # bytes of a message: what smaller ones take is no link's
 _CALMER = 1.15  # times as much it takes after a change that changed no choice
 
 Row = tuple[str, str, str, int, int, float]  # operation, codec, reason, calls, raw bytes, seconds
@@ -163,7 +164,9 @@ class Reviews:
             if not compared and np.isfinite(now).any():  # with what the profile says, once
                 before_now, compared = decider.predicted(watched), True
                 # What computes may be slower than predicted for want of cores; that says nothing of the link.
-                plain = np.array([decision.choice.codec.lossless for decision in watched])
+                plain = np.array(
+                    [d.choice.codec.lossless and d.signature.nbytes >= _TELLING for d in watched]
+                )
                 before_now[~plain & (now > before_now)] = np.nan
                 ratio = _ratio(now * nbytes, before_now * nbytes)
                 changes = int(max(ratio, 1 / ratio) > _WRONG)
