@@ -12,7 +12,7 @@
     speeds = [1.0, 0.5]            # of each host's processors, relative to [compute]; left out where they are alike
     rates = [1.25e10, 1.25e9]      # bytes/s of each host's link; left out where it is [network]'s
 
-    [compute]                      # a device by its datasheet; or what `hybridcomp doctor --calibrate` measured
+    [compute]                      # a device by its datasheet
     flops = 3.12e14                # a second at best, in 16 bits
     bandwidth = 2.0e12             # bytes/s of its memory
 """
