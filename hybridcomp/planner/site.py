@@ -55,8 +55,8 @@ def read_site(
     profile = Profile.from_bytes(data, path)
     if compute is None:
         raise ConfigError(
-            f"{path} says nothing of how fast a rank computes: `hybridcomp doctor --calibrate {path}` on one of its "
-            "hosts measures [compute], or write flops and bandwidth of the device there"
+            f"{path} says nothing of how fast a rank computes: write a section [compute] with flops and bandwidth of "
+            "the device, as examples/cluster_16x8.toml has them"
         )
     section = document.get("cluster", {})
     if not isinstance(section, dict):
