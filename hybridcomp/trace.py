@@ -108,7 +108,7 @@ class Recorder:
         path = self.folder / f"trace.{rank}.json"
         about = {"rank": rank, "host": socket.gethostname(), "started_ns": self._started_ns}
         with self._lock:
-            _write(path, self._events(rank), about | {"spans_lost": self._lost})
+            write_events(path, self._events(rank), about | {"spans_lost": self._lost})
         return path
 
     def in_this_process(self) -> bool:
@@ -118,8 +118,8 @@ class Recorder:
     # -- to events -----------------------------------------------------------------------------------
 
     def _events(self, rank: int) -> Iterator[Event]:
-        yield from _named("process_name", rank, 0, name=f"rank {rank} ({socket.gethostname()})")
-        yield from _named("process_sort_index", rank, 0, sort_index=rank)
+        yield from named("process_name", rank, 0, name=f"rank {rank} ({socket.gethostname()})")
+        yield from named("process_sort_index", rank, 0, sort_index=rank)
         by_track: dict[str, list[_Span]] = {}
         for span in self._spans:
             by_track.setdefault(span.track, []).append(span)
@@ -131,8 +131,8 @@ class Recorder:
                 yield from self._span_events(span, {"pid": rank, "tid": tid + lane})
             for lane in range(len(lanes)):
                 label = track if lane == 0 else f"{track} ({lane + 1})"
-                yield from _named("thread_name", rank, tid + lane, name=label)
-                yield from _named("thread_sort_index", rank, tid + lane, sort_index=tid + lane)
+                yield from named("thread_name", rank, tid + lane, name=label)
+                yield from named("thread_sort_index", rank, tid + lane, sort_index=tid + lane)
             tid += len(lanes)
         if self._lost:
             note = f"the trace is full: {self._lost} spans from here on are not in it"
@@ -195,11 +195,22 @@ def _complete(name: str, category: str, began_ns: int, ended_ns: int, where: Eve
     return {"ph": "X", "name": name, "cat": category, **times, **where}
 
 
-def _named(what: str, pid: int, tid: int, **args: Any) -> Iterator[Event]:
+def named(what: str, pid: int, tid: int, **args: Any) -> Iterator[Event]:
+    """Yield the event that names or orders a process or a thread: ``process_name``, ``thread_sort_index``, ..."""
     yield {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
 
 
-def _write(path: Path, events: Iterable[Event], about: Mapping[str, Any]) -> None:
+def write_events(path: Path, events: Iterable[Event], about: Mapping[str, Any]) -> None:
+    """Write events as a Chrome trace, whole or not at all.
+
+    Args:
+        path: of the file, which https://ui.perfetto.dev opens.
+        events: of all processes.
+        about: what the trace says of itself.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     beside = path.with_suffix(".partial")
     try:
         with beside.open("w", encoding="utf-8") as file:
@@ -312,7 +323,7 @@ def merge(folder: str | os.PathLike[str]) -> Path:
     merged = Path(folder) / MERGED
     lost = sum(about["spans_lost"] for _, about, _ in ranks)
     about = {"ranks": [one["rank"] for _, one, _ in ranks], "started_ns": origin, "spans_lost": lost}
-    _write(merged, events(), about)
+    write_events(merged, events(), about)
     return merged
 
 

@@ -35,7 +35,7 @@ EXAMPLES = """examples:
   hybridcomp plan --profile site.toml --model gpt2-xl --batch 512 --scale 8:4096
   hybridcomp plan --profile site.toml --model llama-7b --batch 1024 --loss-budget aggressive --explain --write run.toml
 
-Nothing is run, and every figure is predicted. docs/planner.md says how, and how well.
+Nothing is run, and every figure is predicted. docs/plan.md says how, and how well.
 """
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _FILE_WIDTH = 160

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from hybridcomp.policy import Policy
 from hybridcomp.policy.auto.cost import Place
 from hybridcomp.policy.auto.decider import Array, Decider
 from hybridcomp.policy.auto.freeze import freezer
-from hybridcomp.policy.auto.reviews import Reviews, Row
+from hybridcomp.policy.auto.reviews import Reviews
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.session import Session
@@ -57,18 +57,15 @@ class Automatic:
             comm._choices.forget()
             comm._reconsider()
 
-        self._reviews = Reviews(decider, self._rows, self._largest, changed)
+        self._reviews = Reviews(
+            decider, lambda: [row.measured for row in comm.stats()], self._largest, changed
+        )
         return decider
 
     def review(self, operation: int) -> int:
         """Do what is due before the operation of this number; return how many are to pass until something is."""
         assert self._reviews is not None
         return self._reviews.review(operation)
-
-    def _rows(self) -> Iterator[Row]:
-        for row in self._comm.stats():
-            seconds = row.encode_seconds + row.wire_seconds + row.decode_seconds
-            yield row.op, row.codec, row.reason, row.calls, row.raw_bytes, seconds
 
     def _largest(self, values: Array) -> Callable[[], Array]:
         """Start to find the largest of all ranks' values; return what waits for them."""

@@ -51,6 +51,12 @@ class StatRow:
         """Return the fields that make calls one kind: axis, operation, codec and reason."""
         return (self.axis, self.op, self.codec, self.reason)
 
+    @property
+    def measured(self) -> tuple[str, str, str, int, int, float]:
+        """Return operation, codec, reason, calls, raw bytes, and the seconds of all calls together."""
+        seconds = self.encode_seconds + self.wire_seconds + self.decode_seconds
+        return self.op, self.codec, self.reason, self.calls, self.raw_bytes, seconds
+
     def copy(self) -> StatRow:
         """Return a row with the same totals."""
         row = StatRow(self.axis, self.op, self.codec, self.reason)

@@ -32,7 +32,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,6 +40,7 @@ from typing import Any, NoReturn
 
 from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import write_whole
 
 VARIABLE = "HYBRIDCOMP_PROFILE"
 BANDWIDTH_VARIABLE = "HYBRIDCOMP_BANDWIDTH"
@@ -87,7 +87,8 @@ class Speed:
     size: float
 
 
-_OPTIONS = ("message", "wire", "cores", "start", "slow_start", "call", "near", "far", "wake", "look", "eager")
+_ENGINE = ("start", "slow_start", "call", "near", "far", "wake", "look", "eager")
+_OPTIONS = ("message", "wire", "cores", *_ENGINE)
 _OTHERS = ("compute", "cluster")  # sections that hybridcomp.planner reads
 _TIER_KEYS = ("latency", "bandwidth")
 _TIER_OPTIONS = ("burst",)
@@ -177,15 +178,15 @@ class Profile:
         Raises:
             ConfigError: names the profile, the key and what is allowed.
         """
-        if len(data) > MAX_BYTES:
-            raise ConfigError(f"profile {name}: more than {MAX_BYTES} bytes")
-        try:
-            document = tomllib.loads(data.decode())
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # not UTF-8, not TOML, a number too long, nested too deep
-            raise ConfigError(f"profile {name}: not TOML: {error}") from error
+        return cls.from_document(parse_document(data, name), name)
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any], name: str) -> Profile:
+        """Read what :func:`parse_document` returns.
+
+        Raises:
+            ConfigError: names the profile, the key and what is allowed.
+        """
         return _Reader(name).profile(document)
 
     def write(self, path: Path) -> None:
@@ -195,18 +196,25 @@ class Profile:
             ConfigError: it cannot be written.
         """
         data = self.to_bytes()
-        beside = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            number, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            with os.fdopen(number, "wb") as file:
-                file.write(data)
-            os.chmod(beside, 0o644)
-            os.replace(beside, path)
+            write_whole(path, data)
         except OSError as error:
-            if beside is not None:
-                Path(beside).unlink(missing_ok=True)
             raise ConfigError(f"cannot write profile {path}: {error.strerror}") from error
+
+
+def parse_document(data: bytes, name: str) -> dict[str, Any]:
+    """Parse the TOML of a profile.
+
+    Raises:
+        ConfigError: it is longer than :data:`MAX_BYTES`, or no TOML.
+    """
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"profile {name}: more than {MAX_BYTES} bytes")
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, too long a number, nested too deep
+        raise ConfigError(f"profile {name}: not TOML: {error}") from error
 
 
 def wanted_path() -> Path:
@@ -302,10 +310,7 @@ class _Reader:
             message=self._number("message", document.get("message", BUILT_IN.message)),
             wire=self._number("wire", document.get("wire", BUILT_IN.wire)),
             cores=self._number("cores", document.get("cores", BUILT_IN.cores), most=1.0),
-            **{
-                key: self._number(key, document.get(key, getattr(BUILT_IN, key)))
-                for key in ("start", "slow_start", "call", "near", "far", "wake", "look", "eager")
-            },
+            **{key: self._number(key, document.get(key, getattr(BUILT_IN, key))) for key in _ENGINE},
             codecs=codecs,
             name=self._name,
         )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 
-from hybridcomp.codecs import Codec, TopKCodec, get_codec
-from hybridcomp.codecs.sparse.base import RatioCodec
+from hybridcomp.codecs import get_codec
 from hybridcomp.perfmodel.profile import Profile
-from hybridcomp.perfmodel.terms import KINDS, Setting
+from hybridcomp.perfmodel.terms import FP32, Setting, message_size
 from hybridcomp.schedules import cuts
 from hybridcomp.schedules.layout import WHOLE
 from hybridcomp.schedules.registry import build
@@ -19,7 +17,6 @@ from hybridcomp.schedules.simulate import Columns, Floats, Link, Machine, Timeli
 from hybridcomp.schedules.topology import Topology
 
 _SLOW = ("reduce",)  # operations that the fast path of collectives/operations does not have
-_FP32 = 4  # bytes; speeds are of fp32
 _PATIENCE = 200e-6  # seconds: kernels/engine/waiting gives way for so long, then sleeps
 _MOST_RANKS = 64  # that are simulated one by one where hosts are alike
 #: Algorithms whose hosts do alike, turned round.
@@ -123,22 +120,12 @@ def operation_of(setting: Setting, chunk: int, *, even: bool = False) -> Operati
     )
 
 
-def message_size(codec: Codec, size: float, itemsize: int, count: int) -> float:
-    """Return about the bytes of a message of ``count`` elements: exact where they do not depend on the data."""
-    kind = KINDS[itemsize]
-    if isinstance(codec, RatioCodec):  # the bound of topk is what it sends; others aim at as much
-        codec = TopKCodec(codec.ratio_kept, codec.values)
-    elif not codec.fixed_size:
-        return min(codec.bound(count, kind), 64 + size * count * kind.itemsize)
-    return codec.bound(count, kind)
-
-
 def _work(profile: Profile, setting: Setting, c: Columns) -> Floats:
     """Return the seconds of a core of each step."""
     speed, itemsize = profile.speed(setting.codec), setting.itemsize
     # A call from Python costs a plain codec's overhead, too; the rest is the codec's own.
     call = profile.call + max(0.0, speed.overhead - profile.speed(get_codec("none")).overhead)
-    n = c.count * float(_FP32)
+    n = c.count * float(FP32)
     raw = c.count * float(itemsize)
     neighbours = setting.ranks_per_host > 1
     copy = call + raw / profile.memory
@@ -160,5 +147,4 @@ def _work(profile: Profile, setting: Setting, c: Columns) -> Floats:
         Kind.SIZES: np.full(len(n), call),
         Kind.CUT: np.full(len(n), call),
     }
-    kinds: Sequence[Kind] = tuple(costs)
-    return np.select([c.kind == kind for kind in kinds], [costs[kind] for kind in kinds])
+    return np.select([c.kind == kind for kind in costs], list(costs.values()))

@@ -10,8 +10,8 @@ from hybridcomp.codecs import Codec, TopKCodec
 from hybridcomp.codecs.sparse.base import RatioCodec, SparseCodec
 from hybridcomp.perfmodel.profile import Profile
 
-KINDS = {1: DType.UINT8, 2: DType.FLOAT16, 4: DType.FLOAT32, 8: DType.FLOAT64, 16: DType.COMPLEX128}
-_FP32 = 4  # bytes; speeds are of fp32
+_KINDS = {1: DType.UINT8, 2: DType.FLOAT16, 4: DType.FLOAT32, 8: DType.FLOAT64, 16: DType.COMPLEX128}
+FP32 = 4  # bytes; speeds are of fp32
 # Seconds of a core in the compiled engine: for a message inside a host or to another one, with all
 # that belongs to it, and for a codec's call.
 _COMPILED_NEAR = 1e-6
@@ -51,8 +51,8 @@ class Setting:
     def __post_init__(self) -> None:
         if self.nbytes < 0:
             raise ValueError(f"nbytes must be at least 0, not {self.nbytes}")
-        if self.itemsize not in KINDS:
-            raise ValueError(f"itemsize must be one of {', '.join(map(str, KINDS))}, not {self.itemsize}")
+        if self.itemsize not in _KINDS:
+            raise ValueError(f"itemsize must be one of {', '.join(map(str, _KINDS))}, not {self.itemsize}")
         if not 1 <= self.hosts <= self.ranks:
             raise ValueError(f"hosts must be from 1 to {self.ranks}, the number of ranks, not {self.hosts}")
         least, most = -(-self.ranks // self.hosts), self.ranks - self.hosts + 1
@@ -126,7 +126,7 @@ class Phase:
 
     def copy(self, n: float) -> None:
         """Pass over ``n`` elements in memory."""
-        self.cpu += n * _FP32 / self._profile.memory
+        self.cpu += n * FP32 / self._profile.memory
 
     def chain(self, rounds: float, *, network: bool) -> None:
         """Wait ``rounds`` times for a message that could not be sent before the last one was here."""
@@ -163,16 +163,27 @@ class Phase:
 
     def message_bytes(self, n: float) -> float:
         """Return about the bytes of a message of ``n`` elements: exact where they do not depend on the data."""
-        codec, count = self._setting.codec, math.ceil(n)
-        kind = KINDS[self._setting.itemsize]
-        if isinstance(codec, RatioCodec):  # the bound of topk is what it sends; others aim at as much
-            codec = TopKCodec(codec.ratio_kept, codec.values)
-        elif not codec.fixed_size:
-            return min(codec.bound(count, kind), 64 + self._speed.size * count * kind.itemsize)
-        return codec.bound(count, kind)
+        return message_size(self._setting.codec, self._speed.size, self._setting.itemsize, math.ceil(n))
 
     def _compute(self, n: float, times: float, speed: float) -> None:
         overhead = self._speed.overhead
         if self._setting.compiled:
             overhead = min(overhead, _COMPILED_CALL)
-        self.cpu += times * (n * _FP32 / speed + self.pieces(n) * overhead)
+        self.cpu += times * (n * FP32 / speed + self.pieces(n) * overhead)
+
+
+def message_size(codec: Codec, size: float, itemsize: int, count: int) -> float:
+    """Return about the bytes of a message of ``count`` elements: exact where they do not depend on the data.
+
+    Args:
+        codec: that encodes it.
+        size: its bytes over those that it encodes, as measured.
+        itemsize: bytes of an element.
+        count: elements.
+    """
+    kind = _KINDS[itemsize]
+    if isinstance(codec, RatioCodec):  # the bound of topk is what it sends; others aim at as much
+        codec = TopKCodec(codec.ratio_kept, codec.values)
+    elif not codec.fixed_size:
+        return min(codec.bound(count, kind), 64 + size * count * kind.itemsize)
+    return codec.bound(count, kind)

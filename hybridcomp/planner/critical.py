@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hybridcomp import trace
 from hybridcomp.errors import ConfigError
 from hybridcomp.planner.replay import Span
 
@@ -69,29 +68,22 @@ def write_trace(spans: Sequence[Span], path: Path, about: dict[str, Any]) -> Non
     Raises:
         ConfigError: the file cannot be written.
     """
-    beside = path.with_suffix(".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump(
-                {"displayTimeUnit": "ms", "otherData": about, "traceEvents": list(_events(spans))},
-                file,
-                separators=(",", ":"),
-            )
-        os.replace(beside, path)
     except OSError as error:
         raise ConfigError(f"cannot write the trace {path}: {error.strerror}") from error
+    trace.write_events(path, _events(spans), about)
 
 
 def _events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
     critical = set(critical_path(spans))
     streams = sorted({span.stream for span in spans}, key=lambda stream: (stream != "compute", stream))
     for rank in sorted({span.rank for span in spans}):
-        yield _named("process_name", rank, 0, name=f"rank {rank} (predicted)")
-        yield _named("process_sort_index", rank, 0, sort_index=rank)
+        yield from trace.named("process_name", rank, 0, name=f"rank {rank} (predicted)")
+        yield from trace.named("process_sort_index", rank, 0, sort_index=rank)
         for tid, stream in enumerate(streams):
-            yield _named("thread_name", rank, tid, name=stream)
-            yield _named("thread_sort_index", rank, tid, sort_index=tid)
+            yield from trace.named("thread_name", rank, tid, name=stream)
+            yield from trace.named("thread_sort_index", rank, tid, sort_index=tid)
     for span in spans:
         yield {
             "ph": "X",
@@ -103,7 +95,3 @@ def _events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
             "tid": streams.index(span.stream),
             "args": {"critical": span in critical},
         }
-
-
-def _named(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}

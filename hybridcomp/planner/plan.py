@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import write_text
 from hybridcomp.planner.budget import NONE, AxisCodec, policy_text
 from hybridcomp.planner.prediction import StepPrediction
 from hybridcomp.train.config import TrainConfig
@@ -102,16 +103,8 @@ def write_plan(plan: Plan, path: Path, heading: str) -> list[Path]:
     texts = {path: f"# {heading}\n{to_toml(fields)}"}
     if plan.compresses:
         texts[policy] = f"# {heading}\n{policy_text(plan.used)}"
-    return _written(texts)
-
-
-def _written(texts: Mapping[Path, str]) -> list[Path]:
-    for path, text in texts.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    for file, text in texts.items():
+        write_text(file, text)
     return list(texts)
 
 

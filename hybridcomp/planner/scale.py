@@ -12,13 +12,14 @@ from typing import Any
 
 from hybridcomp import style
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import write_text
 from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.prediction import predict_step
-from hybridcomp.planner.timeline import figure_html, write_page
-from hybridcomp.policy import PRESETS, load_policy
+from hybridcomp.planner.timeline import figure_html
+from hybridcomp.policy import load_policy
 from hybridcomp.train.config import TrainConfig
 
-_POLICIES = ("none", "exact", "hybrid", "auto")
+_POLICIES = ("none", "exact", "hybrid")
 _FACTORS = (0.1, 0.4, 1.0, 4.0)  # of the rate that the cluster has
 _MOST_RANKS = 65536
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -126,7 +127,7 @@ def scale(
 def _cases(cluster: Cluster, counts: Sequence[int]) -> Iterator[tuple[int, float, str]]:
     for factor in _FACTORS:
         for policy in _POLICIES:
-            for ranks in counts if policy in PRESETS else ():
+            for ranks in counts:
                 yield ranks, factor * cluster.profile.network.bandwidth, policy
 
 
@@ -149,7 +150,7 @@ def write_scale(path: Path, heading: str, facts: str, points: Sequence[Point]) -
 that the busiest rank sends. The buttons choose the rate of each host's link.</p>
 {figure_html(_figure(points))}
 """
-    write_page(path, heading, body)
+    write_text(path, style.page(heading, body))
 
 
 def rate_name(rate: float) -> str:

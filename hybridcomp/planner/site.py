@@ -20,14 +20,13 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel import Profile
-from hybridcomp.perfmodel.profile import MAX_BYTES
+from hybridcomp.perfmodel.profile import MAX_BYTES, parse_document
 from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.compute import read_compute
 
@@ -50,9 +49,9 @@ def read_site(
     Raises:
         ConfigError: names the file, the key and what is allowed; or says that the file is of other machines.
     """
-    document, data = _parsed(path)
+    document = _parsed(path)
     compute = read_compute(document, path)
-    profile = Profile.from_bytes(data, path)
+    profile = Profile.from_document(document, path)
     if compute is None:
         raise ConfigError(
             f"{path} says nothing of how fast a rank computes: write a section [compute] with flops and bandwidth of "
@@ -89,18 +88,13 @@ def read_site(
     )
 
 
-def _parsed(path: str) -> tuple[dict[str, Any], bytes]:
+def _parsed(path: str) -> dict[str, Any]:
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read the profile {path}: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"profile {path}: more than {MAX_BYTES} bytes")
-    try:
-        return tomllib.loads(data.decode()), data
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"profile {path}: not TOML: {error}") from error
+    return parse_document(data, path)
 
 
 def _section(path: str, section: Mapping[str, Any]) -> dict[str, Any]:

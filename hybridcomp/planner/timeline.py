@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp import style
-from hybridcomp.errors import ConfigError
+from hybridcomp.files import write_text
 from hybridcomp.planner.critical import critical_path, shares
 from hybridcomp.planner.replay import Span
 
@@ -38,19 +38,6 @@ def figure_html(figure: Any) -> str:
     config = {"displaylogo": False, "responsive": True}
     text: str = figure.to_html(full_html=False, include_plotlyjs=True, config=config)
     return text
-
-
-def write_page(path: Path, title: str, body: str) -> None:
-    """Write an HTML page.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(style.page(title, body), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def write_timeline(path: Path, heading: str, spans: Sequence[Span], facts: Mapping[str, str]) -> None:
@@ -84,7 +71,7 @@ def write_timeline(path: Path, heading: str, spans: Sequence[Span], facts: Mappi
 {figure_html(_figure(drawn, path_spans))}
 <div class="wide"><table class="words">{rows}</table></div>
 """
-    write_page(path, heading, body)
+    write_text(path, style.page(heading, body))
 
 
 def _figure(spans: Sequence[Span], critical: Sequence[Span]) -> Any:

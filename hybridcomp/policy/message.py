@@ -60,6 +60,16 @@ class Message:
     hosts: int | None = None
     together: int | None = None
 
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Return the shape, that of a flat buffer where none is known."""
+        return self.shape or (self.nbytes // self.dtype.itemsize,)
+
+    @property
+    def operation_bytes(self) -> int:
+        """Return the bytes of the operation that it travels in."""
+        return max(self.nbytes, self.together or 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

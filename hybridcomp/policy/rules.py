@@ -135,7 +135,7 @@ class Policy:
         if found is None:
             return Choice(NONE, None, f"policy {self.name} has no choice for {message.op} of {message.axis}")
         codec = get_codec(found.codec)
-        refused = codec.can_carry(message.dtype, _shape(message))
+        refused = codec.can_carry(message.dtype, message.dims)
         feedback = found.feedback if message.name is not None else None
         return Choice(NONE, None, refused) if refused else Choice(codec, feedback, f"frozen: {found.reason}")
 
@@ -166,7 +166,7 @@ class Policy:
         spared = rule.spares(message)
         if spared is not None:
             return Choice(NONE, None, spared)
-        shape = _shape(message)
+        shape = message.dims
         reason = ""
         for codec in rule.codecs:
             reason = codec.can_carry(message.dtype, shape) or ""
@@ -289,10 +289,6 @@ def _excluded(rule: Rule, message: Message) -> Choice | None:
 
 def _exact_unless_named(op: str) -> str:
     return f"{ROOTED[op]} are exact unless named"
-
-
-def _shape(message: Message) -> tuple[int, ...]:
-    return message.shape or (message.nbytes // message.dtype.itemsize,)
 
 
 def check_feedback(op: str, codec: Codec, feedback: str | None) -> None:

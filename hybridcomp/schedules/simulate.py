@@ -32,6 +32,7 @@ _INFINITE = 1e30  # bytes per second
 _OUT, _IN = 0, 1
 
 Integers = NDArray[np.int64]
+Narrow = NDArray[np.int32]  # as compiled code takes them
 Floats = NDArray[np.float64]
 
 
@@ -93,7 +94,7 @@ class Columns:
         line, ports, edges, after: as kernels/model/simulator.hpp has them.
     """
 
-    rank: Integers
+    rank: Narrow
     kind: Integers
     count: Integers
     nbytes: Floats
@@ -102,10 +103,10 @@ class Columns:
     out: NDArray[np.bool_]
     plain: NDArray[np.bool_]
     near: NDArray[np.bool_]
-    line: Integers
-    ports: tuple[Integers, Integers]
-    edges: Integers
-    after: Integers
+    line: Narrow
+    ports: tuple[Narrow, Narrow]
+    edges: Narrow
+    after: Narrow
     ranks: int
     hosts: int
 
@@ -210,7 +211,7 @@ def columns(
     ports = np.where(far & (kind == Kind.SEND), (2 * leaves + _OUT, 2 * enters + _IN), -1)
     edges, after = _dependencies(rows, packed, sizes)
     return Columns(
-        rank=rank,
+        rank=rank.astype(np.int32),
         kind=kind,
         count=count,
         nbytes=_message_bytes(schedules, rank, slot, count, message_bytes),
@@ -220,9 +221,9 @@ def columns(
         plain=np.full(len(rows), schedules[0].operation.plain),
         near=near,
         line=line,
-        ports=(ports[0], ports[1]),
-        edges=edges,
-        after=after,
+        ports=(ports[0].astype(np.int32), ports[1].astype(np.int32)),
+        edges=edges.astype(np.int32),
+        after=after.astype(np.int32),
         ranks=len(schedules),
         hosts=1 if alike else int(hosts.max()) + 1,
     )
@@ -250,16 +251,15 @@ def run(c: Columns, machine: Machine, work: Work, credits: Sequence[float] = ())
     begins, ends = np.empty(len(code)), np.empty(len(code))
     pool = range(c.ranks) if machine.cores is None else [0] * c.ranks
     columns = [
-        c.rank.astype(np.int32),
+        c.rank,
         code,
         np.ascontiguousarray(work(c), np.float64),
-        np.ascontiguousarray(c.nbytes),
-        np.ascontiguousarray(latency),
-        c.line.astype(np.int32),
-        c.ports[0].astype(np.int32),
-        c.ports[1].astype(np.int32),
-        c.edges.astype(np.int32),
-        c.after.astype(np.int32),
+        c.nbytes,
+        latency,
+        c.line,
+        *c.ports,
+        c.edges,
+        c.after,
     ]
     busy, saved, stuck = kernels().simulate_steps(
         columns,
@@ -292,7 +292,7 @@ def run(c: Columns, machine: Machine, work: Work, credits: Sequence[float] = ())
 
 def _lines(
     kind: Integers, rank: Integers, peer: Integers, channel: Integers, hosts: Integers, local: int
-) -> Integers:
+) -> Narrow:
     """Number the lines of messages: from a rank to another one on a channel; where hosts are alike, by distance.
 
     Raises:
@@ -318,7 +318,7 @@ def _lines(
         out, into = np.bincount(line[sends], minlength=most), np.bincount(line[receives], minlength=most)
         wrong = np.flatnonzero(out != into).tolist()
         if not wrong:
-            return line.astype(np.int64)
+            return line.astype(np.int32)
     at = int(np.flatnonzero((line == wrong[0]) & (sends | receives))[0])
     raise ScheduleError(
         f"rank {source[at]} sends {out[wrong[0]]} messages to rank {target[at]} on channel {channel[at]}, "

@@ -16,9 +16,8 @@ LEAST_BYTES = 4096  # what is smaller takes a latency, whatever its bytes
 _EXACT = ("exponent",)
 _SAFE = ("bf16", "int8:block=128")
 _AGGRESSIVE = ("int4:block=128", "powersgd:rank=32")
-_LEAST_WITH_FEEDBACK = (
-    1 << 16
-)  # bytes that travel together: its start takes Python a millisecond, which none does not
+# Bytes of an operation with error feedback: its start takes Python a millisecond, which none's does not.
+_LEAST_WITH_FEEDBACK = 1 << 16
 Candidate = tuple[Codec, str | None]
 
 
@@ -29,17 +28,15 @@ def candidates(fidelity: str, message: Message) -> list[Candidate]:
     of the class ``aggressive`` are as safe ones.
     """
     found: list[Candidate] = [(NONE, None)]
-    shape = message.shape or (message.nbytes // message.dtype.itemsize,)
     feedback = EF if fidelity == AGGRESSIVE and message.name is not None and message.op != "send" else None
-    together = max(message.nbytes, message.together or 0)
     for codec in _codecs(fidelity, feedback is not None):
-        if codec.linear and (message.op != "all_reduce" or len(shape) < 2):
+        if codec.linear and (message.op != "all_reduce" or len(message.dims) < 2):
             continue
         if codec.name == "exponent" and message.op == "send":
             continue
-        if feedback is not None and not codec.lossless and together < _LEAST_WITH_FEEDBACK:
+        if feedback is not None and not codec.lossless and message.operation_bytes < _LEAST_WITH_FEEDBACK:
             continue
-        if codec.can_carry(message.dtype, shape) is None:
+        if codec.can_carry(message.dtype, message.dims) is None:
             found.append((codec, None if codec.lossless else feedback))
     return found
 

@@ -19,7 +19,7 @@ _LEAST_SPEEDUP, _MOST_SPEEDUP = 1 / 256, 256.0  # that a link may have changed b
 
 
 class Place(NamedTuple):
-    """Where a communicator's ranks are.
+    """The hosts and engine of a communicator's ranks.
 
     Attributes:
         ranks: of the communicator.

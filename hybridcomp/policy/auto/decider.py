@@ -20,12 +20,10 @@ from hybridcomp.policy.auto.words import size_label, time_label
 from hybridcomp.policy.message import Choice, Message
 
 _REFINED = 2  # candidates that the model is asked about beside none: each takes it a fifth of a millisecond
-_TRIED = 4  # of them at a time
+TRIED = 4  # of them at a time
 _NEAR = 1.6  # times the fastest predicted: what is farther off is not tried
-_NONE_NEAR, _NONE_SECONDS = (
-    4.0,
-    5e-3,
-)  # but none is, where it is that near, or that short: it needs no trust in a profile
+# But none is, where it is so many times the fastest, or takes so many seconds: it needs no trust in a profile.
+_NONE_NEAR, _NONE_SECONDS = 4.0, 5e-3
 _AS_FAST = 1.01  # of what is as fast, the first is taken: it is nearer to the values
 _LEAST_WIRE = 0.02  # of a link's seconds: it is not believed to be faster than that at once
 _log = logging.getLogger("hybridcomp.auto")
@@ -77,7 +75,6 @@ class Decision:
         choice: in use.
         tried: the options were measured, or there is one only.
         open: the class allows more than one codec, whether or not more are options now.
-        reasons: of the choices that count as this decision's: what statistics know it by.
     """
 
     signature: Signature
@@ -112,9 +109,8 @@ class Decider:
         self.profile, self.place = profile, place
         self.version = 0
         self._decisions: dict[Signature, Decision] = {}
-        self._owing: set[tuple[str, str, str]] = (
-            set()
-        )  # axis, operation and name whose error feedback may hold something
+        # Axis, operation and name of messages whose error feedback may hold something.
+        self._owing: set[tuple[str, str, str]] = set()
         self._link = ""
 
     # -- asked ---------------------------------------------------------------------------------------
@@ -138,8 +134,7 @@ class Decider:
             return choice
         key = (message.axis, message.op, message.name)
         if choice.feedback is not None:
-            shape = message.shape or (message.nbytes // message.dtype.itemsize,)
-            if choice.codec.can_carry(message.dtype, shape) is not None:  # the example could be
+            if choice.codec.can_carry(message.dtype, message.dims) is not None:  # the example could be
                 return Choice(NONE, None, choice.reason)
             self._owing.add(key)
         elif key in self._owing:
@@ -171,7 +166,7 @@ class Decider:
             option
             for option in options
             if option.predicted <= limit or option.codec == before or (option.codec is NONE and near_none)
-        ][:_TRIED]
+        ][:TRIED]
         best = decision.options[0]
         decision.tried = len(decision.options) == 1
         what = f"{size_label(signature.nbytes)} in {time_label(best.predicted)}"
@@ -211,7 +206,7 @@ class Decider:
 
         Args:
             decisions: that were tried.
-            seconds: for each byte, of each decision and option (``_TRIED`` of them); not finite where it is not known.
+            seconds: for each byte, of each decision and option (``TRIED`` of them); not finite where it is not known.
             operation: at which this is decided, for the reason.
         """
         for decision, row in zip(decisions, seconds.reshape(len(decisions), -1), strict=True):

@@ -23,7 +23,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from typing import Any, Protocol
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import get_codec, parse_form
 from hybridcomp.errors import HybridcompError, PolicyError
+from hybridcomp.files import write_whole
 from hybridcomp.policy.auto.candidates import allowed
 from hybridcomp.policy.auto.signature import FrozenChoice, Signature
 from hybridcomp.policy.auto.spec import CLASSES, Auto, checked_class
@@ -185,11 +185,7 @@ class Freezer:
 
 def _write(path: Path, text: str) -> None:
     try:
-        number, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(beside, 0o644)
-        os.replace(beside, path)
+        write_whole(path, text.encode())
     except OSError as error:
         raise PolicyError(f"cannot freeze choices to {path}: {error.strerror}") from error
 

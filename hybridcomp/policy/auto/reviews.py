@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 
 import numpy as np
 
-from hybridcomp.policy.auto.decider import _TRIED, Array, Decider, Decision
+from hybridcomp.policy.auto.decider import TRIED, Array, Decider, Decision
 
 FIRST = 8  # operations, before anything is tried
 LAG = 8  # operations from an exchange to its effect
@@ -23,11 +23,8 @@ _LEAST, _MOST = 12, 4096  # operations between two exchanges
 _WORTH = 200.0  # times what an exchange takes between two of them: half a percent
 _IDLE = 64  # operations until it is asked again whether there is anything to decide
 _LONG, _SHORT = 5e-3, 2e-4  # seconds of an operation of which few, and many, tell enough
-_TURNS = {
-    "long": 3,
-    "medium": 8,
-    "short": 24,
-}  # operations of a decision in a turn, the first one not counted
+# Operations of a decision in a turn, the first one not counted.
+_TURNS = {"long": 3, "medium": 8, "short": 24}
 _MOST_TURN = 256
 _ROUNDS = 2  # that options take turns
 _LEAST_CALLS = 2
@@ -98,7 +95,7 @@ class Reviews:
         decider, trials = self._decider, self._decider.untried()
         turn = min(_MOST_TURN, sum(_turn_of(decision) for decision in trials))
         first = max(1, turn // 8, min(len(trials), turn // 3))
-        calls, nbytes, seconds = (np.zeros((len(trials), _TRIED)) for _ in range(3))
+        calls, nbytes, seconds = (np.zeros((len(trials), TRIED)) for _ in range(3))
         for _ in range(_ROUNDS):
             for index in range(max(len(decision.options) for decision in trials)):
                 decider.try_option(trials, index)

@@ -31,7 +31,7 @@ class Signature(NamedTuple):
     @classmethod
     def of(cls, message: Message) -> Signature:
         """Return the signature of a message."""
-        nbytes = max(message.nbytes, message.together or 0)
+        nbytes = message.operation_bytes
         coarse = max(0, nbytes.bit_length() - _EIGHTHS)
         thin = 0
         shape = message.shape or ()

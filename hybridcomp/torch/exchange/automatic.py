@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,7 +14,7 @@ from hybridcomp.policy import Policy
 from hybridcomp.policy.auto.cost import Place
 from hybridcomp.policy.auto.decider import Array, Decider
 from hybridcomp.policy.auto.freeze import freezer
-from hybridcomp.policy.auto.reviews import Reviews, Row
+from hybridcomp.policy.auto.reviews import Reviews
 from hybridcomp.torch.exchange.pipeline import Pipeline
 from hybridcomp.torch.exchange.worker import Worker
 
@@ -54,18 +54,15 @@ class Automatic:
         decider = Decider(policy, known, Place(size, size // per, per, compiled=False))
         if policy.auto is not None and policy.auto.freeze is not None and self._group.rank == 0:
             freezer.add(policy.auto, decider)
-        self._reviews = Reviews(decider, self._rows, self._largest, lambda: None)
+        self._reviews = Reviews(
+            decider, lambda: [row.measured for row in self._table.rows()], self._largest, lambda: None
+        )
         return decider
 
     def review(self, operation: int) -> None:
         """Do what is due before the operation of this number."""
         if self._reviews is not None and operation >= self._due:
             self._due = operation + self._reviews.review(operation)
-
-    def _rows(self) -> Iterator[Row]:
-        for row in self._table.rows():
-            seconds = row.encode_seconds + row.wire_seconds + row.decode_seconds
-            yield row.op, row.codec, row.reason, row.calls, row.raw_bytes, seconds
 
     def _largest(self, values: Array) -> Callable[[], Array]:
         """Find the largest of all ranks' values once what was started has ended; return what waits for them."""

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hybridcomp.arrays import as_dtype
+from hybridcomp.collectives.answers import Answers
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.torch.backend.op_kinds import op_kind
 from hybridcomp.torch.fsdp.reference import Reference
@@ -40,8 +41,7 @@ class Unit:
         self._owner = owner
         self._parameters = parameters
         self._names = names
-        self._cuts: dict[tuple[Any, ...], Cut] = {}
-        self._version: int | None = None  # of the decisions that they were made by
+        self._cuts: Answers[Cut] = Answers()
 
     @property
     def segments(self) -> list[Segment]:
@@ -81,11 +81,6 @@ class Unit:
     def _cut(self, op: str, parameters: list[Any], part: Tensor) -> Cut:
         """Return the cut of a rank's part of a buffer, made on first use."""
         comm = self._owner.collectives(self.group).comm
-        comm.review()
-        version = None if comm.decider is None else comm.decider.version
-        if version != self._version:
-            self._version = version
-            self._cuts.clear()
         when = phase() if op == "all_gather" else "backward"
         key = (
             op,
@@ -95,12 +90,7 @@ class Unit:
             self._owner.policy.same_as_step(self.step),
             *map(id, parameters),
         )
-        known = self._cuts.get(key)
-        if known is None:
-            known = self._made(op, when, parameters, part)
-            if not known.once:
-                self._cuts[key] = known
-        return known
+        return self._cuts.get(comm, key, lambda: self._made(op, when, parameters, part))
 
     def _made(self, op: str, when: str, parameters: list[Any], part: Tensor) -> Cut:
         try:

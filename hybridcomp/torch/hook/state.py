@@ -19,6 +19,7 @@ from torch.futures import Future
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow
+from hybridcomp.collectives.answers import Answers
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import load_policy
 from hybridcomp.torch.backend.options import PolicyLike, default_policy
@@ -74,8 +75,7 @@ class HookState:
         self._module = None if module is None else weakref.ref(module)
         self._group = process_group or getattr(module, "process_group", None)
         self._names: dict[int, str] = {}
-        self._plans: dict[tuple[Any, ...], Split] = {}
-        self._version: int | None = None  # of the decisions that they were made by
+        self._plans: Answers[Split] = Answers()
         self._counts = Counts(axis)
         self._operations: Operations | None = None
         self.label = f"hook:{axis}"
@@ -132,24 +132,18 @@ class HookState:
 
     def _planned(self, parameters: list[torch.Tensor], buffer: torch.Tensor, step: int, group: Any) -> Split:
         comm = self._with_operations(group).comm
-        comm.review()
-        version = None if comm.decider is None else comm.decider.version
-        if version != self._version:
-            self._version = version
-            self._plans.clear()
-        key = (*map(id, parameters), buffer.dtype, self.policy.same_as_step(step))
-        plan = self._plans.get(key)
-        if plan is None:
+
+        def made() -> Split:
             dtype = as_dtype(buffer.dtype)
             if not dtype.is_float:
                 raise CodecMismatchError(f"the hook averages floating-point gradients, not {buffer.dtype}")
             named = [(self._name(p), tuple(p.shape)) for p in parameters]
             hosts = None if getattr(group, "comm", None) is None else group.comm.hosts
             asked = comm.decider or self.policy
-            plan = make_split(asked, self.axis, dtype, named, step, self._stage, hosts)
-            if not plan.once:
-                self._plans[key] = plan
-        return plan
+            return make_split(asked, self.axis, dtype, named, step, self._stage, hosts)
+
+        key = (*map(id, parameters), buffer.dtype, self.policy.same_as_step(step))
+        return self._plans.get(comm, key, made)
 
     def _name(self, parameter: torch.Tensor) -> str:
         module = None if self._module is None else self._module()

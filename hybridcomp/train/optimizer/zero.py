@@ -27,6 +27,7 @@ from torch.nn import functional
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow
+from hybridcomp.collectives.answers import Answers
 from hybridcomp.policy import Policy
 from hybridcomp.torch.fsdp.collectives import Collectives
 from hybridcomp.torch.fsdp.segments import Cut, Segment, cut
@@ -70,8 +71,7 @@ class Shards:
         self._collectives = open_collectives(group, _AXIS, policy, self._feedback)
         self._rank, self._ranks = self._collectives.rank, self._collectives.size
         self._step = 0
-        self._cuts: dict[tuple[str, int, int], Cut] = {}
-        self._version: int | None = None  # of the decisions that they were made by
+        self._cuts: Answers[Cut] = Answers()
         self._buckets = list(self._fill(bucket_mb * 2**20))
         self.leaves: dict[str, nn.Parameter] = {}
         for segment in (segment for bucket in self._buckets for segment in bucket):
@@ -142,17 +142,11 @@ class Shards:
     def _cut(self, op: str, number: int) -> Cut:
         """Return the cut of a bucket by the policy in this step."""
         comm = self._collectives.comm
-        comm.review()
-        version = None if comm.decider is None else comm.decider.version
-        if version != self._version:
-            self._version = version
-            self._cuts.clear()
-        key = (op, number, self._policy.same_as_step(self._step))
-        found = self._cuts.get(key)
-        if found is None:
+
+        def made() -> Cut:
             phase = "backward" if op == "reduce_scatter" else "forward"
             dtype = as_dtype(self._empty(0).dtype)
-            found = cut(
+            return cut(
                 comm.decider or self._policy,
                 _AXIS,
                 op,
@@ -163,9 +157,8 @@ class Shards:
                 step=self._step,
                 hosts=self._collectives.hosts,
             )
-            if not found.once:
-                self._cuts[key] = found
-        return found
+
+        return self._cuts.get(comm, (op, number, self._policy.same_as_step(self._step)), made)
 
     def _empty(self, size: int) -> Tensor:
         return next(iter(self.parameters.values())).new_empty(size, requires_grad=False)

@@ -1,0 +1,50 @@
+"""Keep what was made of a policy's choices, until ``auto`` decides anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, Protocol, TypeVar
+
+from hybridcomp.collectives.starting import OperationStarter
+
+
+class Answer(Protocol):
+    """Something that was made of choices."""
+
+    @property
+    def once(self) -> bool:
+        """Tell whether a choice is for this time only."""
+
+
+Made = TypeVar("Made", bound=Answer)
+
+
+class Answers(Generic[Made]):
+    """What was made of the choices of one communicator, by key."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Made] = {}
+        self._version: int | None = None  # of the decisions that they were made by
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def get(self, comm: OperationStarter[Any], key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what is known by a key, or make it; ``auto`` reviews its decisions first, if that is due.
+
+        Args:
+            comm: whose choices.
+            key: alike wherever the choices are.
+            make: asks for the choices.
+        """
+        comm.review()
+        version = None if comm.decider is None else comm.decider.version
+        if version != self._version:
+            self._version = version
+            self._known.clear()
+        found = self._known.get(key)
+        if found is None:
+            found = make()
+            if not found.once:
+                self._known[key] = found
+        return found
