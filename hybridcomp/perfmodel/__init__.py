@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hybridcomp.perfmodel.load import load_profile, wanted_path
 from hybridcomp.perfmodel.model import algorithms, choose, chunk_bytes, predict
-from hybridcomp.perfmodel.profile import BUILT_IN, Profile, Speed, Tier, load_profile, wanted_path
+from hybridcomp.perfmodel.profile import BUILT_IN, Profile, Speed, Tier
 from hybridcomp.perfmodel.terms import Setting
 
 __all__ = [

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,15 +41,10 @@ from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import write_whole
 
-VARIABLE = "HYBRIDCOMP_PROFILE"
-BANDWIDTH_VARIABLE = "HYBRIDCOMP_BANDWIDTH"
-BURST_VARIABLE = "HYBRIDCOMP_BURST"
-LATENCY_VARIABLE = "HYBRIDCOMP_LATENCY"
-CORES_VARIABLE = "HYBRIDCOMP_CORES"
 VERSION = 1
 DEFAULT = "default"
 MAX_BYTES = 65536  # of a profile as text
-_LEAST, _MOST = 1e-12, 1e18  # of any number in it; so no product or quotient of a few overflows
+LEAST, MOST = 1e-12, 1e18  # of any number in it; so no product or quotient of a few overflows
 _MOST_CODECS = 256
 _MOST_SPEC = 200  # characters
 
@@ -217,67 +211,6 @@ def parse_document(data: bytes, name: str) -> dict[str, Any]:
         raise ConfigError(f"profile {name}: not TOML: {error}") from error
 
 
-def wanted_path() -> Path:
-    """Return the profile's path, whether or not it exists: ``HYBRIDCOMP_PROFILE``, else in the user's configuration."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(named)
-    given = os.environ.get("XDG_CONFIG_HOME")
-    home = Path(given) if given else Path.home() / ".config"
-    return home / "hybridcomp" / "profile.toml"
-
-
-def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
-    """Read a profile.
-
-    Args:
-        path: its file. None: the one at :func:`wanted_path`, or :data:`BUILT_IN` where there is none in the user's
-            configuration, with what the environment says of the links between hosts (``HYBRIDCOMP_BANDWIDTH`` in
-            bytes/s, ``HYBRIDCOMP_LATENCY`` in seconds, ``HYBRIDCOMP_BURST`` in bytes) and ``HYBRIDCOMP_CORES``, those
-            that a rank has.
-
-    Raises:
-        ConfigError: a file that was named is missing, or any is wrong.
-    """
-    named = path or os.environ.get(VARIABLE)
-    place = Path(named) if named else wanted_path()
-    try:
-        with place.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        if not named:
-            return _built_in()
-        raise ConfigError(f"profile {place} does not exist") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read profile {place}: {error.strerror}") from error
-    return Profile.from_bytes(data, str(place))
-
-
-def _built_in() -> Profile:
-    """Return the built-in profile, with what the environment says."""
-    network = BUILT_IN.network
-    tier = Tier(
-        _environment(LATENCY_VARIABLE, "seconds, such as 2e-5") or network.latency,
-        _environment(BANDWIDTH_VARIABLE, "bytes per second, such as 125e6") or network.bandwidth,
-        _environment(BURST_VARIABLE, "bytes, such as 5e5", least=0.0) or network.burst,
-    )
-    cores = _environment(CORES_VARIABLE, "a number of cores up to 1, such as 0.5", most=1.0)
-    return dataclasses.replace(BUILT_IN, network=tier, cores=cores or BUILT_IN.cores)
-
-
-def _environment(name: str, allowed: str, *, least: float = _LEAST, most: float = _MOST) -> float | None:
-    text = os.environ.get(name)
-    if not text:
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not least <= number <= most:
-        raise ConfigError(f"{name} is {text!r}; allowed: {allowed}")
-    return number
-
-
 def _lines(values: Tier | Speed) -> list[str]:
     return [
         f"{key} = {value!r}" for key, value in dataclasses.asdict(values).items() if value or key != "burst"
@@ -351,10 +284,10 @@ class _Reader:
                 self._fail(f"{key}.{name}", "is missing")
         return {name: self._number(f"{key}.{name}", value) for name, value in table.items()}
 
-    def _number(self, key: str, value: Any, most: float = _MOST) -> float:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and _LEAST <= value <= most
+    def _number(self, key: str, value: Any, most: float = MOST) -> float:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and LEAST <= value <= most
         if not good:  # NaN compares false
-            self._fail(key, f"must be a number from {_LEAST:g} to {most:g}, not {value!r:.40}")
+            self._fail(key, f"must be a number from {LEAST:g} to {most:g}, not {value!r:.40}")
         return float(value)
 
     def _keys(self, prefix: str, table: dict[str, Any], allowed: tuple[str, ...]) -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
+from hybridcomp.planner.messages import LATE
 from hybridcomp.planner.stages import StageShape
 from hybridcomp.planner.traffic import NONE, NOTHING, Cost
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import EMBEDDING, TrainConfig
 
 _FP32 = 4
-_LATE = 1 << 20  # a step after every warm-up
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def buckets(
             nbytes = sum(_FP32 * math.prod(shape) for _, shape in group)
             found.append(Bucket(number, block, cost(nbytes, NONE, None), 1))
             continue
-        split = make_split(policy, "dp", DType.FLOAT32, group, _LATE, stage.index, hosts)
+        split = make_split(policy, "dp", DType.FLOAT32, group, LATE, stage.index, hosts)
         sums: dict[tuple[Codec, str | None], int] = {}
         for piece in split.alone:
             key = piece.choice.codec, piece.choice.feedback

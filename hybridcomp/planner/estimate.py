@@ -12,18 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridcomp.arrays import DType
+from hybridcomp.codecs import Codec
+from hybridcomp.planner import messages, traffic
 from hybridcomp.planner import stages as shapes
-from hybridcomp.planner import traffic
 from hybridcomp.planner.buckets import buckets
 from hybridcomp.planner.budget import AxisCodec, LossBudget, codecs_of, policy_of
 from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.compute import Work
+from hybridcomp.planner.messages import LATE
 from hybridcomp.planner.stages import StageShape
 from hybridcomp.planner.traffic import Cost
 from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import EMBEDDING, TrainConfig
 
-_LATE = 1 << 20  # a step after every warm-up
 _OVERLAP = 0.8  # of the last backward pass, that replicas' sums go on beside
 
 
@@ -127,15 +128,6 @@ class _Rough:
             return 0.0
         return {"dp": self._dp, "pp": self._pp, "tp": self._tp}[axis](policy)
 
-    def _collective(self, message: Message, policy: Policy, ranks: Sequence[int]) -> Cost:
-        choice = policy.choose(message)
-        return self._sum(message.op, message.nbytes, message.dtype, choice.codec, choice.feedback, ranks)
-
-    def _sum(self, op, nbytes, dtype, codec, feedback, ranks) -> Cost:  # type: ignore[no-untyped-def]
-        hosts = [self._cluster.host(rank) for rank in ranks]
-        links = traffic.links_of(self._cluster.profile, min(map(self._cluster.rate, set(hosts))))
-        return traffic.collective(links, op, nbytes, dtype, codec, feedback, traffic.hosts_alike(hosts))
-
     def _alone(self, cost: Cost, groups: int, ranks: Sequence[int]) -> float:
         """Return the seconds of a collective beside those of so many groups on the same hosts."""
         far = len({self._cluster.host(rank) for rank in ranks}) > 1
@@ -148,8 +140,10 @@ class _Rough:
         ranks = [dp * config.tp for dp in range(config.dp)]
         hosts = len({self._cluster.host(rank) for rank in ranks})
 
-        def cost(nbytes: int, codec, feedback) -> Cost:  # type: ignore[no-untyped-def]
-            return self._sum("all_reduce", nbytes, DType.FLOAT32, codec, feedback, ranks)
+        def cost(nbytes: int, codec: Codec, feedback: str | None) -> Cost:
+            return messages.collective(
+                self._cluster, ranks, "all_reduce", nbytes, DType.FLOAT32, codec, feedback
+            )
 
         totals = []
         for stage in {len(s.blocks): s for s in self._stages}.values():
@@ -161,27 +155,16 @@ class _Rough:
         config = self._config
         ranks = range(config.tp)
         hosts = len({self._cluster.host(rank) for rank in ranks})
-        shape = (config.micro_batch_size, config.seq_len, config.d_model)
-        dtype = self._dtype
         most = max(
             sum(len(s.blocks) for s in self._stages if s.index % config.pp == pp) for pp in range(config.pp)
         )
         again = config.virtual_stages * max(len(config.recomputed(stage.index)) for stage in self._stages)
         total = 0.0
         for phase in ("forward", "backward"):
-            message = Message(
-                "tp",
-                "all_reduce",
-                phase,
-                dtype,
-                math.prod(shape) * dtype.itemsize,
-                None,
-                _LATE,
-                shape,
-                hosts=hosts,
-            )
+            message = messages.of_layer(config, "all_reduce", phase, hosts)
+            cost = messages.chosen(self._cluster, ranks, message, policy)
             sums = 2 * (most + (again if phase == "forward" else 0))
-            total += sums * self._alone(self._collective(message, policy, ranks), config.dp, ranks)
+            total += sums * self._alone(cost, config.dp, ranks)
         return total
 
     def _pp(self, policy: Policy) -> float:
@@ -189,7 +172,7 @@ class _Rough:
         away = config.dp * config.tp  # ranks from one stage to the next
         far = away * (config.pp - 1) >= cluster.ranks_per_host
         shape = (config.micro_batch_size, config.seq_len, config.d_model)
-        dtype = self._dtype
+        dtype = shapes.compute_dtype(config)
         links = traffic.links_of(
             cluster.profile, min(cluster.rates, default=cluster.profile.network.bandwidth)
         )
@@ -197,7 +180,7 @@ class _Rough:
         for phase in ("forward", "backward"):
             nbytes = math.prod(shape) * dtype.itemsize
             message = Message(
-                "pp", "send", phase, dtype, nbytes, None, _LATE, shape, hosts=cluster.hosts if far else 1
+                "pp", "send", phase, dtype, nbytes, None, LATE, shape, hosts=cluster.hosts if far else 1
             )
             cost = traffic.send(links, nbytes, dtype, policy.choose(message).codec, far)
             total += cost.seconds + cost.link * (self._per_host - 1)
@@ -205,13 +188,6 @@ class _Rough:
 
     def _embedding(self, policy: Policy) -> float:
         config = self._config
-        shape = (shapes.vocabulary(config), config.d_model)
         ends = [0, (config.pp - 1) * config.dp * config.tp]
-        message = Message(
-            EMBEDDING, "all_reduce", "backward", DType.FLOAT32, 4 * math.prod(shape), None, _LATE, shape
-        )
-        return self._alone(self._collective(message, policy, ends), self._per_host, ends)
-
-    @property
-    def _dtype(self) -> DType:
-        return DType.BFLOAT16 if self._config.dtype == "bf16" else DType.FLOAT32
+        cost = messages.chosen(self._cluster, ends, messages.of_embedding(config), policy)
+        return self._alone(cost, self._per_host, ends)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridcomp.planner.orders import order
-from hybridcomp.planner.stages import StageShape, vocabulary
+from hybridcomp.planner.stages import StageShape, item_bytes, vocabulary
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 
@@ -55,7 +55,7 @@ def _of(config: TrainConfig, policy: Policy, stages: Sequence[StageShape], pp: i
     feedback = any(
         rule.feedback for rule in (policy.base, *policy.axes.values(), *policy.entries.get("dp", {}).values())
     )
-    message = config.micro_batch_size * config.seq_len * config.d_model * _item(config)
+    message = config.micro_batch_size * config.seq_len * config.d_model * item_bytes(config)
     buffers = 2.0 * message * ((config.pp > 1) + (config.tp > 1))
     # What a stage keeps of its last blocks is free again when the first ones are computed again.
     if any(len(config.recomputed(stage.index)) == len(stage.blocks) for stage in mine):
@@ -88,10 +88,10 @@ def stage_activations(config: TrainConfig, stage: StageShape) -> float:
     """Return the bytes that a forward pass of a stage keeps for its backward pass."""
     tokens = config.micro_batch_size * config.seq_len
     again = len(config.recomputed(stage.index))
-    kept = again * float(tokens * config.d_model * _item(config))
+    kept = again * float(tokens * config.d_model * item_bytes(config))
     kept += (len(stage.blocks) - again) * block_activations(config)
     if stage.has_head:  # the norm's input and output, the logits, and their logarithms of softmax
-        kept += tokens * (2 * config.d_model * _item(config) + 2 * vocabulary(config) * _FP32)
+        kept += tokens * (2 * config.d_model * item_bytes(config) + 2 * vocabulary(config) * _FP32)
     return kept
 
 
@@ -102,10 +102,6 @@ def block_activations(config: TrainConfig) -> float:
     output (1, and 1 as the next product's input), the GELU's input and output (4 each). All but the first four are
     split over tp, and those are over the sequence with sequence parallelism.
     """
-    unit = config.micro_batch_size * config.seq_len * config.d_model * _item(config)
+    unit = config.micro_batch_size * config.seq_len * config.d_model * item_bytes(config)
     whole = 4 / config.tp if config.sequence_parallel else 4.0
     return unit * (whole + 13 / config.tp)
-
-
-def _item(config: TrainConfig) -> int:
-    return 2 if config.dtype == "bf16" else _FP32

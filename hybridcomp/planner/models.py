@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.planner.stages import BYTE_VOCABULARY
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.reading import read_toml
 
-_BYTES = 256  # the vocabulary of text without a tokenizer
 DECIDED = (
     *("dp", "pp", "tp", "schedule", "virtual_stages", "micro_batches", "micro_batch_size", "global_batch"),
     *("stage_layers", "recompute", "recompute_blocks", "shard", "policy", "out", "resume"),
@@ -69,4 +69,4 @@ def model_config(name: str) -> TrainConfig:
         return config
     if config.tokenizer is not None or config.data is not None:
         raise ConfigError(f"{name}: vocab_size is missing, by which the embedding is sized")
-    return dataclasses.replace(config, vocab_size=_BYTES)
+    return dataclasses.replace(config, vocab_size=BYTE_VOCABULARY)

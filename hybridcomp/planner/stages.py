@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hybridcomp.arrays import DType
 from hybridcomp.errors import ConfigError
 from hybridcomp.planner.compute import Work
 from hybridcomp.train.config import TrainConfig
@@ -98,7 +99,7 @@ def stages_of(config: TrainConfig) -> tuple[StageShape, ...]:
 def norm(config: TrainConfig) -> Work:
     """Return the forward work of a norm."""
     parts = config.tp if config.sequence_parallel else 1
-    return Work("norm", bytes=2 * _item(config) * _tokens(config) * config.d_model / parts)
+    return Work("norm", bytes=2 * item_bytes(config) * _tokens(config) * config.d_model / parts)
 
 
 def attention(config: TrainConfig) -> Work:
@@ -106,14 +107,14 @@ def attention(config: TrainConfig) -> Work:
     tokens, d, part = _tokens(config), config.d_model, config.d_model / config.tp
     flops = 2 * tokens * d * 4 * part + 4 * tokens * config.seq_len * part
     scores = tokens * config.seq_len * config.heads / config.tp
-    nbytes = _item(config) * (4 * tokens * d + 5 * tokens * part + scores) + _FP32 * 4 * d * part
+    nbytes = item_bytes(config) * (4 * tokens * d + 5 * tokens * part + scores) + _FP32 * 4 * d * part
     return Work("attention", flops=flops, bytes=nbytes, half=config.dtype == "bf16")
 
 
 def mlp(config: TrainConfig) -> Work:
     """Return the forward work of a block's MLP, with the addition to the residual stream."""
     tokens, d, part = _tokens(config), config.d_model, 4 * config.d_model / config.tp
-    nbytes = _item(config) * (4 * tokens * d + 4 * tokens * part) + _FP32 * 2 * d * part
+    nbytes = item_bytes(config) * (4 * tokens * d + 4 * tokens * part) + _FP32 * 2 * d * part
     return Work("mlp", flops=4 * tokens * d * part, bytes=nbytes, half=config.dtype == "bf16")
 
 
@@ -125,7 +126,7 @@ def embedding(config: TrainConfig) -> Work:
 def head(config: TrainConfig) -> Work:
     """Return the forward work of the last projection and the loss."""
     tokens, d, vocab = _tokens(config), config.d_model, vocabulary(config)
-    nbytes = _item(config) * tokens * d + _FP32 * (4 * tokens * vocab + d * vocab)
+    nbytes = item_bytes(config) * tokens * d + _FP32 * (4 * tokens * vocab + d * vocab)
     return Work("head", flops=2 * tokens * d * vocab, bytes=nbytes, half=config.dtype == "bf16")
 
 
@@ -152,5 +153,11 @@ def _tokens(config: TrainConfig) -> int:
     return config.micro_batch_size * config.seq_len
 
 
-def _item(config: TrainConfig) -> int:
-    return 2 if config.dtype == "bf16" else _FP32
+def compute_dtype(config: TrainConfig) -> DType:
+    """Return the dtype that passes compute in, and send."""
+    return DType.BFLOAT16 if config.dtype == "bf16" else DType.FLOAT32
+
+
+def item_bytes(config: TrainConfig) -> int:
+    """Return the bytes of an element of an activation."""
+    return compute_dtype(config).itemsize

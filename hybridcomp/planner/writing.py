@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from hybridcomp.arrays import DType
+from hybridcomp.planner import messages, traffic
 from hybridcomp.planner import stages as shapes
-from hybridcomp.planner import traffic
 from hybridcomp.planner.buckets import Bucket, buckets
 from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.compute import Work
+from hybridcomp.planner.messages import LATE
 from hybridcomp.planner.orders import Action, order
 from hybridcomp.planner.programs import Compute, Key, Mark, Program, Start, Wait
 from hybridcomp.planner.stages import StageShape
@@ -22,7 +23,6 @@ from hybridcomp.train.config import EMBEDDING, TrainConfig
 WORLD = "world"
 """The stream of what all ranks tell each other in every step: losses, norms, counters."""
 
-LATE = 1 << 20  # a step after every warm-up
 _REPORTED = 5  # numbers of a rank, beside its counters
 
 
@@ -41,7 +41,7 @@ class Writer:
     def __init__(self, config: TrainConfig, cluster: Cluster, policy: Policy) -> None:
         self._config, self._cluster, self._policy = config, cluster, policy
         self.stages = shapes.stages_of(config)
-        self._dtype = DType.BFLOAT16 if config.dtype == "bf16" else DType.FLOAT32
+        self._dtype = shapes.compute_dtype(config)
         self._tp_costs: dict[tuple[object, ...], Cost] = {}
         self._send_costs: dict[tuple[int, int, Message], Cost] = {}
 
@@ -97,18 +97,6 @@ class Writer:
 
     # -- what messages cost ---------------------------------------------------------------------------
 
-    def _sum(self, message: Message, ranks: Sequence[int]) -> Cost:
-        """Return the cost of a collective of some ranks, by the codec that the policy names."""
-        choice = self._policy.choose(message)
-        return self._collective(
-            message.op, message.nbytes, message.dtype, choice.codec, choice.feedback, ranks
-        )
-
-    def _collective(self, op, nbytes, dtype, codec, feedback, ranks) -> Cost:  # type: ignore[no-untyped-def]
-        hosts = self._hosts(ranks)
-        links = traffic.links_of(self._cluster.profile, min(map(self._cluster.rate, set(hosts))))
-        return traffic.collective(links, op, nbytes, dtype, codec, feedback, traffic.hosts_alike(hosts))
-
     def _send(self, pp: int, to: int, message: Message) -> Cost:
         asked = pp, to, message
         if asked not in self._send_costs:
@@ -122,14 +110,6 @@ class Writer:
         far = any(mine != yours for mine, yours in pairs)
         codec = self._policy.choose(message).codec
         return traffic.send(links, message.nbytes, message.dtype, codec, far)
-
-    def _layer_message(self, op: str, phase: str, stage: int, layer: int, hosts: int) -> Message:
-        config = self._config
-        shape = (config.micro_batch_size, config.seq_len, config.d_model)
-        nbytes = math.prod(shape) * self._dtype.itemsize
-        return Message(
-            "tp", op, phase, self._dtype, nbytes, None, LATE, shape, stage=stage, layer=layer, hosts=hosts
-        )
 
     def _seconds(self, *works: Work) -> float:
         return sum(map(self._cluster.compute.seconds, works))
@@ -262,8 +242,8 @@ class Writer:
             self._config,
             self._policy,
             len(set(self._hosts(ranks))),
-            lambda nbytes, codec, feedback: self._collective(
-                "all_reduce", nbytes, DType.FLOAT32, codec, feedback, ranks
+            lambda nbytes, codec, feedback: messages.collective(
+                self._cluster, ranks, "all_reduce", nbytes, DType.FLOAT32, codec, feedback
             ),
         )
 
@@ -295,8 +275,9 @@ class Writer:
         asked = pp, op, phase, stage.index, block
         if asked not in self._tp_costs:
             ranks = self._group(pp, "tp")
-            message = self._layer_message(op, phase, stage.index, block, len(set(self._hosts(ranks))))
-            self._tp_costs[asked] = self._sum(message, ranks)
+            hosts = len(set(self._hosts(ranks)))
+            message = messages.of_layer(self._config, op, phase, hosts, stage.index, block)
+            self._tp_costs[asked] = messages.chosen(self._cluster, ranks, message, self._policy)
         yield Compute("sum", self._seconds(Work("sum")))
         yield Start((op,), "tp", self._tp_costs[asked])
         yield Wait((op,))
@@ -311,8 +292,9 @@ class Writer:
         yield Compute("report", self._seconds(Work("sum")))
         numbers = 8 * (_REPORTED + 2 * len(config.axes))
         ranks = range(config.ranks)
-        none = traffic.NONE
-        cost = self._collective("all_gather", numbers * len(ranks), DType.INT64, none, None, ranks)
+        cost = messages.collective(
+            self._cluster, ranks, "all_gather", numbers * len(ranks), DType.INT64, traffic.NONE
+        )
         yield Start((WORLD, step), WORLD, cost, among=tuple(range(config.pp)))
 
     def _shards(self, pp: int, step: int, elements: int) -> Iterator[Start | Wait]:
@@ -329,19 +311,16 @@ class Writer:
                 LATE,
                 hosts=len(set(self._hosts(ranks))),
             )
-            yield Start((op, step), "dp", self._sum(message, ranks))
+            yield Start((op, step), "dp", messages.chosen(self._cluster, ranks, message, self._policy))
             yield Wait((op, step))
 
     def _embedding(self, step: int) -> Iterator[Start | Wait]:
         """Sum the gradient of an embedding that the first and the last stage share."""
         config = self._config
-        shape = (shapes.vocabulary(config), config.d_model)
         ends = [self._rank(pp, 0, 0) for pp in (0, config.pp - 1)]
-        message = Message(
-            EMBEDDING, "all_reduce", "backward", DType.FLOAT32, 4 * math.prod(shape), None, LATE, shape
-        )
+        cost = messages.chosen(self._cluster, ends, messages.of_embedding(config), self._policy)
         key: Key = (EMBEDDING, step)
-        yield Start(key, EMBEDDING, self._sum(message, ends), among=(0, config.pp - 1))
+        yield Start(key, EMBEDDING, cost, among=(0, config.pp - 1))
         yield Wait(key)
 
     def _update(self, pp: int, step: int) -> Iterator[Compute | Mark]:
