@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridcomp import trace
 from hybridcomp.errors import ConfigError
-from hybridcomp.planner.replay import Span
+from hybridcomp.planner.step.replay import Span
 
 _SAME = 1e-9  # seconds between two events that are one
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
-from hybridcomp.planner import messages, traffic
-from hybridcomp.planner import stages as shapes
-from hybridcomp.planner.buckets import buckets
 from hybridcomp.planner.budget import AxisCodec, LossBudget, codecs_of, policy_of
 from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.compute import Work
-from hybridcomp.planner.messages import LATE
-from hybridcomp.planner.stages import StageShape
-from hybridcomp.planner.traffic import Cost
+from hybridcomp.planner.step import messages, traffic
+from hybridcomp.planner.step import stages as shapes
+from hybridcomp.planner.step.buckets import buckets
+from hybridcomp.planner.step.messages import LATE
+from hybridcomp.planner.step.stages import StageShape
+from hybridcomp.planner.step.traffic import Cost
 from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import EMBEDDING, TrainConfig
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.planner.stages import BYTE_VOCABULARY
+from hybridcomp.planner.step.stages import BYTE_VOCABULARY
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.reading import read_toml
 

@@ -11,7 +11,7 @@ from typing import Any
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import write_text
 from hybridcomp.planner.budget import NONE, AxisCodec, policy_text
-from hybridcomp.planner.prediction import StepPrediction
+from hybridcomp.planner.step.prediction import StepPrediction
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.reading import to_toml
 

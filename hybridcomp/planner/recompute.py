@@ -10,8 +10,8 @@ from __future__ import annotations
 import bisect
 import dataclasses
 
-from hybridcomp.planner.memory import memory_of
-from hybridcomp.planner.stages import stages_of
+from hybridcomp.planner.step.memory import memory_of
+from hybridcomp.planner.step.stages import stages_of
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 

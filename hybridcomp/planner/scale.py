@@ -14,7 +14,7 @@ from hybridcomp import style
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import write_text
 from hybridcomp.planner.cluster import Cluster
-from hybridcomp.planner.prediction import predict_step
+from hybridcomp.planner.step.prediction import predict_step
 from hybridcomp.planner.timeline import figure_html
 from hybridcomp.policy import load_policy
 from hybridcomp.train.config import TrainConfig

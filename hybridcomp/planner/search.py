@@ -10,8 +10,8 @@ from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.estimate import Estimate, Estimator
 from hybridcomp.planner.layouts import Wish, layouts
 from hybridcomp.planner.plan import Plan
-from hybridcomp.planner.prediction import predict_step
 from hybridcomp.planner.recompute import PLANNED, least_of_all, least_that_fits
+from hybridcomp.planner.step.prediction import predict_step
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 

@@ -10,7 +10,7 @@ from typing import Any
 from hybridcomp import style
 from hybridcomp.files import write_text
 from hybridcomp.planner.critical import critical_path, shares
-from hybridcomp.planner.replay import Span
+from hybridcomp.planner.step.replay import Span
 
 _STREAMS = {
     "compute": 0,

@@ -17,10 +17,10 @@ from hybridcomp.planner.critical import critical_path, shares, write_trace
 from hybridcomp.planner.estimate import Estimator
 from hybridcomp.planner.layouts import Wish, layouts
 from hybridcomp.planner.models import MODELS, model_config
-from hybridcomp.planner.prediction import predict_step
-from hybridcomp.planner.replay import Span
 from hybridcomp.planner.search import find_plans
 from hybridcomp.planner.site import read_site
+from hybridcomp.planner.step.prediction import predict_step
+from hybridcomp.planner.step.replay import Span
 from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.reading import parse

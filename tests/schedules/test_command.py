@@ -142,7 +142,7 @@ def test_a_message_takes_latency_and_bytes_over_rate() -> None:
 
 
 def test_messages_share_a_port() -> None:
-    """What three ranks send to the root arrives at one time, after as long as all of it takes."""
+    """Send from three ranks to the root: all of it arrives at one time, after as long as all of it takes."""
     schedules = check("gather", "direct", Topology.even(4, 1), 60)
     nothing = by_rate(1e30, 0.0)
     timeline = simulate(schedules, Machine(Link(1e-3, 1e6)), own_bytes, nothing)

@@ -55,7 +55,7 @@ _MOST_BYTES, _MOST_THIN = 1 << 62, 64
 
 
 class Frozen(Protocol):
-    """What has decided."""
+    """A source of choices that were made, for :class:`Freezer`."""
 
     def choices(self) -> list[FrozenChoice]:
         """Return its choices."""

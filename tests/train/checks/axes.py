@@ -130,7 +130,7 @@ def recomputed_bits_are_equal(kept: Outcome, recomputed: Outcome) -> list[str]:
 
 
 def uneven_stages_train_alike(even: Outcome, uneven: Outcome) -> list[str]:
-    """Whether another cut of the layers has other blocks, and the same losses and weights."""
+    """Check that another cut of the layers has other blocks, and the same losses and weights."""
     blocks = [
         {name.split(".")[1] for name in run.weights if name.startswith("blocks.")} for run in (even, uneven)
     ]

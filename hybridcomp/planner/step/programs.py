@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hybridcomp.planner.traffic import Cost
+from hybridcomp.planner.step.traffic import Cost
 
 Key = tuple[object, ...]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from hybridcomp.errors import ConfigError
 from hybridcomp.planner.cluster import Cluster
-from hybridcomp.planner.memory import Memory, memory_of
-from hybridcomp.planner.programs import Compute, Program, Start
-from hybridcomp.planner.replay import Replay, Span, unsynchronised
-from hybridcomp.planner.writing import Writer
+from hybridcomp.planner.step.memory import Memory, memory_of
+from hybridcomp.planner.step.programs import Compute, Program, Start
+from hybridcomp.planner.step.replay import Replay, Span, unsynchronised
+from hybridcomp.planner.step.writing import Writer
 from hybridcomp.policy import Policy, load_policy
 from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import CYCLIC, TrainConfig

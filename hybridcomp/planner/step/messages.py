@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
-from hybridcomp.planner import traffic
 from hybridcomp.planner.cluster import Cluster
-from hybridcomp.planner.stages import compute_dtype, vocabulary
-from hybridcomp.planner.traffic import Cost
+from hybridcomp.planner.step import traffic
+from hybridcomp.planner.step.stages import compute_dtype, vocabulary
+from hybridcomp.planner.step.traffic import Cost
 from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import EMBEDDING, TrainConfig
 
@@ -47,7 +47,7 @@ def collective(
     codec: Codec,
     feedback: str | None = None,
 ) -> Cost:
-    """Return the cost of a collective of some ranks; see :func:`~hybridcomp.planner.traffic.collective`."""
+    """Return the cost of a collective of some ranks; see :func:`~hybridcomp.planner.step.traffic.collective`."""
     hosts = [cluster.host(rank) for rank in ranks]
     links = traffic.links_of(cluster.profile, min(map(cluster.rate, set(hosts))))
     return traffic.collective(links, op, nbytes, dtype, codec, feedback, traffic.hosts_alike(hosts))

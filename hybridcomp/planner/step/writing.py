@@ -7,16 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from hybridcomp.arrays import DType
-from hybridcomp.planner import messages, traffic
-from hybridcomp.planner import stages as shapes
-from hybridcomp.planner.buckets import Bucket, buckets
 from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.compute import Work
-from hybridcomp.planner.messages import LATE
-from hybridcomp.planner.orders import Action, order
-from hybridcomp.planner.programs import Compute, Key, Mark, Program, Start, Wait
-from hybridcomp.planner.stages import StageShape
-from hybridcomp.planner.traffic import Cost
+from hybridcomp.planner.step import messages, traffic
+from hybridcomp.planner.step import stages as shapes
+from hybridcomp.planner.step.buckets import Bucket, buckets
+from hybridcomp.planner.step.messages import LATE
+from hybridcomp.planner.step.orders import Action, order
+from hybridcomp.planner.step.programs import Compute, Key, Mark, Program, Start, Wait
+from hybridcomp.planner.step.stages import StageShape
+from hybridcomp.planner.step.traffic import Cost
 from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import EMBEDDING, TrainConfig
 

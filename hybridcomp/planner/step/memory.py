@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridcomp.planner.orders import order
-from hybridcomp.planner.stages import StageShape, item_bytes, vocabulary
+from hybridcomp.planner.step.orders import order
+from hybridcomp.planner.step.stages import StageShape, item_bytes, vocabulary
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 

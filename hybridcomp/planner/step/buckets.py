@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
-from hybridcomp.planner.messages import LATE
-from hybridcomp.planner.stages import StageShape
-from hybridcomp.planner.traffic import NONE, NOTHING, Cost
+from hybridcomp.planner.step.messages import LATE
+from hybridcomp.planner.step.stages import StageShape
+from hybridcomp.planner.step.traffic import NONE, NOTHING, Cost
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import EMBEDDING, TrainConfig
 

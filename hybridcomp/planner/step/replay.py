@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hybridcomp.planner.programs import Compute, Key, Mark, Program, Start, Wait
+from hybridcomp.planner.step.programs import Compute, Key, Mark, Program, Start, Wait
 
 _DONE = 1e-12  # seconds of work that are none
 
