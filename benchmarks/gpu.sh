@@ -3,8 +3,8 @@
 # tests sanitize ranks speed (where a machine is lent for minutes). Needs python3 (or GPU_PYTHON) with cupy, torch, numpy, pytest and
 # mpi4py, a C++ compiler, cmake, ninja and nanobind; no internet, no root. What python3 lacks may lie as wheels in the folder
 # GPU_WHEELS (docs/cuda.md lists them); GPU_KERNELS is a _kernels*.so built for that Python elsewhere, GPU_SECONDS ends each
-# stage (600). The memory checkers run beside the tests. Leaves gpu.json and gpu_ranks.json and the table gpu.md in RESULTS,
-# and what the stages printed in LOGS (build/gpu).
+# stage (600). The memory checkers run beside the tests. Leaves gpu.json and gpu_ranks.json and the table gpu.md in
+# RESULTS/gpu/<the GPU's name>, and what the stages printed in LOGS (build/gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 stages=" ${*:-tests sanitize ranks speed} "
@@ -14,7 +14,7 @@ results=${RESULTS:-benchmarks/results}
 logs=${LOGS:-build/gpu}
 seconds=${GPU_SECONDS:-600}
 venv=$PWD/build/gpu/venv
-mkdir -p build/gpu "$results" "$logs"
+mkdir -p build/gpu "$logs"
 
 "$given" - <<'PY' || exit 2
 import importlib.util, sys
@@ -44,6 +44,8 @@ else
 fi
 
 "$python" -c 'from hybridcomp import cuda; r = cuda.runtime_of(0); print("==", r.name, r.multiprocessors, "multiprocessors")'
+results=$results/gpu/$("$python" -c 'from hybridcomp import cuda; print("-".join(cuda.runtime_of(0).name.lower().split()))')
+mkdir -p "$results"
 failed=()
 stage() { # log name command...: its last lines, and its exit code
   local log=$logs/$1.log name=$2

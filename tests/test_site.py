@@ -23,7 +23,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))),
     *("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"),
-    *("benchmarks/results/lab.md", "benchmarks/results/gpu.md"),
+    "benchmarks/results/lab.md",
+    *(path.relative_to(ROOT).as_posix() for path in sorted(RESULTS.glob("gpu/*/gpu.md"))),
 ]
 
 
@@ -43,7 +44,7 @@ def test_links_of_a_page_lead_to_files(page):
         ("docs/torch.md", "../README.md#codecs-and-policies", "repository/readme.md#codecs-and-policies"),
         ("docs/torch.md", "../examples/ddp.py", "repository/examples/ddp.py.md"),
         ("docs/torch.md", "../examples", "repository/examples/index.md"),
-        ("docs/codecs.md", "../benchmarks/results/gpu.json", "repository/benchmarks/results/gpu.json"),
+        ("docs/codecs.md", "../benchmarks/results/chaos.json", "repository/benchmarks/results/chaos.json"),
         ("docs/api/codecs.md", "../codecs.md", "../codecs.md"),
         ("README.md", "docs/failures.md#x", "../failures.md#x"),
         ("README.md", "CONTRIBUTING.md", "contributing.md"),

@@ -149,9 +149,10 @@ def run_of(record: Row) -> str:
     busy = (
         " **Other programs were busy: its speeds are not worth keeping.**" if machine["load"] > BUSY else ""
     )
+    beside = f" Ours beside it: {machine['beside']}." if "beside" in machine else ""
     return (
         f"* `{machine['kernels']}`: {machine['processor']}; {machine['packages']}. Cores that other programs used "
-        f"before it: {machine['load']}.{older}{busy}"
+        f"before it: {machine['load']}.{beside}{older}{busy}"
     )
 
 

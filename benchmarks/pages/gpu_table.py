@@ -1,7 +1,7 @@
 """Write the tables of what `make gpu` measured.
 
-python benchmarks/pages/gpu_table.py runs/bench            # gpu.md there
-python benchmarks/pages/gpu_table.py benchmarks/results    # and the largest size in docs/cuda.md
+python benchmarks/pages/gpu_table.py runs/bench/gpu/nvidia-h200    # gpu.md there
+python benchmarks/pages/gpu_table.py benchmarks/results            # of every GPU, and the largest size in docs/cuda.md
 """
 
 from __future__ import annotations
@@ -89,17 +89,30 @@ def ranks_line(what: str, row: Row, found: str) -> str:
     return f"| {what} | {row['seconds'] * 1e3:.1f} | {found} | {bits} |"
 
 
-def main(folder: Path) -> None:
-    """Write the tables of a folder's results."""
+def write(folder: Path) -> Row:
+    """Write the page of one GPU's results, and return the record that it shows."""
     ranks = folder / "gpu_ranks.json"
-    record = json.loads((folder / "gpu.json").read_text())
+    record: Row = json.loads((folder / "gpu.json").read_text())
     found = page(record, json.loads(ranks.read_text()) if ranks.exists() else None)
     if "--check" not in sys.argv[2:]:
         (folder / "gpu.md").write_text(found)
         print(found)
+    return record
+
+
+def main(folder: Path) -> None:
+    """Write the pages of a folder's results."""
+    if (folder / "gpu.json").exists():
+        write(folder)
+        return
+    records = [write(path.parent) for path in sorted(folder.glob("gpu/*/gpu.json"), reverse=True)]
     if folder.resolve() == RESULTS:
-        made = "\n".join(table(record, list(record["copy_gb_s"])[-1])[2:])
-        rewrite(ROOT / "docs" / "cuda.md", __file__, GPU="\n" + made)
+        made: list[str] = []
+        for record in records:
+            largest = list(record["copy_gb_s"])[-1]
+            rate = f"a copy on the device moves {record['copy_gb_s'][largest]:.0f} GB/s, reading and writing"
+            made += ["", f"{record['device']['name']}, {largest}; {rate}:", "", *table(record, largest)[2:-1]]
+        rewrite(ROOT / "docs" / "cuda.md", __file__, GPU="\n".join([*made, ""]))
 
 
 if __name__ == "__main__":
