@@ -30,7 +30,7 @@ test: test-unit test-mpi
 # Those of codecs, kernels and schedules start no ranks: they share the cores. Those that start ranks of PyTorch spend a
 # fifth of their time waiting: two at a time, file by file, in the order of the list, which has at its end what is short or
 # waits; three at a time take longer. The others, which measure time or the lab's links, have the machine for themselves.
-# The gate gives no CUDA: it has those tests with more checks (cuda-checked), aside.
+# The gate gives no CUDA: it has those tests aside, a part of them with more checks (cuda-checked).
 CUDA := tests/cuda
 TOGETHER := tests/codecs $(CUDA) tests/schedules
 IN_PAIRS := tests/mpi4py_suite tests/torch/test_hook.py tests/train tests/torch tests/plugin tests/top tests/examples tests/peer tests/warm tests/emulation tests/faults \
@@ -255,7 +255,7 @@ emulation: $(VENV)/.installed
 	$(BIN)/python -m tests.emulation.emulator build
 
 # The kernels on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer, their threads in another order than in
-# the unit tests (which look for races).
+# the unit tests (which look for races). HC_PART=0/4: the first quarter of the tests.
 cuda-checked: $(VENV)/.installed
 	HC_EMULATION_FLAVOUR=checked HC_EMULATION_SEED=7 $(BIN)/python -m tests.emulation.emulator checked \
 	  $(BIN)/python -m pytest tests/cuda -q -p no:cacheprovider
