@@ -6,6 +6,7 @@ Colours are Okabe and Ito's, which people with any colour vision tell apart; mar
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import Any
 
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#999999")
@@ -87,3 +88,12 @@ def page(title: str, body: str) -> str:
 {body}</body>
 </html>
 """
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str = "figures") -> str:
+    """Return a table whose first column is names; ``kind`` is its class in the style of pages."""
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in headings)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
+    )
+    return f'<div class="wide"><table class="{kind}"><tr>{head}</tr>{body}</table></div>'

@@ -11,6 +11,7 @@ from typing import Any
 from hybridcomp import style
 from hybridcomp.demo.report import Report
 from hybridcomp.demo.runner import Outcome
+from hybridcomp.style import table
 
 TRAFFIC = ("axis", "op", "codec", "calls", "raw_bytes", "plain_bytes", "wire_bytes", "reason")
 TRAFFIC_HEADINGS = ("axis", "operation", "codec", "calls", "given", "uncompressed", "sent", "why")
@@ -50,15 +51,6 @@ bytes sent per axis of parallelism for each policy. The table above holds the sa
 {commands}
 """,
     )
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str = "figures") -> str:
-    """Return a table whose first column is names; ``kind`` is its class in the style of pages."""
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in headings)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
-    )
-    return f'<div class="wide"><table class="{kind}"><tr>{head}</tr>{body}</table></div>'
 
 
 def _traffic(rows: Sequence[Mapping[str, Any]]) -> str:

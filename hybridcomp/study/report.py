@@ -14,10 +14,10 @@ from typing import Any
 
 from hybridcomp import style
 from hybridcomp.demo.machine import facts
-from hybridcomp.demo.page import table
 from hybridcomp.study.pictures import bits_per_value, pictures
 from hybridcomp.study.results import Results
 from hybridcomp.study.tables import tables
+from hybridcomp.style import table
 
 _ALTERNATIVES = {
     "loss": "Validation loss over the steps, by variant.",
