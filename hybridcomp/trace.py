@@ -6,7 +6,7 @@ its start.
 
 A rank is a process of the trace. Its tracks are the axes of its communicators; operations of an axis that overlap are
 on tracks beside each other. Within an operation are its spans of encoding and decoding, and of the wire, which is the
-rest.
+rest. Beside them are tracks of steps, and of the times in which a thread of the program waited for an operation.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hybridcomp.errors import ConfigError
 
 VARIABLE = "HYBRIDCOMP_TRACE"
+STEPS_BY = ("hybridcomp train", "the program", "an optimizer")  # the most exact first
+WAITS = "waits"  # the track
 MERGED = "trace.json"
 LIMIT = 1_000_000  # spans: some 200 MB of memory, and as much of a file
 _PATTERN = "trace.*.json"
@@ -40,6 +42,7 @@ class _Span(NamedTuple):
     ended: float
     parts: Sequence[Part] | None  # None: shares its track with spans that lie within it
     args: Mapping[str, Any]
+    category: str = "span"
 
 
 class Recorder:
@@ -59,6 +62,8 @@ class Recorder:
         self._kept = 0
         self._lost = 0
         self._full_at = 0.0
+        self._groups: dict[Hashable, dict[str, Any]] = {}
+        self._step_ends: dict[str, float] = {}
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._started_ns = time.time_ns()
@@ -88,7 +93,29 @@ class Recorder:
 
         What is in no part is shown as ``wire``.
         """
-        self._keep(_Span(track, name, began, ended, parts, args), 2 + len(parts))
+        self._keep(_Span(track, name, began, ended, parts, args, "operation"), 2 + len(parts))
+
+    def waited(self, name: str, began: float, ended: float, /, **args: Any) -> None:
+        """Record that a thread of the program has waited for an operation, which ``args`` name."""
+        self._keep(_Span(WAITS, name, began, ended, None, args, "wait"), 1)
+
+    def step(self, by: str, began: float | None = None) -> None:
+        """Record a training step that ends now.
+
+        Args:
+            by: what says so; ``hybridcomp report`` takes the first of :data:`STEPS_BY` that a trace has.
+            began: seconds; None is the end of the step before, by the same.
+        """
+        ended = time.perf_counter()
+        if began is None:
+            began = self._step_ends.get(by, self._origin)
+        self._step_ends[by] = ended
+        self._keep(_Span(f"steps, by {by}", "step", began, ended, None, {"by": by}, "step"), 1)
+
+    def group(self, key: int, ranks: Sequence[int]) -> None:
+        """Note the ranks of a communicator, in its order, by their numbers in the job."""
+        if key not in self._groups:
+            self._groups[key] = {"comm": f"{key:x}", "ranks": list(ranks)}
 
     def _keep(self, span: _Span, count: int) -> None:
         with self._lock:
@@ -107,6 +134,7 @@ class Recorder:
         """
         path = self.folder / f"trace.{rank}.json"
         about = {"rank": rank, "host": socket.gethostname(), "started_ns": self._started_ns}
+        about |= {"clock": _clock(), "groups": list(self._groups.values())}
         with self._lock:
             write_events(path, self._events(rank), about | {"spans_lost": self._lost})
         return path
@@ -147,8 +175,7 @@ class Recorder:
 
     def _span_events(self, span: _Span, where: Event) -> Iterator[Event]:
         began, ended = self._ns(span.began), self._ns(span.ended)
-        category = "span" if span.parts is None else "operation"
-        yield _complete(span.name, category, began, ended, where) | {"args": dict(span.args)}
+        yield _complete(span.name, span.category, began, ended, where) | {"args": dict(span.args)}
         if span.parts is None:
             return
         at = began
@@ -187,6 +214,14 @@ class _Lanes:
 
     def __len__(self) -> int:
         return len(self._open)
+
+
+def _clock() -> str:
+    """Return what processes have alike whose clock is the same: those of one running kernel."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _complete(name: str, category: str, began_ns: int, ended_ns: int, where: Event) -> Event:
@@ -276,6 +311,15 @@ def stop() -> Path | None:
     return ended.write(_rank) if ended is not None and ended.in_this_process() else None
 
 
+def step_ended() -> None:
+    """Say that a training step ends here, if a trace is being recorded: the next one begins.
+
+    ``hct.advance_step()`` says so, too. Where a program does not, a step ends as an optimizer of torch's has stepped.
+    """
+    if recorder is not None:
+        recorder.step("the program")
+
+
 def joined(rank: int) -> None:
     """Set the rank of this process.
 
@@ -302,21 +346,27 @@ def files(folder: str | os.PathLike[str]) -> list[Path]:
     return sorted(Path(folder).glob(_PATTERN))
 
 
-def merge(folder: str | os.PathLike[str]) -> Path:
+def merge(folder: str | os.PathLike[str], late_ns: Mapping[int, float] | None = None) -> Path:
     """Write one trace of those of all ranks in ``folder``; return it, ``trace.json`` beside them.
+
+    Args:
+        folder: that has them.
+        late_ns: what is to be added to the times of a rank, whose clock is behind by as much.
 
     Raises:
         ConfigError: there are none, one is no trace of ours, or the file cannot be written.
     """
-    found = [(path, *_read(path)) for path in files(folder)]
+    found = [(path, *read(path)) for path in files(folder)]
     if not found:
         raise ConfigError(f"{folder} has no trace.RANK.json: run the program with {VARIABLE}={folder}")
     ranks = sorted(found, key=lambda one: one[1]["rank"])
-    origin = min(about["started_ns"] for _, about, _ in ranks)
+    added = {} if late_ns is None else late_ns
+    starts = [about["started_ns"] + round(added.get(about["rank"], 0.0)) for _, about, _ in ranks]
+    origin = min(starts)
 
     def events() -> Iterator[Event]:
-        for _, about, own in ranks:
-            late = (about["started_ns"] - origin) / 1e3
+        for (_, _, own), started in zip(ranks, starts, strict=True):
+            late = (started - origin) / 1e3
             for event in own:
                 yield event | {"ts": event["ts"] + late} if "ts" in event else event
 
@@ -327,11 +377,23 @@ def merge(folder: str | os.PathLike[str]) -> Path:
     return merged
 
 
-def _read(path: Path) -> tuple[dict[str, Any], list[Event]]:
+def read(path: Path) -> tuple[dict[str, Any], list[Event]]:
+    """Return what a rank's trace says of itself, and its events.
+
+    Raises:
+        ConfigError: it cannot be read, is cut off, or is no trace of ours.
+    """
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        whole = json.loads(text)
         about, events = whole["otherData"], whole["traceEvents"]
-        about["rank"], about["started_ns"], about["spans_lost"]
+        well = all(type(about[name]) is int for name in ("rank", "started_ns", "spans_lost"))
+        if not well or not all(isinstance(event, dict) for event in events):
+            raise TypeError("its fields have other types")
+    except json.JSONDecodeError as error:
+        if text.startswith('{"displayTimeUnit"'):
+            raise ConfigError(f"{path} is cut off, or damaged: {error}; run the program again") from error
+        raise ConfigError(f"{path} is no trace of hybridcomp: {error}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no trace of hybridcomp: {error}") from error
     return about, events

@@ -113,6 +113,8 @@ class Session:
             engine().listen(self._notices)
         self._ranks = world_ranks(self.mpi)
         self._decide()
+        if trace.recorder is not None:
+            trace.recorder.group(self.key, self._ranks)
 
     def Free(self) -> None:
         """Release MPI's resources, once all ranks have called this; no operation may be in flight. Collective.
@@ -263,10 +265,12 @@ class Session:
             self._messages += 1
         number = self._started if common else self._messages
         what = (call.op, number, self._axis, self.rank, self.size)
+        if call.traced:
+            self._place(call, number)
         if self.on_start is not None:
             self.on_start(call)
         if counted:
-            steps = self._counted(steps, call)
+            steps = self._counted(steps, call, status)
         if self._comparison is not None and common:
             steps = self._comparison.before(steps, number, in_words(what), described(call))
         return engine().start(
@@ -280,9 +284,19 @@ class Session:
             communicator=self.key,
         )
 
-    def _counted(self, steps: Steps, call: Call) -> Steps:
+    def _counted(self, steps: Steps, call: Call, status: MPI.Status | None) -> Steps:
         yield from steps
+        if call.place is not None and status is not None:  # which message a receive has taken, it knows now
+            source = status.Get_source()
+            if 0 <= source < self.size:
+                call.place |= {"peer": self._ranks[source], "tag": status.Get_tag()}
         self._table.add(call)
+
+    def _place(self, call: Call, number: int) -> None:
+        """Say where an operation is among those of its communicator, for the trace."""
+        if trace.recorder is not None:
+            trace.recorder.group(self.key, self._ranks)
+        call.place = {"comm": f"{self.key:x}", "n": number, **(call.place or {})}
 
     def _check_rank(self, rank: int, what: str) -> None:
         if not 0 <= rank < self.size:

@@ -130,9 +130,10 @@ class Call(StatRow):
     Attributes:
         about: what else must be alike on all ranks, by name: count, dtype, root, reduction.
         began: when it did, by :func:`time.perf_counter`.
+        place: of a traced operation, what finds it in the traces of other ranks.
     """
 
-    __slots__ = ("_decoding", "_encoding", "_parts", "_recorder", "about", "began")
+    __slots__ = ("_decoding", "_encoding", "_parts", "_recorder", "about", "began", "place")
 
     def __init__(
         self,
@@ -154,13 +155,18 @@ class Call(StatRow):
             self._encoding = TracedClock("encode", self._parts)
             self._decoding = TracedClock("decode", self._parts)
         self.about = about
+        self.place: dict[str, Any] | None = None
         self.began = time.perf_counter()
 
-    def starts(self, began: float, *, traced: bool) -> None:
-        """Set the start of an operation that began before this object was made, and whether it is traced."""
+    @property
+    def traced(self) -> bool:
+        """Tell whether it is recorded."""
+        return self._recorder is not None
+
+    def starts(self, began: float) -> None:
+        """Set the start of an operation that began before this object was made; it is not traced."""
         self.began = began
-        if not traced:
-            self._recorder = None
+        self._recorder = None
 
     def encoding(self) -> Clock:
         """Count the time inside as encoding."""
@@ -190,8 +196,10 @@ class Call(StatRow):
         self.decode_seconds = self._decoding.seconds
         self.wire_seconds = max(0.0, ended - self.began - self.encode_seconds - self.decode_seconds)
         if self._recorder is not None:
-            name = self.about.get("name")
-            record(self._recorder, self, self.began, ended, self._parts, name)
+            root = self.about.get("root")
+            place = {} if self.place is None else self.place
+            more = place if root is None else place | {"root": root}
+            record(self._recorder, self, self.began, ended, self._parts, self.about.get("name"), more)
 
 
 def record(
@@ -201,8 +209,19 @@ def record(
     ended: float,
     parts: Sequence[trace.Part] = (),
     name: str | None = None,
+    place: Mapping[str, Any] = _NOTHING,
 ) -> None:
-    """Record one operation, of which ``row`` holds the bytes and nothing else's."""
+    """Record one operation, of which ``row`` holds the bytes and nothing else's.
+
+    Args:
+        recorder: of the trace.
+        row: its kind and bytes.
+        began, ended: by :func:`time.perf_counter`.
+        parts: times of encoding and decoding.
+        name: of what it carries.
+        place: what finds it in the traces of other ranks: ``comm``, ``n``, and of a message ``peer`` and ``tag``,
+            of others the ``root`` that they may have.
+    """
     args: dict[str, Any] = {
         "axis": row.axis,
         "codec": row.codec,
@@ -210,6 +229,7 @@ def record(
         "bytes": row.raw_bytes,
         "uncompressed_bytes": row.plain_bytes,
         "wire_bytes": row.wire_bytes,
+        **place,
     }
     if row.wire_bytes:
         args["ratio"] = round(row.plain_bytes / row.wire_bytes, 3)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hybridcomp import trace
 from hybridcomp.collectives import StatRow, merge
@@ -39,6 +40,12 @@ class Member(Protocol):
         """Count a training step that has ended."""
 
 
+def _note_step(*_: object) -> None:
+    """Have the trace say that a step has ended: an optimizer has changed the weights."""
+    if trace.recorder is not None:
+        trace.recorder.step("an optimizer")
+
+
 class Registry:
     """A registry of members, in the order in which they came; the same on all ranks of a program.
 
@@ -52,6 +59,7 @@ class Registry:
         self._lock = threading.RLock()  # a member may end, and be removed, wherever memory is allocated
         self._rank = 0
         self._at_exit = False
+        self._sees_steps = False
 
     @property
     def rank(self) -> int:
@@ -62,6 +70,9 @@ class Registry:
     def rank(self, rank: int) -> None:
         self._rank = rank
         trace.joined(rank)
+        if not self._sees_steps:
+            self._sees_steps = True
+            register_optimizer_step_post_hook(_note_step)
 
     def add(self, member: Member) -> None:
         """Add a member under its label, made unique by a number."""
@@ -133,7 +144,8 @@ class Registry:
             members[key].load_memory(arrays)
 
     def advance(self) -> None:
-        """Notify all members that a training step has ended."""
+        """Notify all members, and the trace, that a training step has ended."""
+        trace.step_ended()
         for member in self._living().values():
             member.advance()
 

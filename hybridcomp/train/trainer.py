@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import hybridcomp.torch as hct
+from hybridcomp import trace
 from hybridcomp.errors import ConfigError, DivergedError
 from hybridcomp.train.checkpoints.checkpoint import Trained, load_checkpoint, save_checkpoint
 from hybridcomp.train.checkpoints.resume import Checkpoint, newest
@@ -153,6 +154,8 @@ class Trainer:
             kept = newest(self._out)
             whence = "there is no checkpoint" if kept is None else f"the newest checkpoint is {kept}"
             raise DivergedError(f"{error}; {whence}. A smaller lr or clip may help") from error
+        if trace.recorder is not None:
+            trace.recorder.step("hybridcomp train", start)
         hct.advance_step()
         self._step += 1
         self._elapsed.append(self._elapsed[-1] + time.perf_counter() - start)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hybridcomp import trace
 from hybridcomp.collectives.execution.timeouts import check_timeout
 from hybridcomp.collectives.failure.signals import deferral
 
@@ -25,7 +26,28 @@ _AGE_SHARE = 1 / 400
 # A thread that waits beside others which compute.
 _ASIDE_MIN = 500e-6
 LISTEN = 5e-3  # between polls of notices while operations wait
+_BRIEF = 20e-6  # waits that a trace does not show
 _NATIVELY = 20e-3  # in compiled code, before notices are polled, and signals answered
+
+
+def say_waited(recorder: trace.Recorder, request: Request | None, began: float) -> None:
+    """Record that a thread of the program has been in an operation since ``began``, and could not compute.
+
+    Args:
+        recorder: of the trace.
+        request: the operation; None is whatever is in flight.
+        began: by :func:`time.perf_counter`.
+    """
+    ended = time.perf_counter()
+    if ended - began < _BRIEF:
+        return
+    if request is None or request.name is None:
+        recorder.waited("wait", began, ended)
+        return
+    op, number, axis, *_ = request.name
+    recorder.waited(
+        f"wait for {op}", began, ended, op=op, axis=axis, comm=f"{request.communicator:x}", n=number
+    )
 
 
 class Foreground:
@@ -43,6 +65,17 @@ class Foreground:
 
     def wait(self, request: Request, timeout: float | None) -> None:
         """Poll until ``request`` has ended; see :meth:`Request.wait`."""
+        recorder = trace.recorder
+        if recorder is None or request.done:
+            self._wait_for(request, timeout)
+            return
+        began = time.perf_counter()
+        try:
+            self._wait_for(request, timeout)
+        finally:
+            say_waited(recorder, request, began)
+
+    def _wait_for(self, request: Request, timeout: float | None) -> None:
         began = time.monotonic()
         deadline = None if timeout is None else began + check_timeout(timeout)
         if request.run is not None and not request.done and (timeout is None or timeout > _NATIVELY):
@@ -68,8 +101,11 @@ class Foreground:
             until: the condition.
             aside: other threads of this process compute meanwhile: poll less often.
         """
+        recorder, began = trace.recorder, time.perf_counter()
         with deferral:
             self._attend(until, aside=aside, began=time.monotonic())
+        if recorder is not None and not aside:
+            say_waited(recorder, None, began)
 
     def _attend(
         self, until: Callable[[], bool], request: Request | None = None, *, aside: bool = False, began: float

@@ -23,9 +23,10 @@ from contextlib import AbstractContextManager
 
 from mpi4py import MPI
 
+from hybridcomp import trace
 from hybridcomp.collectives.execution.background import Attended, Background
 from hybridcomp.collectives.execution.completion import Name, in_words
-from hybridcomp.collectives.execution.foreground import LISTEN, SLEEP_MIN, Foreground
+from hybridcomp.collectives.execution.foreground import LISTEN, SLEEP_MIN, Foreground, say_waited
 from hybridcomp.collectives.execution.request import Request
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.execution.wait import PollingLock
@@ -105,10 +106,13 @@ class Engine:
             number=number,
             communicator=communicator,
         )
+        recorder, began = trace.recorder, time.perf_counter()
         with deferral:
             with self._lock:
                 self.begun.append(request)
                 ended = self._take_in()
+            if recorder is not None:  # the first steps may have encoded what is sent
+                say_waited(recorder, request, began)
             self._announce(ended)
             if not request._ended:
                 self.poll_soon()

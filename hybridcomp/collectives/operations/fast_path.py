@@ -98,8 +98,7 @@ class FastPath(MpiStarter):
 
     def activity(self) -> Activity:
         """Return what ``hybridcomp top`` shows of it; may be called by any thread."""
-        if trace.recorder is None:  # else each operation is counted as it ends
-            self._learnt.settle()
+        self._learnt.settle()
         return super().activity()
 
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
@@ -111,9 +110,8 @@ class FastPath(MpiStarter):
             return False
         if notices is not None and (notices.troubled or notices.belated):
             return False
-        recorder = trace.recorder
-        if recorder is not self._learnt.recorder:
-            self._learnt.begin_trace(recorder)
+        if trace.recorder is not None:
+            return False
         operation = self._operations.get(key)
         if operation is None or self.step != self._learnt.step:
             operation = self._learnt.find(key, self.step)
@@ -126,8 +124,6 @@ class FastPath(MpiStarter):
             self._started += 1
             if notices is not None:  # whoever waits for this rank later is told where it is
                 notices.latest = self._started
-            if recorder is not None:
-                self._learnt.trace(operation, recorder)
             return True
         if not done:
             return False
@@ -175,7 +171,7 @@ class FastPath(MpiStarter):
         buffers = arguments if peer is None else arguments[0]
         request = engine.Request(
             self._engine,
-            self._flown((flight, buffers, peer, status), traced=False),
+            self._flown((flight, buffers, peer, status)),
             (key[0], number, self._axis, self.rank, self.size),
             self._timeout,
             status=status,
@@ -209,9 +205,8 @@ class FastPath(MpiStarter):
         codec = key[CODEC]
         if self._messages_waiting or (codec is not None and codec.__class__ is not str):
             return False
-        recorder = trace.recorder
-        if recorder is not self._learnt.recorder:
-            self._learnt.begin_trace(recorder)
+        if trace.recorder is not None:
+            return False
         operation = self._operations.get(key)
         if operation is None or self.step != self._learnt.step:
             operation = self._learnt.find(key, self.step)
@@ -235,8 +230,6 @@ class FastPath(MpiStarter):
             except BaseException:  # of a signal's handler, before the engine has it
                 self._hand_over(left)
                 raise
-        elif recorder is not None:
-            self._learnt.trace(operation, recorder)
         if checked and status is not None:
             self._check_plain(array, status)
         return True
@@ -328,7 +321,7 @@ class FastPath(MpiStarter):
                 common, exact = peer is None, flight.run is None
                 requests.append(
                     self._start(
-                        self._flown(one, traced=True),
+                        self._flown(one),
                         call,
                         exact=exact,
                         status=status,
@@ -338,18 +331,18 @@ class FastPath(MpiStarter):
                 )
         return requests
 
-    def _flown(self, left: _Left, *, traced: bool) -> Steps:
+    def _flown(self, left: _Left) -> Steps:
         """Wait for what compiled code has posted, and count it."""
         flight, keep, peer, status = left
         row, raw, plain, _ = flight.note
         run = flight.run
-        if run is not None and not traced and row.op != "recv":
+        if run is not None and row.op != "recv":
             yield from ended(run)
             if run.failure() is None:
                 self._table.count(row, 1, raw, plain, time.perf_counter() - flight.began, run.tally())
                 return
         call = Call(row.axis, row.op, row.codec, row.reason, raw, plain)
-        call.starts(flight.began, traced=traced)
+        call.starts(flight.began)
         if run is None:
             call.wire_bytes = plain
             request = MPI.Request.fromhandle(flight.request)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from hybridcomp import trace
 from hybridcomp.collectives.engine.programs import START_SECONDS
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.library import address
 from hybridcomp.collectives.requests import called_back
-from hybridcomp.collectives.stats import Call, StatRow, StatTable, record
+from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.native import kernels
 
 _MOST_OPERATIONS = 4096
@@ -74,7 +71,6 @@ class Learnt:
         operations: by key.
         step: the latest training step of an operation.
         settled_from: the training step from which on the policy's answers no longer change.
-        recorder: of the trace that what ends now belongs to.
         where: they are, for error messages.
         timeout: seconds that they may take.
     """
@@ -82,7 +78,6 @@ class Learnt:
     def __init__(self, rank: int, table: StatTable) -> None:
         self.operations: dict[Key, Any] = {}
         self.step = self.settled_from = 0
-        self.recorder = trace.recorder
         self.where, self.timeout = "", 0.0
         self._rank = rank
         self._table = table
@@ -139,20 +134,6 @@ class Learnt:
         """Count what an operation has not counted yet."""
         for (row, raw, plain, _), calls, seconds, tally in operation.take():
             self._table.count(row, calls, raw, plain, seconds, tally)
-
-    def begin_trace(self, recorder: trace.Recorder | None) -> None:
-        """Count what has ended so far: the trace that begins is not to show it."""
-        self.recorder = recorder
-        self.settle()
-
-    def trace(self, operation: Any, recorder: trace.Recorder) -> None:
-        """Count and record the operation that has just ended."""
-        ended = time.perf_counter()
-        for (row, raw, plain, _), calls, seconds, tally in operation.take():
-            self._table.count(row, calls, raw, plain, seconds, tally)
-            wire = plain if tally is None else tally[0]
-            one = replace(row, raw_bytes=raw, plain_bytes=plain, wire_bytes=wire)
-            record(recorder, one, ended - seconds, ended)
 
     def forget(self) -> None:
         """Count what has ended, and learn anew."""

@@ -55,6 +55,8 @@ def send(
     choice = choose_send(comm, data, name, phase, codec)
     framed = frame or choice.compresses
     call = comm._call("send", choice, data.nbytes, data.nbytes)
+    if call.traced:
+        call.place = {"peer": comm._ranks[dest], "tag": tag}
     t = comm._p2p_transport
     if not framed:
         post = getattr(t.comm, mode)
