@@ -52,7 +52,8 @@ def test_traces_beside_metrics_and_below(tmp_path, capsys):
     row = text[at + 3].split()
     assert row == "tp all_gather fp16 2 4 MB 2 MB 2 0.500 2.500 1.000 policy p".split()  # noqa: SIM905
     merged = tmp_path / "traces" / "trace.json"
-    assert text[-1].startswith(f"{merged}: ")
+    assert text[-2].startswith(f"{merged}: ")
+    assert "has no steps in its traces" in text[-1]
     assert json.loads(merged.read_text())["traceEvents"]
 
 

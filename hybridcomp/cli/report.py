@@ -1,15 +1,20 @@
-"""``hybridcomp report``: show what a run sent, from its metrics and traces, and merge the traces of all ranks."""
+"""``hybridcomp report``: show what a run sent, and where its steps' time went, from its metrics and traces."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from hybridcomp import trace
+from hybridcomp.breakdown import page, summary
+from hybridcomp.breakdown.split import NO_STEPS, WARMUP, Breakdown, aligned, has_steps, split
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import show
 from hybridcomp.demo.record import read_run
@@ -19,9 +24,13 @@ EXAMPLES = """examples:
   hybridcomp report runs/gpt                 # the folder of a `hybridcomp train`
   HYBRIDCOMP_TRACE=runs/mine mpiexec -n 4 python train.py; hybridcomp report runs/mine
 
+  hybridcomp report runs/mine --json mine.json --no-picture
+
 It reads RUN/metrics.jsonl, and trace.RANK.json in RUN and in the folders directly in it, of which it writes one
-trace.json beside them: https://ui.perfetto.dev opens it.
+trace.json beside them: https://ui.perfetto.dev opens it. Where the traces have steps, it says how long a step computed,
+and what of its communication kept it from that, and draws it in RUN/report.html.
 """
+PAGE = "report.html"
 METRICS = "metrics.jsonl"
 
 
@@ -29,12 +38,29 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of ``hybridcomp report``."""
     result = argparse.ArgumentParser(
         prog="hybridcomp report",
-        description="Say what a run sent and what was compressed, and merge the traces of its ranks.",
+        description="Say what a run sent and what was compressed, and where the time of its steps went.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("run", type=Path, metavar="RUN", help="a folder with metrics or traces")
+    result.add_argument(
+        "--json", type=Path, metavar="PATH", help="write the times of all steps and ranks there"
+    )
+    result.add_argument("--no-picture", action="store_true", help=f"write no RUN/{PAGE}")
+    result.add_argument(
+        "--skip",
+        type=_count,
+        default=WARMUP,
+        metavar="N",
+        help="first steps to leave out (default: %(default)s)",
+    )
     return result
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a number of steps, 0 or more, not {text!r}")
+    return int(text)
 
 
 def main(argv: list[str]) -> int:
@@ -43,7 +69,8 @@ def main(argv: list[str]) -> int:
     Raises:
         ConfigError: the folder has neither metrics nor traces, or they cannot be read.
     """
-    run = parser().parse_args(argv).run
+    arguments = parser().parse_args(argv)
+    run = arguments.run
     folders = [folder for folder in (run, *sorted(run.glob("*/"))) if trace.files(folder)]
     metrics = run / METRICS
     if not folders and not metrics.exists():
@@ -53,9 +80,49 @@ def main(argv: list[str]) -> int:
         )
     if metrics.exists():
         _tell_metrics(metrics)
-    for folder in folders:
-        _tell_trace(trace.merge(folder))
+    found = [_tell_traces(folder, arguments.skip) for folder in folders]
+    breakdowns = [one for one in found if one is not None]
+    if not breakdowns:
+        _say_no_steps(run, traced=bool(folders), asked=arguments.json is not None)
+        return 0
+    if arguments.json is not None:
+        _write(arguments.json, json.dumps([summary.as_json(one) for one in breakdowns]) + "\n")
+    if not arguments.no_picture:
+        _write(run / PAGE, page.page(breakdowns, f"Where the time went: {run.resolve().name}"))
+        print(f"{run / PAGE}: the same as pictures, with a timeline")
     return 0
+
+
+def _tell_traces(folder: Path, skip: int) -> Breakdown | None:
+    """Merge and show the traces of a folder; return its steps, None where they have none."""
+    ranks, offsets, error = aligned(folder)
+    _tell_trace(trace.merge(folder, {rank: 1e9 * seconds for rank, seconds in offsets.items()}))
+    if not has_steps(ranks):
+        return None
+    breakdown = split(folder, ranks, offsets, error, warmup=skip)
+    print()
+    summary.show(breakdown, Console(highlight=False))
+    return breakdown
+
+
+def _say_no_steps(run: Path, *, traced: bool, asked: bool) -> None:
+    what = (
+        f"{run} has no steps in its traces: {NO_STEPS}"
+        if traced
+        else f"{run} has no traces: with {trace.VARIABLE}={run} the program writes where its steps' time goes"
+    )
+    if asked:
+        raise ConfigError(what)
+    print(what)
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(path.name + ".partial")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _tell_metrics(path: Path) -> None:
