@@ -6,6 +6,7 @@ import html
 import json
 from collections.abc import Sequence
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Any
 
 from hybridcomp import style
@@ -72,8 +73,11 @@ def page(breakdowns: Sequence[Breakdown], title: str) -> str:
     """Return the page of the steps of one or more runs.
 
     Raises:
-        ConfigError: Plotly is not installed.
+        ConfigError: it lacks what :func:`missing` says.
     """
+    lacking = missing()
+    if lacking is not None:
+        raise ConfigError(lacking)
     figures: dict[str, Any] = {}
     body = f"<h1>{html.escape(title)}</h1>\n{_STYLE}"
     for at, breakdown in enumerate(breakdowns):
@@ -84,13 +88,15 @@ def page(breakdowns: Sequence[Breakdown], title: str) -> str:
     return style.page(title, body)
 
 
+def missing() -> str | None:
+    """Say what a page lacks here, or return None."""
+    if find_spec("plotly") is None:
+        return "the picture needs Plotly: pip install 'hybridcomp[report]'"
+    return None
+
+
 def _plotly() -> str:
-    try:
-        return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-    except (ModuleNotFoundError, OSError) as error:
-        raise ConfigError(
-            "the picture needs Plotly: pip install 'hybridcomp[report]', or give --no-picture"
-        ) from error
+    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def _section(breakdown: Breakdown, name: str, figures: dict[str, Any]) -> str:

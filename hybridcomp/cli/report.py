@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import show
 from hybridcomp.demo.record import read_run
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import write_text
 
 EXAMPLES = """examples:
   hybridcomp report runs/gpt                 # the folder of a `hybridcomp train`
@@ -86,11 +86,20 @@ def main(argv: list[str]) -> int:
         _say_no_steps(run, traced=bool(folders), asked=arguments.json is not None)
         return 0
     if arguments.json is not None:
-        _write(arguments.json, json.dumps([summary.as_json(one) for one in breakdowns]) + "\n")
+        write_text(arguments.json, json.dumps([summary.as_json(one) for one in breakdowns]) + "\n")
     if not arguments.no_picture:
-        _write(run / PAGE, page.page(breakdowns, f"Where the time went: {run.resolve().name}"))
-        print(f"{run / PAGE}: the same as pictures, with a timeline")
+        _draw(run, breakdowns)
     return 0
+
+
+def _draw(run: Path, breakdowns: list[Breakdown]) -> None:
+    """Write the page, or say what it lacks: the tables need no library of pictures."""
+    lacking = page.missing()
+    if lacking is not None:
+        print(lacking)
+        return
+    write_text(run / PAGE, page.page(breakdowns, f"Where the time went: {run.resolve().name}"))
+    print(f"{run / PAGE}: the same as pictures, with a timeline")
 
 
 def _tell_traces(folder: Path, skip: int) -> Breakdown | None:
@@ -114,15 +123,6 @@ def _say_no_steps(run: Path, *, traced: bool, asked: bool) -> None:
     if asked:
         raise ConfigError(what)
     print(what)
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(path.name + ".partial")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _tell_metrics(path: Path) -> None:

@@ -9,7 +9,7 @@ import hybridcomp as hc
 from hybridcomp import trace
 from hybridcomp.codecs.lossless import LosslessCodec
 
-LATE, SLOW, HIDING = 0.12, 0.06, 0.25
+LATE, SLOW, HIDING = 0.12, 0.1, 0.25
 STEPS = 3  # of each kind
 
 comm = hc.Communicator(MPI.COMM_WORLD, "none", "dp")

