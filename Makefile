@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo demo-full test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 wheel gpu docs clean format check-tools
+.PHONY: demo demo-full test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-report bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 wheel gpu docs clean format check-tools
 
 # What is installed for it is enough, or more.
 DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
@@ -212,6 +212,16 @@ bench-sparse: $(VENV)/.installed
 	  $$lab --iters 2 --step --size 48M --density 0.01 --json $(RESULTS)/sparse/step_$${rate}_$${n}hosts.json; \
 	done; done
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/sparse_doc.py)
+
+# Where the time of the trainer's steps goes under none and hybrid, at 200 Mb/s: two minutes.
+REPORT := --pp 2 --dp 2 --tp 2 --layers 8 --d-model 256 --seq-len 128 --micro-batches 2 --micro-batch-size 1 --steps 13 --eval-batches 0
+bench-report: $(VENV)/.installed
+	set -e; mkdir -p $(RESULTS)/report; for policy in none hybrid; do \
+	  out=runs/report/$$policy; rm -rf $$out; HYBRIDCOMP_SUMMARY=0 HYBRIDCOMP_TRACE=$$out $(BIN)/hybridcomp lab -n 4 --ppn 2 --rate 200mbit -- \
+	    hybridcomp train $(REPORT) --policy $$policy --out $$out; \
+	  $(BIN)/hybridcomp report $$out --json $(RESULTS)/report/$$policy.json; \
+	done
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/report_doc.py)
 
 # The programs of examples/ on four hosts at 200 Mb/s, on gloo and on hybridcomp in turn: fifteen minutes. With
 # RESULTS=benchmarks/results it renews docs/torch.md too.

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
             "gpu_table.py",
             "examples_doc.py",
             "choosing_doc.py",
+            "report_doc.py",
         ),
     ],
 )

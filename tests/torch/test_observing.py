@@ -84,6 +84,40 @@ def test_trace_of_a_part_of_a_program(tmp_path) -> None:
         assert steps == ["an optimizer", "an optimizer", "the program"]
 
 
+def test_a_trace_shows_that_a_thread_waits_for_a_future(tmp_path) -> None:
+    """As DDP does in compiled code: rank 0 computes, sleeps for a future, and rank 1 comes late."""
+    done = mpiexec(
+        2,
+        *program("""
+        import time
+
+        dist.init_process_group("hybridcomp")
+        x = torch.ones(100_000)
+        dist.all_reduce(x)
+        if dist.get_rank() == 1:
+            time.sleep(0.6)
+        future = dist.all_reduce(x, async_op=True).get_future()
+        ended = time.perf_counter() + 0.2
+        while time.perf_counter() < ended:
+            pass
+        future.wait()
+        """),
+        HYBRIDCOMP_POLICY="none",
+        HYBRIDCOMP_SUMMARY="0",
+        HYBRIDCOMP_TRACE=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    waited = []
+    for rank in range(2):
+        events = json.loads((tmp_path / f"trace.{rank}.json").read_text())["traceEvents"]
+        waits = [
+            e["dur"] / 1e6 for e in events if e.get("cat") == "wait" and e["args"].get("op") == "all_reduce"
+        ]
+        waited.append(max(waits, default=0.0))
+    assert 0.2 < waited[0] < 0.6
+    assert waited[1] < 0.2
+
+
 def test_a_trace_is_written_when_a_rank_fails(tmp_path) -> None:
     done = mpiexec(
         2,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridcomp import trace
 from hybridcomp.collectives.execution.timeouts import check_timeout
+from hybridcomp.collectives.execution.traced_waits import say_waited
 from hybridcomp.collectives.failure.signals import deferral
 
 if TYPE_CHECKING:
@@ -26,28 +27,7 @@ _AGE_SHARE = 1 / 400
 # A thread that waits beside others which compute.
 _ASIDE_MIN = 500e-6
 LISTEN = 5e-3  # between polls of notices while operations wait
-_BRIEF = 20e-6  # waits that a trace does not show
 _NATIVELY = 20e-3  # in compiled code, before notices are polled, and signals answered
-
-
-def say_waited(recorder: trace.Recorder, request: Request | None, began: float) -> None:
-    """Record that a thread of the program has been in an operation since ``began``, and could not compute.
-
-    Args:
-        recorder: of the trace.
-        request: the operation; None is whatever is in flight.
-        began: by :func:`time.perf_counter`.
-    """
-    ended = time.perf_counter()
-    if ended - began < _BRIEF:
-        return
-    if request is None or request.name is None:
-        recorder.waited("wait", began, ended)
-        return
-    op, number, axis, *_ = request.name
-    recorder.waited(
-        f"wait for {op}", began, ended, op=op, axis=axis, comm=f"{request.communicator:x}", n=number
-    )
 
 
 class Foreground:

@@ -26,9 +26,10 @@ from mpi4py import MPI
 from hybridcomp import trace
 from hybridcomp.collectives.execution.background import Attended, Background
 from hybridcomp.collectives.execution.completion import Name, in_words
-from hybridcomp.collectives.execution.foreground import LISTEN, SLEEP_MIN, Foreground, say_waited
+from hybridcomp.collectives.execution.foreground import LISTEN, SLEEP_MIN, Foreground
 from hybridcomp.collectives.execution.request import Request
 from hybridcomp.collectives.execution.steps import Steps
+from hybridcomp.collectives.execution.traced_waits import say_waited
 from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.signals import deferral

@@ -13,6 +13,8 @@ import torch
 from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
+from hybridcomp import trace
+from hybridcomp.collectives.execution.traced_waits import note_awake, say_slept
 from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.streams import CallerStreams
 
@@ -41,6 +43,7 @@ class CommWork(Work):
     _error: BaseException | None = None
     _promise: Promise | None = None
     _mark: Range | None = None
+    _asker: int | None = None  # the thread, while a trace is recorded
     _left: int | None = None  # of the requests; None while nobody is to see the last one end
 
     def __init__(
@@ -144,6 +147,9 @@ class CommWork(Work):
                 if self._completed:
                     self._keep(self._promise)
             future = self._promise.future
+        if trace.recorder is not None:
+            self._asker = threading.get_native_id()
+            note_awake()
         self._see_end()
         return future
 
@@ -198,6 +204,8 @@ class CommWork(Work):
         if mark is not None:
             mark.end()
         if promise is not None:
+            if self._asker is not None and trace.recorder is not None:
+                say_slept(trace.recorder, self.requests[-1], self._asker)
             self._keep(promise)
 
     def _keep(self, promise: Promise) -> None:

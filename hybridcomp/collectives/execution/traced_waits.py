@@ -1,0 +1,91 @@
+"""Record in the trace when threads of the program wait for operations.
+
+A thread that waits in the engine says so itself. One that waits for a future waits in torch's code: Linux counts for
+how long it has slept, and the thread that completes the future reads that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybridcomp import trace
+
+if TYPE_CHECKING:
+    from hybridcomp.collectives.execution.request import Request
+
+_BRIEF = 20e-6  # seconds of waits that a trace does not show
+_awake: dict[
+    int, tuple[float, float]
+] = {}  # by thread: a time, and the seconds that it had been awake by then
+
+
+def say_waited(recorder: trace.Recorder, request: Request | None, began: float) -> None:
+    """Record that this thread has been in an operation since ``began``, and could not compute.
+
+    Args:
+        recorder: of the trace.
+        request: the operation; None is whatever is in flight.
+        began: by :func:`time.perf_counter`.
+    """
+    ended = time.perf_counter()
+    thread = threading.get_native_id()
+    if thread in _awake:
+        note_awake()
+    if ended - began >= _BRIEF:
+        _record(recorder, request, began, ended)
+
+
+def note_awake() -> None:
+    """Note for how long this thread has been awake until now: it may wait for a future next."""
+    thread = threading.get_native_id()
+    counted = _schedstat(thread)
+    if counted is not None:
+        _awake[thread] = time.perf_counter(), time.thread_time() + counted[1]
+
+
+def say_slept(recorder: trace.Recorder, request: Request, thread: int) -> None:
+    """Record that a thread has waited for the future of an operation that has just ended, if it has.
+
+    Args:
+        recorder: of the trace.
+        request: the operation.
+        thread: the native number of the one that asked for the future.
+    """
+    known, counted = _awake.get(thread), _schedstat(thread)
+    if known is None or counted is None or not _sleeps(thread):
+        return
+    now, awake = time.perf_counter(), sum(counted)
+    slept = now - known[0] - (awake - known[1])
+    _awake[thread] = now, awake
+    if slept >= _BRIEF:
+        _record(recorder, request, max(known[0], now - slept), now)
+
+
+def _record(recorder: trace.Recorder, request: Request | None, began: float, ended: float) -> None:
+    if request is None or request.name is None:
+        recorder.waited("wait", began, ended)
+        return
+    op, number, axis, *_ = request.name
+    recorder.waited(
+        f"wait for {op}", began, ended, op=op, axis=axis, comm=f"{request.communicator:x}", n=number
+    )
+
+
+def _schedstat(thread: int) -> tuple[float, float] | None:
+    """Return the seconds for which a thread has run, and waited for a core; None where that is not counted."""
+    try:
+        ran, delayed, _ = Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()
+        return int(ran) / 1e9, int(delayed) / 1e9
+    except (OSError, ValueError):
+        return None
+
+
+def _sleeps(thread: int) -> bool:
+    """Tell whether a thread is neither running nor waiting for a core: only then are its counts up to date."""
+    try:
+        return Path(f"/proc/self/task/{thread}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"S"
+    except (OSError, IndexError):
+        return False
