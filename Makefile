@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo demo-full test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-report bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 wheel gpu docs clean format check-tools
+.PHONY: demo demo-full test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-plan bench-report bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 wheel gpu docs clean format check-tools
 
 # What is installed for it is enough, or more.
 DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
@@ -222,6 +222,12 @@ bench-report: $(VENV)/.installed
 	  $(BIN)/hybridcomp report $$out --json $(RESULTS)/report/$$policy.json; \
 	done
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/report_doc.py)
+
+# Training steps in the lab, predicted by hybridcomp.planner and measured: 40 trainings, half an hour.
+bench-plan: $(VENV)/.installed
+	$(BIN)/python benchmarks/step_model.py calibrate --out $(RESULTS)/planner
+	$(BIN)/python benchmarks/step_model.py measure --out $(RESULTS)/planner
+	$(BIN)/python benchmarks/step_model.py compare --out $(RESULTS)/planner
 
 # The programs of examples/ on four hosts at 200 Mb/s, on gloo and on hybridcomp in turn: fifteen minutes. With
 # RESULTS=benchmarks/results it renews docs/torch.md too.

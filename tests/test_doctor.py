@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,8 @@ from hybridcomp.cli.main import main
 from hybridcomp.errors import NativeUnavailableError
 from hybridcomp.launcher import find_mpiexec
 from hybridcomp.perfmodel import BUILT_IN, Tier, load_profile
+from hybridcomp.planner.compute import Work
+from hybridcomp.planner.site import read_site
 
 
 def run(ranks, *arguments, **environment):
@@ -65,6 +68,9 @@ def test_two_ranks_calibrate_what_they_can(tmp_path):
     measured = {spec for spec, speed in profile.codecs.items() if speed != BUILT_IN.codecs.get(spec)}
     assert {"int8:block=128", "none", "topk:ratio=0.01:values=none", "default"} <= measured
     assert profile.codecs["int8:block=128"].size == pytest.approx(33 / 128, rel=1e-3)
+    compute = read_site(str(new), 1, 2).compute
+    layer = Work("mlp", flops=1e9, bytes=1e7)
+    assert 1e-3 < compute.seconds(layer) < compute.seconds(replace(layer, direction="backward"))
 
 
 def test_one_rank_calibrates_codecs_alone_and_replaces_a_broken_profile(tmp_path, monkeypatch, capsys):

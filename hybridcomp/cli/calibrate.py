@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import statistics
 import time
@@ -22,6 +23,7 @@ from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.errors import CollectiveTimeoutError
 from hybridcomp.perfmodel.calibrate import SPECS, codec_speed, memory_speed
 from hybridcomp.perfmodel.profile import DEFAULT, Profile, Speed, Tier
+from hybridcomp.planner.compute import Fitted
 from hybridcomp.schedules.topology import Topology
 
 _TIMEOUT = 120.0  # seconds
@@ -35,6 +37,7 @@ _SLOW = 1.0  # seconds of a big message, past which few are enough
 _LEAST = 2
 _TINY = 1024  # bytes of a chunk that takes no time but for being a message
 _CHUNKS = 32
+_OF_OPERATIONS = 8  # of a model, measured in the time of a codec: there are a hundred
 _SOME_SIZE = 0.5  # of a message by a codec that was not measured
 
 
@@ -148,6 +151,23 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
     return dataclasses.replace(
         old, host=host, network=network, memory=memory, message=message, wire=work, codecs=speeds
     ), notes
+
+
+def compute(comm: MPI.Comm, effort: Effort) -> tuple[Fitted | None, list[str]]:
+    """Measure how fast ranks execute a model's operations, all at once. Collective; all ranks get the same.
+
+    Returns:
+        The fit to the median of the ranks' times, and why there is none.
+    """
+    needed = ("torch", "scipy")
+    if not agreed(comm, all(importlib.util.find_spec(name) for name in needed)):
+        return None, [
+            "PyTorch or SciPy is missing: no [compute] for `hybridcomp plan` (the extra plan has both)"
+        ]
+    from hybridcomp.planner.measure import measure  # noqa: PLC0415  (imports torch)
+
+    timings = measure(effort.seconds / _OF_OPERATIONS)
+    return timings.fitted(_middle(comm, list(timings.seconds))), []
 
 
 def _message(comm: MPI.Comm, rounds: int) -> float:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -37,6 +37,20 @@ _UNUSABLE = 1
 _WRONG_INPUT = 2
 
 
+class Calibrated(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        profile: links, memory and codecs.
+        others: text of the sections of its file that it does not read itself.
+        notes: what was not measured, and why.
+    """
+
+    profile: Profile
+    others: str
+    notes: list[str]
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of ``hybridcomp doctor``."""
     result = argparse.ArgumentParser(
@@ -49,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--calibrate",
         action="store_true",
-        help="measure links, memory and codecs, and write the profile (15 s)",
+        help="measure links, memory, codecs and a model's operations, and write the profile (20 s)",
     )
     result.add_argument(
         "--out", type=Path, metavar="FILE", help="where --calibrate writes (default: as above)"
@@ -102,7 +116,10 @@ def _main_as_rank(comm: MPI.Comm, findings: Findings, arguments: argparse.Namesp
     calibrated = None
     if arguments.calibrate and calibrate.agreed(comm, not findings.problems):
         effort = calibrate.QUICK if arguments.quick else calibrate.THOROUGH
-        calibrated = calibrate.calibrate(comm, hosts, _old(), effort)
+        profile, more = calibrate.calibrate(comm, hosts, _old(), effort)
+        compute, notes = calibrate.compute(comm, effort)
+        others = "" if compute is None else f"\n{compute.to_toml()}"
+        calibrated = Calibrated(profile, others, [*more, *notes])
     if comm.rank:
         return calibrate.shared(comm, 0)
     code = _WRONG_INPUT
@@ -121,9 +138,7 @@ def _old() -> Profile:
         return BUILT_IN
 
 
-def _tell(
-    findings: Findings, arguments: argparse.Namespace, calibrated: tuple[Profile, list[str]] | None
-) -> int:
+def _tell(findings: Findings, arguments: argparse.Namespace, calibrated: Calibrated | None) -> int:
     """Find out the rest, print all of it and write files; return the exit code."""
     console = Console(file=sys.stdout)
     if not findings.problems:
@@ -132,13 +147,13 @@ def _tell(
     written = None
     if calibrated is not None:
         written = arguments.out or wanted_path()
-        calibrated[0].write(written)
+        calibrated.profile.write(written, calibrated.others)
     findings.sections["profile"] = inspection.profile(findings)
     _show(findings, console)
     if calibrated is not None:
-        rows = inspection.describe(dataclasses.replace(calibrated[0], name=str(written)))
+        rows = inspection.describe(dataclasses.replace(calibrated.profile, name=str(written)))
         _section(console, "calibrated", rows)
-        for note in calibrated[1]:
+        for note in calibrated.notes:
             console.print(note, highlight=False, markup=False)
     elif arguments.calibrate:
         console.print("Nothing was calibrated: see the problems above.", highlight=False)

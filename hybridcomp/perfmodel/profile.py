@@ -183,13 +183,17 @@ class Profile:
         """
         return _Reader(name).profile(document)
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, others: str = "") -> None:
         """Write its file, whole or not at all; makes the directory.
+
+        Args:
+            path: of the file.
+            others: text of the sections that :mod:`hybridcomp.planner` reads.
 
         Raises:
             ConfigError: it cannot be written.
         """
-        data = self.to_bytes()
+        data = self.to_bytes() + others.encode()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, data)

@@ -1,0 +1,90 @@
+"""Training steps in the lab: predicted by hybridcomp.planner, and measured.
+
+python benchmarks/step_model.py calibrate       # profiles of the lab, and trainings to which overheads are fitted
+python benchmarks/step_model.py measure         # the trainings that are predicted; again: goes on where it was
+python benchmarks/step_model.py compare         # predicts them, and writes figures and a picture
+
+Files are in benchmarks/results/planner. `--minutes` ends calibrate and measure early; what was measured stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from stepmodel.cells import CELLS, FITTED, HOSTS, Cell
+from stepmodel.measuring import measure
+
+from hybridcomp.lab import Lab
+
+OUT = Path(__file__).parent / "results" / "planner"
+RATES = ("none", "200mbit", "1gbit")
+
+
+def profile_of(rate: str, out: Path) -> Path:
+    """Return the profile of the lab at a rate, measured if it is not there."""
+    path = out / f"lab_{rate}.toml"
+    if not path.exists():
+        with Lab(HOSTS, rate) as lab:
+            process = lab.popen(["hybridcomp", "doctor", "--calibrate", "--out", str(path)], 2)
+            if process.wait(timeout=200):
+                raise SystemExit(f"calibration at {rate} failed")
+    return path
+
+
+def run(cells: tuple[Cell, ...], file: Path, out: Path, until: float) -> None:
+    """Measure the cells that are not in the file yet, until a time."""
+    found = json.loads(file.read_text()) if file.exists() else []
+    names = {row["name"] for row in found}
+    missing = sorted((cell for cell in cells if cell.name not in names), key=lambda cell: cell.rate)
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "text"
+        data.write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(20000)))
+        for rate, group in itertools.groupby(missing, lambda cell: cell.rate):
+            profile = profile_of(rate, out)
+            with Lab(HOSTS, rate) as lab:
+                for cell in group:
+                    if time.monotonic() > until:
+                        print(f"{len(missing)} were missing; run again for the rest")
+                        return
+                    begin = time.monotonic()
+                    found.append(measure(lab, cell, profile, data))
+                    file.write_text(json.dumps(found, indent=1) + "\n")
+                    print(
+                        f"{found[-1]['median'] * 1e3:8.1f} ms  {cell.name} ({time.monotonic() - begin:.0f} s)",
+                        flush=True,
+                    )
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("calibrate", "measure", "compare"))
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="folder of the files (default: the committed ones)"
+    )
+    parser.add_argument("--minutes", type=float, default=60.0, help="after which nothing new is begun")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + 60 * arguments.minutes
+    if arguments.what == "calibrate":
+        for rate in RATES:
+            profile_of(rate, arguments.out)
+        run(FITTED, arguments.out / "fitted.json", arguments.out, until)
+    elif arguments.what == "measure":
+        run(CELLS, arguments.out / "measured.json", arguments.out, until)
+    else:
+        from stepmodel.comparing import compare  # noqa: PLC0415  (draws)
+
+        compare(arguments.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Compare predicted training steps with measured ones in the lab."""

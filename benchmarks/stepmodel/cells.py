@@ -1,0 +1,88 @@
+"""List the trainings of the comparison: those that are predicted, and others by which overheads are fitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+HOSTS = 4
+_SHAPE = {"layers": 8, "d_model": 128, "heads": 4, "seq_len": 64, "micro_batch_size": 2}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training in a lab of four hosts.
+
+    Attributes:
+        name: unique.
+        rate: of each host's link.
+        ppn: ranks on each host.
+        fields: of the trainer's configuration.
+    """
+
+    name: str
+    rate: str
+    ppn: int
+    fields: dict[str, Any]
+
+
+def _cell(
+    rate: str, policy: str, micro: int, ppn: int = 2, shape: dict[str, int] = _SHAPE, **layout: Any
+) -> Cell:
+    fields = {**shape, **layout, "policy": policy, "micro_batches": micro}
+    text = " ".join(
+        f"{key}{value}" if isinstance(value, int) else str(value) for key, value in layout.items()
+    )
+    number = HOSTS * ppn
+    return Cell(f"{number} ranks, {text}, {micro} micro-batches, {policy}, {rate}", rate, ppn, fields)
+
+
+CELLS = (
+    _cell("1gbit", "none", 2, dp=8),
+    _cell("200mbit", "none", 2, dp=8),
+    _cell("200mbit", "hybrid", 2, dp=8),
+    _cell("200mbit", "exact", 2, dp=8),
+    _cell("none", "int8:block=128", 4, dp=8),
+    _cell("1gbit", "none", 4, pp=4, dp=2, schedule="1f1b"),
+    _cell("200mbit", "hybrid", 4, pp=4, dp=2, schedule="1f1b"),
+    _cell("200mbit", "none", 8, pp=4, dp=2, schedule="gpipe"),
+    _cell("1gbit", "hybrid", 4, pp=4, dp=2, schedule="gpipe"),
+    _cell("1gbit", "none", 4, pp=4, dp=2, schedule="interleaved", virtual_stages=2),
+    _cell("200mbit", "hybrid", 8, pp=4, dp=2, schedule="interleaved", virtual_stages=2),
+    _cell("200mbit", "none", 4, pp=2, dp=4, schedule="1f1b"),
+    _cell("200mbit", "hybrid", 2, pp=2, dp=4, schedule="1f1b"),
+    _cell("1gbit", "exact", 4, pp=2, dp=4, schedule="gpipe"),
+    _cell("1gbit", "none", 4, pp=2, dp=2, tp=2, schedule="1f1b"),
+    _cell("200mbit", "hybrid", 4, pp=2, dp=2, tp=2, schedule="1f1b"),
+    _cell("none", "none", 2, pp=2, dp=2, tp=2, schedule="gpipe"),
+    _cell("200mbit", "none", 2, dp=4, tp=2),
+    _cell("1gbit", "hybrid", 4, dp=4, tp=2),
+    _cell("1gbit", "none", 8, pp=8, schedule="1f1b"),
+    _cell("200mbit", "hybrid", 8, pp=8, schedule="gpipe"),
+    _cell("none", "none", 4, pp=4, tp=2, schedule="1f1b"),
+    _cell("1gbit", "none", 4, pp=4, dp=2, schedule="2bw"),
+    _cell("200mbit", "none", 4, pp=4, dp=2, schedule="local"),
+    _cell("200mbit", "none", 4, 1, dp=4),
+    _cell("200mbit", "hybrid", 4, 1, dp=4),
+    _cell("1gbit", "none", 8, 1, pp=4, schedule="1f1b"),
+    _cell("200mbit", "hybrid", 8, 1, pp=4, schedule="2bw"),
+    _cell("200mbit", "none", 4, 1, pp=2, dp=2, schedule="1f1b"),
+    _cell("1gbit", "none", 2, 1, dp=2, tp=2),
+    _cell("none", "none", 4, 1, pp=2, tp=2, schedule="1f1b", recompute="blocks"),
+    _cell("none", "none", 4, 1, pp=4, schedule="interleaved", virtual_stages=2),
+)
+"""What is predicted; no fit has seen it."""
+
+_SMALL = {"layers": 8, "d_model": 96, "heads": 2, "seq_len": 48, "micro_batch_size": 1}
+
+FITTED = (
+    _cell("none", "none", 1, shape=_SMALL, dp=8),
+    _cell("none", "none", 6, shape=_SMALL, dp=8),
+    _cell("none", "none", 3, shape=_SMALL, dp=4, tp=2),
+    _cell("none", "none", 12, shape=_SMALL, pp=4, dp=2, schedule="1f1b"),
+    _cell("none", "none", 10, shape=_SMALL, pp=8, schedule="gpipe"),
+    _cell("none", "none", 6, 1, shape=_SMALL, dp=4),
+    _cell("none", "none", 3, 1, shape=_SMALL, dp=2, tp=2),
+    _cell("none", "none", 12, 1, shape=_SMALL, pp=4, schedule="1f1b"),
+)
+"""What the overheads of a pass, send, sum and step are fitted to: another model, without shaped links."""

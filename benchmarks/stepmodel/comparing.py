@@ -1,0 +1,137 @@
+"""Predict the trainings that were measured, and write what came of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridcomp import style
+from hybridcomp.planner.cluster import Cluster
+from hybridcomp.planner.compute import Fitted
+from hybridcomp.planner.site import read_site
+from hybridcomp.planner.step.prediction import StepPrediction, predict_step
+from hybridcomp.train.config import TrainConfig
+
+CORES = 2.0  # of the machine that the lab is on
+FITTED = ("ran", "pass", "send", "sum", "step")
+_ROUNDS = 5
+_GUESS = {"ran": 1.0, "pass": 2e-3, "send": 5e-4, "sum": 5e-4, "step": 1e-3}
+_STEPS = {"ran": 0.05, "pass": 1e-4, "send": 1e-4, "sum": 1e-4, "step": 1e-4}
+
+Row = dict[str, Any]
+
+
+def cluster_of(row: Row, folder: Path, fitted: Mapping[str, float] | None = None) -> Cluster:
+    """Return what a training ran on, as its profile describes it.
+
+    Args:
+        row: of the training.
+        folder: of the profiles.
+        fitted: seconds of the overheads, and ``ran``, by which operations take longer than they took alone.
+    """
+    found = read_site(str(folder / f"lab_{row['rate']}.toml"), 4, row["ppn"])
+    compute = found.compute
+    if fitted is not None:
+        assert isinstance(compute, Fitted)
+        rows = {name: tuple(fitted["ran"] * x for x in seconds) for name, seconds in compute.rows.items()}
+        for name in rows:
+            overhead = fitted.get(name.partition(".")[0])
+            if overhead is not None:
+                rows[name] = (overhead, 0.0, 0.0)
+        compute = replace(compute, rows=rows)
+    return replace(found, cores=CORES, compute=compute)
+
+
+def predicted(row: Row, cluster: Cluster) -> StepPrediction:
+    """Predict one training."""
+    return predict_step(TrainConfig(**row["fields"]), cluster)
+
+
+def fit(rows: Sequence[Row], folder: Path) -> dict[str, float]:
+    """Fit the overheads to trainings: by Gauss and Newton, relative errors, none negative."""
+    from scipy.optimize import nnls  # type: ignore[import-untyped]  # noqa: PLC0415  (of the extra "plan")
+
+    found = dict(_GUESS)
+    measured = np.array([row["median"] for row in rows])
+
+    def seconds(fitted: Mapping[str, float]) -> np.ndarray[Any, Any]:
+        return np.array([predicted(row, cluster_of(row, folder, fitted)).seconds for row in rows])
+
+    for _ in range(_ROUNDS):
+        now = seconds(found)
+        columns = [(seconds(found | {n: found[n] + _STEPS[n]}) - now) / _STEPS[n] for n in FITTED]
+        slopes = np.stack(columns, axis=1)
+        target = measured - now + slopes @ np.array([found[n] for n in FITTED])
+        sizes = np.array([_STEPS[n] for n in FITTED])
+        best, _residual = nnls(slopes * sizes / measured[:, None], target / measured)
+        found = dict(zip(FITTED, map(float, best * sizes), strict=True))
+    return {name: float(f"{value:.4g}") for name, value in found.items()}
+
+
+def errors(rows: Sequence[Row], key: str = "predicted") -> tuple[float, float]:
+    """Return the geometric mean and the largest of the relative errors, as factors less 1."""
+    logs = [abs(math.log(row[key] / row["median"])) for row in rows]
+    return math.expm1(sum(logs) / len(logs)), math.expm1(max(logs))
+
+
+def compare(out: Path, say: Callable[[str], None] = print) -> None:
+    """Predict all that was measured, and write steps.json and steps.png."""
+    rows: list[Row] = json.loads((out / "measured.json").read_text())
+    fitted: list[Row] = json.loads((out / "fitted.json").read_text())
+    overheads = fit(fitted, out)
+    say(f"fitted to {len(fitted)} trainings: {overheads}")
+    for row in (*fitted, *rows):
+        found = predicted(row, cluster_of(row, out, overheads))
+        row |= {
+            "predicted": found.seconds,
+            "unsynchronised": found.unsynchronised,
+            "compute": found.compute,
+            "exposed": dict(found.exposed),
+            "predicted_wire": dict(found.wire_bytes),
+        }
+    for kind, of in (("fitted", fitted), ("unseen", rows)):
+        say(f"{kind}: {len(of)} trainings")
+        for row in sorted(of, key=lambda r: r["predicted"] / r["median"]):
+            ms = {key: f"{row[key] * 1e3:7.1f}" for key in ("median", "predicted", "unsynchronised")}
+            say(
+                f"  {ms['median']} ms, predicted {ms['predicted']} ({row['predicted'] / row['median']:.2f}), "
+                f"unsynchronised {ms['unsynchronised']}  {row['name']}"
+            )
+        for key in ("predicted", "unsynchronised"):
+            mean, most = errors(of, key)
+            say(f"  {key}: geometric mean error {mean:.1%}, largest {most:.0%}")
+    (out / "steps.json").write_text(
+        json.dumps({"overheads": overheads, "fitted": fitted, "unseen": rows}, indent=1) + "\n"
+    )
+    draw(rows, out / "steps.png")
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draw predicted against measured."""
+    import matplotlib  # noqa: PLC0415
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415
+
+    figure, axes = pyplot.subplots(figsize=(6, 5.4), dpi=110)
+    measured = [row["median"] * 1e3 for row in rows]
+    ends = min(measured) / 1.6, max(measured) * 1.6
+    axes.plot(ends, ends, color="0.5", linewidth=1)
+    for key, marker, colour, label in (
+        ("predicted", "o", style.SERIES[0], "predicted"),
+        ("unsynchronised", "x", style.SERIES[1], "without waiting of ranks"),
+    ):
+        axes.scatter(
+            measured, [row[key] * 1e3 for row in rows], marker=marker, color=colour, s=28, label=label
+        )
+    axes.set(xscale="log", yscale="log", xlim=ends, xlabel="measured ms of a step", ylabel="predicted ms")
+    axes.legend(frameon=False)
+    axes.grid(True, which="major", color="0.9")
+    figure.tight_layout()
+    figure.savefig(path)

@@ -1,0 +1,85 @@
+"""Measure trainings in labs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from hybridcomp.lab import Lab
+from stepmodel.cells import HOSTS, Cell
+
+STEPS = 14
+WARM = 4  # steps at the start that do not count: allocations, caches, connections
+_SECONDS = 100.0  # after which a training hangs
+
+
+def measure(lab: Lab, cell: Cell, profile: Path, data: Path) -> dict[str, Any]:
+    """Run a cell's training in a lab of its rate.
+
+    Returns:
+        ``seconds`` of each step after the warm-up, their ``median``, traffic of all ranks and a step by axis, and the
+        ``command`` to repeat it.
+
+    Raises:
+        RuntimeError: it failed, or took more than 100 s.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        fields = {
+            **cell.fields,
+            "steps": STEPS,
+            "eval_batches": 0,
+            "data": data,
+            "out": folder,
+            "log_every": 100,
+        }
+        options = [
+            text for key, value in fields.items() for text in (f"--{key.replace('_', '-')}", str(value))
+        ]
+        command = ["hybridcomp", "train", *options]
+        os.environ["HYBRIDCOMP_PROFILE"] = str(profile)
+        log = Path(folder) / "log"
+        with log.open("wb") as file:
+            process = lab.popen(
+                command, cell.ppn, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
+            begin = time.monotonic()
+            while process.poll() is None and time.monotonic() - begin < _SECONDS:
+                time.sleep(0.2)
+            if process.poll() is None:
+                lab.end(process)
+        if process.returncode != 0:
+            raise RuntimeError(f"{cell.name}: {log.read_text(errors='replace')[-2000:]}")
+        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    own = {str(data), folder, "--data", "--out"}  # of this machine
+    rows = [line for line in lines if line["kind"] == "train"]
+    seconds = [row["step_seconds"] for row in rows[WARM:]]
+    first, last = rows[WARM - 1]["wire_bytes"], rows[-1]["wire_bytes"]
+    shown = [
+        "hybridcomp",
+        "lab",
+        "-n",
+        str(HOSTS),
+        "--ppn",
+        str(cell.ppn),
+        "--rate",
+        cell.rate,
+        "--",
+        *command,
+    ]
+    return {
+        "name": cell.name,
+        "rate": cell.rate,
+        "ppn": cell.ppn,
+        "fields": cell.fields,
+        "seconds": seconds,
+        "median": statistics.median(seconds),
+        "wire_bytes": {axis: (last[axis] - first[axis]) / len(seconds) for axis in last},
+        "command": shlex.join(text for text in shown if text not in own),
+    }
