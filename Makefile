@@ -228,6 +228,7 @@ bench-plan: $(VENV)/.installed
 	$(BIN)/python benchmarks/step_model.py calibrate --out $(RESULTS)/planner
 	$(BIN)/python benchmarks/step_model.py measure --out $(RESULTS)/planner
 	$(BIN)/python benchmarks/step_model.py compare --out $(RESULTS)/planner
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/plan_doc.py)
 
 # The programs of examples/ on four hosts at 200 Mb/s, on gloo and on hybridcomp in turn: fifteen minutes. With
 # RESULTS=benchmarks/results it renews docs/torch.md too.

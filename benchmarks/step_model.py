@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from stepmodel.cells import CELLS, FITTED, HOSTS, Cell
+from stepmodel.cells import CELLS, FITTED, HOSTS, Cell, profile_name
 from stepmodel.measuring import measure
 
 from hybridcomp.lab import Lab
@@ -26,12 +26,12 @@ OUT = Path(__file__).parent / "results" / "planner"
 RATES = ("none", "200mbit", "1gbit")
 
 
-def profile_of(rate: str, out: Path) -> Path:
-    """Return the profile of the lab at a rate, measured if it is not there."""
-    path = out / f"lab_{rate}.toml"
+def profile_of(rate: str, ppn: int, out: Path) -> Path:
+    """Return the profile of the lab at a rate with so many ranks on a host, measured if it is not there."""
+    path = out / profile_name(rate, ppn)
     if not path.exists():
         with Lab(HOSTS, rate) as lab:
-            process = lab.popen(["hybridcomp", "doctor", "--calibrate", "--out", str(path)], 2)
+            process = lab.popen(["hybridcomp", "doctor", "--calibrate", "--out", str(path)], ppn)
             if process.wait(timeout=200):
                 raise SystemExit(f"calibration at {rate} failed")
     return path
@@ -46,14 +46,13 @@ def run(cells: tuple[Cell, ...], file: Path, out: Path, until: float) -> None:
         data = Path(folder) / "text"
         data.write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(20000)))
         for rate, group in itertools.groupby(missing, lambda cell: cell.rate):
-            profile = profile_of(rate, out)
             with Lab(HOSTS, rate) as lab:
                 for cell in group:
                     if time.monotonic() > until:
                         print(f"{len(missing)} were missing; run again for the rest")
                         return
                     begin = time.monotonic()
-                    found.append(measure(lab, cell, profile, data))
+                    found.append(measure(lab, cell, out / profile_name(rate, cell.ppn), data))
                     file.write_text(json.dumps(found, indent=1) + "\n")
                     print(
                         f"{found[-1]['median'] * 1e3:8.1f} ms  {cell.name} ({time.monotonic() - begin:.0f} s)",
@@ -75,8 +74,8 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * arguments.minutes
     if arguments.what == "calibrate":
-        for rate in RATES:
-            profile_of(rate, arguments.out)
+        for rate, ppn in itertools.product(RATES, (2, 1)):
+            profile_of(rate, ppn, arguments.out)
         run(FITTED, arguments.out / "fitted.json", arguments.out, until)
     elif arguments.what == "measure":
         run(CELLS, arguments.out / "measured.json", arguments.out, until)

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
             "examples_doc.py",
             "choosing_doc.py",
             "report_doc.py",
+            "plan_doc.py",
         ),
     ],
 )

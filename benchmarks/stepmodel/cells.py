@@ -9,6 +9,11 @@ HOSTS = 4
 _SHAPE = {"layers": 8, "d_model": 128, "heads": 4, "seq_len": 64, "micro_batch_size": 2}
 
 
+def profile_name(rate: str, ppn: int) -> str:
+    """Return the name of the profile of the lab with so many ranks on a host."""
+    return f"lab_{rate}_{HOSTS}x{ppn}.toml"
+
+
 @dataclass(frozen=True)
 class Cell:
     """One training in a lab of four hosts.
@@ -84,5 +89,8 @@ FITTED = (
     _cell("none", "none", 6, 1, shape=_SMALL, dp=4),
     _cell("none", "none", 3, 1, shape=_SMALL, dp=2, tp=2),
     _cell("none", "none", 12, 1, shape=_SMALL, pp=4, schedule="1f1b"),
+    _cell("none", "int8:block=128", 1, shape=_SMALL, dp=8),
+    _cell("none", "int8:block=128", 2, shape=_SMALL, dp=4, tp=2),
+    _cell("none", "int8:block=128", 8, shape=_SMALL, pp=4, dp=2, schedule="gpipe"),
 )
-"""What the overheads of a pass, send, sum and step are fitted to: another model, without shaped links."""
+"""What the overheads of a pass, send, sum and step are fitted to: another model, without shaped links, some by int8."""

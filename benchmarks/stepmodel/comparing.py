@@ -17,33 +17,28 @@ from hybridcomp.planner.compute import Fitted
 from hybridcomp.planner.site import read_site
 from hybridcomp.planner.step.prediction import StepPrediction, predict_step
 from hybridcomp.train.config import TrainConfig
+from stepmodel.cells import HOSTS, profile_name
 
 CORES = 2.0  # of the machine that the lab is on
-FITTED = ("ran", "pass", "send", "sum", "step")
+FITTED = ("pass", "replica", "send", "sum", "step")
 _ROUNDS = 5
-_GUESS = {"ran": 1.0, "pass": 2e-3, "send": 5e-4, "sum": 5e-4, "step": 1e-3}
-_STEPS = {"ran": 0.05, "pass": 1e-4, "send": 1e-4, "sum": 1e-4, "step": 1e-4}
+_GUESS = 1e-3  # seconds, of each
+_DIFFERENCE = 1e-4
 
 Row = dict[str, Any]
 
 
-def cluster_of(row: Row, folder: Path, fitted: Mapping[str, float] | None = None) -> Cluster:
-    """Return what a training ran on, as its profile describes it.
-
-    Args:
-        row: of the training.
-        folder: of the profiles.
-        fitted: seconds of the overheads, and ``ran``, by which operations take longer than they took alone.
-    """
-    found = read_site(str(folder / f"lab_{row['rate']}.toml"), 4, row["ppn"])
+def cluster_of(row: Row, folder: Path, overheads: Mapping[str, float] | None = None) -> Cluster:
+    """Return what a training ran on, as its profile describes it, with other overheads if some are given."""
+    found = read_site(str(folder / profile_name(row["rate"], row["ppn"])), HOSTS, row["ppn"])
     compute = found.compute
-    if fitted is not None:
+    if overheads is not None:
         assert isinstance(compute, Fitted)
-        rows = {name: tuple(fitted["ran"] * x for x in seconds) for name, seconds in compute.rows.items()}
+        rows = dict(compute.rows)
         for name in rows:
-            overhead = fitted.get(name.partition(".")[0])
-            if overhead is not None:
-                rows[name] = (overhead, 0.0, 0.0)
+            seconds = overheads.get(name.partition(".")[0])
+            if seconds is not None:
+                rows[name] = (seconds, 0.0, 0.0)
         compute = replace(compute, rows=rows)
     return replace(found, cores=CORES, compute=compute)
 
@@ -55,29 +50,35 @@ def predicted(row: Row, cluster: Cluster) -> StepPrediction:
 
 def fit(rows: Sequence[Row], folder: Path) -> dict[str, float]:
     """Fit the overheads to trainings: by Gauss and Newton, relative errors, none negative."""
-    from scipy.optimize import nnls  # type: ignore[import-untyped]  # noqa: PLC0415  (of the extra "plan")
+    from scipy.optimize import nnls  # noqa: PLC0415  (of the extra "plan")
 
-    found = dict(_GUESS)
+    found = dict.fromkeys(FITTED, _GUESS)
     measured = np.array([row["median"] for row in rows])
 
-    def seconds(fitted: Mapping[str, float]) -> np.ndarray[Any, Any]:
-        return np.array([predicted(row, cluster_of(row, folder, fitted)).seconds for row in rows])
+    def seconds(overheads: Mapping[str, float]) -> np.ndarray[Any, Any]:
+        return np.array([predicted(row, cluster_of(row, folder, overheads)).seconds for row in rows])
 
     for _ in range(_ROUNDS):
         now = seconds(found)
-        columns = [(seconds(found | {n: found[n] + _STEPS[n]}) - now) / _STEPS[n] for n in FITTED]
+        columns = [(seconds(found | {n: found[n] + _DIFFERENCE}) - now) / _DIFFERENCE for n in FITTED]
         slopes = np.stack(columns, axis=1)
         target = measured - now + slopes @ np.array([found[n] for n in FITTED])
-        sizes = np.array([_STEPS[n] for n in FITTED])
-        best, _residual = nnls(slopes * sizes / measured[:, None], target / measured)
-        found = dict(zip(FITTED, map(float, best * sizes), strict=True))
+        best, _residual = nnls(slopes * _DIFFERENCE / measured[:, None], target / measured)
+        found = dict(zip(FITTED, map(float, best * _DIFFERENCE), strict=True))
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
-def errors(rows: Sequence[Row], key: str = "predicted") -> tuple[float, float]:
-    """Return the geometric mean and the largest of the relative errors, as factors less 1."""
+def summed(rows: Sequence[Row], key: str) -> dict[str, float]:
+    """Return the geometric mean and the largest of the errors, as factors less 1, and Spearman's correlation."""
+    from scipy.stats import spearmanr  # noqa: PLC0415
+
     logs = [abs(math.log(row[key] / row["median"])) for row in rows]
-    return math.expm1(sum(logs) / len(logs)), math.expm1(max(logs))
+    order = spearmanr([row[key] for row in rows], [row["median"] for row in rows])
+    return {
+        "geometric_mean_error": math.expm1(sum(logs) / len(logs)),
+        "largest": math.expm1(max(logs)),
+        "spearman": float(order.statistic),
+    }
 
 
 def compare(out: Path, say: Callable[[str], None] = print) -> None:
@@ -103,12 +104,14 @@ def compare(out: Path, say: Callable[[str], None] = print) -> None:
                 f"  {ms['median']} ms, predicted {ms['predicted']} ({row['predicted'] / row['median']:.2f}), "
                 f"unsynchronised {ms['unsynchronised']}  {row['name']}"
             )
-        for key in ("predicted", "unsynchronised"):
-            mean, most = errors(of, key)
-            say(f"  {key}: geometric mean error {mean:.1%}, largest {most:.0%}")
-    (out / "steps.json").write_text(
-        json.dumps({"overheads": overheads, "fitted": fitted, "unseen": rows}, indent=1) + "\n"
-    )
+        figures = {key: summed(of, key) for key in ("predicted", "unsynchronised")}
+        for key, one in figures.items():
+            say(
+                f"  {key}: geometric mean error {one['geometric_mean_error']:.1%}, largest {one['largest']:.0%}, "
+                f"Spearman {one['spearman']:.2f}"
+            )
+    record = {"overheads": overheads, "figures": figures, "fitted": fitted, "unseen": rows}
+    (out / "steps.json").write_text(json.dumps(record, indent=1) + "\n")
     draw(rows, out / "steps.png")
 
 

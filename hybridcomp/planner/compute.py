@@ -17,6 +17,7 @@ OPERATIONS = (
     "head",
     "optimizer",
     "pass",
+    "replica",
     "send",
     "sum",
     "step",
@@ -24,8 +25,9 @@ OPERATIONS = (
 """What a step consists of.
 
 ``attention`` and ``mlp`` are the layers with the residual's addition, ``head`` is the last projection with the loss,
-``optimizer`` clips and updates. The overheads: ``pass``, of a forward or backward pass of a stage; ``send``, of a
-message between stages; ``sum``, of a collective's call; ``step``, what else there is of a step.
+``optimizer`` clips and updates. The overheads: ``pass``, of a forward or backward pass of a stage; ``replica``, of a
+pass more where DistributedDataParallel has the stage; ``send``, of a message between stages; ``sum``, of a collective's
+call; ``step``, what else there is of a step.
 """
 
 DIRECTIONS = ("forward", "backward")

@@ -77,12 +77,8 @@ def buckets(
             found.append(Bucket(number, block, cost(nbytes, NONE, None), 1))
             continue
         split = make_split(policy, "dp", DType.FLOAT32, group, LATE, stage.index, hosts)
-        sums: dict[tuple[Codec, str | None], int] = {}
-        for piece in split.alone:
-            key = piece.choice.codec, piece.choice.feedback
-            sums[key] = sums.get(key, 0) + _FP32 * piece.size
+        costs = [cost(_FP32 * piece.size, piece.choice.codec, piece.choice.feedback) for piece in split.alone]
         small = _FP32 * sum(piece.size for piece in split.small)
-        costs = [cost(nbytes, codec, feedback) for (codec, feedback), nbytes in sums.items()]
         if small:
             costs.append(cost(small, NONE, None))
         found.append(Bucket(number, block, sum(costs, NOTHING), len(costs)))

@@ -136,7 +136,7 @@ class Writer:
         name = f"forward {action.micro} of stage {stage.index}"
         if stage.index:
             yield Wait(("activations", stage.index, action.step, action.micro))
-        before = self._seconds(Work("pass"))
+        before = self._pass_seconds("forward")
         if stage.index:
             before += self._seconds(Work("send"))
         if stage.index == 0:
@@ -214,9 +214,14 @@ class Writer:
         if sends:  # the hook's sums are waited for within backward: a stage before it gets the gradient later
             yield self._start_send(pp, "gradients", stage, action)
 
+    def _pass_seconds(self, direction: str) -> float:
+        """Return the seconds of a pass beside its operations."""
+        replicated = self._config.dp > 1 and self._config.shard == "none"
+        return self._seconds(Work("pass", direction), *([Work("replica")] if replicated else []))
+
     def _before_backward(self, stage: StageShape, has_gradient: bool) -> float:
         """Return the seconds of a backward pass before it comes to the blocks."""
-        seconds = self._seconds(Work("pass", "backward"))
+        seconds = self._pass_seconds("backward")
         if has_gradient:
             seconds += self._seconds(Work("send"))
         if stage.has_head:
