@@ -24,17 +24,15 @@ from hybridcomp.lab import Lab
 
 OUT = Path(__file__).parent / "results" / "planner"
 RATES = ("none", "200mbit", "1gbit")
+_TIMEOUT = 200.0  # seconds of a calibration
 
 
-def profile_of(rate: str, ppn: int, out: Path) -> Path:
-    """Return the profile of the lab at a rate with so many ranks on a host, measured if it is not there."""
-    path = out / profile_name(rate, ppn)
-    if not path.exists():
-        with Lab(HOSTS, rate) as lab:
-            process = lab.popen(["hybridcomp", "doctor", "--calibrate", "--out", str(path)], ppn)
-            if process.wait(timeout=200):
-                raise SystemExit(f"calibration at {rate} failed")
-    return path
+def calibrate(rate: str, ppn: int, path: Path) -> None:
+    """Measure the profile of the lab at a rate with so many ranks on a host."""
+    with Lab(HOSTS, rate) as lab:
+        done = lab.mpirun(["hybridcomp", "doctor", "--calibrate", "--out", str(path)], ppn, timeout=_TIMEOUT)
+    if done.returncode:
+        raise SystemExit(f"calibration at {rate} failed:\n{done.stderr[-3000:]}")
 
 
 def run(cells: tuple[Cell, ...], file: Path, out: Path, until: float) -> None:
@@ -75,7 +73,9 @@ def main() -> None:
     until = time.monotonic() + 60 * arguments.minutes
     if arguments.what == "calibrate":
         for rate, ppn in itertools.product(RATES, (2, 1)):
-            profile_of(rate, ppn, arguments.out)
+            path = arguments.out / profile_name(rate, ppn)
+            if not path.exists():
+                calibrate(rate, ppn, path)
         run(FITTED, arguments.out / "fitted.json", arguments.out, until)
     elif arguments.what == "measure":
         run(CELLS, arguments.out / "measured.json", arguments.out, until)

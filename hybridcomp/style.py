@@ -23,6 +23,19 @@ PICTURE: dict[Any, Any] = {
 }
 """Matplotlib's settings for pictures, which are drawn on white."""
 
+COLOUR_FUNCTION = """
+// What a colour of the style is where an element stands: light-dark() is resolved by the browser alone.
+function colour(name) {
+  const probe = document.createElement("span");
+  probe.style.color = `var(--hc-${name})`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+"""
+"""JavaScript for what is drawn in the browser, in a page with :func:`variables`."""
+
 _SERIES_ON_DARK = ("#4DA3E0", "#F07C3E", "#2FC79B", "#E3A1C6", "#8AD0F7", "#F2B84B", "#C9A866", "#B5B5B5")
 _SCHEMES = {  # on light, on dark
     "text": ("#1a1a1a", "#e3e5e8"),

@@ -14,18 +14,21 @@ from page import RESULTS, ROOT, rewrite
 Row = dict[str, Any]
 
 
-def percent(figures: Row, key: str) -> str:
-    return f"{figures[key]['geometric_mean_error']:.1%}"
+def said(figures: Row) -> str:
+    """Return errors in words."""
+    parts = [
+        f"{name} {figures[name]:.1%}" for name in ("geometric mean", "mean", "95th percentile", "largest")
+    ]
+    return f"{', '.join(parts)}, Spearman's rank correlation {figures['spearman']:.2f}"
 
 
 def made(record: Row) -> str:
     """Return everything between the markers."""
     figures, rows = record["figures"], record["unseen"]
     lines = [
-        f"Geometric mean error {percent(figures, 'predicted')}, at most {figures['predicted']['largest']:.0%}, over "
-        f"{len(rows)} trainings that no fit has seen, none left out; without waiting of ranks for each other "
-        f"{percent(figures, 'unsynchronised')}. Spearman's rank correlation {figures['predicted']['spearman']:.2f} "
-        f"({figures['unsynchronised']['spearman']:.2f}).",
+        f"Relative errors over {len(rows)} trainings that no fit has seen, none left out: "
+        f"{said(figures['predicted'])}. "
+        f"The same without waiting of ranks for each other: {said(figures['unsynchronised'])}.",
         "",
         "| training | measured ms | predicted | over measured | without waiting |",
         "|---|---:|---:|---:|---:|",

@@ -76,7 +76,7 @@ CELLS = (
     _cell("none", "none", 4, 1, pp=2, tp=2, schedule="1f1b", recompute="blocks"),
     _cell("none", "none", 4, 1, pp=4, schedule="interleaved", virtual_stages=2),
 )
-"""What is predicted; no fit has seen it."""
+"""The trainings that are predicted; no fit has seen them."""
 
 _SMALL = {"layers": 8, "d_model": 96, "heads": 2, "seq_len": 48, "micro_batch_size": 1}
 
@@ -93,4 +93,4 @@ FITTED = (
     _cell("none", "int8:block=128", 2, shape=_SMALL, dp=4, tp=2),
     _cell("none", "int8:block=128", 8, shape=_SMALL, pp=4, dp=2, schedule="gpipe"),
 )
-"""What the overheads of a pass, send, sum and step are fitted to: another model, without shaped links, some by int8."""
+"""The trainings to which overheads are fitted: of another model, without shaped links, some by int8."""

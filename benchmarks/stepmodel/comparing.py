@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from modelbench.fitting import errors
 
 from hybridcomp import style
 from hybridcomp.planner.cluster import Cluster
@@ -69,16 +69,13 @@ def fit(rows: Sequence[Row], folder: Path) -> dict[str, float]:
 
 
 def summed(rows: Sequence[Row], key: str) -> dict[str, float]:
-    """Return the geometric mean and the largest of the errors, as factors less 1, and Spearman's correlation."""
+    """Return the errors of predictions, the largest of them, and Spearman's correlation with what was measured."""
     from scipy.stats import spearmanr  # noqa: PLC0415
 
-    logs = [abs(math.log(row[key] / row["median"])) for row in rows]
-    order = spearmanr([row[key] for row in rows], [row["median"] for row in rows])
-    return {
-        "geometric_mean_error": math.expm1(sum(logs) / len(logs)),
-        "largest": math.expm1(max(logs)),
-        "spearman": float(order.statistic),
-    }
+    predictions, measured = ([row[name] for row in rows] for name in (key, "median"))
+    found = errors(np.array(predictions), [{"seconds": seconds} for seconds in measured])
+    largest = max(abs(p - m) / m for p, m in zip(predictions, measured, strict=True))
+    return found | {"largest": largest, "spearman": float(spearmanr(predictions, measured).statistic)}
 
 
 def compare(out: Path, say: Callable[[str], None] = print) -> None:
@@ -104,12 +101,9 @@ def compare(out: Path, say: Callable[[str], None] = print) -> None:
                 f"  {ms['median']} ms, predicted {ms['predicted']} ({row['predicted'] / row['median']:.2f}), "
                 f"unsynchronised {ms['unsynchronised']}  {row['name']}"
             )
-        figures = {key: summed(of, key) for key in ("predicted", "unsynchronised")}
-        for key, one in figures.items():
-            say(
-                f"  {key}: geometric mean error {one['geometric_mean_error']:.1%}, largest {one['largest']:.0%}, "
-                f"Spearman {one['spearman']:.2f}"
-            )
+        for key in ("predicted", "unsynchronised"):
+            say(f"  {key}: " + ", ".join(f"{name} {value:.3g}" for name, value in summed(of, key).items()))
+    figures = {key: summed(rows, key) for key in ("predicted", "unsynchronised")}
     record = {"overheads": overheads, "figures": figures, "fitted": fitted, "unseen": rows}
     (out / "steps.json").write_text(json.dumps(record, indent=1) + "\n")
     draw(rows, out / "steps.png")

@@ -1,20 +1,10 @@
 // Draws each figure of a page: its choices as lists above it, and the plot chosen, in the colours of the page.
-"use strict";
+// colour(name) is of hybridcomp/style.py, which the site's hooks put before this.
 
 const SERIES = 8; // colours of hybridcomp/style.py
 const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "x", "cross", "star", "hexagon"];
 const BITS = [0.03, 0.1, 0.3, 1, 2, 4, 8, 16, 32];
 const DASHES = ["solid", "dash", "dot"];
-
-// What a colour of the style is where an element stands: light-dark() is resolved by the browser alone.
-function colour(name) {
-  const probe = document.createElement("span");
-  probe.style.color = `var(--hc-${name})`;
-  document.body.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
-}
 
 function bytes(size) {
   for (const [unit, least] of [["M", 2 ** 20], ["K", 2 ** 10]]) if (size >= least) return `${size / least}${unit}`;

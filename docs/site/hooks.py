@@ -46,7 +46,9 @@ def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, _STYLE, content=sheet))
     plotly = str(resources("plotly") / "package_data" / "plotly.min.js")
     files.append(File.generated(config, _PLOTLY, abs_src_path=plotly))
-    files.append(File.generated(config, _SCRIPT, abs_src_path=str(Path(__file__).parent / "figures.js")))
+    drawing = (Path(__file__).parent / "figures.js").read_text(encoding="utf-8")
+    script = f'"use strict";\n{style.COLOUR_FUNCTION}{drawing}'
+    files.append(File.generated(config, _SCRIPT, content=script))
     return files
 
 

@@ -40,18 +40,11 @@ _STYLE = """
 </style>
 """
 _SCRIPT = """
-function hue(name) {
-  const probe = document.createElement("span");
-  probe.style.color = `var(--hc-${name})`;
-  document.body.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
-}
 function draw(id, figure) {
-  const lines = { gridcolor: hue("line"), linecolor: hue("muted"), zerolinecolor: hue("line"), automargin: true };
+  const line = colour("line");
+  const lines = { gridcolor: line, linecolor: colour("muted"), zerolinecolor: line, automargin: true };
   const layout = { ...figure.layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: hue("text"), family: getComputedStyle(document.body).fontFamily },
+    font: { color: colour("text"), family: getComputedStyle(document.body).fontFamily },
     xaxis: { ...figure.layout.xaxis, ...lines }, yaxis: { ...figure.layout.yaxis, ...lines } };
   Plotly.react(id, figure.data, layout, { responsive: true, displayModeBar: false, scrollZoom: true });
 }
@@ -84,7 +77,8 @@ def page(breakdowns: Sequence[Breakdown], title: str) -> str:
         body += _section(breakdown, f"run{at}", figures)
     # "</" would end the script
     data = json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
-    body += f"<script>{_plotly()}</script>\n<script>const FIGURES = {data};\n{_SCRIPT}</script>\n"
+    script = f"const FIGURES = {data};\n{style.COLOUR_FUNCTION}{_SCRIPT}"
+    body += f"<script>{_plotly()}</script>\n<script>{script}</script>\n"
     return style.page(title, body)
 
 

@@ -72,7 +72,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank recorded.
+    """The record of one rank.
 
     Attributes:
         path: the file.

@@ -193,7 +193,7 @@ def split(
 
 
 class _Rank:
-    """What a rank did, to be split by steps."""
+    """The operations and waits of a rank, to be split by steps."""
 
     def __init__(self, one: RankTrace) -> None:
         self._rank = one.rank

@@ -38,7 +38,7 @@ _WRONG_INPUT = 2
 
 
 class Calibrated(NamedTuple):
-    """What was measured.
+    """The measurements of a calibration.
 
     Attributes:
         profile: links, memory and codecs.

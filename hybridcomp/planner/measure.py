@@ -55,11 +55,11 @@ class Timings:
     seconds: tuple[float, ...]
     half: float
 
-    def fitted(self, seconds: Sequence[float] | None = None) -> Fitted:
-        """Return the fit of these times, or of others of the same executions; overheads are :data:`OVERHEADS`."""
+    def fitted(self, seconds: Sequence[float]) -> Fitted:
+        """Return the fit of times of these executions, of several ranks, say; overheads are :data:`OVERHEADS`."""
         rows = dict.fromkeys(names(), (0.0, 0.0, 0.0)) | OVERHEADS
         of_name: dict[str, list[tuple[Work, float]]] = defaultdict(list)
-        for work, spent in zip(self.works, self.seconds if seconds is None else seconds, strict=True):
+        for work, spent in zip(self.works, seconds, strict=True):
             of_name[f"{work.operation}.{work.direction}"].append((work, spent))
         for name, timed in of_name.items():
             rows[name] = fit([work for work, _ in timed], [spent for _, spent in timed])

@@ -81,7 +81,8 @@ class Foreground:
             until: the condition.
             aside: other threads of this process compute meanwhile: poll less often.
         """
-        recorder, began = trace.recorder, time.perf_counter()
+        recorder = trace.recorder
+        began = 0.0 if recorder is None else time.perf_counter()
         with deferral:
             self._attend(until, aside=aside, began=time.monotonic())
         if recorder is not None and not aside:

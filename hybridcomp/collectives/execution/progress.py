@@ -107,7 +107,8 @@ class Engine:
             number=number,
             communicator=communicator,
         )
-        recorder, began = trace.recorder, time.perf_counter()
+        recorder = trace.recorder
+        began = 0.0 if recorder is None else time.perf_counter()
         with deferral:
             with self._lock:
                 self.begun.append(request)

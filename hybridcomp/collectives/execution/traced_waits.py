@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from hybridcomp.collectives.execution.request import Request
 
 _BRIEF = 20e-6  # seconds of waits that a trace does not show
-_awake: dict[
-    int, tuple[float, float]
-] = {}  # by thread: a time, and the seconds that it had been awake by then
+# By thread: a time, and the seconds for which it had been awake by then.
+_awake: dict[int, tuple[float, float]] = {}
 
 
 def say_waited(recorder: trace.Recorder, request: Request | None, began: float) -> None:
