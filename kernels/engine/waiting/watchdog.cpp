@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <system_error>
 #include <thread>
 
@@ -11,8 +12,6 @@
 
 namespace hybridcomp::engine {
 namespace {
-
-constexpr int kCode = 1;  // that the process ends with
 
 class Thread : public Watched {
  public:
@@ -113,7 +112,9 @@ void Watchdog::end(const Watched& one) const {
   const char* at = text.data();
   for (ssize_t left = static_cast<ssize_t>(text.size()), n = 0; left > 0; left -= n, at += n)
     if ((n = write(STDERR_FILENO, at, static_cast<std::size_t>(left))) <= 0) break;
-  _exit(kCode);
+  // By a signal: mpiexec (MPICH 5.0.2) may learn that a process has exited before it sees its socket closed,
+  // and then leaves the other ranks alone, unless a signal has ended it.
+  kill(getpid(), SIGKILL);
 }
 
 }  // namespace hybridcomp::engine
