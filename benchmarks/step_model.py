@@ -3,8 +3,10 @@
 python benchmarks/step_model.py calibrate       # profiles of the lab, and trainings to which overheads are fitted
 python benchmarks/step_model.py measure         # the trainings that are predicted; again: goes on where it was
 python benchmarks/step_model.py compare         # predicts them, and writes figures and a picture
+python benchmarks/step_model.py choose          # measures all layouts of ten jobs: is the fastest chosen?
+python benchmarks/step_model.py scale           # adds replicas up to 16 ranks on 8 hosts: measured, and predicted
 
-Files are in benchmarks/results/planner. `--minutes` ends calibrate and measure early; what was measured stays.
+Files are in benchmarks/results/planner. `--minutes` ends what measures early; what was measured stays.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from stepmodel.cells import CELLS, FITTED, HOSTS, Cell, profile_name
+from stepmodel.cells import CELLS, FITTED, HOSTS, SCALED, Cell, profile_name
+from stepmodel.choices import CASES, choose
 from stepmodel.measuring import measure
+from stepmodel.scaling import scaled
 
 from hybridcomp.lab import Lab
 
@@ -35,20 +40,28 @@ def calibrate(rate: str, ppn: int, path: Path) -> None:
         raise SystemExit(f"calibration at {rate} failed:\n{done.stderr[-3000:]}")
 
 
-def run(cells: tuple[Cell, ...], file: Path, out: Path, until: float) -> None:
-    """Measure the cells that are not in the file yet, until a time."""
+def profiles(labs: Iterable[tuple[str, int]], out: Path) -> None:
+    """Measure the profiles of labs, by rate and ranks on a host, that are not there yet."""
+    for rate, ppn in labs:
+        path = out / profile_name(rate, ppn)
+        if not path.exists():
+            calibrate(rate, ppn, path)
+
+
+def run(cells: Iterable[Cell], file: Path, out: Path, until: float) -> bool:
+    """Measure the cells that are not in the file yet, until a time; tell whether all are there."""
     found = json.loads(file.read_text()) if file.exists() else []
     names = {row["name"] for row in found}
-    missing = sorted((cell for cell in cells if cell.name not in names), key=lambda cell: cell.rate)
+    missing = sorted((cell for cell in cells if cell.name not in names), key=_lab)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "text"
         data.write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(20000)))
-        for rate, group in itertools.groupby(missing, lambda cell: cell.rate):
-            with Lab(HOSTS, rate) as lab:
+        for (hosts, rate), group in itertools.groupby(missing, _lab):
+            with Lab(hosts, rate) as lab:
                 for cell in group:
                     if time.monotonic() > until:
                         print(f"{len(missing)} were missing; run again for the rest")
-                        return
+                        return False
                     begin = time.monotonic()
                     found.append(measure(lab, cell, out / profile_name(rate, cell.ppn), data))
                     file.write_text(json.dumps(found, indent=1) + "\n")
@@ -56,6 +69,17 @@ def run(cells: tuple[Cell, ...], file: Path, out: Path, until: float) -> None:
                         f"{found[-1]['median'] * 1e3:8.1f} ms  {cell.name} ({time.monotonic() - begin:.0f} s)",
                         flush=True,
                     )
+    return True
+
+
+def overheads(out: Path) -> dict[str, float]:
+    """Return the seconds beside a model's operations, as ``compare`` has fitted them."""
+    found: dict[str, float] = json.loads((out / "steps.json").read_text())["overheads"]
+    return found
+
+
+def _lab(cell: Cell) -> tuple[int, str]:
+    return cell.hosts, cell.rate
 
 
 def main() -> None:
@@ -63,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("calibrate", "measure", "compare"))
+    parser.add_argument("what", choices=("calibrate", "measure", "compare", "choose", "scale"))
     parser.add_argument(
         "--out", type=Path, default=OUT, help="folder of the files (default: the committed ones)"
     )
@@ -72,13 +96,18 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * arguments.minutes
     if arguments.what == "calibrate":
-        for rate, ppn in itertools.product(RATES, (2, 1)):
-            path = arguments.out / profile_name(rate, ppn)
-            if not path.exists():
-                calibrate(rate, ppn, path)
+        profiles(itertools.product(RATES, (2, 1)), arguments.out)
         run(FITTED, arguments.out / "fitted.json", arguments.out, until)
     elif arguments.what == "measure":
         run(CELLS, arguments.out / "measured.json", arguments.out, until)
+    elif arguments.what == "choose":
+        cells = [cell for case in CASES.values() for cell in case]
+        profiles(dict.fromkeys((cell.rate, cell.ppn) for cell in cells), arguments.out)
+        if run(cells, arguments.out / "chosen.json", arguments.out, until):
+            choose(arguments.out, overheads(arguments.out))
+    elif arguments.what == "scale":
+        if run(SCALED, arguments.out / "scaled.json", arguments.out, until):
+            scaled(arguments.out, overheads(arguments.out))
     else:
         from stepmodel.comparing import compare  # noqa: PLC0415  (draws)
 

@@ -1,7 +1,7 @@
-"""Write docs/plan.md's figures of predicted and measured training steps from the result file.
+"""Write the tables of docs/plan.md from the result files: steps predicted and measured, choices of layouts, scaling.
 
-python benchmarks/pages/plan_doc.py            # rewrite docs/plan.md between its STEPS markers
-python benchmarks/pages/plan_doc.py --check    # exit 1 if docs/plan.md and the file differ
+python benchmarks/pages/plan_doc.py            # rewrite docs/plan.md between its markers
+python benchmarks/pages/plan_doc.py --check    # exit 1 if docs/plan.md and the files differ
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from page import RESULTS, ROOT, rewrite
 
 Row = dict[str, Any]
+ENOUGH = 1.05  # times the fastest
 
 
 def said(figures: Row) -> str:
@@ -40,6 +41,42 @@ def made(record: Row) -> str:
     return "\n" + "\n".join(lines) + "\n"
 
 
+def chosen(cases: list[Row]) -> str:
+    """Return a table of what was chosen for each job, and what was fastest."""
+    good = sum(case["of_fastest"] <= ENOUGH for case in cases)
+    lines = [
+        f"The choice is within {ENOUGH - 1:.0%} of the fastest in {good} of {len(cases)} jobs.",
+        "",
+        "| job, link | chosen | ms | fastest | ms | over fastest | slowest over fastest |",
+        "|---|---|---:|---|---:|---:|---:|",
+    ]
+    for case in cases:
+        times = {row["name"].partition(": ")[2]: f"{row['median'] * 1e3:.0f}" for row in case["layouts"]}
+        both = " | ".join(f"{case[of]} | {times[case[of]]}" for of in ("chosen", "fastest"))
+        lines.append(
+            f"| {case['case']} | {both} | {case['of_fastest']:.2f} | {case['slowest_of_fastest']:.2f} |"
+        )
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def scaled(rows: list[Row]) -> str:
+    """Return a table of steps by ranks."""
+    lines = ["| training | measured ms | predicted | over measured |", "|---|---:|---:|---:|"]
+    for row in rows:
+        ms = " | ".join(f"{row[key] * 1e3:.0f}" for key in ("median", "predicted"))
+        lines.append(f"| {row['name']} | {ms} | {row['predicted'] / row['median']:.2f} |")
+    return "\n" + "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
-    found = json.loads((RESULTS / "planner" / "steps.json").read_text())
-    rewrite(ROOT / "docs" / "plan.md", __file__, STEPS=made(found))
+    found, choices, sizes = (
+        json.loads((RESULTS / "planner" / f"{name}.json").read_text())
+        for name in ("steps", "choices", "scaled")
+    )
+    rewrite(
+        ROOT / "docs" / "plan.md",
+        __file__,
+        STEPS=made(found),
+        CHOICES=chosen(choices),
+        SCALED=scaled(sizes),
+    )

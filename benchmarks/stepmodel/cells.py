@@ -16,19 +16,21 @@ def profile_name(rate: str, ppn: int) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """One training in a lab of four hosts.
+    """One training in a lab.
 
     Attributes:
         name: unique.
         rate: of each host's link.
         ppn: ranks on each host.
         fields: of the trainer's configuration.
+        hosts: of the lab.
     """
 
     name: str
     rate: str
     ppn: int
     fields: dict[str, Any]
+    hosts: int = HOSTS
 
 
 def _cell(
@@ -80,6 +82,8 @@ CELLS = (
 
 _SMALL = {"layers": 8, "d_model": 96, "heads": 2, "seq_len": 48, "micro_batch_size": 1}
 
+_LARGE = {"layers": 8, "d_model": 160, "heads": 4, "seq_len": 96, "micro_batch_size": 2}
+
 FITTED = (
     _cell("none", "none", 1, shape=_SMALL, dp=8),
     _cell("none", "none", 6, shape=_SMALL, dp=8),
@@ -92,5 +96,30 @@ FITTED = (
     _cell("none", "int8:block=128", 1, shape=_SMALL, dp=8),
     _cell("none", "int8:block=128", 2, shape=_SMALL, dp=4, tp=2),
     _cell("none", "int8:block=128", 8, shape=_SMALL, pp=4, dp=2, schedule="gpipe"),
+    _cell("none", "hybrid", 1, 1, shape=_SMALL, dp=4),
+    _cell("none", "hybrid", 1, shape=_SMALL, dp=8),
+    _cell("none", "hybrid", 8, shape=_SMALL, pp=4, dp=2, schedule="gpipe"),
+    _cell("none", "none", 2, 1, shape=_LARGE, dp=4),
+    _cell("none", "none", 1, shape=_LARGE, dp=8),
+    _cell("none", "none", 6, 1, shape=_LARGE, pp=4, schedule="1f1b"),
+    _cell("none", "none", 4, shape=_LARGE, pp=4, dp=2, schedule="gpipe"),
+    _cell("none", "none", 2, shape=_LARGE, dp=4, tp=2),
+    _cell("none", "none", 8, 1, shape=_SMALL, pp=4, schedule="interleaved", virtual_stages=2),
+    _cell("none", "none", 4, 1, shape=_SMALL, pp=2, tp=2, schedule="1f1b", recompute="blocks"),
+    _cell("none", "none", 8, 1, shape=_SMALL, pp=4, schedule="2bw"),
+    _cell("none", "exact", 1, 1, shape=_LARGE, dp=4),
 )
-"""The trainings to which overheads are fitted: of another model, without shaped links, some by int8."""
+"""The trainings to which overheads are fitted: of other models, without shaped links, some compressed."""
+
+SCALED = tuple(
+    Cell(
+        f"{hosts * ppn} ranks on {hosts} hosts, {policy}",
+        "200mbit",
+        ppn,
+        {**_SHAPE, "dp": hosts * ppn, "micro_batches": 2, "policy": policy},
+        hosts,
+    )
+    for hosts, ppn in ((2, 1), (4, 1), (8, 1), (8, 2))
+    for policy in ("none", "hybrid")
+)
+"""Replicas added to a training, each with as much work: the largest that two cores carry."""

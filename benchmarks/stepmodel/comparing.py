@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,27 +21,45 @@ from hybridcomp.train.config import TrainConfig
 from stepmodel.cells import HOSTS, profile_name
 
 CORES = 2.0  # of the machine that the lab is on
-FITTED = ("pass", "replica", "send", "sum", "step")
-_ROUNDS = 5
-_GUESS = 1e-3  # seconds, of each
-_DIFFERENCE = 1e-4
+# Seconds of what a step has beside its operations, and the share of a core that a rank takes while it waits.
+FITTED = {
+    "pass": 2e-4,
+    "replica": 1e-3,
+    "send": 5e-4,
+    "sum": 3e-4,
+    "coded": 1e-4,
+    "step": 3e-3,
+    "waiting": 0.1,
+}
+_MOST = 10.0  # times as much, at most, is tried
+_STEPS = 25
 
 Row = dict[str, Any]
 
 
 def cluster_of(row: Row, folder: Path, overheads: Mapping[str, float] | None = None) -> Cluster:
-    """Return what a training ran on, as its profile describes it, with other overheads if some are given."""
-    found = read_site(str(folder / profile_name(row["rate"], row["ppn"])), HOSTS, row["ppn"])
-    compute = found.compute
+    """Return what a training ran on, as its profile describes it, with other overheads if some are given.
+
+    The links' latency is that of one rank a host: with two, eight ranks share two cores as they measure it, and the
+    replay counts the wait for a core by itself.
+    """
+    found = _site(folder, row["rate"], row.get("hosts", HOSTS), row["ppn"])
+    compute, waiting = found.compute, found.waiting
     if overheads is not None:
         assert isinstance(compute, Fitted)
-        rows = dict(compute.rows)
-        for name in rows:
-            seconds = overheads.get(name.partition(".")[0])
-            if seconds is not None:
-                rows[name] = (seconds, 0.0, 0.0)
-        compute = replace(compute, rows=rows)
-    return replace(found, cores=CORES, compute=compute)
+        rows = {f"{name}.forward": (seconds, 0.0, 0.0) for name, seconds in overheads.items()}
+        rows["pass.backward"] = rows["pass.forward"]
+        waiting = overheads["waiting"]
+        compute = replace(compute, rows={**compute.rows, **rows})
+    return replace(found, cores=CORES, compute=compute, waiting=waiting)
+
+
+@functools.cache  # the same profile each time: costs are cached by it
+def _site(folder: Path, rate: str, hosts: int, ranks_per_host: int) -> Cluster:
+    found = read_site(str(folder / profile_name(rate, ranks_per_host)), hosts, ranks_per_host)
+    alone = read_site(str(folder / profile_name(rate, 1)), hosts, 1)
+    network = replace(found.profile.network, latency=alone.profile.network.latency)
+    return replace(found, profile=replace(found.profile, network=network))
 
 
 def predicted(row: Row, cluster: Cluster) -> StepPrediction:
@@ -49,23 +68,20 @@ def predicted(row: Row, cluster: Cluster) -> StepPrediction:
 
 
 def fit(rows: Sequence[Row], folder: Path) -> dict[str, float]:
-    """Fit the overheads to trainings: by Gauss and Newton, relative errors, none negative."""
-    from scipy.optimize import nnls  # noqa: PLC0415  (of the extra "plan")
+    """Fit the overheads to trainings: by logarithms of the times, none negative."""
+    from scipy.optimize import least_squares  # noqa: PLC0415  (of the extra "plan")
 
-    found = dict.fromkeys(FITTED, _GUESS)
     measured = np.array([row["median"] for row in rows])
 
-    def seconds(overheads: Mapping[str, float]) -> np.ndarray[Any, Any]:
-        return np.array([predicted(row, cluster_of(row, folder, overheads)).seconds for row in rows])
+    def residuals(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        overheads = dict(zip(FITTED, x * np.array(list(FITTED.values())), strict=True))
+        times = [predicted(row, cluster_of(row, folder, overheads)).seconds for row in rows]
+        return np.log(np.array(times) / measured)
 
-    for _ in range(_ROUNDS):
-        now = seconds(found)
-        columns = [(seconds(found | {n: found[n] + _DIFFERENCE}) - now) / _DIFFERENCE for n in FITTED]
-        slopes = np.stack(columns, axis=1)
-        target = measured - now + slopes @ np.array([found[n] for n in FITTED])
-        best, _residual = nnls(slopes * _DIFFERENCE / measured[:, None], target / measured)
-        found = dict(zip(FITTED, map(float, best * _DIFFERENCE), strict=True))
-    return {name: float(f"{value:.4g}") for name, value in found.items()}
+    best = least_squares(
+        residuals, np.ones(len(FITTED)), bounds=(0.0, _MOST), diff_step=0.02, max_nfev=_STEPS
+    )
+    return {name: float(f"{x * FITTED[name]:.3g}") for name, x in zip(FITTED, best.x, strict=True)}
 
 
 def summed(rows: Sequence[Row], key: str) -> dict[str, float]:

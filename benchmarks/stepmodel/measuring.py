@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.lab import Lab
-from stepmodel.cells import HOSTS, Cell
+from stepmodel.cells import Cell
 
 STEPS = 14
 WARM = 4  # steps at the start that do not count: allocations, caches, connections
@@ -53,7 +53,7 @@ def measure(lab: Lab, cell: Cell, profile: Path, data: Path) -> dict[str, Any]:
         "hybridcomp",
         "lab",
         "-n",
-        str(HOSTS),
+        str(cell.hosts),
         "--ppn",
         str(cell.ppn),
         "--rate",
@@ -64,6 +64,7 @@ def measure(lab: Lab, cell: Cell, profile: Path, data: Path) -> dict[str, Any]:
     return {
         "name": cell.name,
         "rate": cell.rate,
+        "hosts": cell.hosts,
         "ppn": cell.ppn,
         "fields": cell.fields,
         "seconds": seconds,

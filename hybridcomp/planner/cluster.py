@@ -9,6 +9,9 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel import Profile
 from hybridcomp.planner.compute import ComputeProfile
 
+WAITING = 0.18
+"""Share of a core that a rank takes while it waits for messages: fitted to trainings in the lab, docs/plan.md."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -26,6 +29,7 @@ class Cluster:
         memory: bytes that a rank has; None: not known.
         speeds: speed of each host's processors relative to ``compute``; empty: 1 for each.
         rates: bytes/s of each host's link; empty: ``profile.network.bandwidth`` for each.
+        waiting: share of a core that a rank takes while it waits, where ranks share cores.
     """
 
     hosts: int
@@ -36,6 +40,7 @@ class Cluster:
     memory: float | None = None
     speeds: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
+    waiting: float = WAITING
 
     def __post_init__(self) -> None:
         for name in ("hosts", "ranks_per_host"):

@@ -20,15 +20,25 @@ OPERATIONS = (
     "replica",
     "send",
     "sum",
+    "coded",
     "step",
 )
 """What a step consists of.
 
 ``attention`` and ``mlp`` are the layers with the residual's addition, ``head`` is the last projection with the loss,
 ``optimizer`` clips and updates. The overheads: ``pass``, of a forward or backward pass of a stage; ``replica``, of a
-pass more where DistributedDataParallel has the stage; ``send``, of a message between stages; ``sum``, of a collective's
-call; ``step``, what else there is of a step.
+pass more where DistributedDataParallel has the stage; ``send``, of a message between stages; ``sum``, of a collective
+that a pass waits for; ``coded``, of a compressed sum of replicas; ``step``, what else there is of a step.
 """
+
+OVERHEADS: Mapping[str, tuple[float, float, float]] = {
+    "replica.forward": (2.8e-4, 0.0, 0.0),
+    "send.forward": (5.9e-4, 0.0, 0.0),
+    "sum.forward": (3.2e-4, 0.0, 0.0),
+    "coded.forward": (3.9e-5, 0.0, 0.0),
+    "step.forward": (8.7e-3, 0.0, 0.0),
+}
+"""Seconds of a processor for what a step has beside its operations: fitted to trainings in the lab, docs/plan.md."""
 
 DIRECTIONS = ("forward", "backward")
 FEATURES = ("calls", "flops", "bytes")
@@ -186,7 +196,7 @@ def read_compute(document: Mapping[str, Any], name: str) -> Fitted | Datasheet |
         if key not in (*names(), "half"):
             raise ConfigError(f"{name}: compute.{key!s:.40} is unknown; allowed: half, {', '.join(names())}")
     for key in names():
-        row = section.get(key)
+        row = section.get(key, list(OVERHEADS[key]) if key in OVERHEADS else None)
         if not isinstance(row, list) or len(row) != len(FEATURES) or not all(map(_natural, row)):
             raise ConfigError(
                 f"{name}: compute.{key} must be three numbers that are not negative, not {row!r:.60}"

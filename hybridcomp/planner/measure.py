@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hybridcomp.planner.compute import Fitted, Work, fit, names
+from hybridcomp.planner.compute import OVERHEADS, Fitted, Work, fit, names
 from hybridcomp.planner.step import stages as shapes
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model.gpt import MLP, Attention, Embedding, ModelShape, loss_of
@@ -32,14 +32,6 @@ _SIZES = (
 )
 _LEAST = 3  # executions of each
 
-OVERHEADS = {
-    "replica.forward": (2.3e-3, 0.0, 0.0),
-    "send.forward": (1.4e-3, 0.0, 0.0),
-    "sum.forward": (4.1e-4, 0.0, 0.0),
-    "step.forward": (1.8e-3, 0.0, 0.0),
-}
-"""Seconds of a processor for what a step has beside its operations: fitted to 11 trainings in the lab, docs/plan.md."""
-
 
 @dataclass(frozen=True)
 class Timings:
@@ -57,7 +49,7 @@ class Timings:
 
     def fitted(self, seconds: Sequence[float]) -> Fitted:
         """Return the fit of times of these executions, of several ranks, say; overheads are :data:`OVERHEADS`."""
-        rows = dict.fromkeys(names(), (0.0, 0.0, 0.0)) | OVERHEADS
+        rows = dict.fromkeys(names(), (0.0, 0.0, 0.0)) | dict(OVERHEADS)
         of_name: dict[str, list[tuple[Work, float]]] = defaultdict(list)
         for work, spent in zip(self.works, seconds, strict=True):
             of_name[f"{work.operation}.{work.direction}"].append((work, spent))

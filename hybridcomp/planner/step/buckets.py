@@ -25,13 +25,13 @@ class Bucket:
         number: in the order in which they are ready.
         block: whose backward pass completes it; None: the embedding's, the stage's last one.
         cost: of its sums.
-        calls: sums that it takes.
+        coded: compressed sums among them.
     """
 
     number: int
     block: int | None
     cost: Cost
-    calls: int
+    coded: int
 
 
 def buckets(
@@ -74,12 +74,13 @@ def buckets(
             block = stage.blocks[-1]  # of norm and head alone: ready when the last block's backward begins
         if not policy.codecs("dp", "all_reduce"):
             nbytes = sum(_FP32 * math.prod(shape) for _, shape in group)
-            found.append(Bucket(number, block, cost(nbytes, NONE, None), 1))
+            found.append(Bucket(number, block, cost(nbytes, NONE, None), 0))
             continue
         split = make_split(policy, "dp", DType.FLOAT32, group, LATE, stage.index, hosts)
         costs = [cost(_FP32 * piece.size, piece.choice.codec, piece.choice.feedback) for piece in split.alone]
+        coded = sum(piece.choice.codec != NONE for piece in split.alone)
         small = _FP32 * sum(piece.size for piece in split.small)
         if small:
             costs.append(cost(small, NONE, None))
-        found.append(Bucket(number, block, sum(costs, NOTHING), len(costs)))
+        found.append(Bucket(number, block, sum(costs, NOTHING), coded))
     return found

@@ -75,11 +75,14 @@ class Replay:
     Args:
         programs: of the ranks.
         cores: that they share; None: each has its own.
+        waiting: share of a core that a rank takes while it waits, where they share cores.
     """
 
-    def __init__(self, programs: Sequence[Program], cores: float | None) -> None:
+    def __init__(self, programs: Sequence[Program], cores: float | None, waiting: float = 0.0) -> None:
         self._programs = programs
         self._cores = cores
+        self._waiting_share = waiting
+        self._ranks = sum(program.weight for program in programs)
         self._at = [0] * len(programs)  # instruction
         self._waiting: dict[int, tuple[Key, float]] = {}
         self._ended: set[tuple[int, Key]] = set()
@@ -132,7 +135,8 @@ class Replay:
             else:
                 for host, messages in job.loads.items():
                     links[host] += messages
-        share = 1.0 if self._cores is None else min(1.0, self._cores / max(1, computing))
+        busy = max(1.0, computing + self._waiting_share * max(0, self._ranks - computing))
+        share = 1.0 if self._cores is None else min(1.0, self._cores / busy)
         for job in self._running:
             if job.phases[0][0] == "cpu":
                 job.rate = share

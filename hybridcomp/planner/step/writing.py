@@ -234,7 +234,7 @@ class Writer:
     ) -> Iterator[Start | Compute]:
         for bucket in ready:
             key: Key = ("bucket", stage.index, step, bucket.number)
-            yield Compute("sum", bucket.calls * self._seconds(Work("sum")))
+            yield Compute("sum", bucket.coded * self._seconds(Work("coded")))
             yield Start(key, "dp", bucket.cost)
             started.append(key)
 
