@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
             "choosing_doc.py",
             "report_doc.py",
             "plan_doc.py",
+            "auto_doc.py",
         ),
     ],
 )

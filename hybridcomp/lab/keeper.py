@@ -56,12 +56,15 @@ def _run(*command: str) -> None:
         raise StepError(f"`{' '.join(command)}` was refused: {done.stderr.strip() or done.returncode}")
 
 
+def shaping(device: str, bits_per_second: int, burst_bytes: int) -> list[str]:
+    """Return the command that limits what leaves through ``device``."""
+    return ["tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf",
+            "rate", f"{bits_per_second}bit", "burst", str(burst_bytes), "latency", "100ms"]  # fmt: skip
+
+
 def _shape(device: str, config: dict[str, Any]) -> None:
-    """Limit what leaves through ``device``."""
     if config["bits_per_second"] is not None:
-        _run("tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf",
-             "rate", f"{config['bits_per_second']}bit", "burst", str(config["burst_bytes"]),
-             "latency", "100ms")  # fmt: skip
+        _run(*shaping(device, config["bits_per_second"], config["burst_bytes"]))
 
 
 def _enter_user_namespace() -> None:

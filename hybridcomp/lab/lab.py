@@ -368,6 +368,33 @@ class Lab:
             command, env = launch.plain(self.mpiexec, ranks)
         return [*self._enter(0), *command], env
 
+    def change_rate(self, rate: str | Rate | None, hosts: Sequence[int] | None = None) -> None:
+        """Change the speed of hosts' links while programs run; :attr:`rate` stays as the lab was made.
+
+        Args:
+            rate: in ``tc``'s syntax; "none" or None lifts the limit.
+            hosts: whose, from 1; None: all.
+
+        Raises:
+            ConfigError: no such rate or host.
+            LabError: the lab is not up, is not of kind "namespaces", or ``tc`` refuses.
+        """
+        new = rate if isinstance(rate, Rate) else Rate.parse(rate)
+        if self.kind != "namespaces":
+            raise LabError(
+                f"rates of a lab of kind {self.kind!r} cannot be changed; those of 'namespaces' can"
+            )
+        for host in range(1, self.hosts + 1) if hosts is None else hosts:
+            # Not by tc's own replace: a packet in the queue that is longer than the new burst would stay there.
+            remove = self.host_command(host, ["tc", "qdisc", "del", "dev", "eth0", "root"])
+            subprocess.run(remove, capture_output=True, check=False)  # an unshaped link has none
+            if new.bits_per_second is None:
+                continue
+            words = keeper.shaping("eth0", new.bits_per_second, new.burst_bytes)
+            done = subprocess.run(self.host_command(host, words), capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise LabError(f"`{' '.join(words)}` was refused on host {host}: {done.stderr.strip()}")
+
     def _enter(self, network: int) -> list[str]:
         """Return the prefix that runs a command in a network of the lab: 0 is the switch, i the host i."""
         if not self._networks:

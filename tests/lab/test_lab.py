@@ -36,6 +36,24 @@ class TestNamespaces:
         assert 0.9 * wire < seconds < 3 * wire
         assert rest == ["[0] 100mbit 1\n"]
 
+    def test_a_rate_changes_while_the_lab_is_up(self) -> None:
+        def shaping(host: int) -> str:
+            show = lab.host_command(host, ["tc", "qdisc", "show", "dev", "eth0"])
+            return subprocess.run(show, capture_output=True, text=True, check=True).stdout
+
+        with Lab(2, "100mbit", kind="namespaces") as lab:
+            lab.change_rate("20mbit", [2])
+            assert "rate 100Mbit" in shaping(1)
+            assert "rate 20Mbit" in shaping(2)
+            lab.change_rate(None)
+            assert "tbf" not in shaping(1) + shaping(2)
+            lab.change_rate("1gbit")
+            assert "rate 1Gbit" in shaping(1)
+            with pytest.raises(ConfigError, match="hosts 1 to 2, not 3"):
+                lab.change_rate("1gbit", [3])
+            with pytest.raises(ConfigError, match="is not understood"):
+                lab.change_rate("fast")
+
     def test_ranks_of_a_host_share_memory(self) -> None:
         with Lab(2, "none", kind="namespaces") as lab:
             seconds, rest = ping(lab, 2)

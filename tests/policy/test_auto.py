@@ -283,6 +283,18 @@ def test_a_link_that_changes_is_noticed_within_fifty_operations(factor):
     assert faster < 0.5 if factor > 1 else faster > 2
 
 
+def test_a_late_rank_does_not_put_off_the_next_exchanges():
+    """What an exchange costs is counted without the wait for whoever comes late to it."""
+    job = Job(
+        "auto", lambda rank, operation, codec: 0.0335 * (6.0 if operation >= 200 else 1.0), exchange=2.0
+    )
+    job.run(0, 40)
+    assert job.sent[0]
+    job.exchange = 1e-4
+    job.run(40, 250)
+    assert any("times as fast from operation" in reason for reason in reasons(job))
+
+
 def reasons(job: Job) -> list[str]:
     return [choice.reason for each in job.deciders for choice in each.choices()]
 

@@ -135,6 +135,9 @@ class Reviews:
         decider, watched = self._decider, self._decider.watched()
         base, compared = np.full(len(watched), np.nan), False
         limit, cost, interval, changes = _CHANGED, 0.0, _LEAST, 0
+        cheapest = (
+            math.inf
+        )  # an exchange for which a rank was late took longer, and would put off the next ones
         yield 1 + len(watched)  # compiles schedules
         while True:
             before, began, first = self._totals(), self._clock(), self._operation
@@ -155,7 +158,10 @@ class Reviews:
             cost += self._clock() - began
             now, nbytes = agreed[: len(watched)], agreed[len(watched) : -2]
             now = np.where(now > 0, now, np.nan)
-            interval = _interval(*agreed[-2:])
+            took, spent = agreed[-2:]
+            if spent > 0:
+                cheapest = min(cheapest, spent)
+                interval = min(2 * interval, _interval(took, cheapest))
             ratio = _ratio(now * nbytes, base * nbytes)
             before_now = base
             if not compared and np.isfinite(now).any():  # with what the profile says, once

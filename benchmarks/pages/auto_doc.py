@@ -1,0 +1,85 @@
+"""Write docs/auto.md's table of cells from the result files, and draw a job in which the links' rate changes.
+
+python benchmarks/pages/auto_doc.py            # rewrite both
+python benchmarks/pages/auto_doc.py --check    # exit 1 if docs/auto.md and the files differ
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from page import RESULTS, ROOT, rewrite
+
+from hybridcomp.style import PICTURE, SERIES
+
+PAGE = ROOT / "docs" / "auto.md"
+FOLDER = RESULTS / "auto"
+LINKS = {"200mbit": "200mbit", "1gbit": "1gbit", "none": "unshaped"}
+GOAL = 0.97
+MARKERS = "os^d"
+
+Row = dict[str, Any]
+
+
+def table(records: dict[str, Row]) -> str:
+    """Return how many cells miss the goal, and all of them."""
+    cells = [(LINKS[link], cell) for link, record in records.items() for cell in record["cells"]]
+    missed = [sum(cell[of] < GOAL for _, cell in cells) for of in ("of_best", "of_none")]
+    lines = [
+        f"The goal is {GOAL} of the best, and of `none`, in every cell: "
+        f"**{missed[0]} of {len(cells)} cells miss the first, {missed[1]} the second**.",
+        "",
+        "| link | operation | KiB | takes | best | of best | of `none` |",
+        "|---|---|---:|---|---|---:|---:|",
+    ]
+    for link, cell in cells:
+        figures = f"{cell['of_best']:.2f} | {cell['of_none']:.2f}"
+        kib = cell["bytes"] // 1024
+        lines.append(f"| {link} | {cell['op']} | {kib} | `{cell['auto']}` | `{cell['best']}` | {figures} |")
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def change(record: Row) -> str:
+    """Return when auto noticed the change of the links, in words."""
+    noticed = record["noticed"]
+    if noticed is None:
+        return f"\nIn {len(record['jobs']['auto'])} steps `auto` did not notice.\n"
+    steps = noticed - record["change"]
+    return (
+        f"\nLinks that go from {record['rate']} to {record['to']} are noticed {steps} steps later (50 were allowed): "
+        f"*{record['jobs']['auto'][noticed]['reason']}*.\n"
+    )
+
+
+def draw(record: Row) -> Figure:
+    """Draw each job's steps, with the change and what auto made of it."""
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for (policy, steps), colour, marker in zip(record["jobs"].items(), SERIES, MARKERS, strict=False):
+        times = [1e3 * step["seconds"] for step in steps]
+        axes.plot(times, color=colour, marker=marker, markevery=12, markersize=4, linewidth=1.2, label=policy)
+    axes.axvline(record["change"], color="0.4", linewidth=1)
+    axes.annotate(f"{record['rate']} to {record['to']}", (record["change"], 1), xytext=(-4, -12),
+                  xycoords=("data", "axes fraction"), textcoords="offset points", ha="right")  # fmt: skip
+    if record["noticed"] is not None:
+        axes.axvline(record["noticed"], color=SERIES[0], linewidth=1, linestyle="--")
+        axes.annotate("auto notices", (record["noticed"], 1), xytext=(4, -12), color=SERIES[0],
+                      xycoords=("data", "axes fraction"), textcoords="offset points")  # fmt: skip
+    axes.set(yscale="log", xlabel="step", ylabel="ms of four all-reduces")
+    axes.legend(frameon=False, ncols=2, loc="upper left")
+    return figure
+
+
+if __name__ == "__main__":
+    found = {link: json.loads((FOLDER / f"{link}.json").read_text()) for link in LINKS}
+    changed = json.loads((FOLDER / "change.json").read_text())
+    if "--check" not in sys.argv:
+        with mpl.rc_context(PICTURE):
+            draw(changed).savefig(FOLDER / "change.png", dpi=144)
+    rewrite(PAGE, __file__, CELLS=table(found), CHANGE=change(changed))
