@@ -15,11 +15,12 @@ from hybridcomp.train.config import TERMINAL
 EXAMPLES = """examples:
   hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/allreduce.py --codec int8 --size 64M
   hybridcomp lab -n 4 --ppn 2 --rate 200mbit -- hybridcomp train --dp 2 --pp 2 --tp 2 --policy hybrid
+  hybridcomp lab -n 2 --rate 1gbit,200mbit --cores all,0.5 -- hybridcomp train --pp 2 --stage-layers 6 2
 
 The ranks of one host share memory; between hosts they talk TCP, and what leaves a host is limited to the
 rate. Ranks 0 to PPN-1 run on host 1, the next on host 2. Host I is 10.9.0.I. No network outside the lab can
-be reached. The ranks find HYBRIDCOMP_LAB_KIND, _RATE, _HOSTS and _PPN in their environment, and
-OMP_NUM_THREADS=1 unless set.
+be reached. The ranks find HYBRIDCOMP_LAB_KIND, _RATE (the slowest link's), _HOSTS and _PPN in their
+environment, and OMP_NUM_THREADS=1 unless set.
 """
 
 
@@ -37,8 +38,14 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--rate",
         default="1gbit",
-        help="speed of each host's link: a number and bit, kbit, mbit or gbit; "
-        "none leaves it unshaped (default 1gbit)",
+        help="speed of each host's link, one for all or one for each (1gbit,1gbit,200mbit): a number and bit, kbit, "
+        "mbit or gbit; none leaves it unshaped (default 1gbit)",
+    )
+    result.add_argument(
+        "--cores",
+        default="all",
+        help="how many of this machine's cores the ranks of a host may use together, one number for all or one for "
+        "each (all,all,0.25); takes root (default all)",
     )
     result.add_argument(
         "--kind",
@@ -65,7 +72,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(
             "there is no command to run: write it after --, as in `hybridcomp lab -n 4 -- hostname -I`"
         )
-    lab = Lab(arguments.hosts, arguments.rate, kind=arguments.kind)
+    lab = Lab(arguments.hosts, arguments.rate, kind=arguments.kind, cores=arguments.cores)
     end_on_signals()
     with lab:
         # A rank cannot see the terminal that mpiexec's output ends up on; this tells the trainer of it.
@@ -90,5 +97,11 @@ def describe(lab: Lab, ppn: int) -> str:
     hosts = f"{lab.hosts} host{'s' * (lab.hosts > 1)} with {ppn} rank{'s' * (ppn > 1)} each"
     if lab.kind != "namespaces":
         return f"{hosts} ({lab.kind})"
-    speed = "links unshaped" if lab.rate.bits_per_second is None else f"links at {lab.rate}"
-    return f"{hosts}, {speed}"
+    if len(set(lab.rates)) > 1:
+        speed = f"links at {', '.join(map(str, lab.rates))}"
+    else:
+        speed = "links unshaped" if lab.rate.bits_per_second is None else f"links at {lab.rate}"
+    if not any(lab.cores):
+        return f"{hosts}, {speed}"
+    limits = ", ".join("all" if cores is None else f"{cores:g}" for cores in lab.cores)
+    return f"{hosts}, {speed}, cores {limits}"

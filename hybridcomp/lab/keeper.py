@@ -9,7 +9,8 @@ stdout with one line of JSON: where they are, or which step failed. Then it read
 At the end of stdin, which comes when the parent closes it or dies of anything, and when the parent is gone
 though a child of it still holds the pipe, it ends every process of the lab. The namespaces, their links and
 their shaping have no name in the file system: the kernel removes them with the last process and the last open
-file that refers to them, so that nothing can be left behind.
+file that refers to them, so that nothing can be left behind. Only the control groups of hosts that may not use all
+cores have names: the keeper removes them at its end, and empty ones stay where it is killed.
 
 A process belongs to the lab when it is in one of its network namespaces or carries its mark in its
 environment.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import select
@@ -31,6 +33,9 @@ from typing import Any
 
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
+GROUPS = "/sys/fs/cgroup"
+PERIOD_MICROSECONDS = 4_000  # in which a host gets its cores: when it has used them up, it stands still
+LEAST_MICROSECONDS = 1_000  # that the kernel hands out
 PARENT_POLL_SECONDS = 0.5
 END_SECONDS = 10.0
 MARK = "HYBRIDCOMP_LAB_ID"
@@ -62,9 +67,56 @@ def shaping(device: str, bits_per_second: int, burst_bytes: int) -> list[str]:
             "rate", f"{bits_per_second}bit", "burst", str(burst_bytes), "latency", "100ms"]  # fmt: skip
 
 
-def _shape(device: str, config: dict[str, Any]) -> None:
-    if config["bits_per_second"] is not None:
-        _run(*shaping(device, config["bits_per_second"], config["burst_bytes"]))
+def _shape(device: str, bits_per_second: int | None, burst_bytes: int) -> None:
+    if bits_per_second is not None:
+        _run(*shaping(device, bits_per_second, burst_bytes))
+
+
+def _make_group(name: str, cores: float) -> str:
+    """Make a control group whose processes get so many cores at most; return its directory, of either version."""
+    old = os.path.isdir(f"{GROUPS}/cpu")
+    directory = f"{GROUPS}/cpu/{name}" if old else f"{GROUPS}/{name}"
+    period = max(PERIOD_MICROSECONDS, round(LEAST_MICROSECONDS / cores))
+    quota = round(cores * period)
+    try:
+        os.mkdir(directory)
+        if old:
+            _write(f"{directory}/cpu.cfs_period_us", str(period))
+            _write(f"{directory}/cpu.cfs_quota_us", str(quota))
+        else:  # without the controller there is no such file
+            _write(f"{directory}/cpu.max", f"{quota} {period}")
+    except OSError as error:
+        _remove_groups([directory])
+        code = errno.errorcode.get(error.errno or 0, "")
+        raise StepError(
+            f"limiting a host to {cores:g} cores takes root and cgroups' cpu controller: {directory} is not to be had "
+            f"({code})"
+        ) from error
+    return directory
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "r+", encoding="ascii") as file:
+        file.write(text)
+
+
+def _make_groups(config: dict[str, Any]) -> list[str | None]:
+    """Make the groups of the hosts that may not use all cores; return the directory of each host's."""
+    found: list[str | None] = []
+    try:
+        for host, cores in enumerate(config["cores"], 1):
+            name = f"hybridcomp-lab-{config['token']}-{host}"
+            found.append(None if cores is None else _make_group(name, cores))
+    except StepError:
+        _remove_groups(found)
+        raise
+    return found
+
+
+def _remove_groups(directories: list[Any]) -> None:
+    for directory in filter(None, directories):
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
 
 
 def _enter_user_namespace() -> None:
@@ -97,7 +149,7 @@ def _make_hosts(config: dict[str, Any]) -> list[int]:
              "netns", f"/proc/{os.getpid()}/fd/{switch}")  # fmt: skip
         _run("ip", "addr", "add", f"{subnet}.{host}/24", "dev", "eth0")
         _run("ip", "link", "set", "eth0", "up")
-        _shape("eth0", config)
+        _shape("eth0", *config["links"][host - 1])
         _libc("setns", switch, CLONE_NEWNET)
         _run("ip", "link", "set", f"port{host}", "master", "br0", "up")
     return descriptors
@@ -108,7 +160,7 @@ def _make_loopback(config: dict[str, Any]) -> list[int]:
     only = _new_network()
     # Ethernet's size: a packet of the loopback's usual 64 KiB would not fit a slow link's token bucket.
     _run("ip", "link", "set", "lo", "mtu", "1500")
-    _shape("lo", config)
+    _shape("lo", *config["links"][0])
     return [only]
 
 
@@ -193,7 +245,10 @@ def main(config: dict[str, Any]) -> int:
         signal.signal(ignored, signal.SIG_IGN)  # they are meant for the parent, whose end is what counts
     mark = f"{MARK}={config['token']}.".encode()
     namespaces: set[tuple[int, int]] = set()
+    groups: list[str | None] = []
     try:
+        if config["kind"] == "namespaces":
+            groups = _make_groups(config)
         descriptors: list[int] = []
         if config["kind"] != "shared-memory":
             if config["user_namespace"]:
@@ -201,16 +256,19 @@ def main(config: dict[str, Any]) -> int:
             descriptors = (_make_hosts if config["kind"] == "namespaces" else _make_loopback)(config)
         namespaces = {(os.fstat(fd).st_dev, os.fstat(fd).st_ino) for fd in descriptors}
     except (StepError, OSError) as error:
+        _remove_groups(groups)
         _say({"error": str(error)})
         return 1
     _say({"networks": [f"/proc/{os.getpid()}/fd/{fd}" for fd in descriptors],
-          "user": f"/proc/{os.getpid()}/ns/user" if config["user_namespace"] else None})  # fmt: skip
+          "user": f"/proc/{os.getpid()}/ns/user" if config["user_namespace"] else None,
+          "groups": groups})  # fmt: skip
     try:
         for line in _commands(config["parent"]):
             _end(set(), f"{MARK}={line.removeprefix('end ')}".encode() + b"\0")
             _say("done")
     finally:
         _end(namespaces, mark)
+        _remove_groups(groups)
         shutil.rmtree(config["directory"], ignore_errors=True)
     return 0
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab import keeper, launch
+from hybridcomp.lab.hosts import cores_of, rates_of, slowest
 from hybridcomp.lab.launch import LabError
 from hybridcomp.lab.rate import Rate
 from hybridcomp.launcher import SHARED_BYTES, SHARED_BYTES_TCP, check_room, find_mpiexec
@@ -46,15 +47,19 @@ class Lab:
 
     Args:
         hosts: how many, 1 to 128; host ``i`` (from 1) is 10.9.0.i inside the lab.
-        rate: the speed of each link in ``tc``'s syntax ("200mbit", "1gbit"); "none" or None leaves it
-            unshaped.
+        rate: the speed of the links in ``tc``'s syntax ("200mbit", "1gbit"), one for all or one for each host
+            ("1gbit,1gbit,200mbit", or a sequence); "none" or None leaves a link unshaped.
         kind: "namespaces" (one network namespace a host; ranks of one host share memory), "loopback" (one
             shaped loopback that all ranks share and speak TCP over), "shared-memory" (this machine as it is),
             or "auto": the first of these that the machine allows.
+        cores: how many of this machine's processor cores all ranks of a host may use together, by a control group, as
+            root: one number for all or one for each host (0.25, "all,all,0.25"); "all" or None: no limit.
         mpiexec: the launcher; by default the one of this Python environment, or else of PATH.
 
     Attributes:
         kind: the kind that is up, never "auto".
+        rate: of the slowest link.
+        rates, cores: of each host.
         notes: sentences for the user: what is not as asked, and why.
 
     Raises:
@@ -65,9 +70,10 @@ class Lab:
     def __init__(
         self,
         hosts: int,
-        rate: str | Rate | None = "1gbit",
+        rate: str | Rate | Sequence[str | Rate | None] | None = "1gbit",
         *,
         kind: str = "auto",
+        cores: str | float | Sequence[float | None] | None = None,
         mpiexec: str | None = None,
     ) -> None:
         if not 1 <= hosts <= MAX_HOSTS:
@@ -75,7 +81,9 @@ class Lab:
         if kind not in KINDS:
             raise ConfigError(f"unknown kind of lab {kind!r}; the kinds are {', '.join(KINDS)}")
         self.hosts = hosts
-        self.rate = rate if isinstance(rate, Rate) else Rate.parse(rate)
+        self.rates = rates_of(rate, hosts)
+        self.rate = slowest(self.rates)
+        self.cores = cores_of(cores, hosts)
         self.kind = kind
         self.mpiexec = mpiexec
         self.notes: list[str] = []
@@ -86,6 +94,7 @@ class Lab:
         self._keeper: subprocess.Popen[str] | None = None
         self._directory = Path()
         self._networks: list[str] = []
+        self._groups: list[str | None] = []
         self._user: str | None = None
         self._agent = Path()
 
@@ -114,6 +123,8 @@ class Lab:
 
     def _up(self, kind: str) -> None:
         assert self.mpiexec is not None
+        if kind == "loopback" and (len(set(self.rates)) > 1 or any(self.cores)):
+            raise LabError("it does not tell hosts apart: they have one rate, and all cores")
         if kind != "shared-memory":
             launch.require_hydra(self.mpiexec, kind)
             missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
@@ -125,8 +136,8 @@ class Lab:
             "kind": kind,
             "hosts": self.hosts,
             "subnet": SUBNET,
-            "bits_per_second": self.rate.bits_per_second,
-            "burst_bytes": self.rate.burst_bytes,
+            "links": [(rate.bits_per_second, rate.burst_bytes) for rate in self.rates],
+            "cores": self.cores,
             "user_namespace": kind != "shared-memory" and os.geteuid() != 0,
             "token": self._token,
             "directory": str(self._directory),
@@ -142,10 +153,11 @@ class Lab:
         try:
             answer = self._answer(UP_SECONDS)
             if "error" in answer:
-                raise LabError(answer["error"] + _hint(answer["error"]))
+                raise LabError(answer["error"] + launch.hint(answer["error"]))
             self._networks, self._user = answer["networks"], answer["user"]
             if kind == "namespaces":
-                self._agent = launch.write_agent(self._directory, self._networks[1:])
+                self._groups = answer["groups"]
+                self._agent = launch.write_agent(self._directory, self._networks[1:], self._groups)
             self._try_entering()
         except BaseException:
             self._down()
@@ -346,7 +358,8 @@ class Lab:
             raise ConfigError(f"this lab has hosts 1 to {self.hosts}, not {host}")
         if self.kind != "namespaces":
             return [*self._enter(0), *argv]
-        return [*self._enter(host), *argv]
+        group = self._groups[host - 1]
+        return [*([] if group is None else launch.in_group(group)), *self._enter(host), *argv]
 
     def _launch(self, ppn: int, ranks: int | None) -> tuple[list[str], dict[str, str]]:
         if self._keeper is None or self.mpiexec is None:
@@ -404,14 +417,3 @@ class Lab:
 
 def _listed(refusals: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(f"{', '.join(kinds)}: {error}" for error, kinds in refusals.items())
-
-
-def _hint(refusal: str) -> str:
-    """Return what to do about a refusal, when it is known."""
-    if "not permitted" in refusal or "denied" in refusal:
-        return (
-            " (network namespaces take root, or user namespaces: sysctl kernel.unprivileged_userns_clone=1, "
-            "on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0; in a container CAP_SYS_ADMIN and "
-            "CAP_NET_ADMIN)"
-        )
-    return ""

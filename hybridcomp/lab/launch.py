@@ -15,13 +15,26 @@ class LabError(HybridcompError, RuntimeError):
     """A lab that this machine cannot bring up or run something on: what is missing, what to do."""
 
 
+def hint(refusal: str) -> str:
+    """Return what to do about a refusal, when it is known."""
+    if "not permitted" in refusal or "denied" in refusal:
+        return (
+            " (network namespaces take root, or user namespaces: sysctl kernel.unprivileged_userns_clone=1, "
+            "on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0; in a container CAP_SYS_ADMIN and "
+            "CAP_NET_ADMIN)"
+        )
+    return ""
+
+
 # hydra calls an agent as it would call ssh: AGENT -x HOST COMMAND...
 AGENT = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
+group=
 case "${{1##*.}}" in
 {cases}
 *) echo "hybridcomp lab: there is no host $1" >&2; exit 255 ;;
 esac
+[ -z "$group" ] || echo $$ > "$group/cgroup.procs" || exit 255
 shift
 exec {nsenter} --net="$net" sh -c "$*"
 """
@@ -68,10 +81,24 @@ def nsenter(user: str | None) -> list[str]:
     return [program, f"--user={user}", "--preserve-credentials"] if user else [program]
 
 
-def write_agent(directory: Path, hosts: list[str]) -> Path:
-    """Write the program that hydra runs in place of ssh; ``hosts`` are paths of network namespaces."""
+def in_group(group: str) -> list[str]:
+    """Return the command that runs another one in a control group."""
+    return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', group]
+
+
+def write_agent(directory: Path, hosts: list[str], groups: list[str | None]) -> Path:
+    """Write the program that hydra runs in place of ssh.
+
+    Args:
+        directory: where it goes.
+        hosts: paths of network namespaces.
+        groups: directories of the hosts' control groups, if they have any.
+    """
     # hydra itself already runs inside the user namespace, when there is one.
-    cases = "\n".join(f"{number}) net={net} ;;" for number, net in enumerate(hosts, 1))
+    cases = "\n".join(
+        f"{number}) net={net}{f' group={group}' if group else ''} ;;"
+        for number, (net, group) in enumerate(zip(hosts, groups, strict=True), 1)
+    )
     path = directory / "agent"
     path.write_text(AGENT.format(cases=cases, nsenter=nsenter(None)[0]), encoding="utf-8")
     path.chmod(0o755)

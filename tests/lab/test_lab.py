@@ -3,6 +3,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +16,14 @@ from tests.lab.processes import living
 
 PING = str(Path(__file__).with_name("ping.py"))
 WITHOUT_MPIEXEC = str(Path(__file__).with_name("without_mpiexec.py"))
+# How much of a core a process that has work has in half a second.
+SHARE = """
+import os, time
+begin, own = time.monotonic(), time.process_time()
+while time.monotonic() < begin + 0.5:
+    pass
+print(os.environ.get("PMI_RANK"), (time.process_time() - own) / (time.monotonic() - begin))
+"""
 pytestmark = pytest.mark.timeout(90)
 
 
@@ -53,6 +62,27 @@ class TestNamespaces:
                 lab.change_rate("1gbit", [3])
             with pytest.raises(ConfigError, match="is not understood"):
                 lab.change_rate("fast")
+
+    def test_hosts_may_differ(self) -> None:
+        """The link of the first host alone is slow, and the second one has less than a core."""
+        with contextlib.ExitStack() as stack:
+            try:
+                lab = stack.enter_context(Lab(2, "100mbit,none", kind="namespaces", cores="all,0.2"))
+            except LabError as error:
+                pytest.skip(str(error))  # no control groups
+            groups = [Path(group) for group in lab._groups if group is not None]
+            assert len(groups) == 1
+            seconds, rest = ping(lab, 1)
+            shares = dict(line.split() for line in lab.mpirun(["python", "-c", SHARE]).stdout.splitlines())
+            alone = subprocess.run(
+                lab.host_command(2, [sys.executable, "-c", SHARE]), capture_output=True, text=True, check=True
+            )
+        there = 4 * 2**20 * 8 / 100e6  # and back without a limit, but on a fifth of a core
+        assert 0.9 * there < seconds < 3 * there
+        assert rest == ["[0] 100mbit 1\n"]
+        assert float(shares["1"]) < 0.25
+        assert float(alone.stdout.split()[1]) < 0.25
+        assert not groups[0].exists()
 
     def test_ranks_of_a_host_share_memory(self) -> None:
         with Lab(2, "none", kind="namespaces") as lab:
@@ -97,6 +127,10 @@ class TestNamespaces:
                 pytest.skip(str(error))
             assert "--user=" in " ".join(lab.mpi_command(["true"]))
             assert ping(lab, 1)[0] > 0.3
+
+    def test_loopback_has_no_hosts_that_differ(self) -> None:
+        with pytest.raises(LabError, match="one rate, and all cores"), Lab(2, "1gbit,none", kind="loopback"):
+            pass
 
     def test_loopback_is_shaped_too(self) -> None:
         with Lab(2, "100mbit", kind="loopback") as lab:
