@@ -27,7 +27,8 @@ class Cluster:
         cores: processor cores that all ranks of all hosts share, as the hosts of a lab on one machine do; None: each
             rank has its own.
         memory: bytes that a rank has; None: not known.
-        speeds: speed of each host's processors relative to ``compute``; empty: 1 for each.
+        speeds: speed of each host's processors relative to ``compute``; empty: 1 for each. Where ``cores`` are shared,
+            the share of a core that a rank of the host gets at most.
         rates: bytes/s of each host's link; empty: ``profile.network.bandwidth`` for each.
         waiting: share of a core that a rank takes while it waits, where ranks share cores.
     """

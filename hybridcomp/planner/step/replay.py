@@ -53,14 +53,18 @@ class Replayed:
 
 @dataclass(eq=False)
 class _Job:
-    """Something under way; ``phases`` are what is left of it: a resource, and the seconds that it takes there alone."""
+    """Something under way.
+
+    ``phases`` are what is left of it: a resource, the seconds that it takes there alone, and the most of a core that it
+    gets.
+    """
 
     programs: tuple[int, ...]
     owner: int
     queue: str
     stream: str
     name: str
-    phases: deque[tuple[str, float]]
+    phases: deque[tuple[str, float, float]]
     weight: int
     loads: dict[int, int]
     key: Key | None = None
@@ -127,22 +131,35 @@ class Replay:
         return self.result
 
     def _set_rates(self) -> None:
-        computing = 0
         links: dict[int, int] = defaultdict(int)
         for job in self._running:
-            if job.phases[0][0] == "cpu":
-                computing += job.weight
-            else:
+            if job.phases[0][0] == "link":
                 for host, messages in job.loads.items():
                     links[host] += messages
-        busy = max(1.0, computing + self._waiting_share * max(0, self._ranks - computing))
-        share = 1.0 if self._cores is None else min(1.0, self._cores / busy)
+        share = self._share()
         for job in self._running:
-            if job.phases[0][0] == "cpu":
-                job.rate = share
+            kind, _, most = job.phases[0]
+            if kind == "cpu":
+                job.rate = min(most, share)
             else:
                 # The cost is of one message on each link: those that are alike share it, too.
                 job.rate = 1.0 / max((links[host] for host in job.loads), default=1)
+
+    def _share(self) -> float:
+        """Return the part of a core that each rank gets which computes and may use as much: all get the same."""
+        if self._cores is None:
+            return 1.0
+        computing = sorted(
+            (job.phases[0][2], job.weight) for job in self._running if job.phases[0][0] == "cpu"
+        )
+        left, ranks = self._cores, sum(weight for _, weight in computing)
+        looking = self._waiting_share * max(0, self._ranks - ranks)
+        for most, weight in computing:
+            if most * (ranks + looking) > left:
+                return left / (ranks + looking)
+            left -= most * weight
+            ranks -= weight
+        return 1.0
 
     def _go_on(self, number: int) -> None:
         """Go on with a program until it computes or waits."""
@@ -151,7 +168,10 @@ class Replay:
             instruction = program.instructions[self._at[number]]
             if isinstance(instruction, Compute):
                 if instruction.seconds > 0:
-                    phases = deque([("cpu", instruction.seconds / program.speed)])
+                    seconds, most = instruction.seconds / program.speed, 1.0
+                    if self._cores is not None:  # then it is slow because it gets that part of a core
+                        seconds, most = instruction.seconds, program.speed
+                    phases = deque([("cpu", seconds, most)])
                     job = _Job(
                         (number,), number, "compute", "compute", instruction.name, phases, program.weight, {}
                     )
@@ -176,11 +196,17 @@ class Replay:
         if len(self._arrived[start.key]) < len(among):
             return
         del self._arrived[start.key]
+        programs = among if start.to is None else (start.to,)
+        here, there = self._most(among), self._most(programs)
         phases = deque(
-            [("cpu", cost.cpu), ("delay", cost.latency), ("link", cost.link), ("cpu", cost.receive)]
+            [
+                ("cpu", cost.cpu, here),
+                ("delay", cost.latency, 1.0),
+                ("link", cost.link, 1.0),
+                ("cpu", cost.receive, there),
+            ]
         )
         weight = sum(self._programs[p].weight for p in among)
-        programs = among if start.to is None else (start.to,)
         loads = dict(program.loads.get(start.axis, {}))
         stream = start.axis if start.to is None else f"{start.axis} to {start.to}"
         job = _Job(programs, number, stream, start.axis, str(start.key[0]), phases, weight, loads, start.key)
@@ -188,6 +214,10 @@ class Replay:
         queue.append(job)
         if len(queue) == 1:
             self._begin(job)
+
+    def _most(self, programs: Sequence[int]) -> float:
+        """Return the most of a core that a message of some programs gets on each of their ranks."""
+        return 1.0 if self._cores is None else min(self._programs[p].speed for p in programs)
 
     def _begin(self, job: _Job) -> None:
         job.begin = self._now
@@ -200,7 +230,7 @@ class Replay:
         if not job.phases:
             self._end(job)
             return
-        kind, seconds = job.phases[0]
+        kind, seconds, _ = job.phases[0]
         if kind == "delay":
             heapq.heappush(self._delays, (self._now + seconds, next(self._count), job))
         else:
@@ -253,7 +283,7 @@ def unsynchronised(programs: Sequence[Program], cores: float | None, steps: int)
         for instruction in program.instructions:
             if isinstance(instruction, Compute):
                 sums["compute"] += instruction.seconds / program.speed
-                work += program.weight * instruction.seconds / program.speed
+                work += program.weight * instruction.seconds  # a slow rank leaves its core to others
             elif isinstance(instruction, Start):
                 cost = instruction.cost
                 share = max(program.loads.get(instruction.axis, {}).values(), default=1)
