@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -20,6 +21,7 @@ from hybridcomp.perfmodel import wanted_path
 from hybridcomp.planner.budget import BUDGETS
 from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.critical import write_trace
+from hybridcomp.planner.hints import find_hints
 from hybridcomp.planner.layouts import Wish
 from hybridcomp.planner.models import MODELS, model_config
 from hybridcomp.planner.plan import Plan, best_of, write_plan
@@ -40,6 +42,19 @@ Nothing is run, and every figure is predicted. docs/plan.md says how, and how we
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _FILE_WIDTH = 160
 _SCALED = 16  # plans of which --scale takes the best one whose replicas fit the least size
+_COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
+    ("pp x dp x tp", "left"),
+    ("schedule", "left"),
+    ("layers", "left"),  # of each stage, where they differ
+    ("micro-batches", "left"),
+    ("recompute", "left"),
+    ("codecs", "left"),
+    ("samples/s", "right"),
+    ("of best", "right"),
+    ("step (s)", "right"),
+    ("exposed (ms)", "right"),
+    ("memory", "right"),
+)
 _AXES = {"dp": "dp", "pp": "pp", "tp": "tp", "embedding": "emb"}
 
 
@@ -132,10 +147,13 @@ def main(argv: Sequence[str]) -> int:
     if not 1 <= chosen <= len(plans):
         raise ConfigError(f"--explain {chosen}: there are plans 1 to {len(plans)}")
     shown = plans[: arguments.top]
+    hints = find_hints(plans[chosen - 1], cluster)
     if arguments.json:
-        print(json.dumps(_record(arguments, cluster, shown), indent=1))
+        print(json.dumps(_record(arguments, cluster, shown) | hints.record(), indent=1))
     else:
         _print(arguments, cluster, shown)
+        for line in hints.lines(chosen):
+            print(line)
     if arguments.explain is not None:
         _explain(arguments, plans, chosen)
     if arguments.write is not None:
@@ -245,13 +263,14 @@ def _print(arguments: argparse.Namespace, cluster: Cluster, plans: Sequence[Plan
     )
     table = Table(box=SIMPLE_HEAD)
     table.add_column("", justify="right")
-    for heading in ("pp x dp x tp", "schedule", "micro-batches", "recompute", "codecs"):
-        table.add_column(heading)
-    for heading in ("samples/s", "of best", "step (s)", "exposed (ms)", "memory"):
-        table.add_column(heading, justify="right")
     best = best_of(plans)
-    for number, plan in enumerate(plans, 1):
-        table.add_row(str(number), *_cells(plan, best))
+    rows = [_cells(plan, best) for plan in plans]
+    used = [at for at in range(len(_COLUMNS)) if any(row[at] for row in rows)]
+    for at in used:
+        heading, justify = _COLUMNS[at]
+        table.add_column(heading, justify=justify)
+    for number, row in enumerate(rows, 1):
+        table.add_row(str(number), *(row[at] for at in used))
     console.print(table)
 
 
@@ -268,6 +287,7 @@ def _cells(plan: Plan, best: float) -> list[str]:
     return [
         f"{config.pp} x {config.dp} x {config.tp}",
         schedule if config.pp > 1 else "loop",
+        " ".join(map(str, config.stage_layers or ())),
         f"{config.micro_batches} of {config.micro_batch_size}",
         _recomputed(config),
         codecs or "none",
@@ -289,7 +309,7 @@ def _explain(arguments: argparse.Namespace, plans: Sequence[Plan], chosen: int) 
     plan = plans[chosen - 1]
     cells = _cells(plan, best_of(plans))
     names = (
-        *("pp x dp x tp", "schedule", "micro-batches", "recomputed", "codecs"),
+        *("pp x dp x tp", "schedule", "layers of stages", "micro-batches", "recomputed", "codecs"),
         *(
             "samples/s",
             "of the best",
@@ -300,7 +320,7 @@ def _explain(arguments: argparse.Namespace, plans: Sequence[Plan], chosen: int) 
     )
     heading = f"{arguments.model}, batch {arguments.batch}: plan {chosen}"
     page, trace = arguments.out / "plan.html", arguments.out / "trace.json"
-    facts = dict(zip(names, cells, strict=True))
+    facts = {name: cell for name, cell in zip(names, cells, strict=True) if cell}
     write_timeline(page, heading, plan.prediction.spans, facts)
     write_trace(plan.prediction.spans, trace, {"predicted": True, "plan": plan.record(best_of(plans))})
     for path in (page, trace):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hybridcomp.errors import ConfigError
@@ -65,6 +66,11 @@ class Cluster:
         """Return the number of ranks on all hosts."""
         return self.hosts * self.ranks_per_host
 
+    @property
+    def uneven(self) -> bool:
+        """Tell whether hosts differ in speed or in the rate of their links."""
+        return len(set(self.speeds)) > 1 or len(set(self.rates)) > 1
+
     def host(self, rank: int) -> int:
         """Return the host of a rank, from 0."""
         return rank // self.ranks_per_host
@@ -72,6 +78,10 @@ class Cluster:
     def speed(self, rank: int) -> float:
         """Return the relative speed of a rank's processor."""
         return self.speeds[self.host(rank)] if self.speeds else 1.0
+
+    def slowest(self, ranks: Iterable[int]) -> float:
+        """Return the relative speed of the slowest processor of some ranks."""
+        return min(map(self.speed, ranks))
 
     def rate(self, host: int) -> float:
         """Return the bytes/s of a host's link."""

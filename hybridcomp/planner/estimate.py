@@ -20,7 +20,7 @@ from hybridcomp.planner.step import messages, traffic
 from hybridcomp.planner.step import stages as shapes
 from hybridcomp.planner.step.buckets import buckets
 from hybridcomp.planner.step.messages import LATE
-from hybridcomp.planner.step.stages import StageShape
+from hybridcomp.planner.step.passes import pass_seconds, seconds_of
 from hybridcomp.planner.step.traffic import Cost
 from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import EMBEDDING, TrainConfig
@@ -95,30 +95,30 @@ class _Rough:
         self._config, self._cluster = config, cluster
         self._stages = shapes.stages_of(config)
         self._per_host = min(cluster.ranks_per_host, config.dp * config.tp)
-        slowest = 1.0 / min(cluster.speeds, default=1.0)
-        share = 1.0 if cluster.cores is None else max(1.0, cluster.ranks / cluster.cores)
         by_rank = [[s for s in self._stages if s.index % config.pp == pp] for pp in range(config.pp)]
-        passes = [tuple(map(sum, zip(*map(self._passes, mine), strict=True))) for mine in by_rank]
-        self.compute = slowest * share * max(forward + backward for forward, backward in passes)
-        self.last_backward = slowest * share * max(backward for _, backward in passes)
+        passes = [
+            tuple(map(sum, zip(*(pass_seconds(s, config, cluster.compute) for s in mine), strict=True)))
+            for mine in by_rank
+        ]
         elements = max(sum(stage.elements for stage in mine) for mine in by_rank)
-        self.update = slowest * share * self._seconds(shapes.optimizer(elements), Work("step"))
+        update = seconds_of(cluster.compute, shapes.optimizer(elements), Work("step"))
+        self.compute = self._slowest([forward + backward for forward, backward in passes])
+        self.last_backward = self._slowest([backward for _, backward in passes])
+        self.update = self._slowest([update] * config.pp)
 
-    def _seconds(self, *works: Work) -> float:
-        return sum(self._cluster.compute.seconds(work) for work in works)
+    def _slowest(self, seconds: Sequence[float]) -> float:
+        """Return the seconds of the slowest rank of the pipeline.
 
-    def _passes(self, stage: StageShape) -> tuple[float, float]:
-        """Return the seconds of a stage's forward and backward pass."""
-        config = self._config
-        block = [work for part in shapes.block_parts(config) for work in part]
-        ends = [shapes.norm(config), shapes.head(config)] * stage.has_head
-        ends += [shapes.embedding(config)] * (stage.index == 0)
-        ahead = len(stage.blocks) * self._seconds(*block)
-        back = len(stage.blocks) * self._seconds(*(shapes.backward(work, config) for work in block))
-        again = len(config.recomputed(stage.index)) * self._seconds(*block)
-        forward = ahead + self._seconds(*ends, Work("pass"))
-        backward = self._seconds(*(shapes.backward(work, config) for work in ends), Work("pass", "backward"))
-        return forward, backward + back + again
+        Args:
+            seconds: of each at speed 1. On hosts that differ the layers will be cut (:mod:`.placement`) so that all
+                take about as long: what they have to do, by what they can.
+        """
+        cluster, size = self._cluster, self._config.dp * self._config.tp
+        share = 1.0 if cluster.cores is None else max(1.0, cluster.ranks / cluster.cores)
+        if not cluster.uneven:
+            return max(1.0 / min(cluster.speeds, default=1.0), share) * max(seconds)
+        speeds = [cluster.slowest(range(pp * size, (pp + 1) * size)) for pp in range(len(seconds))]
+        return max(sum(seconds) / sum(speeds), share * sum(seconds) / len(seconds))
 
     def axis(self, axis: str, policy: Policy) -> float:
         """Return the seconds of an axis's messages: of a micro-batch; of dp and of an embedding, of a step."""

@@ -60,6 +60,7 @@ class Plan:
             "micro_batch_size",
             "recompute",
             "recompute_blocks",
+            *(["stage_layers"] if config.stage_layers is not None else []),
         )
         return {
             **{name: getattr(config, name) for name in fields},

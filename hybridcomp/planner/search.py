@@ -9,6 +9,7 @@ from hybridcomp.planner.budget import AxisCodec, LossBudget, codecs_of, policy_o
 from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.estimate import Estimate, Estimator
 from hybridcomp.planner.layouts import Wish, layouts
+from hybridcomp.planner.placement import predict_best_cut
 from hybridcomp.planner.plan import Plan
 from hybridcomp.planner.recompute import PLANNED, least_of_all, least_that_fits
 from hybridcomp.planner.step.prediction import predict_step
@@ -43,7 +44,8 @@ def find_plans(wish: Wish, cluster: Cluster, count: int, told: Told = lambda don
     done, total = 0, len(candidates) + min(count, len({_kind(one.config) for one in candidates}))
     best: dict[tuple[object, ...], Plan] = {}
     for one in candidates:
-        plan = _predicted(one.config, one.codecs, cluster)
+        config, prediction = predict_best_cut(one.config, cluster, policy_of(one.codecs))
+        plan = Plan(config, one.codecs, prediction)
         known = best.get(_kind(one.config))
         if known is None or _speed(plan) > _speed(known):
             best[_kind(one.config)] = plan

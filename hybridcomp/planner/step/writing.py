@@ -51,7 +51,7 @@ class Writer:
         found = []
         for pp in range(config.pp):
             ranks = self._ranks(pp)
-            speed = min(self._cluster.speed(rank) for rank in ranks)
+            speed = self._cluster.slowest(ranks)
             program = Program(ranks[0], len(ranks), speed, loads=self._loads(pp))
             actions = order(
                 config.schedule, pp, config.pp, config.virtual_stages, config.micro_batches, steps
