@@ -147,7 +147,7 @@ def main(argv: Sequence[str]) -> int:
     if not 1 <= chosen <= len(plans):
         raise ConfigError(f"--explain {chosen}: there are plans 1 to {len(plans)}")
     shown = plans[: arguments.top]
-    hints = find_hints(plans[chosen - 1], cluster)
+    hints = find_hints(shown, plans[chosen - 1], cluster)
     if arguments.json:
         print(json.dumps(_record(arguments, cluster, shown) | hints.record(), indent=1))
     else:

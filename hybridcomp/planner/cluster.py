@@ -32,6 +32,8 @@ class Cluster:
             the share of a core that a rank of the host gets at most.
         rates: bytes/s of each host's link; empty: ``profile.network.bandwidth`` for each.
         waiting: share of a core that a rank takes while it waits, where ranks share cores.
+        swap: bytes/s between a rank's memory and its host's, in each direction, for predictions of swapping; None: not
+            known.
     """
 
     hosts: int
@@ -43,12 +45,13 @@ class Cluster:
     speeds: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
     waiting: float = WAITING
+    swap: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("hosts", "ranks_per_host"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("cores", "memory"):
+        for name in ("cores", "memory", "swap"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be positive and finite, not {value}")

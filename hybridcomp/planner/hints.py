@@ -1,4 +1,4 @@
-"""Say what beside the printed plans would be faster: another order of the hosts."""
+"""Say what beside the printed plans would be faster: another order of the hosts, and swapping."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hybridcomp.planner.budget import policy_of
 from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.hostorder import HostOrder, faster_order
 from hybridcomp.planner.plan import Plan
+from hybridcomp.planner.swap import Swapping, with_swapping
 
 
 @dataclass(frozen=True)
 class Hints:
-    """Hints about a plan; all of them are predictions.
+    """Hints about some plans; all of them are predictions.
 
     Attributes:
+        plans: in the order in which they are printed.
         chosen: the one that is taken.
         cluster: what they run on.
         order: of the hosts, in which the chosen one is faster.
+        swapped: of each plan that computes blocks again, by its place from 0, what swapping would make of it.
     """
 
+    plans: Sequence[Plan]
     chosen: Plan
     cluster: Cluster
     order: HostOrder | None
+    swapped: dict[int, Swapping]
 
     def lines(self, number: int) -> list[str]:
         """Return a line for each hint; ``number`` is the chosen plan's, from 1."""
-        return self._order_line(number)
+        return [*self._order_line(number), *self._swap_line()]
 
     def _order_line(self, number: int) -> list[str]:
         if self.order is None:
@@ -41,17 +47,41 @@ class Hints:
             f"{self.order.seconds:.3g} s a step of plan {number}{cut}: {saved:.1%} less."
         ]
 
+    def _swap_line(self) -> list[str]:
+        if not self.swapped:
+            return []
+        at, best = min(self.swapped.items(), key=lambda pair: pair[1].seconds)
+        if best.blocks == 0:
+            return ["With swapping no plan would be faster: no backward pass hides a block's."]
+        return [
+            f"With swapping, which the trainer does not do, plan {at + 1} would take {best.seconds:.3g} s a step, not "
+            f"{self.plans[at].prediction.seconds:.3g}: {best.blocks} of a stage's {best.recomputed} recomputed blocks "
+            "would be swapped."
+        ]
+
     def record(self) -> dict[str, Any]:
         """Return them as JSON: only what the cluster's description asks for."""
         found: dict[str, Any] = {}
         if self.cluster.uneven:
             found["host_order"] = None if self.order is None else dataclasses.asdict(self.order)
+        if self.cluster.swap is not None:
+            found["swapping"] = [
+                {"plan": at + 1, **dataclasses.asdict(swapped)} for at, swapped in self.swapped.items()
+            ]
         return found
 
 
-def find_hints(chosen: Plan, cluster: Cluster) -> Hints:
-    """Find what would be faster than a plan on a cluster."""
-    return Hints(chosen, cluster, faster_order(chosen, cluster))
+def find_hints(plans: Sequence[Plan], chosen: Plan, cluster: Cluster) -> Hints:
+    """Find what would be faster than plans.
+
+    Args:
+        plans: that are printed.
+        chosen: the one that is taken, for which an order of the hosts is looked for.
+        cluster: what they run on.
+    """
+    found = {at: with_swapping(plan.config, cluster, policy_of(plan.codecs)) for at, plan in enumerate(plans)}
+    swapped = {at: swapping for at, swapping in found.items() if swapping is not None}
+    return Hints(plans, chosen, cluster, faster_order(chosen, cluster), swapped)
 
 
 def _spaced(numbers: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 Wahib et al. 2020 (arXiv 2008.11421) choose for each layer to keep, to swap or to recompute. Blocks of a GPT are alike:
 so it is a number of blocks, and the least that fits is the fastest, since each costs a forward pass more and spares the
-same bytes. Nothing is swapped.
+same bytes. The trainer swaps nothing; :mod:`.swap` predicts what that would save.
 """
 
 from __future__ import annotations

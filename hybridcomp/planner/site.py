@@ -11,6 +11,7 @@
     cores = 2.0                    # that the ranks of all hosts share; left out where each rank has its own
     speeds = [1.0, 0.5]            # of each host's processors, relative to [compute]; left out where they are alike
     rates = [1.25e10, 1.25e9]      # bytes/s of each host's link; left out where it is [network]'s
+    swap = 2.5e10                  # bytes/s between a rank's memory and its host's; left out: no swap is predicted
 
     [compute]                      # a device by its datasheet
     flops = 3.12e14                # a second at best, in 16 bits
@@ -31,7 +32,7 @@ from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.compute import read_compute
 
 _COUNTS = ("hosts", "ranks_per_host")
-_AMOUNTS = ("memory", "cores")
+_AMOUNTS = ("memory", "cores", "swap")
 _LISTS = ("speeds", "rates")
 _MOST = 1 << 20  # hosts, or ranks of one
 
@@ -85,6 +86,7 @@ def read_site(
         memory=known.get("memory") if memory is None else memory,
         speeds=tuple(known.get("speeds", ())[:count]),
         rates=tuple(known.get("rates", ())[:count]),
+        swap=known.get("swap"),
     )
 
 

@@ -1,0 +1,73 @@
+"""Predict what swapping activations to a host's memory would save a plan. The trainer swaps nothing.
+
+After KARMA (Wahib et al. 2020, arXiv 2008.11421): a block's activations are swapped where their bytes over the
+bandwidth to the host's memory hide behind the backward pass, and computed again where they do not. A stage swaps the
+first of its blocks, which its backward pass needs last, so the backward pass of all its other blocks hides what it
+fetches. What it puts away goes in the other direction, has a forward and a backward pass for it, and is no tighter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridcomp.planner.cluster import Cluster
+from hybridcomp.planner.recompute import with_blocks
+from hybridcomp.planner.step.memory import block_activations
+from hybridcomp.planner.step.passes import block_seconds, pass_seconds
+from hybridcomp.planner.step.prediction import predict_step
+from hybridcomp.planner.step.stages import stages_of
+from hybridcomp.policy import Policy
+from hybridcomp.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Swapping:
+    """A prediction of a plan that swaps blocks which it otherwise computes again.
+
+    Attributes:
+        blocks: of each stage that are swapped, at most.
+        recomputed: of each stage that are computed again without swapping, at most.
+        seconds: of a step.
+    """
+
+    blocks: int
+    recomputed: int
+    seconds: float
+
+
+def with_swapping(config: TrainConfig, cluster: Cluster, policy: Policy) -> Swapping | None:
+    """Predict a layout of which as many blocks are swapped, instead of computed again, as a backward pass hides.
+
+    Args:
+        config: the layout.
+        cluster: with the bandwidth of swapping.
+        policy: of the messages' codecs.
+
+    Returns:
+        None where the cluster has no such bandwidth, or nothing is computed again.
+
+    Raises:
+        ConfigError: see :func:`~hybridcomp.planner.step.prediction.predict_step`.
+    """
+    again = max(len(config.recomputed(stage)) for stage in range(config.stages))
+    if cluster.swap is None or again == 0:
+        return None
+    fewer = (with_blocks(config, count) for count in range(again))
+    best = next((option for option in fewer if _hides(config, option, cluster)), config)
+    left = max(len(best.recomputed(stage)) for stage in range(config.stages))
+    return Swapping(again - left, again, predict_step(best, cluster, policy).seconds)
+
+
+def _hides(config: TrainConfig, option: TrainConfig, cluster: Cluster) -> bool:
+    """Tell whether each stage's backward pass hides what it swaps, so as to compute only ``option``'s blocks again."""
+    assert cluster.swap is not None
+    size = config.dp * config.tp
+    _, back = block_seconds(config, cluster.compute)
+    for stage in stages_of(option):
+        swapped = len(config.recomputed(stage.index)) - len(option.recomputed(stage.index))
+        first = stage.index % config.pp * size
+        _, backward = pass_seconds(stage, option, cluster.compute)
+        beside = (backward - swapped * back) / cluster.slowest(range(first, first + size))
+        if swapped * block_activations(config) / cluster.swap > beside:
+            return False
+    return True
