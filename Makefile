@@ -223,14 +223,15 @@ bench-report: $(VENV)/.installed
 	done
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/report_doc.py)
 
-# Training steps in the lab, predicted by hybridcomp.planner and measured: 122 trainings, half an hour
-# on two quiet cores.
+# Training steps in the lab, predicted by hybridcomp.planner and measured: 122 trainings, half an hour on two quiet cores, and 30
+# on hosts that differ, a quarter of an hour.
 bench-plan: $(VENV)/.installed
 	$(BIN)/python benchmarks/step_model.py calibrate --out $(RESULTS)/planner
 	$(BIN)/python benchmarks/step_model.py measure --out $(RESULTS)/planner
 	$(BIN)/python benchmarks/step_model.py compare --out $(RESULTS)/planner
 	$(BIN)/python benchmarks/step_model.py choose --out $(RESULTS)/planner
 	$(BIN)/python benchmarks/step_model.py scale --out $(RESULTS)/planner
+	$(BIN)/python benchmarks/placement.py --json $(RESULTS)/planner/placement.json
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/plan_doc.py)
 
 # The programs of examples/ on four hosts at 200 Mb/s, on gloo and on hybridcomp in turn: fifteen minutes. With

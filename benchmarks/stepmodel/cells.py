@@ -20,10 +20,11 @@ class Cell:
 
     Attributes:
         name: unique.
-        rate: of each host's link.
+        rate: of each host's link, or one for each host.
         ppn: ranks on each host.
         fields: of the trainer's configuration.
         hosts: of the lab.
+        cores: that each host may use, or a number for each host.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Cell:
     ppn: int
     fields: dict[str, Any]
     hosts: int = HOSTS
+    cores: str = "all"
 
 
 def _cell(

@@ -14,19 +14,19 @@ from stepmodel.cells import Cell
 
 STEPS = 14
 WARM = 4  # steps at the start that do not count: allocations, caches, connections
-_SECONDS = 100.0  # after which a training hangs
+SECONDS = 100.0  # after which a training hangs
 
 
-def measure(lab: Lab, cell: Cell, profile: Path, data: Path) -> dict[str, Any]:
-    """Run a cell's training in a lab of its rate.
+def measure(lab: Lab, cell: Cell, profile: Path, data: Path, timeout: float = SECONDS) -> dict[str, Any]:
+    """Run a cell's training in a lab of its rate; ``timeout`` is in seconds.
 
     Returns:
-        ``seconds`` of each step after the warm-up, their ``median``, traffic of all ranks and a step by axis, and the
-        ``command`` to repeat it.
+        ``seconds`` of each step after the warm-up, their ``median``, ``losses`` of all steps, traffic of all ranks and
+        a step by axis, and the ``command`` to repeat it.
 
     Raises:
         RuntimeError: it failed.
-        TimeoutExpired: it took more than 100 s.
+        TimeoutExpired: it took longer.
     """
     with tempfile.TemporaryDirectory() as folder:
         fields = {
@@ -38,10 +38,15 @@ def measure(lab: Lab, cell: Cell, profile: Path, data: Path) -> dict[str, Any]:
             "log_every": 100,
         }
         options = [
-            text for key, value in fields.items() for text in (f"--{key.replace('_', '-')}", str(value))
+            text
+            for key, value in fields.items()
+            for text in (
+                f"--{key.replace('_', '-')}",
+                *map(str, value if isinstance(value, tuple) else (value,)),
+            )
         ]
         command = ["hybridcomp", "train", *options]
-        done = lab.mpirun(command, cell.ppn, env={"HYBRIDCOMP_PROFILE": str(profile)}, timeout=_SECONDS)
+        done = lab.mpirun(command, cell.ppn, env={"HYBRIDCOMP_PROFILE": str(profile)}, timeout=timeout)
         if done.returncode != 0:
             raise RuntimeError(f"{cell.name}: {done.stderr[-2000:]}")
         lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
@@ -58,6 +63,7 @@ def measure(lab: Lab, cell: Cell, profile: Path, data: Path) -> dict[str, Any]:
         str(cell.ppn),
         "--rate",
         cell.rate,
+        *(["--cores", cell.cores] if cell.cores != "all" else []),
         "--",
         *command,
     ]
@@ -69,6 +75,7 @@ def measure(lab: Lab, cell: Cell, profile: Path, data: Path) -> dict[str, Any]:
         "fields": cell.fields,
         "seconds": seconds,
         "median": statistics.median(seconds),
+        "losses": [row["loss"] for row in rows],
         "wire_bytes": {axis: (last[axis] - first[axis]) / len(seconds) for axis in last},
         "command": shlex.join(text for text in shown if text not in own),
     }
