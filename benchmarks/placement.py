@@ -42,7 +42,7 @@ _SHAPE = {"layers": 12, "d_model": 128, "heads": 4, "seq_len": 64, "micro_batch_
 
 
 def _case(name: str, rate: str, cores: str, ppn: int = 1, **layout: Any) -> Cell:
-    return Cell(name, rate, ppn, {**_SHAPE, "pp": 4, "micro_batches": 8, **layout}, cores)
+    return Cell(name, rate, ppn, {**_SHAPE, "pp": 4, "micro_batches": 8, **layout}, cores=cores)
 
 
 CASES = (

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab.rate import Rate
 
-LEAST_CORES = 0.1  # with less a host would stand still for more than 10 ms at a time
+LEAST_CORES = 0.1  # a tenth of the keeper's period is the least that the kernel hands out
 
 T = TypeVar("T")
 

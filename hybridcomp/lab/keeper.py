@@ -34,8 +34,9 @@ from typing import Any
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
 GROUPS = "/sys/fs/cgroup"
-PERIOD_MICROSECONDS = 4_000  # in which a host gets its cores: when it has used them up, it stands still
-LEAST_MICROSECONDS = 1_000  # that the kernel hands out
+# In which a host gets its cores: when it has used them up, it stands still. A shorter time leaves it less than its
+# part where others run, too, since it waits for a core after each.
+PERIOD_MICROSECONDS = 10_000
 PARENT_POLL_SECONDS = 0.5
 END_SECONDS = 10.0
 MARK = "HYBRIDCOMP_LAB_ID"
@@ -76,15 +77,14 @@ def _make_group(name: str, cores: float) -> str:
     """Make a control group whose processes get so many cores at most; return its directory, of either version."""
     old = os.path.isdir(f"{GROUPS}/cpu")
     directory = f"{GROUPS}/cpu/{name}" if old else f"{GROUPS}/{name}"
-    period = max(PERIOD_MICROSECONDS, round(LEAST_MICROSECONDS / cores))
-    quota = round(cores * period)
+    quota = round(cores * PERIOD_MICROSECONDS)
     try:
         os.mkdir(directory)
         if old:
-            _write(f"{directory}/cpu.cfs_period_us", str(period))
+            _write(f"{directory}/cpu.cfs_period_us", str(PERIOD_MICROSECONDS))
             _write(f"{directory}/cpu.cfs_quota_us", str(quota))
         else:  # without the controller there is no such file
-            _write(f"{directory}/cpu.max", f"{quota} {period}")
+            _write(f"{directory}/cpu.max", f"{quota} {PERIOD_MICROSECONDS}")
     except OSError as error:
         _remove_groups([directory])
         code = errno.errorcode.get(error.errno or 0, "")
