@@ -68,15 +68,32 @@ def scaled(rows: list[Row]) -> str:
     return "\n" + "\n".join(lines) + "\n"
 
 
+def placed(cases: list[Row]) -> str:
+    """Return a table of pipelines on hosts that differ."""
+    lines = [
+        "| hosts | layers of a stage | even cut ms | planner's | times as fast | predicted | off by |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for case in cases:
+        cut = " ".join(map(str, case["planner"]["fields"]["stage_layers"]))
+        ms = " | ".join(f"{case[of]['measured'] * 1e3:.0f}" for of in ("even", "planner"))
+        ratios = f"{case['measured_ratio']:.2f} | {case['predicted_ratio']:.2f} | {case['ratio_error']:+.1%}"
+        hosts = f"{case['rate']}; cores {case['cores']}"
+        lines.append(f"| {case['name']}: {hosts} | {cut} | {ms} | {ratios} |")
+    return "\n" + "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
     found, choices, sizes = (
         json.loads((RESULTS / "planner" / f"{name}.json").read_text())
         for name in ("steps", "choices", "scaled")
     )
+    hosts = json.loads((RESULTS / "planner" / "placement.json").read_text())["cases"]
     rewrite(
         ROOT / "docs" / "plan.md",
         __file__,
         STEPS=made(found),
         CHOICES=chosen(choices),
         SCALED=scaled(sizes),
+        PLACED=placed(hosts),
     )
