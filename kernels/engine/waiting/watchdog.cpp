@@ -115,6 +115,7 @@ void Watchdog::end(const Watched& one) const {
   // By a signal: mpiexec (MPICH 5.0.2) may learn that a process has exited before it sees its socket closed,
   // and then leaves the other ranks alone, unless a signal has ended it.
   kill(getpid(), SIGKILL);
+  while (true) pause();
 }
 
 }  // namespace hybridcomp::engine
