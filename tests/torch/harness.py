@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.asked import is_asked
 from tests.warm import python
 
 _DEVICE = "HYBRIDCOMP_TEST_DEVICE"  # the ranks', too
@@ -47,12 +48,13 @@ def case_names(module: str) -> list[str]:
 
 @functools.cache
 def run_cases(module: str, ranks: int) -> dict[str, str]:
-    """Run all cases of a module once; return what went wrong by case ('' is well), and under '' how the run ended
-    if not well."""
+    """Run the cases of a module that are asked for, once; return what went wrong by case ('' is well), and under ''
+    how the run ended if not well."""
+    cases = [case for case in case_names(module) if is_asked("case", case, ranks=ranks)]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "verdicts.json"
         try:
-            done = mpiexec(ranks, str(HERE / "worker.py"), module, str(out), timeout=_LAUNCH_SECONDS)
+            done = mpiexec(ranks, str(HERE / "worker.py"), module, str(out), *cases, timeout=_LAUNCH_SECONDS)
             well = not done.returncode and out.exists()
             end = "" if well else f"ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         except subprocess.TimeoutExpired as late:

@@ -1,4 +1,4 @@
-"""Runs the cases of a module on every rank: ``mpiexec -n N python worker.py hook out.json``.
+"""Runs cases of a module on every rank: ``mpiexec -n N python worker.py hook out.json case_unused ...``.
 
 A case is a function ``case_*()``. Its verdict is shared after each, so that rank 0 knows what failed anywhere.
 """
@@ -18,25 +18,24 @@ from mpi4py import MPI
 import hybridcomp.torch as hct
 
 
-def run(module_name: str, out: str) -> None:
+def run(module_name: str, out: str, *cases: str) -> None:
     torch.set_num_threads(1)
     module = importlib.import_module(f"tests.torch.cases.{module_name}")
     hct.set_policy(getattr(module, "POLICY", "none"))
     dist.init_process_group("hybridcomp", timeout=timedelta(seconds=40))
     verdicts = {}
-    for name, case in list(vars(module).items()):
-        if name.startswith("case_"):
-            torch.manual_seed(0)
-            try:
-                case()
-                mine = None
-            except Exception:
-                mine = traceback.format_exc()
-            everyone = MPI.COMM_WORLD.allgather(mine)
-            verdicts[name] = "".join(f"rank {r}:\n{text}" for r, text in enumerate(everyone) if text)
-            if MPI.COMM_WORLD.rank == 0:  # what is known, even if a later case does not end
-                Path(f"{out}.new").write_text(json.dumps(verdicts), encoding="utf-8")
-                Path(f"{out}.new").replace(out)
+    for name in cases:
+        torch.manual_seed(0)
+        try:
+            getattr(module, name)()
+            mine = None
+        except Exception:
+            mine = traceback.format_exc()
+        everyone = MPI.COMM_WORLD.allgather(mine)
+        verdicts[name] = "".join(f"rank {r}:\n{text}" for r, text in enumerate(everyone) if text)
+        if MPI.COMM_WORLD.rank == 0:  # what is known, even if a later case does not end
+            Path(f"{out}.new").write_text(json.dumps(verdicts), encoding="utf-8")
+            Path(f"{out}.new").replace(out)
     dist.destroy_process_group()
 
 

@@ -75,7 +75,10 @@ def case_pipeline() -> None:
 
 
 def case_statistics_survive_the_group() -> None:
-    assert {"dp", "fsdp", "tp", "pp"} <= {row.axis for row in hct.stats()}
+    group = dist.new_group(pg_options=hct.Options(policy="int8:block=128", axis="cp"))
+    dist.all_reduce(torch.ones(1 << 14), group=group)
+    dist.destroy_process_group(group)
+    assert rows("cp").keys() == {"all_reduce"}
 
 
 def case_axis_of_mesh_groups() -> None:
