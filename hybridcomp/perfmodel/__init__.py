@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from hybridcomp.perfmodel.curves import Curve, MpiCurves
 from hybridcomp.perfmodel.load import load_profile, wanted_path
 from hybridcomp.perfmodel.model import algorithms, choose, chunk_bytes, predict
+from hybridcomp.perfmodel.mpi import carried_by_mpi
 from hybridcomp.perfmodel.profile import BUILT_IN, Profile, Speed, Tier
 from hybridcomp.perfmodel.terms import Setting
 
@@ -11,10 +13,13 @@ __all__ = [
     "Profile",
     "Tier",
     "Speed",
+    "Curve",
+    "MpiCurves",
     "BUILT_IN",
     "load_profile",
     "wanted_path",
     "Setting",
+    "carried_by_mpi",
     "algorithms",
     "choose",
     "chunk_bytes",

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.perfmodel.profile import BUILT_IN, LEAST, MAX_BYTES, MOST, Profile, Tier
+from hybridcomp.perfmodel.checks import LEAST, MOST
+from hybridcomp.perfmodel.profile import BUILT_IN, MAX_BYTES, Profile, Tier
 
 VARIABLE = "HYBRIDCOMP_PROFILE"
 BANDWIDTH_VARIABLE = "HYBRIDCOMP_BANDWIDTH"

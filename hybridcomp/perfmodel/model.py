@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from hybridcomp.perfmodel.case import Case
 from hybridcomp.perfmodel.formulas import FORMULAS, Formula
+from hybridcomp.perfmodel.mpi import MPI, measured_seconds
 from hybridcomp.perfmodel.profile import Profile
 from hybridcomp.perfmodel.terms import Setting
 from hybridcomp.schedules.registry import find
@@ -33,9 +34,17 @@ def algorithms(op: str) -> tuple[str, ...]:
 def predict(profile: Profile, algorithm: str, setting: Setting) -> float:
     """Return the seconds that an algorithm takes in a setting, with chunks of the best size.
 
+    ``"mpi"`` is MPI's own operation: by its curve where the profile has one for these ranks, else as the first of our
+    algorithms.
+
     Raises:
         ValueError: no model of that operation or algorithm; or a ``sparse`` one with a codec that is not.
     """
+    if algorithm == MPI:
+        measured = measured_seconds(profile, setting)
+        if measured is not None:
+            return measured
+        algorithm = algorithms(setting.op)[0]
     formula = _formula(algorithm, setting)
     return min(formula(Case(profile, setting, chunk)) for chunk in _CHUNKS)
 

@@ -16,6 +16,7 @@
     latency = 6e-5
     bandwidth = 1.17e8                     # bytes/s that a host sends, all its ranks together
     burst = 5e5                            # bytes that a shaped link passes at once after a rest; none if left out
+    incoming = 4e8                         # bytes/s that enter a host; as bandwidth if left out
 
     [codecs."int8:block=128"]              # of fp32 data on one thread
     encode = 1.7e10                        # bytes/s, uncompressed
@@ -24,7 +25,23 @@
     overhead = 2e-6                        # seconds of a call, however little it does
     size = 0.258                           # of a message, over what it encodes
 
-What a file leaves out is as built in. ``codecs.default`` is for codecs of which nothing else is said.
+    [mpi]                                  # MPI's own operations: curves for as many hosts and ranks, none if left out
+    hosts = 4
+    ranks = 8
+
+    [mpi.all_gather]                       # hybridcomp.perfmodel.curves says what each is
+    overhead = 2e-4
+    L = 3.2
+    k = 0.4
+    x0 = 14.5
+    b = 5.9
+    ln_p = 12.0
+    sat_p = 21.0
+    max_bw = 1.1e8
+
+Where collectives were timed, latencies, ``wire``, ``start`` and what else only the simulator uses are fitted to them,
+and so are the speeds of links, memory and codecs, which are slower there than alone. What a file leaves out is as built
+in. ``codecs.default`` is for codecs of which nothing else is said.
 """
 
 from __future__ import annotations
@@ -35,18 +52,18 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import write_whole
+from hybridcomp.perfmodel.checks import MOST_KEY, Checker
+from hybridcomp.perfmodel.curves import OPERATIONS, Curve, MpiCurves
 
 VERSION = 1
 DEFAULT = "default"
 MAX_BYTES = 65536  # of a profile as text
-LEAST, MOST = 1e-12, 1e18  # of any number in it; so no product or quotient of a few overflows
 _MOST_CODECS = 256
-_MOST_SPEC = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +74,13 @@ class Tier:
         latency: seconds of a small message, one way.
         bandwidth: bytes/s of one rank's sends inside a host, of one host's sends between hosts.
         burst: bytes beyond that rate which an idle link passes at once, as those do that a token bucket shapes.
+        incoming: bytes/s that enter a host, if more, as where only what leaves is shaped; 0: as ``bandwidth``.
     """
 
     latency: float
     bandwidth: float
     burst: float = 0.0
+    incoming: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +104,18 @@ _ENGINE = ("start", "slow_start", "call", "near", "far", "wake", "look", "eager"
 _OPTIONS = ("message", "wire", "cores", *_ENGINE)
 _OTHERS = ("compute", "cluster")  # sections that hybridcomp.planner reads
 _TIER_KEYS = ("latency", "bandwidth")
-_TIER_OPTIONS = ("burst",)
+_TIER_OPTIONS = ("burst", "incoming")
 _SPEED_KEYS = tuple(f.name for f in dataclasses.fields(Speed))
+_CURVE_KEYS = tuple(f.name for f in dataclasses.fields(Curve))
+# Of exponents: so that no power overflows.
+_CURVE_LIMITS: dict[str, tuple[float, ...]] = {
+    "L": (0.0, 20.0),
+    "k": (0.0, 50.0),
+    "x0": (-64.0, 128.0),
+    "b": (-20.0, 20.0),
+    "ln_p": (0.0, 64.0),
+    "sat_p": (0.0, 64.0),
+}
 
 
 @dataclass(frozen=True)
@@ -109,6 +138,7 @@ class Profile:
         look: seconds of a core that a rank which waits takes to look for messages.
         eager: bytes of the longest message that leaves before it is expected.
         codecs: speeds by spec string; holds ``"default"``.
+        mpi: curves of MPI's own operations; None: not measured.
         name: the file it is from, for people.
     """
 
@@ -127,6 +157,7 @@ class Profile:
     wake: float = 50e-6
     look: float = 5e-6
     eager: float = 16384.0
+    mpi: MpiCurves | None = None
     name: str = field(default="built-in", compare=False)
 
     def speed(self, codec: Codec) -> Speed:
@@ -152,6 +183,10 @@ class Profile:
             lines += ["", f"[{tier}]", *_lines(getattr(self, tier))]
         for spec, speed in self.codecs.items():
             lines += ["", f"[codecs.{json.dumps(spec)}]", *_lines(speed)]
+        if self.mpi is not None:
+            lines += ["", "[mpi]", f"hosts = {self.mpi.hosts}", f"ranks = {self.mpi.ranks}"]
+            for op, curve in self.mpi.of.items():
+                lines += ["", f"[mpi.{op}]", *_lines(curve)]
         return "\n".join(lines) + "\n"
 
     def to_bytes(self) -> bytes:
@@ -215,27 +250,25 @@ def parse_document(data: bytes, name: str) -> dict[str, Any]:
         raise ConfigError(f"profile {name}: not TOML: {error}") from error
 
 
-def _lines(values: Tier | Speed) -> list[str]:
-    return [
-        f"{key} = {value!r}" for key, value in dataclasses.asdict(values).items() if value or key != "burst"
-    ]
+def _lines(values: Tier | Speed | Curve) -> list[str]:
+    entries = dataclasses.asdict(values).items()
+    return [f"{key} = {value!r}" for key, value in entries if value or key not in _TIER_OPTIONS]
 
 
-class _Reader:
-    """A checker of a parsed document; it has the profile's name for its errors."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+class _Reader(Checker):
+    """A reader of a parsed document."""
 
     def profile(self, document: dict[str, Any]) -> Profile:
-        self._keys("", document, ("version", "memory", *_OPTIONS, "host", "network", "codecs", *_OTHERS))
+        self.keys(
+            "", document, ("version", "memory", *_OPTIONS, "host", "network", "codecs", "mpi", *_OTHERS)
+        )
         version = document.get("version")
         if isinstance(version, bool) or version != VERSION:
-            self._fail(
+            self.fail(
                 "version", f"must be {VERSION}, not {version!r}; `hybridcomp doctor --calibrate` writes one"
             )
         tiers = {
-            key: Tier(**self._numbers(key, document[key], _TIER_KEYS, _TIER_OPTIONS))
+            key: Tier(**self.numbers(key, document[key], _TIER_KEYS, _TIER_OPTIONS))
             for key in ("host", "network")
             if key in document
         }
@@ -243,64 +276,61 @@ class _Reader:
         return Profile(
             host=tiers.get("host", BUILT_IN.host),
             network=tiers.get("network", BUILT_IN.network),
-            memory=self._number("memory", document.get("memory", BUILT_IN.memory)),
-            message=self._number("message", document.get("message", BUILT_IN.message)),
-            wire=self._number("wire", document.get("wire", BUILT_IN.wire)),
-            cores=self._number("cores", document.get("cores", BUILT_IN.cores), most=1.0),
-            **{key: self._number(key, document.get(key, getattr(BUILT_IN, key))) for key in _ENGINE},
+            memory=self.number("memory", document.get("memory", BUILT_IN.memory)),
+            message=self.number("message", document.get("message", BUILT_IN.message)),
+            wire=self.number("wire", document.get("wire", BUILT_IN.wire)),
+            cores=self.number("cores", document.get("cores", BUILT_IN.cores), most=1.0),
+            **{key: self.number(key, document.get(key, getattr(BUILT_IN, key))) for key in _ENGINE},
             codecs=codecs,
+            mpi=self._mpi(document["mpi"]) if "mpi" in document else None,
             name=self._name,
         )
 
+    def _mpi(self, table: Any) -> MpiCurves:
+        if not isinstance(table, dict):
+            self.fail("mpi", f"must be a table of hosts, ranks and operations, not {table!r:.40}")
+        self.keys("mpi.", table, ("hosts", "ranks", *OPERATIONS))
+        hosts, ranks = (self.count(f"mpi.{key}", table.get(key)) for key in ("hosts", "ranks"))
+        if hosts > ranks:
+            self.fail("mpi.hosts", f"must be at most {ranks}, the number of ranks, not {hosts}")
+        return MpiCurves(
+            hosts, ranks, {op: self._curve(f"mpi.{op}", table[op]) for op in OPERATIONS if op in table}
+        )
+
+    def _curve(self, key: str, table: Any) -> Curve:
+        self.table(key, table, _CURVE_KEYS)
+        numbers = {
+            name: self.number(f"{key}.{name}", table[name], *_CURVE_LIMITS.get(name, ()))
+            for name in _CURVE_KEYS
+        }
+        if numbers["ln_p"] > numbers["sat_p"]:
+            self.fail(f"{key}.ln_p", f"must be at most sat_p, {numbers['sat_p']:g}, not {numbers['ln_p']:g}")
+        return Curve(**numbers)
+
     def _codecs(self, tables: Any) -> dict[str, Speed]:
         if not isinstance(tables, dict):
-            self._fail("codecs", f"must be tables by spec, not {tables!r:.40}")
+            self.fail("codecs", f"must be tables by spec, not {tables!r:.40}")
         if len(tables) > _MOST_CODECS:
-            self._fail("codecs", f"must be at most {_MOST_CODECS}, not {len(tables)}")
+            self.fail("codecs", f"must be at most {_MOST_CODECS}, not {len(tables)}")
         found: dict[str, Speed] = {}
         for spec, table in tables.items():
-            key = f"codecs.{json.dumps(spec[:_MOST_SPEC])}"
+            key = f"codecs.{json.dumps(spec[:MOST_KEY])}"
             canonical = self._spec(key, spec)
             if canonical in found:
-                self._fail(key, f"is the codec {canonical!r}, which is there already")
-            found[canonical] = Speed(**self._numbers(key, table, _SPEED_KEYS))
+                self.fail(key, f"is the codec {canonical!r}, which is there already")
+            found[canonical] = Speed(**self.numbers(key, table, _SPEED_KEYS))
         # Measured ones first: where two of one name are as near, the first counts.
         return found | {spec: speed for spec, speed in BUILT_IN.codecs.items() if spec not in found}
 
     def _spec(self, key: str, spec: str) -> str:
         if spec == DEFAULT:
             return spec
-        if len(spec) > _MOST_SPEC:
-            self._fail(key, f"must have at most {_MOST_SPEC} characters, not {len(spec)}")
+        if len(spec) > MOST_KEY:
+            self.fail(key, f"must have at most {MOST_KEY} characters, not {len(spec)}")
         try:
             return get_codec(spec).spec
         except (ValueError, TypeError) as error:
-            self._fail(key, f"is no codec: {error}")
-
-    def _numbers(
-        self, key: str, table: Any, names: tuple[str, ...], options: tuple[str, ...] = ()
-    ) -> dict[str, float]:
-        if not isinstance(table, dict):
-            self._fail(key, f"must be a table of {', '.join(names)}, not {table!r:.40}")
-        self._keys(f"{key}.", table, names + options)
-        for name in names:
-            if name not in table:
-                self._fail(f"{key}.{name}", "is missing")
-        return {name: self._number(f"{key}.{name}", value) for name, value in table.items()}
-
-    def _number(self, key: str, value: Any, most: float = MOST) -> float:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and LEAST <= value <= most
-        if not good:  # NaN compares false
-            self._fail(key, f"must be a number from {LEAST:g} to {most:g}, not {value!r:.40}")
-        return float(value)
-
-    def _keys(self, prefix: str, table: dict[str, Any], allowed: tuple[str, ...]) -> None:
-        for key in table:
-            if key not in allowed:
-                self._fail(f"{prefix}{key[:_MOST_SPEC]}", f"is unknown; allowed: {', '.join(allowed)}")
-
-    def _fail(self, key: str, what: str) -> NoReturn:
-        raise ConfigError(f"profile {self._name}: {key} {what}")
+            self.fail(key, f"is no codec: {error}")
 
 
 # Gaussian fp32 of 64 MiB on one thread of an AMD EPYC with AVX-512 (benchmarks/results/codecs.json), in GB/s and

@@ -7,17 +7,20 @@ import functools
 import numpy as np
 
 from hybridcomp.codecs import get_codec
+from hybridcomp.perfmodel.mpi import MPI, measured_seconds
 from hybridcomp.perfmodel.profile import Profile
 from hybridcomp.perfmodel.terms import FP32, Setting, message_size
 from hybridcomp.schedules import cuts
 from hybridcomp.schedules.layout import WHOLE
-from hybridcomp.schedules.registry import build
+from hybridcomp.schedules.registry import ALGORITHMS, build
 from hybridcomp.schedules.schedule import Kind, Operation, Slot
 from hybridcomp.schedules.simulate import Columns, Floats, Link, Machine, Timeline, columns, run
 from hybridcomp.schedules.topology import Topology
 
+_NONE = get_codec("none")
 _SLOW = ("reduce",)  # operations that the fast path of collectives/operations does not have
 _PATIENCE = 200e-6  # seconds: kernels/engine/waiting gives way for so long, then sleeps
+_MOST_LOOKS = 1000  # before a rank sleeps: each is simulated
 _MOST_RANKS = 64  # that are simulated one by one where hosts are alike
 #: Algorithms whose hosts do alike, turned round.
 _ALIKE = ("direct", "one_shot", "ring", "hierarchical", "doubling")
@@ -31,11 +34,17 @@ def seconds(
 
     Args:
         profile: links, cores, codecs.
-        algorithm: of the setting's operation.
+        algorithm: of the setting's operation; ``"mpi"`` for MPI's own, by its curve, or by the operation's first
+            algorithm where the profile has none.
         setting: operation, bytes, codec, ranks.
         chunk: uncompressed bytes of a message.
         cores: that all ranks of all hosts share, as in the lab; by the profile unless given.
     """
+    if algorithm == MPI:
+        measured = measured_seconds(profile, setting)
+        if measured is not None:
+            return measured
+        algorithm = next(iter(ALGORITHMS[setting.op]))
     return timeline(profile, algorithm, setting, chunk, cores).seconds
 
 
@@ -59,12 +68,12 @@ def machine_of(profile: Profile, setting: Setting, cores: int | None = None) -> 
     if cores is None and profile.cores < 1:
         cores = max(1, round(profile.cores * setting.ranks))
     return Machine(
-        network=Link(network.latency, network.bandwidth, network.burst),
+        network=Link(network.latency, network.bandwidth, network.burst, network.incoming or None),
         host=Link(host.latency, host.bandwidth),
         cores=cores,
         eager=profile.eager,
         start=profile.slow_start if setting.op in _SLOW else profile.start,
-        look=profile.look,
+        look=max(profile.look, _PATIENCE / _MOST_LOOKS),
         patience=_PATIENCE,
         wake=profile.wake,
     )
@@ -124,7 +133,7 @@ def _work(profile: Profile, setting: Setting, c: Columns) -> Floats:
     """Return the seconds of a core of each step."""
     speed, itemsize = profile.speed(setting.codec), setting.itemsize
     # A call from Python costs a plain codec's overhead, too; the rest is the codec's own.
-    call = profile.call + max(0.0, speed.overhead - profile.speed(get_codec("none")).overhead)
+    call = profile.call + max(0.0, speed.overhead - profile.speed(_NONE).overhead)
     n = c.count * float(FP32)
     raw = c.count * float(itemsize)
     neighbours = setting.ranks_per_host > 1

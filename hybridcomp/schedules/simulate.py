@@ -44,11 +44,13 @@ class Link:
         latency: seconds that a message of no bytes takes.
         rate: bytes per second; infinite unless given.
         burst: bytes that it lets pass at once after a rest.
+        incoming: bytes per second that enter a host; as ``rate``, with its burst, unless given.
     """
 
     latency: float
     rate: float = math.inf
     burst: float = 0.0
+    incoming: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +243,13 @@ def run(c: Columns, machine: Machine, work: Work, credits: Sequence[float] = ())
     Raises:
         ScheduleError: steps wait for one another.
     """
-    rate = min(machine.network.rate, _INFINITE)
-    ports = [(rate, machine.network.burst, 0.0)] * (2 * c.hosts)
+    network = machine.network
+    leaving = entering = (min(network.rate, _INFINITE), network.burst, 0.0)
+    if network.incoming is not None:  # what a bucket has let out is not held up by another one
+        entering = (min(network.incoming, _INFINITE), _INFINITE, _INFINITE)
+    ports = [leaving, entering] * c.hosts
     if credits:
-        ports = [(rate, machine.network.burst, credit) for credit in credits]
+        ports = [(rate, burst, credit) for (rate, burst, _), credit in zip(ports, credits, strict=True)]
     code = np.zeros(len(c.kind), np.int8)
     code[c.kind == Kind.SEND], code[c.kind == Kind.RECV] = _SEND, _RECV
     latency = np.where(c.near, machine.host.latency, machine.network.latency)

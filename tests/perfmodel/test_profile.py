@@ -10,15 +10,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridcomp import ConfigError, get_codec
-from hybridcomp.perfmodel import BUILT_IN, Profile, Speed, Tier, load_profile, wanted_path
+from hybridcomp.perfmodel import (
+    BUILT_IN,
+    Curve,
+    MpiCurves,
+    Profile,
+    Speed,
+    Tier,
+    load_profile,
+    wanted_path,
+)
+from hybridcomp.perfmodel.curves import OPERATIONS
 from hybridcomp.perfmodel.profile import MAX_BYTES
 
 NUMBERS = st.floats(1e-12, 1e18)
-TIERS = st.builds(Tier, NUMBERS, NUMBERS, st.just(0.0) | NUMBERS)
+OPTIONAL = st.just(0.0) | NUMBERS
+TIERS = st.builds(Tier, NUMBERS, NUMBERS, OPTIONAL, OPTIONAL)
+ENDS = st.tuples(st.floats(0, 64), st.floats(0, 64)).map(sorted)
+CURVES = st.builds(
+    lambda rise, ends, *others: Curve(others[0], rise, *others[1:4], *ends, others[4]),
+    st.floats(0, 20),
+    ENDS,
+    NUMBERS,
+    st.floats(0, 50),
+    st.floats(-64, 128),
+    st.floats(-20, 20),
+    NUMBERS,
+)
+OWN = st.builds(
+    lambda ranks, of: MpiCurves(ranks[0], ranks[1], of),
+    st.tuples(st.integers(1, 1 << 20), st.integers(1, 1 << 20)).map(sorted),
+    st.dictionaries(st.sampled_from(OPERATIONS), CURVES),
+)
 SPEEDS = st.builds(Speed, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
 SPECS = sorted(BUILT_IN.codecs)
 
 GOOD = BUILT_IN.to_toml()
+CURVE = "overhead = 1e-4\nL = 3\nk = 0.4\nx0 = 14\nb = 5\nln_p = 12\nsat_p = 21\nmax_bw = 1e8\n"
 SPEED = "encode = 1e9\ndecode = 1e9\nadd = 1e9\noverhead = 1e-6\nsize = 0.5\n"
 
 
@@ -30,9 +58,9 @@ def alone(monkeypatch, tmp_path):
 
 
 @settings(max_examples=25, deadline=None)
-@given(TIERS, TIERS, NUMBERS, st.dictionaries(st.sampled_from(SPECS), SPEEDS))
-def test_round_trip(host, network, memory, codecs):
-    profile = Profile(host, network, memory, {**codecs, **BUILT_IN.codecs, **codecs})
+@given(TIERS, TIERS, NUMBERS, st.dictionaries(st.sampled_from(SPECS), SPEEDS), st.none() | OWN)
+def test_round_trip(host, network, memory, codecs, own):
+    profile = Profile(host, network, memory, {**codecs, **BUILT_IN.codecs, **codecs}, mpi=own)
     assert Profile.from_bytes(profile.to_bytes()) == profile
 
 
@@ -111,6 +139,23 @@ WRONG = [
     ("version = 1\n[host]\nlatency = 1.0\nbandwidth = 1.0\nlag = 1.0", ["host.lag", "latency, bandwidth"]),
     ("version = 1\n[host]\nlatency = 1.0\nbandwidth = 0.0", ["host.bandwidth", "not 0.0"]),
     ("version = 1\n[network]\nlatency = 1.0\nbandwidth = 1.0\nburst = -1", ["network.burst", "not -1"]),
+    ("version = 1\n[network]\nlatency = 1.0\nbandwidth = 1.0\nincoming = 0", ["network.incoming", "not 0"]),
+    ("version = 1\nmpi = 4", ["mpi", "table of hosts, ranks"]),
+    ("version = 1\n[mpi]\nranks = 4", ["mpi.hosts", "integer from 1", "not None"]),
+    ("version = 1\n[mpi]\nhosts = 2.0\nranks = 4", ["mpi.hosts", "integer from 1", "not 2.0"]),
+    ("version = 1\n[mpi]\nhosts = true\nranks = 4", ["mpi.hosts", "not True"]),
+    ("version = 1\n[mpi]\nhosts = 8\nranks = 4", ["mpi.hosts", "at most 4", "not 8"]),
+    ("version = 1\n[mpi]\nhosts = 2\nranks = 4\nsend = 1", ["mpi.send", "all_gather"]),
+    ("version = 1\n[mpi]\nhosts = 2\nranks = 4\nbroadcast = 1", ["mpi.broadcast", "table of overhead"]),
+    (f"version = 1\n[mpi]\nhosts = 2\nranks = 4\n[mpi.broadcast]\n{CURVE}k = 0.5", ["not TOML"]),
+    (
+        f"version = 1\n[mpi]\nhosts = 2\nranks = 4\n[mpi.broadcast]\n{CURVE.replace('b = 5', 'b = 400')}",
+        ["mpi.broadcast.b", "from -20 to 20", "not 400"],
+    ),
+    (
+        f"version = 1\n[mpi]\nhosts = 2\nranks = 4\n[mpi.broadcast]\n{CURVE.replace('= 12', '= 22')}",
+        ["mpi.broadcast.ln_p", "at most sat_p, 21"],
+    ),
     ("version = 1\ncodecs = []", ["codecs", "tables"]),
     ("version = 1\n[codecs]\nint8 = 1", ['codecs."int8"', "table of encode"]),
     (f"version = 1\n[codecs.int99]\n{SPEED}", ['codecs."int99"', "no codec", "did you mean"]),

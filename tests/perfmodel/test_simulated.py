@@ -51,6 +51,14 @@ def test_time_grows_with_bytes_and_falls_with_rate(op: str, hosts: int, ppn: int
     assert seconds(fast, name, setting(op, 1 << 24, "int8", hosts, ppn), CHUNK) < times[-1]
 
 
+def test_a_profile_whose_looks_take_no_time_is_simulated_all_the_same() -> None:
+    where = setting("all_reduce", 1 << 16)
+    quick, quicker = (
+        seconds(dataclasses.replace(BUILT_IN, look=look), "direct", where, CHUNK) for look in (1e-7, 1e-12)
+    )
+    assert quick == quicker
+
+
 def test_ranks_that_share_cores_take_longer() -> None:
     where = setting("all_reduce", 1 << 22, hosts=4, ppn=2)
     alone, shared = (seconds(BUILT_IN, "direct", where, CHUNK, cores) for cores in (None, 2))

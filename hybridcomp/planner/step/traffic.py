@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.collectives.algorithms.selection import Chooser
-from hybridcomp.perfmodel import Profile, Setting, predict
+from hybridcomp.perfmodel import Profile, Setting, carried_by_mpi, predict
+from hybridcomp.perfmodel.mpi import measured_seconds
 from hybridcomp.perfmodel.terms import Phase
 from hybridcomp.schedules.topology import Topology
 
@@ -63,7 +64,11 @@ class Links:
     def __init__(self, profile: Profile, rate: float) -> None:
         network = dataclasses.replace(profile.network, bandwidth=rate)
         self.profile = profile
-        self.alone = dataclasses.replace(profile, network=network, cores=1.0)
+        # Curves of MPI's own operations are of the links that they were measured on, and hold what sharing cores cost.
+        apart = rate == profile.network.bandwidth and profile.cores == 1
+        self.alone = dataclasses.replace(
+            profile, network=network, cores=1.0, mpi=profile.mpi if apart else None
+        )
         self._choosers: dict[Topology, Chooser] = {}
 
     def chooser(self, topology: Topology) -> Chooser:
@@ -112,7 +117,10 @@ def collective(
     unlinked = min(total, predict(dataclasses.replace(alone, network=quick), algorithm, setting))
     starved = dataclasses.replace(alone, network=quick, cores=_SLIVER)
     cpu = min(unlinked, predict(starved, algorithm, setting) * _SLIVER)
-    return Cost(cpu, unlinked - cpu, total - unlinked, _sent(alone, setting, algorithm))
+    measured = measured_seconds(alone, setting) if carried_by_mpi(setting) else None
+    share = 1.0 if measured is None else measured / total  # MPI's own: of processors, links and rest alike
+    sent = _sent(alone, setting, algorithm)
+    return Cost(cpu * share, (unlinked - cpu) * share, (total - unlinked) * share, sent)
 
 
 def _sent(profile: Profile, setting: Setting, algorithm: str) -> float:

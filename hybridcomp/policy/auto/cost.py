@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from hybridcomp.arrays import DType, as_dtype
 from hybridcomp.codecs import Codec, get_codec
-from hybridcomp.perfmodel import Profile, Setting, algorithms, predict
+from hybridcomp.perfmodel import Profile, Setting, algorithms, carried_by_mpi, predict
+from hybridcomp.perfmodel.mpi import MPI
 from hybridcomp.policy.auto.signature import Signature
 
 _NONE = get_codec("none")
@@ -95,7 +96,8 @@ def refined(profile: Profile, place: Place, wanted: Signature, codec: Codec) -> 
         setting = Setting(wanted.op, factors // 2, itemsize, _NONE, *where)
         compute = estimate(profile, place, wanted, codec).compute
         return compute + 2 * predict(profile, _ALGORITHM, setting)
-    return predict(profile, _ALGORITHM, Setting(wanted.op, nbytes, itemsize, codec, *where))
+    setting = Setting(wanted.op, nbytes, itemsize, codec, *where)
+    return predict(profile, MPI if carried_by_mpi(setting) else _ALGORITHM, setting)
 
 
 def whole_bytes(wanted: Signature, ranks: int) -> int:
@@ -110,12 +112,15 @@ def linear_bytes(nbytes: int, thin: int, codec: Codec) -> int:
 
 
 def slowed(profile: Profile, place: Place, speedup: float) -> Profile:
-    """Return the profile with the links that a communicator uses so many times as fast."""
+    """Return the profile with the links that a communicator uses so many times as fast.
+
+    It has no curves of MPI's own operations: they were measured on the links as those were.
+    """
     factor = min(_MOST_SPEEDUP, max(_LEAST_SPEEDUP, speedup))
     name = "network" if place.hosts > 1 else "host"
     tier = getattr(profile, name)
     changed = dataclasses.replace(tier, bandwidth=tier.bandwidth * factor)
-    return dataclasses.replace(profile, **{name: changed})
+    return dataclasses.replace(profile, mpi=None, **{name: changed})
 
 
 def _wire_bytes(codec: Codec, n: float, itemsize: int, measured: float) -> float:
