@@ -17,6 +17,7 @@ from hybridcomp.cli.main import main
 from hybridcomp.errors import NativeUnavailableError
 from hybridcomp.launcher import find_mpiexec
 from hybridcomp.perfmodel import BUILT_IN, Tier, load_profile
+from hybridcomp.perfmodel.curves import OPERATIONS
 from hybridcomp.planner.compute import Work
 from hybridcomp.planner.site import read_site
 
@@ -68,6 +69,10 @@ def test_two_ranks_calibrate_what_they_can(tmp_path):
     measured = {spec for spec, speed in profile.codecs.items() if speed != BUILT_IN.codecs.get(spec)}
     assert {"int8:block=128", "none", "topk:ratio=0.01:values=none", "default"} <= measured
     assert profile.codecs["int8:block=128"].size == pytest.approx(33 / 128, rel=1e-3)
+    assert (profile.mpi.hosts, profile.mpi.ranks) == (1, 2)
+    assert set(profile.mpi.of) <= set(OPERATIONS)
+    assert f"MPI's {min(profile.mpi.of)}" in done.stdout
+    assert "of other sizes" in done.stdout
     compute = read_site(str(new), 1, 2).compute
     layer = Work("mlp", flops=1e9, bytes=1e7)
     assert 1e-3 < compute.seconds(layer) < compute.seconds(replace(layer, direction="backward"))

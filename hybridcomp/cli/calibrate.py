@@ -5,29 +5,29 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import platform
 import statistics
 import time
-from collections.abc import Sequence
+import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
 from rich.console import Console
 from rich.progress import track
 
+from hybridcomp.cli.collective_timing import communicator
+from hybridcomp.cli.ranks import TIMEOUT, agreed, gathered, middle, rest, wait
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives import Communicator
-from hybridcomp.collectives.algorithms.selection import CHUNK_VARIABLE
 from hybridcomp.collectives.transport.shared_memory import connect_peers, own_pool
 from hybridcomp.collectives.transport.topology import discover
-from hybridcomp.errors import CollectiveTimeoutError
 from hybridcomp.perfmodel.calibrate import SPECS, codec_speed, memory_speed
 from hybridcomp.perfmodel.profile import DEFAULT, Profile, Speed, Tier
 from hybridcomp.planner.compute import Fitted
 from hybridcomp.schedules.topology import Topology
 
-_TIMEOUT = 120.0  # seconds
-_SLEEP, _LONG_SLEEP = 50e-6, 5e-3
 _TAG = 1
 _BIG = 8 << 20  # bytes: far more than the burst that a shaped link lets through at once
 _BURSTS = tuple(1 << power for power in range(16, 22))  # bytes of messages that may pass at once
@@ -35,6 +35,8 @@ _SAVING = 0.05  # seconds in which a shaped link saves its burst
 _TRIES = 4  # of each
 _SLOW = 1.0  # seconds of a big message, past which few are enough
 _LEAST = 2
+_MORE = 1.25  # times what a host sends, from which on what enters it is another rate
+_MOST_CORES = 1024  # of a machine, that are told apart
 _TINY = 1024  # bytes of a chunk that takes no time but for being a message
 _CHUNKS = 32
 _OF_OPERATIONS = 8  # of a model, measured in the time of a codec: there are a hundred
@@ -49,15 +51,43 @@ class Effort:
         pings: small messages there and back.
         messages: big ones; the first does not count.
         seconds: of computing on each codec.
+        cell: seconds of repetitions of a collective of one size.
+        longest: seconds of a collective beyond which its larger sizes are left out.
+        largest: bytes of a collective.
+        finely: powers of two are measured of MPI's own collectives, or every second one; and more collectives of ours.
+        fit: seconds of fitting, at most.
     """
 
     pings: int
     messages: int
     seconds: float
+    cell: float
+    longest: float
+    largest: int
+    finely: bool
+    fit: float
 
 
-THOROUGH = Effort(pings=400, messages=9, seconds=0.4)
-QUICK = Effort(pings=50, messages=3, seconds=0.02)
+THOROUGH = Effort(
+    pings=400,
+    messages=9,
+    seconds=0.4,
+    cell=0.12,
+    longest=0.6,
+    largest=16 << 20,
+    finely=True,
+    fit=20.0,
+)
+QUICK = Effort(
+    pings=50,
+    messages=3,
+    seconds=0.02,
+    cell=0.005,
+    longest=0.1,
+    largest=1 << 20,
+    finely=False,
+    fit=2.0,
+)
 
 
 def hosts_of(comm: MPI.Comm) -> tuple[Topology, bool]:
@@ -69,29 +99,6 @@ def hosts_of(comm: MPI.Comm) -> tuple[Topology, bool]:
     finally:
         node.Free()
     return topology, agreed(comm, shares_memory)
-
-
-def wait(requests: Sequence[MPI.Request], comm: MPI.Comm, what: str, *, idle: bool = True) -> None:
-    """Wait for requests without keeping a core from the ranks that compute or send.
-
-    Args:
-        requests: what to wait for.
-        comm: whose rank an error names.
-        what: is being done.
-        idle: sleep between looks; otherwise only give up the time slice, as who is timed must.
-
-    Raises:
-        CollectiveTimeoutError: they are not done in two minutes.
-    """
-    begin = time.monotonic()
-    while not MPI.Request.Testall(list(requests)):
-        waited = time.monotonic() - begin
-        if idle:
-            time.sleep(min(max(waited / 16, _SLEEP), _LONG_SLEEP))
-        else:
-            os.sched_yield()
-        if waited > _TIMEOUT:
-            raise CollectiveTimeoutError(f"{what}: rank {comm.rank} has waited for {_TIMEOUT:g} s")
 
 
 def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> tuple[Profile, list[str]]:
@@ -119,14 +126,17 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
     firsts = [hosts.ranks(h)[0] for h in range(hosts.count)]
     if len(firsts) > 1:
         network = _tier(comm, firsts, (firsts[0], firsts[1]), effort)
-        network = dataclasses.replace(network, burst=_burst(comm, firsts, network.bandwidth))
+        burst = _burst(comm, firsts, network.bandwidth)
+        network = dataclasses.replace(
+            network, burst=burst, incoming=_incoming(comm, firsts, network.bandwidth)
+        )
         work = _wire(comm, firsts)
     else:
         notes.append(f"all ranks are on one host: [network] stays as in {old.name}")
-    memory = _middle(comm, [memory_speed(effort.seconds)])[0]
+    memory = middle(comm, [memory_speed(effort.seconds)])[0]
     message = old.message
     if comm.size > 1:
-        message = _middle(comm, [_message(comm, effort.messages)])[0]
+        message = middle(comm, [_message(comm, effort.messages)])[0]
         if len(firsts) > 1:
             latency = max(network.latency, _round(comm, effort.pings) - (comm.size - 1) * message)
             network = dataclasses.replace(network, latency=float(f"{latency:.4g}"))
@@ -138,7 +148,7 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
         codec = get_codec(spec)
         mine = codec_speed(codec, effort.seconds)
         speeds[codec.spec] = Speed(
-            *_middle(comm, [mine.encode, mine.decode, mine.add, mine.overhead, mine.size])
+            *middle(comm, [mine.encode, mine.decode, mine.add, mine.overhead, mine.size])
         )
     # The codecs that were not measured are not the fast ones.
     speeds[DEFAULT] = Speed(
@@ -149,7 +159,14 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
         size=_SOME_SIZE,
     )
     return dataclasses.replace(
-        old, host=host, network=network, memory=memory, message=message, wire=work, codecs=speeds
+        old,
+        host=host,
+        network=network,
+        memory=memory,
+        message=message,
+        wire=work,
+        cores=_cores(comm),
+        codecs=speeds,
     ), notes
 
 
@@ -167,20 +184,12 @@ def compute(comm: MPI.Comm, effort: Effort) -> tuple[Fitted | None, list[str]]:
     from hybridcomp.planner.measure import measure  # noqa: PLC0415  (imports torch)
 
     timings = measure(effort.seconds / _OF_OPERATIONS)
-    return timings.fitted(_middle(comm, list(timings.seconds))), []
+    return timings.fitted(middle(comm, list(timings.seconds))), []
 
 
 def _message(comm: MPI.Comm, rounds: int) -> float:
     """Measure the seconds of this core for one message: all-reduces that are cut into chunks of next to nothing."""
-    before = os.environ.get(CHUNK_VARIABLE)
-    os.environ[CHUNK_VARIABLE] = str(_TINY)
-    try:
-        ours = Communicator(comm, "none", "calibration", timeout=_TIMEOUT)
-    finally:
-        if before is None:
-            del os.environ[CHUNK_VARIABLE]
-        else:
-            os.environ[CHUNK_VARIABLE] = before
+    ours = communicator(comm, _TINY)
     data = np.ones(_CHUNKS * comm.size * _TINY // 4, np.float32)
     begin = 0.0
     for i in range(rounds + 1):
@@ -197,7 +206,7 @@ def _round(comm: MPI.Comm, count: int) -> float:
 
     They are the difference between short all-reduces of two exchanges and of one; collective over ``comm``.
     """
-    ours = Communicator(comm, "none", "calibration", timeout=_TIMEOUT)
+    ours = Communicator(comm, "none", "calibration", timeout=TIMEOUT)
     data = np.ones(64, np.float32)
     taken: dict[str, list[float]] = {"one_shot": [], "direct": []}
     for _ in range(count):
@@ -206,7 +215,7 @@ def _round(comm: MPI.Comm, count: int) -> float:
             ours.Allreduce(MPI.IN_PLACE, data, codec="int8", algorithm=algorithm)
             seconds.append(time.perf_counter() - begin)
     ours.Free()
-    one, two = (statistics.median(_gathered(comm, [statistics.median(s)])[0]) for s in taken.values())
+    one, two = (statistics.median(gathered(comm, [statistics.median(s)])[0]) for s in taken.values())
     return two - one
 
 
@@ -218,12 +227,12 @@ def _tier(comm: MPI.Comm, ring: list[int], pair: tuple[int, int], effort: Effort
     latency = 0.0
     if comm.rank in pair:
         latency = _ping(comm, pair[1 - pair.index(comm.rank)], comm.rank == pair[0], effort.pings)
-    _rest(comm)
-    slowest = max(_gathered(comm, _shift(comm, ring, 1)[:1])[0])
+    rest(comm)
+    slowest = max(gathered(comm, _shift(comm, ring, 1)[:1])[0])
     # The first message makes connections, and the first after a rest may use up what a shaped link had saved.
     seconds = _shift(comm, ring, _LEAST if slowest > _SLOW else effort.messages)
     lasts = statistics.median(seconds[1:] or seconds)
-    return Tier(*_middle(comm, [latency, _BIG / lasts if lasts else 0.0]))
+    return Tier(*middle(comm, [latency, _BIG / lasts if lasts else 0.0]))
 
 
 def _burst(comm: MPI.Comm, ring: list[int], bandwidth: float) -> float:
@@ -236,11 +245,52 @@ def _burst(comm: MPI.Comm, ring: list[int], bandwidth: float) -> float:
         taken = []
         for _ in range(_TRIES):
             time.sleep(_SAVING)
-            _rest(comm)
-            taken.append(max(_gathered(comm, _shift(comm, ring, 1, size=size))[0]))
+            rest(comm)
+            taken.append(max(gathered(comm, _shift(comm, ring, 1, size=size))[0]))
         if min(taken) < size / bandwidth / 2:
             passed = size
     return float(passed)
+
+
+def _incoming(comm: MPI.Comm, ring: list[int], bandwidth: float) -> float:
+    """Measure the bytes/s that enter a host to which all others send at once; collective over ``comm``.
+
+    Returns 0 if that is about what one of them sends.
+    """
+    taken = 0.0
+    target, *others = ring
+    for _ in range(2):  # the first makes connections
+        rest(comm)
+        begin = time.perf_counter()
+        if comm.rank == target:
+            into = [np.empty(_BIG, np.uint8) for _ in others]
+            messages = [comm.Irecv(each, rank, _TAG) for each, rank in zip(into, others, strict=True)]
+            wait(messages, comm, "big messages from all hosts", idle=False)
+            taken = time.perf_counter() - begin
+        elif comm.rank in others:
+            wait([comm.Isend(np.ones(_BIG, np.uint8), target, _TAG)], comm, f"a big message to rank {target}")
+    rate = len(others) * _BIG / max(gathered(comm, [taken])[0])
+    return float(f"{rate:.4g}") if rate > _MORE * bandwidth else 0.0
+
+
+def _cores(comm: MPI.Comm) -> float:
+    """Return the cores that a rank has, at most 1, on the machine where there are fewest for each; collective.
+
+    Hosts are of one machine, as those of a lab are, if the kernel was booted once for them.
+    """
+    try:
+        machine = float(zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
+    except OSError:  # no Linux
+        machine = float(zlib.crc32(platform.node().encode()))
+    able = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    numbers = [float(number in able) for number in range(_MOST_CORES)]
+    machines, *columns = gathered(comm, [machine, *numbers])
+    least = 1.0
+    for one in set(machines):
+        ranks = [rank for rank, other in enumerate(machines) if other == one]
+        cores = sum(any(column[rank] for rank in ranks) for column in columns)
+        least = min(least, cores / len(ranks))
+    return float(f"{least:.4g}")
 
 
 def _ping(comm: MPI.Comm, other: int, first: bool, count: int) -> float:
@@ -261,7 +311,7 @@ def _wire(comm: MPI.Comm, ring: list[int]) -> float:
     begin = time.process_time()
     count = len(_shift(comm, ring, _LEAST, idle=True))
     mine = (time.process_time() - begin) / (2 * count * _BIG) if comm.rank in ring else 0.0
-    return _middle(comm, [mine])[0]
+    return middle(comm, [mine])[0]
 
 
 def _shift(
@@ -283,35 +333,3 @@ def _shift(
         wait([comm.Irecv(into, before, _TAG), comm.Isend(out, after, _TAG)], comm, what, idle=idle)
         taken.append(time.perf_counter() - begin)
     return taken
-
-
-def agreed(comm: MPI.Comm, good: bool) -> bool:
-    """Tell whether all ranks agree that it is good; collective."""
-    return all(_gathered(comm, [float(good)])[0])
-
-
-def shared(comm: MPI.Comm, code: int) -> int:
-    """Return rank 0's exit code on all ranks; collective."""
-    value = np.array([code], np.int64)
-    wait([comm.Ibcast(value)], comm, "waiting for rank 0")
-    return int(value[0])
-
-
-def _gathered(comm: MPI.Comm, values: list[float]) -> list[list[float]]:
-    """Gather each value of every rank; collective."""
-    mine = np.array(values)
-    everyone = np.empty((comm.size, mine.size))
-    wait([comm.Iallgather(mine, everyone)], comm, "comparing measurements")
-    columns: list[list[float]] = everyone.T.tolist()
-    return columns
-
-
-def _middle(comm: MPI.Comm, values: list[float]) -> list[float]:
-    """Return the median of each value over the ranks that have one, which is not 0; collective."""
-    middles = (statistics.median([v for v in column if v]) for column in _gathered(comm, values))
-    return [float(f"{value:.4g}") for value in middles]  # as many digits as mean anything
-
-
-def _rest(comm: MPI.Comm) -> None:
-    """Wait for all ranks, asleep."""
-    wait([comm.Ibarrier()], comm, "waiting for the other ranks")

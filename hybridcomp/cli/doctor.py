@@ -29,10 +29,12 @@ EXAMPLES = """examples:
   hybridcomp lab -n 4 --rate 1gbit -- hybridcomp doctor --calibrate --out lab.toml
 
 Under mpiexec all ranks take part and rank 0 prints. --calibrate needs two ranks on a host to measure shared memory, two
-hosts to measure the network. The profile is read from where HYBRIDCOMP_PROFILE says, else from
+hosts to measure the network. It fits the costs of collectives to measured ones, and says how far its predictions are off
+on sizes that the fit was not given (with the extra plan, which brings SciPy). The profile is read from where HYBRIDCOMP_PROFILE says, else from
 ~/.config/hybridcomp/profile.toml. The exit code is 0 if hybridcomp can be used here, else 1.
 """
 _SECONDS, _QUICK_SECONDS = 0.4, 0.02  # of each codec whose speed is told
+_ERRORS = "error of predicted collectives"
 _UNUSABLE = 1
 _WRONG_INPUT = 2
 
@@ -44,11 +46,13 @@ class Calibrated(NamedTuple):
         profile: links, memory and codecs.
         others: text of the sections of its file that it does not read itself.
         notes: what was not measured, and why.
+        errors: of collectives as it predicts them, in words, at sizes that no fit was given.
     """
 
     profile: Profile
     others: str
     notes: list[str]
+    errors: dict[str, str]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--calibrate",
         action="store_true",
-        help="measure links, memory, codecs and a model's operations, and write the profile (20 s)",
+        help="measure links, memory, codecs, collectives and a model's operations, and write the profile (a minute)",
     )
     result.add_argument(
         "--out", type=Path, metavar="FILE", help="where --calibrate writes (default: as above)"
@@ -109,24 +113,28 @@ def main(argv: list[str]) -> int:
 
 def _main_as_rank(comm: MPI.Comm, findings: Findings, arguments: argparse.Namespace) -> int:
     """Run the rest on each rank of ``comm``; return rank 0's exit code."""
-    from hybridcomp.cli import calibrate  # noqa: PLC0415  (needs MPI)
+    from hybridcomp.cli import calibrate, calibrate_collectives, ranks  # noqa: PLC0415  (need MPI)
 
     hosts, shares_memory = calibrate.hosts_of(comm)
     findings.sections["MPI"] = inspection.mpi(comm, hosts.count, shares_memory)
-    calibrated = None
-    if arguments.calibrate and calibrate.agreed(comm, not findings.problems):
-        effort = calibrate.QUICK if arguments.quick else calibrate.THOROUGH
+    calibrated = measured = None
+    effort = calibrate.QUICK if arguments.quick else calibrate.THOROUGH
+    if arguments.calibrate and ranks.agreed(comm, not findings.problems):
         profile, more = calibrate.calibrate(comm, hosts, _old(), effort)
+        measured, why = calibrate_collectives.measure(comm, hosts, effort)
         compute, notes = calibrate.compute(comm, effort)
         others = "" if compute is None else f"\n{compute.to_toml()}"
-        calibrated = Calibrated(profile, others, [*more, *notes])
+        calibrated = Calibrated(profile, others, [*more, *why, *notes], {})
     if comm.rank:
-        return calibrate.shared(comm, 0)
+        return ranks.shared(comm, 0)
     code = _WRONG_INPUT
     try:
+        if calibrated is not None and measured is not None:
+            profile, errors, notes = calibrate_collectives.refine(calibrated.profile, measured, effort)
+            calibrated = Calibrated(profile, calibrated.others, [*calibrated.notes, *notes], errors)
         code = _tell(findings, arguments, calibrated)
     finally:  # the others wait for it
-        calibrate.shared(comm, code)
+        ranks.shared(comm, code)
     return code
 
 
@@ -153,6 +161,9 @@ def _tell(findings: Findings, arguments: argparse.Namespace, calibrated: Calibra
     if calibrated is not None:
         rows = inspection.describe(dataclasses.replace(calibrated.profile, name=str(written)))
         _section(console, "calibrated", rows)
+        if calibrated.errors:
+            findings.sections[_ERRORS] = calibrated.errors
+            _section(console, _ERRORS, calibrated.errors)
         for note in calibrated.notes:
             console.print(note, highlight=False, markup=False)
     elif arguments.calibrate:

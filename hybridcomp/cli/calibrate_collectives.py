@@ -1,0 +1,243 @@
+"""Time collectives for a profile, and fit it to them: what of ``doctor --calibrate`` is of whole operations.
+
+Each fit is judged by sizes that it was not given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mpi4py import MPI
+from rich.console import Console
+from rich.progress import track
+
+from hybridcomp.cli.calibrate import Effort
+from hybridcomp.cli.collective_timing import communicator, prepared, repeat
+from hybridcomp.cli.ranks import agreed
+from hybridcomp.codecs import get_codec
+from hybridcomp.collectives import Communicator
+from hybridcomp.collectives.algorithms.selection import OPERATIONS as SELECTABLE
+from hybridcomp.perfmodel import Curve, MpiCurves, Profile, Setting, fitting
+from hybridcomp.perfmodel.curves import OPERATIONS, bus_factor, fit_curve
+from hybridcomp.perfmodel.fitting import CHUNK, Timing
+from hybridcomp.perfmodel.mpi import MPI as MPI_OWN
+from hybridcomp.schedules.registry import ALGORITHMS, find
+from hybridcomp.schedules.topology import Topology
+
+# Operation, algorithm, codec; a quick calibration has the first few.
+_CASES = (
+    ("all_reduce", "direct", "int8"),
+    ("all_reduce", "direct", "none"),
+    ("all_gather", "direct", "int8"),
+    ("reduce_scatter", "direct", "int8"),
+    ("send", "direct", "int8"),
+    ("send", "direct", "none"),
+    ("all_reduce", "one_shot", "bf16"),
+    ("all_reduce", "ring", "int8"),
+    ("all_reduce", "hierarchical", "int4"),
+    ("all_to_all", "direct", "int4"),
+    ("broadcast", "tree", "int8"),
+    ("reduce", "direct", "int8"),
+)
+_QUICK_CASES = 5
+_FITTED = (10, 14, 18, 22)  # logarithms to the base 2 of the bytes
+_HELD_OUT = (11, 15, 19)  # and of a third of the bytes, so that those lie between
+_OWN = range(6, 25)
+_OWN_HELD_OUT = range(5, 23, 2)
+_NEAR = 8  # of the longest: a time below it is no sign that the next size takes too long
+_OF_OWN = 2  # times the seconds of one of its sizes are those of one of ours: it has more of them
+_FIRST = {op: next(iter(ALGORITHMS[op])) for op in SELECTABLE}
+
+
+@dataclass(frozen=True)
+class Series:
+    """The seconds of an operation by its bytes.
+
+    Attributes:
+        fitted, held_out: for a fit, and to judge it by.
+    """
+
+    fitted: dict[int, float]
+    held_out: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The times of collectives.
+
+    Attributes:
+        fitted, held_out: of our algorithms.
+        own: of MPI's own operations.
+        hosts: of the ranks.
+    """
+
+    fitted: Sequence[Timing]
+    held_out: Sequence[Timing]
+    own: dict[str, Series]
+    hosts: Topology
+
+
+def measure(comm: MPI.Comm, hosts: Topology, effort: Effort) -> tuple[Measured | None, list[str]]:
+    """Time collectives of several sizes, ours and MPI's own. Collective; all ranks get the same.
+
+    Args:
+        comm: nobody else uses it.
+        hosts: where its ranks are.
+        effort: how long, and how large.
+
+    Returns:
+        The times, and why there are none.
+
+    Raises:
+        CollectiveTimeoutError: a rank no longer answers.
+    """
+    if comm.size == 1:
+        return None, ["there is nobody to send to: no collective was timed, and no cost of one fitted"]
+    if not agreed(comm, comm.rank != 0 or importlib.util.find_spec("scipy") is not None):
+        return None, ["SciPy is missing: no cost of collectives was fitted (the extra plan has it)"]
+    cases = [case for case in _CASES if case[0] == "send" or find(*case[:2]).refuses(hosts) is None]
+    if not effort.finely:
+        cases = cases[:_QUICK_CASES]
+    timer = _Timer(comm, effort)
+    fitted: list[Timing] = []
+    held_out: list[Timing] = []
+    own: dict[str, Series] = {}
+    console = Console(stderr=True)
+    both = [*cases, *((op, MPI_OWN, "none") for op in OPERATIONS)]
+    shown = track(both, "collectives", console=console, disable=comm.rank != 0 or not console.is_terminal)
+    for op, algorithm, codec in shown:
+        if algorithm == MPI_OWN:
+            own[op] = timer.own(op)
+            continue
+        series = timer.ours(op, algorithm, codec)
+        for timings, seconds in ((fitted, series.fitted), (held_out, series.held_out)):
+            timings += [
+                Timing(_setting(op, nbytes, codec, hosts), algorithm, taken)
+                for nbytes, taken in seconds.items()
+            ]
+    timer.free()
+    return Measured(fitted, held_out, own, hosts), []
+
+
+def refine(profile: Profile, measured: Measured, effort: Effort) -> tuple[Profile, dict[str, str], list[str]]:
+    """Fit a profile to the times of collectives.
+
+    Args:
+        profile: links, memory and codecs as they were measured alone.
+        measured: the times.
+        effort: seconds, at most.
+
+    Returns:
+        The profile; for people, how well predictions hold on sizes that no fit was given; and what was not fitted.
+    """
+    if not measured.fitted or not measured.held_out:
+        return profile, {}, ["collectives take too long here for costs of them to be fitted"]
+    notes = []
+    ranks = len(measured.hosts.hosts)
+    cores = max(1, round(profile.cores * ranks)) if profile.cores < 1 else None
+    found = fitting.fit(profile, measured.fitted, cores, effort.fit)
+    refined = fitting.adjusted(profile, found)
+    taken = [timing.seconds for timing in measured.held_out]
+    before, after = (
+        fitting.errors(fitting.predict(each, measured.held_out, cores), taken) for each in (profile, refined)
+    )
+    rows = {
+        "sizes": f"fitted to {len(measured.fitted)} cells, judged by {len(taken)} of other sizes",
+        "before the fit": _told(before),
+        "fitted": _told(after),
+    }
+    if after["geometric mean"] >= before["geometric mean"]:
+        refined = profile
+        notes.append("the fit predicts no better than what was measured alone, which stays")
+    curves: dict[str, Curve] = {}
+    for op, series in measured.own.items():
+        factor = bus_factor(op, ranks)
+        try:
+            curve = fit_curve(list(series.fitted), list(series.fitted.values()), factor)
+        except ValueError as error:
+            notes.append(f"no curve of MPI's own {op}: {error}")
+            continue
+        curves[op] = curve
+        if not series.held_out:
+            continue
+        predicted = [curve.seconds(nbytes, factor) for nbytes in series.held_out]
+        rows[f"MPI's {op}"] = _told(fitting.errors(predicted, list(series.held_out.values())))
+    own = MpiCurves(measured.hosts.count, ranks, curves) if curves else None
+    return dataclasses.replace(refined, mpi=own), rows, notes
+
+
+class _Timer:
+    """Times operations of some sizes, on communicators that it makes."""
+
+    def __init__(self, world: MPI.Comm, effort: Effort) -> None:
+        self._world = world
+        self._effort = effort
+        self._made: dict[str, Communicator] = {}
+
+    def ours(self, op: str, algorithm: str, codec: str) -> Series:
+        """Time an algorithm; collective."""
+        forced = _FIRST | ({op: algorithm} if op in _FIRST else {})
+        return self._series(forced, op, codec, _sizes(_FITTED, _HELD_OUT), self._effort.cell)
+
+    def own(self, op: str) -> Series:
+        """Time MPI's own operation; collective."""
+        step = 1 if self._effort.finely else 2
+        sizes = _sizes(_OWN[::step], _OWN_HELD_OUT[::step])
+        # A sum would be the engine's.
+        return self._series(_FIRST, op, "none", sizes, self._effort.cell / _OF_OWN, MPI.MAX)
+
+    def free(self) -> None:
+        """Release the communicators; collective."""
+        for comm in self._made.values():
+            comm.Free()
+
+    def _series(
+        self,
+        forced: dict[str, str],
+        op: str,
+        codec: str,
+        sizes: Sequence[tuple[int, bool]],
+        seconds: float,
+        reduction: MPI.Op = MPI.SUM,
+    ) -> Series:
+        """Time an operation by ascending size, up to one that takes too long."""
+        key = str(forced)
+        if key not in self._made:
+            self._made[key] = communicator(self._world, CHUNK, forced)
+        comm = self._made[key]
+        series = Series({}, {})
+        taken, slowness = 0.0, 0.0  # seconds, and of a byte
+        longest = self._effort.longest
+        for nbytes, is_held_out in sizes:
+            if nbytes > self._effort.largest or (taken > longest / _NEAR and slowness * nbytes > longest):
+                break
+            operation = prepared(comm, op, nbytes, codec, reduction)
+            operation.call()
+            taken = statistics.median(repeat(self._world, comm, operation.call, seconds).seconds)
+            slowness = taken / operation.nbytes
+            (series.held_out if is_held_out else series.fitted)[operation.nbytes] = taken
+        return series
+
+
+def _sizes(fitted: Iterable[int], held_out: Iterable[int]) -> list[tuple[int, bool]]:
+    """Return bytes in ascending order, and whether they are held out."""
+    return sorted([(1 << power, False) for power in fitted] + [(3 << power, True) for power in held_out])
+
+
+def _setting(op: str, nbytes: int, codec: str, hosts: Topology) -> Setting:
+    """Return the setting of what was timed: a send has two ranks, in it and in its schedule."""
+    ranks, count, largest = len(hosts.hosts), hosts.count, hosts.largest
+    if op == "send":
+        far = hosts.hosts[0] != hosts.hosts[ranks // 2]
+        ranks, count, largest = 2, 1 + far, 2 - far
+    return Setting(op, nbytes, 4, get_codec(codec), ranks, count, largest, compiled=True)
+
+
+def _told(errors: dict[str, float]) -> str:
+    """Return errors as text."""
+    mean, most = (100 * errors[key] for key in ("geometric mean", "95th percentile"))
+    return f"{mean:.1f} % (geometric mean), 95th percentile {most:.0f} %, of {errors['cells']} sizes"

@@ -1,0 +1,135 @@
+"""Time collectives on the ranks there are, each from a barrier on until the slowest rank has its result."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from hybridcomp.cli.ranks import TIMEOUT, gathered
+from hybridcomp.collectives import Communicator
+from hybridcomp.collectives.algorithms.selection import CHUNK_VARIABLE, VARIABLE
+
+_ELEMENT = 4  # bytes
+_LEAST, _MOST = 5, 60  # repetitions
+_FEW = 2  # of those that alone take longer than they should all together
+_TAG = 1
+
+
+class Prepared(NamedTuple):
+    """An operation that can be repeated.
+
+    Attributes:
+        call: does it once.
+        result: where its result is.
+        nbytes: of the array that is summed or sent; of all ranks' blocks together where each has one.
+    """
+
+    call: Callable[[], Any]
+    result: npt.NDArray[np.float32]
+    nbytes: int
+
+
+class Repeated(NamedTuple):
+    """The repetitions of an operation.
+
+    Attributes:
+        seconds: of each, the slowest rank's; the same on all ranks.
+        busy: seconds of this process's processor for one.
+    """
+
+    seconds: list[float]
+    busy: float
+
+
+def communicator(comm: MPI.Comm, chunk: int, algorithms: Mapping[str, str] | None = None) -> Communicator:
+    """Make a communicator that compresses nothing of itself. Collective.
+
+    Args:
+        comm: whose ranks it has.
+        chunk: uncompressed bytes of a message.
+        algorithms: by operation, those that it uses; without it they are chosen.
+    """
+    forced = ",".join(f"{op}={name}" for op, name in (algorithms or {}).items())
+    with _environment({CHUNK_VARIABLE: str(chunk), VARIABLE: forced}):
+        return Communicator(comm, "none", "calibration", timeout=TIMEOUT)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def prepared(comm: Communicator, op: str, nbytes: int, codec: str, reduction: MPI.Op = MPI.SUM) -> Prepared:
+    """Prepare an operation on Gaussian fp32 values; a ``send`` is from rank 0 to the rank in the middle.
+
+    Args:
+        comm: of its ranks.
+        op: as the cost model has it.
+        nbytes: about: each rank's part has as many elements, at least one.
+        codec: spec.
+        reduction: of an all-reduce.
+    """
+    p = comm.size
+    each = max(1, nbytes // _ELEMENT // p)
+    n = each * p
+    data = np.random.default_rng(comm.rank).standard_normal(n, np.float32)
+    whole, part = np.empty(n, np.float32), np.empty(each, np.float32)
+    shard = data[:each].copy()
+    peer = p // 2  # a rank of another host, if there is one
+
+    def send() -> None:
+        if comm.rank == 0:
+            comm.Send(data, peer, _TAG, codec=codec)
+        elif comm.rank == peer:
+            comm.Recv(whole, 0, _TAG)
+
+    calls: dict[str, tuple[Callable[[], Any], npt.NDArray[np.float32]]] = {
+        "all_reduce": (lambda: comm.Allreduce(data, whole, reduction, codec=codec), whole),
+        "reduce_scatter": (lambda: comm.Reduce_scatter_block(data, part, codec=codec), part),
+        "all_gather": (lambda: comm.Allgather(shard, whole, codec=codec), whole),
+        "broadcast": (lambda: comm.Bcast(data, 0, codec=codec), data),
+        "reduce": (lambda: comm.Reduce(data, whole, root=0, codec=codec), whole),
+        "all_to_all": (lambda: comm.Alltoall(data, whole, codec=codec), whole),
+        "send": (send, whole),
+    }
+    return Prepared(*calls[op], n * _ELEMENT)
+
+
+def repeat(world: MPI.Comm, comm: Communicator, call: Callable[[], Any], seconds: float) -> Repeated:
+    """Repeat an operation that all ranks have done once, for about so many seconds. Collective.
+
+    Args:
+        world: nobody else uses it.
+        comm: of the same ranks.
+        call: does the operation.
+        seconds: in all: 5 to 60 repetitions, or 2 where one takes longer.
+    """
+    begin = time.perf_counter()
+    call()
+    once = max(gathered(world, [time.perf_counter() - begin])[0])
+    count = _FEW if once > seconds else int(min(max(seconds / once, _LEAST), _MOST))
+    taken = []
+    busy = time.process_time()
+    for _ in range(count):
+        comm.Barrier()  # ours, which sleeps: MPI's takes the cores from ranks that have not ended yet
+        begin = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begin)
+    busy = (time.process_time() - busy) / count
+    return Repeated([max(column) for column in gathered(world, taken)], busy)
