@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +19,8 @@ import numpy as np
 from mpi4py import MPI
 
 import hybridcomp as hc
-
-CHUNK = 1 << 20  # uncompressed bytes of a message
-_LEAST, _MOST = 5, 60  # repetitions
-_TIMEOUT = 60.0
+from hybridcomp.cli.collective_timing import communicator, prepared, repeat
+from hybridcomp.perfmodel.fitting import CHUNK
 
 
 def main() -> None:
@@ -34,15 +29,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=0.3, help="for each cell")
     args = parser.parse_args()
-    os.environ["HYBRIDCOMP_CHUNK_BYTES"] = str(CHUNK)
     comm = MPI.COMM_WORLD
     made: dict[tuple[str, str], hc.Communicator] = {}
     results = []
     for cell in json.loads(args.cells.read_text(encoding="utf-8")):
         key = cell["op"], cell["algorithm"]
         if key not in made:
-            os.environ["HYBRIDCOMP_ALGORITHM"] = "=".join(key) if key[0] not in ("all_to_all", "send") else ""
-            made[key] = hc.Communicator(comm, "none", "model", timeout=_TIMEOUT)
+            forced = {} if key[0] in ("all_to_all", "send") else {key[0]: key[1]}
+            made[key] = communicator(comm, CHUNK, forced)
         results.append(cell | measure(made[key], cell, args.seconds))
     if comm.rank == 0:
         args.out.write_text(json.dumps(results), encoding="utf-8")
@@ -50,62 +44,13 @@ def main() -> None:
 
 def measure(comm: hc.Communicator, cell: dict[str, Any], seconds: float) -> dict[str, float]:
     """Return a cell's median seconds, processor time of all ranks, and the spread of its repetitions."""
-    call, result = prepared(comm, cell)
     world = MPI.COMM_WORLD
-    call()
-    check(cell, result)
-    begin = time.perf_counter()
-    call()
-    once = world.allreduce(time.perf_counter() - begin, MPI.MAX)
-    count = int(min(max(seconds / once, _LEAST), _MOST))
-    taken = []
-    busy = time.process_time()
-    for _ in range(count):
-        comm.Barrier()  # ours, which sleeps: MPI's takes the cores from ranks that have not ended yet
-        begin = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - begin)
-    busy = time.process_time() - busy
-    slowest = np.array(taken)
-    world.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
-    cuts = statistics.quantiles(slowest.tolist(), n=4)
-    return {
-        "seconds": cuts[1],
-        "spread": (cuts[2] - cuts[0]) / cuts[1],
-        "busy": world.allreduce(busy) / count,
-    }
-
-
-def prepared(comm: hc.Communicator, cell: dict[str, Any]) -> tuple[Callable[[], Any], np.ndarray]:
-    """Return a call that does the operation once, and where its result is."""
-    world = MPI.COMM_WORLD
-    p, n, op = world.size, cell["nbytes"] // 4, cell["op"]
-    codec = cell["codec"]
-    data = np.random.default_rng(world.rank).standard_normal(n, np.float32)
-    whole, part = np.empty(n, np.float32), np.empty(n // p, np.float32)
-    shard = data[: n // p].copy()
-    peer = world.size // 2  # a rank of another host
-    calls: dict[str, tuple[Callable[[], Any], np.ndarray]] = {
-        "all_reduce": (lambda: comm.Allreduce(data, whole, codec=codec), whole),
-        "reduce_scatter": (lambda: comm.Reduce_scatter_block(data[: n // p * p], part, codec=codec), part),
-        "all_gather": (lambda: comm.Allgather(shard, whole[: n // p * p], codec=codec), whole[: n // p * p]),
-        "broadcast": (lambda: comm.Bcast(data, 0, codec=codec), data),
-        "reduce": (lambda: comm.Reduce(data, whole, root=0, codec=codec), whole),
-        "all_to_all": (
-            lambda: comm.Alltoall(data[: n // p * p], whole[: n // p * p], codec=codec),
-            whole[: n // p * p],
-        ),
-    }
-    if op != "send":
-        return calls[op]
-
-    def send() -> None:
-        if world.rank == 0:
-            comm.Send(data, peer, 1, codec=codec)
-        elif world.rank == peer:
-            comm.Recv(whole, 0, 1)
-
-    return send, whole
+    operation = prepared(comm, cell["op"], cell["nbytes"], cell["codec"])
+    operation.call()
+    check(cell, operation.result)
+    taken, busy = repeat(world, comm, operation.call, seconds)
+    cuts = statistics.quantiles(taken, n=4)
+    return {"seconds": cuts[1], "spread": (cuts[2] - cuts[0]) / cuts[1], "busy": world.allreduce(busy)}
 
 
 def check(cell: dict[str, Any], result: np.ndarray) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from modelbench.fitting import errors
 
 from hybridcomp import style
+from hybridcomp.perfmodel.fitting import errors
 from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.compute import Fitted
 from hybridcomp.planner.site import read_site
@@ -89,7 +89,7 @@ def summed(rows: Sequence[Row], key: str) -> dict[str, float]:
     from scipy.stats import spearmanr  # noqa: PLC0415
 
     predictions, measured = ([row[name] for row in rows] for name in (key, "median"))
-    found = errors(np.array(predictions), [{"seconds": seconds} for seconds in measured])
+    found = errors(predictions, measured)
     largest = max(abs(p - m) / m for p, m in zip(predictions, measured, strict=True))
     return found | {"largest": largest, "spearman": float(spearmanr(predictions, measured).statistic)}
 
