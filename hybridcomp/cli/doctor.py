@@ -29,9 +29,10 @@ EXAMPLES = """examples:
   hybridcomp lab -n 4 --rate 1gbit -- hybridcomp doctor --calibrate --out lab.toml
 
 Under mpiexec all ranks take part and rank 0 prints. --calibrate needs two ranks on a host to measure shared memory, two
-hosts to measure the network. It fits the costs of collectives to measured ones, and says how far its predictions are off
-on sizes that the fit was not given (with the extra plan, which brings SciPy). The profile is read from where HYBRIDCOMP_PROFILE says, else from
-~/.config/hybridcomp/profile.toml. The exit code is 0 if hybridcomp can be used here, else 1.
+hosts to measure the network. It fits the costs of collectives to measured ones, and says how far predictions are off on
+sizes that the fit was not given (with the extra plan, which brings SciPy). The profile is read from where
+HYBRIDCOMP_PROFILE says, else from ~/.config/hybridcomp/profile.toml. The exit code is 0 if hybridcomp can be used here,
+else 1.
 """
 _SECONDS, _QUICK_SECONDS = 0.4, 0.02  # of each codec whose speed is told
 _ERRORS = "error of predicted collectives"
