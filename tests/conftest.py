@@ -1,7 +1,8 @@
 """Run a part of each test's cases where ``HC_PART`` asks for one.
 
 ``K/N`` is part K, from 0, of N parts: of the cases of each test function every N-th, in an order drawn by their names,
-and at least one. ``!K/N`` is all but those. They are the same ones on all ranks.
+and at least one. ``!K/N`` is all but those. Functions that are marked ``long`` are drawn from as if they were cases of
+one function. What is drawn is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -37,4 +38,4 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _function(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
+    return "long" if item.get_closest_marker("long") else item.nodeid.partition("[")[0]

@@ -70,6 +70,7 @@ def test_comparison_and_pictures(tmp_path):
         assert 10_000 < len(content) < 200_000
 
 
+@pytest.mark.long
 def test_sizes_and_types(tmp_path):
     out = tmp_path / "sizes.json"
     run("--quick", "--sizes", "--codec", "int8;bf16", "--json", str(out))

@@ -29,6 +29,7 @@ def run(*args: str, ranks: int = 3, script: str = "allreduce") -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
 
 
+@pytest.mark.long
 def test_allreduce(tmp_path):
     out = tmp_path / "rows.json"
     more = ["--algorithm", "direct"]  # short arrays go in one exchange otherwise, in which more is sent

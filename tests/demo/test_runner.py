@@ -122,6 +122,7 @@ def test_wrong_plans(change: dict[str, object], error: type[Exception], message:
         dataclasses.replace(SMALL, **change).check()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_with_the_real_trainer(tmp_path: Path) -> None:
     pytest.importorskip("torch")

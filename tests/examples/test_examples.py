@@ -102,6 +102,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
     return folder, run(2, "ddp", "--epochs", "2", "--checkpoint", str(folder))
 
 
+@pytest.mark.long
 def test_ddp_goes_on_from_a_checkpoint_as_if_nothing_had_been(checkpoint: tuple[Path, Said], tmp_path: Path):
     saved, first = checkpoint
     shutil.copytree(saved, tmp_path / "run")
@@ -129,6 +130,7 @@ def test_fsdp2(policy: list[str], saved: float):
     check(run(2, "fsdp2", "--steps", "10", *policy), falls_to=0.7, saved=saved)
 
 
+@pytest.mark.long
 def test_tensor_and_pipeline_parallel():
     # The default leaves tp's sums alone where all ranks are on one host.
     said = run(4, "tp_pp", "--steps", "10", "--batch", "8", "--policy", "int8:block=128")
@@ -137,6 +139,7 @@ def test_tensor_and_pipeline_parallel():
         assert re.search(rf"{axis} .*int8:block=128", said.summary)
 
 
+@pytest.mark.long
 def test_a_mixture_of_experts():
     said = run(3, "moe", "--steps", "10")
     check(said, falls_to=0.6, saved=3)
@@ -157,6 +160,7 @@ def test_a_program_on_gloo_whose_gradients_are_compressed():
     assert re.search(r"dp +all_reduce +int4:block=128", said.summary)
 
 
+@pytest.mark.long
 def test_accelerate():
     launch = (
         "-m",
@@ -171,6 +175,7 @@ def test_accelerate():
     check(said, falls_to=0.8, saved=4)
 
 
+@pytest.mark.long
 def test_transformers_trainer():
     said = torchrun("hf_trainer", "--max_steps", "10", "--ddp_backend", "hybridcomp")
     check(said, falls_to=0.8)
@@ -178,12 +183,14 @@ def test_transformers_trainer():
     assert re.search(r"default +all_reduce +int8:block=128", said.summary)
 
 
+@pytest.mark.long
 def test_lightning():
     said = run_command("lightning_ddp", "--epochs", "3")
     check(said, falls_to=0.97, saved=4)
     assert re.search(r"dp .*int4:block=128", said.summary)  # the hook took effect
 
 
+@pytest.mark.long
 def test_ray_train():
     with tempfile.TemporaryDirectory(prefix="ray") as folder:  # names of sockets are short
         env = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled"}
@@ -192,6 +199,7 @@ def test_ray_train():
     assert "backend hybridcomp" in said.summary
 
 
+@pytest.mark.long
 def test_hook_alone_under_torchrun():
     said = torchrun("torchrun_hook", "--steps", "30")
     check(said, falls_to=0.7, saved=1.2)

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.torch.harness import HERE, PATH, ROOT, mpiexec
 from tests.warm import python
 
@@ -19,6 +21,7 @@ def test_the_code_runs():
     assert done.stdout.count("ran 7 blocks") == 4, done.stdout
 
 
+@pytest.mark.long
 def test_the_code_of_the_hook_s_user_runs_under_torchrun():
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

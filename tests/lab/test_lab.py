@@ -98,6 +98,7 @@ class TestNamespaces:
         assert sorted(done.stdout.splitlines()) == expected
         assert sorted(fewer.stdout.splitlines()) == expected[:3]
 
+    @pytest.mark.long
     def test_mpi_starts_on_several_hosts_without_mpiexec(self) -> None:
         """Ranks of a host find each other, and between hosts MPI takes the interface that reaches rank 0's."""
         with Lab(2, "none", kind="namespaces") as lab:

@@ -158,6 +158,7 @@ def test_policies_of_a_budget_suit_the_trainer(budget, tmp_path):
             policy_of({axis: codec}).require_axes(TrainConfig(tie_embeddings=True, pp=2).axes)
 
 
+@pytest.mark.long
 def test_what_it_writes_is_what_the_trainer_runs(files, capsys, monkeypatch):
     monkeypatch.chdir(files)
     record = json.loads(plan(files, "--model small.toml --batch 16 --json --write run.toml", capsys))

@@ -41,6 +41,7 @@ def test_stages_of_a_pipeline_recompute_as_many_each():
     assert with_blocks(config, 3).recompute_blocks is None
 
 
+@pytest.mark.long
 def test_training_fits_the_limit_for_which_it_was_planned():
     program = [sys.executable, "benchmarks/recompute_memory.py", "--limit", "290M"]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)

@@ -8,6 +8,7 @@ OPERATIONS = 400
 RANKS = 4
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)  # some 25 s where nothing else runs
 def test_nothing_is_left_of_many_operations() -> None:
     done = mpiexec(RANKS, "-m", "tests.soak.program", str(OPERATIONS), HYBRIDCOMP_SUMMARY="0", timeout=180)

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.lab
 @pytest.mark.timeout(600)
 def test_the_reduced_study_shows_what_the_study_is_to_show(tmp_path: Path) -> None:

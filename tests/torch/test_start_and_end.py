@@ -360,6 +360,7 @@ def test_environment_for_libraries_that_read_it() -> None:
     assert done.stdout.split() == ["well"] * 3
 
 
+@pytest.mark.long
 @pytest.mark.lab
 def test_hosts_that_share_a_name_and_nothing_else() -> None:
     """Every host of a lab has the machine's name, and a loopback of its own."""

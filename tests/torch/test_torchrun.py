@@ -110,6 +110,7 @@ def written(folder: Path, body: str) -> Path:
     return script
 
 
+@pytest.mark.long
 def test_torchrun_starts_again_what_dies(job: Started, tmp_path: Path) -> None:
     script = written(
         tmp_path,

@@ -46,6 +46,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(100)
 def test_replicas_reduce_once_a_step_compute_in_bf16_and_again():
     check(
@@ -65,6 +66,7 @@ def test_replicas_reduce_once_a_step_compute_in_bf16_and_again():
 TWO = "--pp 2 --tp 2 --micro-batches 3"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(100)
 def test_recomputed_blocks_give_the_same_bits_and_parts_of_sequences_halve_what_stages_send(tmp_path):
     (tmp_path / "policy.toml").write_text(POLICY)
@@ -77,6 +79,7 @@ def test_recomputed_blocks_give_the_same_bits_and_parts_of_sequences_halve_what_
     check(4, [["pipeline_sends_half", TWO, parts], *recomputed])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(100)
 def test_bf16_is_near_fp32_and_sends_half_as_much_uncompressed(tmp_path):
     (tmp_path / "policy.toml").write_text(POLICY)

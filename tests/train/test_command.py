@@ -169,6 +169,7 @@ warmup_steps = 4
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):

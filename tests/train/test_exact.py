@@ -8,6 +8,7 @@ from tests.train.harness import TINY, metrics, train
 from tests.train.same import losses, stored, unequal
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_training_in_bf16_has_the_bits_of_none(tmp_path):

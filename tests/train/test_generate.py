@@ -37,6 +37,7 @@ def run(tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.long
 def test_it_is_the_model_that_was_evaluated(run):
     found = newest(run)
     assert found is not None

@@ -44,6 +44,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(100)
 def test_bits_are_equal_on_replicas_and_after_a_pause(tmp_path):
     cases = []
@@ -54,6 +55,7 @@ def test_bits_are_equal_on_replicas_and_after_a_pause(tmp_path):
     check(tmp_path, cases)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(100)
 def test_bits_are_equal_after_a_pause_in_bf16(tmp_path):
     policy = tmp_path / "policy.toml"

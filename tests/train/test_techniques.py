@@ -77,6 +77,7 @@ def test_2bw_has_no_cool_down(tmp_path):
     read_policy(TrainConfig(pp=2, policy=str(file)))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(100)
 def test_tied_embeddings_train_as_in_one_process(tmp_path):
     file = tmp_path / "fused.toml"
@@ -94,6 +95,7 @@ def test_tied_embeddings_train_as_in_one_process(tmp_path):
     assert f"{len(cases)} cases, 0 problems" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_fused_sum_sends_less_and_the_model_is_whole(tmp_path):
     (tmp_path / "fused.toml").write_text('codec = "none"\n[embedding]\nfused = true')
