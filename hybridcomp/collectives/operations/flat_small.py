@@ -24,7 +24,11 @@ SMALL = Choice(NONE, None, "small")
 
 
 def allreduce_small(
-    comm: OperationStarter[Started], data: Flat, parts: Sequence[Extent], reduction: str
+    comm: OperationStarter[Started],
+    data: Flat,
+    parts: Sequence[Extent],
+    reduction: str,
+    choice: Choice = SMALL,
 ) -> Started:
     """Start an all-reduce of small parts as one, by the codec ``none``.
 
@@ -36,18 +40,19 @@ def allreduce_small(
         data: the array.
         parts: of it; at least one.
         reduction: ``"sum"`` or ``"avg"``.
+        choice: without a codec; by its reason the operation is counted.
     """
     size = sum(part.size for part in parts)
     nbytes = size * data.dtype.itemsize
     names = ", ".join(part.name for part in parts)
     about = {"count": size, "dtype": data.dtype, "reduction": reduction, "name": names}
-    call = comm._call("all_reduce", SMALL, nbytes, allreduce_bytes(nbytes, comm.size), **about)
+    call = comm._call("all_reduce", choice, nbytes, allreduce_bytes(nbytes, comm.size), **about)
     arrays: list[Any] = [data.data[part.start : part.start + part.size] for part in parts]
 
     def summed(carrier: Carrier, together: Coalesced) -> Steps:
         together.gather()
         flat = Flat(together.values, data.dtype, together.values.shape, True, False)
-        key = OperationKey.of("all_reduce", SMALL, data.dtype, (flat.size,), reduction)
+        key = OperationKey.of("all_reduce", choice, data.dtype, (flat.size,), reduction)
         yield from comm._sum_array(carrier, flat, key, "direct", reserved)
         together.write_back()
 

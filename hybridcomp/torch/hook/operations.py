@@ -83,7 +83,7 @@ class Operations(abc.ABC):
         for part, together in self._batches(split, values.dtype):
             with together:
                 if part.small:
-                    self._try(bucket, partial(self._start_small, bucket, values, part.small))
+                    self._try(bucket, partial(self._start_small, bucket, values, part))
                 groups = _alike(part.alone) if joins else [[piece] for piece in part.alone]
                 for pieces in groups:
                     self._try(bucket, partial(self._start_alike, bucket, values, pieces, step, joins))
@@ -114,8 +114,9 @@ class Operations(abc.ABC):
         except Exception as error:
             self._follow(bucket, self.comm.start_failed("all_reduce", error), [])
 
-    def _start_small(self, bucket: Follows, values: Flat, pieces: list[Piece]) -> None:
-        self._follow(bucket, allreduce_small(self.comm, values, pieces, "avg"), pieces)
+    def _start_small(self, bucket: Follows, values: Flat, part: Split) -> None:
+        request = allreduce_small(self.comm, values, part.small, "avg", part.small_as)
+        self._follow(bucket, request, part.small)
 
     def _start_alike(
         self, bucket: Follows, values: Flat, pieces: list[Piece], step: int, joins: bool

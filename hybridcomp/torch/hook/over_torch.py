@@ -9,7 +9,6 @@ from typing import Any
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.collectives.memory import together
 from hybridcomp.collectives.operations.flat_parts import allreduce_encoded
-from hybridcomp.collectives.operations.flat_small import SMALL
 from hybridcomp.collectives.starting import Operands
 from hybridcomp.collectives.stats import allreduce_bytes
 from hybridcomp.torch.exchange.batch import BatchPlan
@@ -31,7 +30,7 @@ class TorchOperations(Operations):
         for batch in batches(split, dtype):
             parts = [(piece.choice, piece.size) for piece in batch.alone]
             if batch.small:
-                parts.append((SMALL, sum(piece.size for piece in batch.small)))
+                parts.append((batch.small_as, sum(piece.size for piece in batch.small)))
             layout = tuple(piece.shape for piece in [*batch.alone, *batch.small])
             yield batch, self.comm.coalescing(BatchPlan.of("all_reduce", dtype, parts, layout))
 

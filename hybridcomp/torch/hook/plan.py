@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hybridcomp.arrays import DType
+from hybridcomp.collectives.operations.flat_small import SMALL
 from hybridcomp.policy import Choice, Message, Policy
 from hybridcomp.policy.auto.decider import Decider
 
@@ -47,10 +48,13 @@ class Split(NamedTuple):
     Attributes:
         small: uncompressed ones that are too small for messages of their own.
         alone: all others.
+        small_as: the choice by whose reason the small ones are counted together: where ``auto`` decides, that of the
+            largest one, or it would never learn what they take.
     """
 
     small: list[Piece]
     alone: list[Piece]
+    small_as: Choice = SMALL
 
     @property
     def once(self) -> bool:
@@ -79,7 +83,9 @@ def make_split(
     """
     pieces = list(_pieces(policy, axis, dtype, parameters, step, stage, hosts))
     small = [p for p in pieces if _is_small(p)]
-    return Split(small, [p for p in pieces if not _is_small(p)])
+    decided = small and isinstance(policy, Decider)
+    small_as = max(small, key=lambda piece: piece.size).choice if decided else SMALL
+    return Split(small, [p for p in pieces if not _is_small(p)], small_as)
 
 
 def batches(split: Split, dtype: DType) -> list[Split]:
@@ -90,7 +96,7 @@ def batches(split: Split, dtype: DType) -> list[Split]:
     found += [Split([], group) for group in _groups(others, _BATCH_BYTES // dtype.itemsize)]
     if split.small:
         found = found or [Split([], [])]
-        found[0] = found[0]._replace(small=split.small)
+        found[0] = found[0]._replace(small=split.small, small_as=split.small_as)
     return found
 
 
