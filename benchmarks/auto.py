@@ -2,9 +2,11 @@
 
 hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/auto.py --link 1gbit --json benchmarks/results/auto/1gbit.json
 
-Each cell is an operation and a size. Every choice has a communicator of its own. auto first runs 140 operations, in
-which it tries and decides; what those took is a figure of its own. Then all choices take turns; a time is the median
-over rounds of the slowest rank's. PowerSGD is no fixed choice here: these arrays are flat.
+Each cell is an operation and a size. Every choice has a communicator of its own. auto first runs until it has tried and
+decided, 60 operations or more; what those took is a figure of its own. Then all choices take turns, in an order drawn anew
+each round; a turn's first operation is not counted, which meets the link as the one before has left it. A time is the
+median over rounds of the slowest rank's. The best is found by every second round, and compared by the others: the least
+of several times that waver is too little. PowerSGD is no fixed choice here: these arrays are flat.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import hybridcomp as hc
 from hybridcomp.policy import Policy, Rule
 
 WORLD = MPI.COMM_WORLD
-SETTLING = 140  # operations, in which auto ends its trials
+SETTLING, LEAST = 800, 60  # operations in which auto ends its trials, at most and at least
+CALLS = 5  # of a turn
 FIXED = {
     "all_reduce": ("none", "exponent", "bf16", "int8:block=128", "int4:block=128"),  # class aggressive, named
     "reduce_scatter": ("none", "exponent", "bf16", "int8:block=128"),  # class safe, unnamed
@@ -57,8 +60,12 @@ def cell(op: str, nbytes: int, seconds: float) -> dict[str, object]:
     comms = {name: hc.Communicator(WORLD, policy, "dp") for name, policy in policies.items()}
     comms["auto"].policy = hc.load_policy("auto:dp.reduce_scatter=safe")
     began = time.perf_counter()
-    for _ in range(SETTLING):
+    decider = comms["auto"].decider
+    assert decider is not None
+    settling = 0
+    while settling < LEAST or (decider.untried() and settling < SETTLING):  # the same on all ranks
         run(comms["auto"], op, send, recv)
+        settling += 1
     settled = time.perf_counter() - began
     for name in FIXED[op]:
         for _ in range(3):
@@ -66,33 +73,34 @@ def cell(op: str, nbytes: int, seconds: float) -> dict[str, object]:
     times: dict[str, list[float]] = {name: [] for name in comms}
     deadline = time.perf_counter() + seconds
     rounds = 0
-    while WORLD.allreduce(time.perf_counter() < deadline or rounds < 5, op=MPI.LOR):
+    while WORLD.allreduce(time.perf_counter() < deadline or rounds < 10, op=MPI.LOR):
         rounds += 1
-        for name, comm in comms.items():
-            calls = 5 if nbytes <= 1 << 20 else 1
+        for name in np.random.default_rng(rounds).permutation(list(comms)).tolist():
+            run(comms[name], op, send, recv)
             WORLD.Barrier()
             began = time.perf_counter()
-            for _ in range(calls):
-                run(comm, op, send, recv)
-            times[name].append(WORLD.allreduce((time.perf_counter() - began) / calls, op=MPI.MAX))
-    medians = {name: statistics.median(taken) for name, taken in times.items()}
-    decider = comms["auto"].decider
-    assert decider is not None
+            for _ in range(CALLS):
+                run(comms[name], op, send, recv)
+            times[name].append(WORLD.allreduce((time.perf_counter() - began) / CALLS, op=MPI.MAX))
+    found, compared = (
+        {name: statistics.median(taken[k::2]) for name, taken in times.items()} for k in (0, 1)
+    )
     choice = decider.choices()[0]
-    best = min(FIXED[op], key=lambda name: medians[name])
+    best = min(FIXED[op], key=lambda name: found[name])
     for comm in comms.values():
         comm.Free()
     return {
         "op": op,
         "bytes": n * 4,
-        "seconds": {name: round(taken, 7) for name, taken in medians.items()},
+        "seconds": {name: round(taken, 7) for name, taken in compared.items()},
         "rounds": rounds,
         "auto": choice.codec,
         "reason": choice.reason,
         "best": best,
-        "of_best": round(medians[best] / medians["auto"], 4),
-        "of_none": round(medians["none"] / medians["auto"], 4),
+        "of_best": round(compared[best] / compared["auto"], 4),
+        "of_none": round(compared["none"] / compared["auto"], 4),
         "settling_seconds": round(settled, 4),
+        "settling_operations": settling,
     }
 
 
@@ -104,7 +112,7 @@ def main() -> None:
     parser.add_argument("--link", required=True, help="the link's name in the results")
     parser.add_argument("--sizes", default="16384,262144,1048576", help="bytes, separated by commas")
     parser.add_argument("--ops", default=",".join(FIXED), help="operations, separated by commas")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of the measurement of a cell")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of the measurement of a cell")
     parser.add_argument("--json", type=Path, help="file for the results")
     given = parser.parse_args()
     cells = []

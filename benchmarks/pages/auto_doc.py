@@ -1,4 +1,4 @@
-"""Write docs/auto.md's table of cells from the result files, and draw a job in which the links' rate changes.
+"""Write docs/auto.md's table of cells from the result files, and draw them and a job in which the links' rate changes.
 
 python benchmarks/pages/auto_doc.py            # rewrite both
 python benchmarks/pages/auto_doc.py --check    # exit 1 if docs/auto.md and the files differ
@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from page import RESULTS, ROOT, rewrite
 
 from hybridcomp.style import PICTURE, SERIES
@@ -42,6 +43,30 @@ def table(records: dict[str, Row]) -> str:
         kib = cell["bytes"] // 1024
         lines.append(f"| {link} | {cell['op']} | {kib} | `{cell['auto']}` | `{cell['best']}` | {figures} |")
     return "\n" + "\n".join(lines) + "\n"
+
+
+def draw_cells(records: dict[str, Row]) -> Figure:
+    """Draw auto's speed over that of the best fixed choice, by how long an operation takes."""
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for (link, record), colour, marker in zip(records.items(), SERIES, MARKERS, strict=False):
+        times = [1e3 * cell["seconds"]["auto"] for cell in record["cells"]]
+        for of, filled in (("of_best", colour), ("of_none", "none")):
+            speeds = [cell[of] for cell in record["cells"]]
+            what = "the best" if of == "of_best" else "none"
+            axes.scatter(times, speeds, marker=marker, s=28, edgecolors=colour, facecolors=filled,
+                         label=f"{LINKS[link]}, over {what}")  # fmt: skip
+    axes.axhline(GOAL, color="0.4", linewidth=1)
+    axes.annotate(f"goal: {GOAL}", (0, GOAL), xytext=(4, -12), xycoords=("axes fraction", "data"),
+                  textcoords="offset points")  # fmt: skip
+    axes.set(
+        xscale="log", yscale="log", xlabel="ms of an operation by auto", ylabel="speed of auto over another's"
+    )
+    axes.set_yticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"], minor=False)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.legend(frameon=False, ncols=3, loc="upper left", fontsize=8)
+    return figure
 
 
 def change(record: Row) -> str:
@@ -81,5 +106,6 @@ if __name__ == "__main__":
     changed = json.loads((FOLDER / "change.json").read_text())
     if "--check" not in sys.argv:
         with mpl.rc_context(PICTURE):
+            draw_cells(found).savefig(FOLDER / "cells.png", dpi=144)
             draw(changed).savefig(FOLDER / "change.png", dpi=144)
     rewrite(PAGE, __file__, CELLS=table(found), CHANGE=change(changed))

@@ -308,6 +308,22 @@ def test_times_that_waver_are_no_other_link():
     assert job.deciders[0].version == settled
 
 
+def test_a_stall_that_passes_is_no_other_link():
+    job = Job("auto", lambda rank, operation, codec: 0.06 * (9.0 if 300 <= operation < 310 else 1.0))
+    job.run(0, 1000)
+    assert not any("times as fast" in reason for reason in reasons(job))
+
+
+def test_short_messages_do_not_tell_of_the_link():
+    short = message("dp", "all_reduce", 1 << 14, name="w", shape=(64, 64))
+    job = Job("auto", lambda rank, operation, codec: 1e-3 * (6.0 if operation >= 400 else 1.0))
+    job.run(0, 400, short)
+    sent = job.sent[0]
+    job.run(400, 1000, short)
+    assert job.sent[0] == sent
+    assert not any("times as fast" in reason for reason in reasons(job))
+
+
 def test_few_exchanges_where_operations_are_short():
     """Those of ten microseconds are not to see what exchanges of some more cost."""
     job = Job("auto", lambda rank, operation, codec: 1e-5)

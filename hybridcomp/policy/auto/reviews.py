@@ -19,18 +19,20 @@ from hybridcomp.policy.auto.decider import TRIED, Array, Decider, Decision
 
 FIRST = 8  # operations, before anything is tried
 LAG = 8  # operations from an exchange to its effect
-_LEAST, _MOST = 12, 4096  # operations between two exchanges
+_LEAST, _MOST = 11, 4096  # operations between two exchanges
 _WORTH = 200.0  # times what an exchange takes between two of them: half a percent
 _IDLE = 64  # operations until it is asked again whether there is anything to decide
 _LONG, _SHORT = 5e-3, 2e-4  # seconds of an operation of which few, and many, tell enough
 # Operations of a decision in a turn, the first one not counted.
-_TURNS = {"long": 3, "medium": 8, "short": 24}
+_TURNS = {"long": 3, "medium": 6, "short": 16}
 _MOST_TURN = 256
-_ROUNDS = 2  # that options take turns
-_LEAST_CALLS = 2
-_CHANGED, _CHANGED_MUCH = 1.3, 2.0  # times slower or faster: twice in a row, or once, is a change of the link
-_WRONG = 1.5  # times slower or faster than predicted: the profile is of another link
-_TELLING = 1 << 18  # bytes of a message: what smaller ones take is no link's
+_ROUNDS = 3  # that options take turns; the middle one counts
+# Times slower or faster that are a change of the link if they last for three intervals, or two.
+_CHANGED, _CHANGED_MUCH = 1.3, 2.0
+_WRONG = 2.5  # times slower or faster than predicted: the profile is of another link
+_OF_LINK = 1 << 16  # bytes of a message, from which on the link decides what it takes
+_PLAINLY = 1 << 18  # of one that is compared with what was predicted
+_BASE = 3  # intervals whose middle later ones are compared with
 _CALMER = 1.15  # times as much it takes after a change that changed no choice
 
 Row = tuple[str, str, str, int, int, float]  # operation, codec, reason, calls, raw bytes, seconds
@@ -76,8 +78,8 @@ class Reviews:
         while True:
             if self._decider.untried():
                 yield from self._trial()
-            # The memory of one host grows neither slower nor faster.
-            if self._decider.watched() and self._decider.place.hosts > 1:
+            # The memory of one host grows neither slower nor faster, and short messages do not tell of a link.
+            if any(map(_of_link, self._decider.watched())) and self._decider.place.hosts > 1:
                 yield from self._watch()
             else:
                 yield _IDLE
@@ -95,25 +97,20 @@ class Reviews:
         decider, trials = self._decider, self._decider.untried()
         turn = min(_MOST_TURN, sum(_turn_of(decision) for decision in trials))
         first = max(1, turn // 8, min(len(trials), turn // 3))
-        calls, nbytes, seconds = (np.zeros((len(trials), TRIED)) for _ in range(3))
-        for _ in range(_ROUNDS):
+        rounds = np.full((_ROUNDS, len(trials), TRIED), np.nan)  # seconds for each byte
+        for number in range(_ROUNDS):
             for index in range(max(len(decision.options) for decision in trials)):
                 decider.try_option(trials, index)
                 self._changed()
                 yield first  # compiles schedules
                 before = self._totals()
                 yield turn - first
-                for row, found in enumerate(self._since(before, trials)):
-                    if index < len(trials[row].options):
-                        calls[row, index] += found[0]
-                        nbytes[row, index] += found[1]
-                        seconds[row, index] += found[2]
+                for row, (calls, nbytes, seconds) in enumerate(self._since(before, trials)):
+                    if index < len(trials[row].options) and calls and nbytes:
+                        rounds[number, row, index] = seconds / nbytes
         decider.try_option(trials, 0)
         self._changed()
-        each = np.full_like(seconds, np.inf)
-        enough = (calls >= _LEAST_CALLS) & (nbytes > 0)
-        each[enough] = seconds[enough] / nbytes[enough]
-        wait = self._exchange(each.ravel())
+        wait = self._exchange(_middle(rounds).ravel())
         yield LAG
         decider.settle(trials, wait(), self._operation)
         self._changed()
@@ -133,11 +130,12 @@ class Reviews:
     def _watch(self) -> Generator[int, None, None]:
         """Compare times with those of the beginning, until there is something to try."""
         decider, watched = self._decider, self._decider.watched()
-        base, compared = np.full(len(watched), np.nan), False
-        limit, cost, interval, changes = _CHANGED, 0.0, _LEAST, 0
-        cheapest = (
-            math.inf
-        )  # an exchange for which a rank was late took longer, and would put off the next ones
+        telling = np.array([_of_link(decision) for decision in watched])
+        plain = np.array([d.choice.codec.lossless and d.signature.nbytes >= _PLAINLY for d in watched])
+        compared = _Comparison()
+        cost, interval = 0.0, _LEAST
+        # An exchange for which a rank was late took longer, and would put off the next ones.
+        cheapest = math.inf
         yield 1 + len(watched)  # compiles schedules
         while True:
             before, began, first = self._totals(), self._clock(), self._operation
@@ -148,7 +146,7 @@ class Reviews:
             began = self._clock()
             found = np.array(self._since(before, watched), float).reshape(len(watched), 3)
             each = np.full(len(watched), -1.0)
-            some = (found[:, 0] > 0) & (found[:, 1] > 0)
+            some = telling & (found[:, 0] > 0) & (found[:, 1] > 0)
             each[some] = found[some, 2] / found[some, 1]
             wait = self._exchange(np.concatenate([each, found[:, 1], [took, cost]]))
             cost = self._clock() - began
@@ -162,28 +160,61 @@ class Reviews:
             if spent > 0:
                 cheapest = min(cheapest, spent)
                 interval = min(2 * interval, _interval(took, cheapest))
-            ratio = _ratio(now * nbytes, base * nbytes)
-            before_now = base
-            if not compared and np.isfinite(now).any():  # with what the profile says, once
-                before_now, compared = decider.predicted(watched), True
+            base = compared.base(now)
+            if base is None:  # with what the profile says, once
+                base = decider.predicted(watched)
                 # What computes may be slower than predicted for want of cores; that says nothing of the link.
-                plain = np.array(
-                    [d.choice.codec.lossless and d.signature.nbytes >= _TELLING for d in watched]
-                )
-                before_now[~plain & (now > before_now)] = np.nan
-                ratio = _ratio(now * nbytes, before_now * nbytes)
-                changes = int(max(ratio, 1 / ratio) > _WRONG)
-            base = np.where(np.isfinite(base), base, now)
-            far = max(ratio, 1 / ratio)
-            changes = changes + 1 if far > limit else 0
-            if far > max(_CHANGED_MUCH, limit) or changes > 1:
-                other = decider.link_changed(now, before_now, nbytes, self._operation)
-                limit = _CHANGED if other else limit * _CALMER
-                changes, base = 0, np.full(len(watched), np.nan)
+                base[~plain & (now > base)] = np.nan
+                changed = _far(now * nbytes, base * nbytes) > _WRONG
+            else:
+                changed = compared.changed(_far(now * nbytes, base * nbytes))
+            if changed:
+                compared.begin(decider.link_changed(now, base, nbytes, self._operation))
                 self._changed()
                 if decider.untried():
                     yield from self._trial()
                 yield 1 + len(watched)
+
+
+class _Comparison:
+    """The comparison of intervals with the first ones, which tells changes from times that waver."""
+
+    def __init__(self) -> None:
+        self._history: list[Array] | None = None  # the first intervals; None before any
+        self._limit, self._changes = _CHANGED, 0
+
+    def base(self, now: Array) -> Array | None:
+        """Return what an interval is compared with, and keep it if it is one of the first; None at the first time."""
+        if not np.isfinite(now).any():
+            return now
+        history, first = self._history or [], self._history is None
+        base = _middle(np.array(history)) if history else now
+        self._history = [*history, now][:_BASE]
+        return None if first else base
+
+    def changed(self, far: float) -> bool:
+        """Tell whether the link has changed, by how far an interval is from the first ones."""
+        self._changes = self._changes + 1 if far > self._limit else 0
+        much = far > max(_CHANGED_MUCH, self._limit)
+        return self._changes > 2 or (self._changes > 1 and much)
+
+    def begin(self, other: bool) -> None:
+        """Begin anew after a change; one that made for no ``other`` choices has the next one take more."""
+        self._limit = _CHANGED if other else self._limit * _CALMER
+        self._history, self._changes = [], 0
+
+
+def _of_link(decision: Decision) -> bool:
+    """Tell whether the link decides what a message takes."""
+    return decision.signature.nbytes >= _OF_LINK
+
+
+def _middle(rounds: Array) -> Array:
+    """Return medians over the first dimension of what is known; infinite where nothing is."""
+    known = np.isfinite(rounds)
+    ordered = np.sort(np.where(known, rounds, np.inf), axis=0)
+    middle = np.take_along_axis(ordered, np.maximum(known.sum(axis=0) - 1, 0)[None] // 2, axis=0)[0]
+    return np.asarray(middle)
 
 
 def _turn_of(decision: Decision) -> int:
@@ -192,10 +223,13 @@ def _turn_of(decision: Decision) -> int:
     return _TURNS["long" if seconds > _LONG else "short" if seconds < _SHORT else "medium"]
 
 
-def _ratio(now: Array, before: Array) -> float:
-    """Return the ratio of two sums, of what is known in both."""
+def _far(now: Array, before: Array) -> float:
+    """Return how many times as large the larger of two sums is, of what is known in both."""
     known = np.isfinite(now * before)
-    return float(now[known].sum() / before[known].sum()) if known.any() else 1.0
+    if not known.any():
+        return 1.0
+    ratio = float(now[known].sum() / before[known].sum())
+    return max(ratio, 1 / ratio)
 
 
 def _interval(took: float, cost: float) -> int:
