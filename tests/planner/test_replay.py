@@ -36,3 +36,15 @@ def test_messages_of_a_slow_host_wait_for_its_part_of_a_core_too():
     for cores, end in ((None, 1 + 0.5 + 2 + 1), (2.0, 2 + 0.5 + 2 + 4)):
         (span,) = Replay(programs, cores).run().spans
         assert span.end == pytest.approx(end)
+
+
+def test_senders_of_a_host_share_its_link():
+    """Program 0 stands for two ranks of one host, each of which sends to a rank of another host."""
+    cost = Cost(cpu=0.0, latency=0.5, link=2.0, wire=0.0, receive=0.0)
+    programs = [
+        Program(0, 2, 1.0, [Start(("x",), "pp", cost, to=1)], {"pp to 1": {0: 2}}),
+        Program(2, 2, 1.0, [Wait(("x",))]),
+    ]
+    (span,) = Replay(programs, None).run().spans
+    assert (span.stream, span.end) == ("pp", pytest.approx(0.5 + 2 * 2.0))
+    assert unsynchronised(programs, None, 1) == pytest.approx(0.5 + 2 * 2.0)

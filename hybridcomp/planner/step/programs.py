@@ -40,6 +40,11 @@ class Start:
     to: int | None = None
     among: tuple[int, ...] = ()
 
+    @property
+    def stream(self) -> str:
+        """Return the name of the stream that it is on."""
+        return self.axis if self.to is None else f"{self.axis} to {self.to}"
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:

@@ -207,10 +207,11 @@ class Replay:
             ]
         )
         weight = sum(self._programs[p].weight for p in among)
-        loads = dict(program.loads.get(start.axis, {}))
-        stream = start.axis if start.to is None else f"{start.axis} to {start.to}"
-        job = _Job(programs, number, stream, start.axis, str(start.key[0]), phases, weight, loads, start.key)
-        queue = self._queues[number, stream]
+        loads = dict(program.loads.get(start.stream, {}))
+        job = _Job(
+            programs, number, start.stream, start.axis, str(start.key[0]), phases, weight, loads, start.key
+        )
+        queue = self._queues[number, start.stream]
         queue.append(job)
         if len(queue) == 1:
             self._begin(job)
@@ -286,8 +287,8 @@ def unsynchronised(programs: Sequence[Program], cores: float | None, steps: int)
                 work += program.weight * instruction.seconds  # a slow rank leaves its core to others
             elif isinstance(instruction, Start):
                 cost = instruction.cost
-                share = max(program.loads.get(instruction.axis, {}).values(), default=1)
+                share = max(program.loads.get(instruction.stream, {}).values(), default=1)
                 sums[instruction.axis] += cost.cpu + cost.latency + cost.link * share + cost.receive
                 work += program.weight * (cost.cpu + cost.receive)
-        longest = max(longest, *sums.values())
+        longest = max([longest, *sums.values()])
     return max(longest, 0.0 if cores is None else work / cores) / steps
