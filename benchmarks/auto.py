@@ -2,11 +2,11 @@
 
 hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/auto.py --link 1gbit --json benchmarks/results/auto/1gbit.json
 
-Each cell is an operation and a size. Every choice has a communicator of its own. auto first runs until it has tried and
-decided, 60 operations or more; what those took is a figure of its own. Then all choices take turns, in an order drawn anew
-each round; a turn's first operation is not counted, which meets the link as the one before has left it. A time is the
-median over rounds of the slowest rank's. The best is found by every second round, and compared by the others: the least
-of several times that waver is too little. PowerSGD is no fixed choice here: these arrays are flat.
+Each cell is an operation and a size. Every choice has a communicator of its own. auto first runs until it has tried
+and decided, 60 operations or more; what those took is a figure of its own. Then all choices take turns, in an order
+drawn anew each round; a turn's first operations are not counted, which meet the link as the one before has left it. A
+time is the median over rounds of the slowest rank's. The best is found by every second round, and compared by the
+others: the least of several times that waver is too little. PowerSGD is no fixed choice here: these arrays are flat.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from hybridcomp.policy import Policy, Rule
 
 WORLD = MPI.COMM_WORLD
 SETTLING, LEAST = 800, 60  # operations in which auto ends its trials, at most and at least
-CALLS = 5  # of a turn
+CALLS, SHORT_CALLS = 5, 40  # of a turn: enough for what a resting link has saved up to be used up
+SHORT = 1 << 17  # bytes
 FIXED = {
     "all_reduce": ("none", "exponent", "bf16", "int8:block=128", "int4:block=128"),  # class aggressive, named
     "reduce_scatter": ("none", "exponent", "bf16", "int8:block=128"),  # class safe, unnamed
@@ -71,17 +72,19 @@ def cell(op: str, nbytes: int, seconds: float) -> dict[str, object]:
         for _ in range(3):
             run(comms[name], op, send, recv)
     times: dict[str, list[float]] = {name: [] for name in comms}
+    calls = CALLS if nbytes > SHORT else SHORT_CALLS
     deadline = time.perf_counter() + seconds
     rounds = 0
     while WORLD.allreduce(time.perf_counter() < deadline or rounds < 10, op=MPI.LOR):
         rounds += 1
         for name in np.random.default_rng(rounds).permutation(list(comms)).tolist():
-            run(comms[name], op, send, recv)
+            for _ in range(calls // CALLS):
+                run(comms[name], op, send, recv)
             WORLD.Barrier()
             began = time.perf_counter()
-            for _ in range(CALLS):
+            for _ in range(calls):
                 run(comms[name], op, send, recv)
-            times[name].append(WORLD.allreduce((time.perf_counter() - began) / CALLS, op=MPI.MAX))
+            times[name].append(WORLD.allreduce((time.perf_counter() - began) / calls, op=MPI.MAX))
     found, compared = (
         {name: statistics.median(taken[k::2]) for name, taken in times.items()} for k in (0, 1)
     )

@@ -1,17 +1,22 @@
 """Measure collectives in the lab, predict them by the simulator, and say how far the one is from the other.
 
-python benchmarks/model.py measure --cells runs/model          # some minutes; takes root, as `hybridcomp lab` does
+python benchmarks/model.py calibrate --out benchmarks/results/model   # links, memory and codecs alone: profile.toml
+python benchmarks/model.py measure --cells runs/model          # ten minutes; takes root, as `hybridcomp lab` does
 python benchmarks/model.py judge --cells runs/model --out benchmarks/results/model
 
-`measure` has two sets of cells drawn for each link and each number of hosts and ranks: those to fit, and those to judge
-by, whose sizes are others. `judge` fits the profile's parameters for each link, as for a site, to the first set alone.
-It writes the errors of both, every cell's measured and predicted seconds, and a picture. No cell is left out.
+`measure` has two sets of cells drawn for each link and each number of hosts and ranks: those to fit, and those to
+judge by, whose sizes are others. It measures all of them in several rounds; a cell's time is the median over rounds.
+`judge` fits the profile's parameters for each link, as for a site, to the first set alone. It writes the errors of
+both, every cell's measured and predicted seconds, how far two halves of the rounds are from each other, and a picture.
+No cell is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,27 +28,44 @@ from tqdm import tqdm
 
 from hybridcomp.demo.machine import facts
 from hybridcomp.lab import Lab
+from hybridcomp.launcher import find_mpiexec
 from hybridcomp.perfmodel import load_profile
 
 _TIMEOUT = 240.0
 CORES = 2  # that all hosts of the lab share
+KINDS = ("fit", "unseen")
+MEASURED = ("seconds", "spread", "busy")  # of a cell, in a round
+ROUNDS = 5  # at most ten
 HERE = Path(__file__).parent
 
 
-def measure(out: Path, only: str) -> None:
+def calibrate(out: Path) -> None:
+    """Measure shared memory, memory and codecs by themselves, on two ranks of this machine; links are the lab's."""
+    out.mkdir(parents=True, exist_ok=True)
+    command = [find_mpiexec(), "-n", "2", sys.executable, str(HERE / "model_ranks.py"), "alone"]
+    subprocess.run([*command, str(out / "profile.toml")], check=True, timeout=_TIMEOUT)
+
+
+def measure(out: Path, only: str, rounds: int) -> None:
     """Measure the cells that have no times yet."""
     out.mkdir(parents=True, exist_ok=True)
     runs = [
-        (link, place, unseen) for unseen in (False, True) for link in sample.LINKS for place in sample.PLACES
+        (number, kind, link, place)
+        for number in range(rounds)
+        for kind in KINDS
+        for link in sample.LINKS
+        for place in sample.PLACES
     ]
-    for link, (hosts, ppn), unseen in tqdm(runs, unit="run"):
-        name = f"{'unseen' if unseen else 'fit'}_{link}_{hosts}x{ppn}.json"
+    for number, kind, link, (hosts, ppn) in tqdm(runs, unit="run"):
+        name = f"{kind}_{link}_{hosts}x{ppn}_{number}.json"
         if (out / name).exists() or only not in name:
             continue
         with tempfile.TemporaryDirectory() as folder, Lab(hosts, link) as lab:
             given, made = Path(folder) / "cells.json", Path(folder) / "times.json"
-            given.write_text(json.dumps(sample.cells(link, hosts, ppn, unseen=unseen)), encoding="utf-8")
-            command = [sys.executable, str(HERE / "model_ranks.py"), str(given), str(made)]
+            given.write_text(
+                json.dumps(sample.cells(link, hosts, ppn, unseen=kind == KINDS[1])), encoding="utf-8"
+            )
+            command = [sys.executable, str(HERE / "model_ranks.py"), "cells", str(given), str(made)]
             done = lab.mpirun(command, ppn, timeout=_TIMEOUT)
             if done.returncode:
                 raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
@@ -56,7 +78,7 @@ def judge(folder: Path, out: Path) -> None:
     judged: list[fitting.Cell] = []
     parameters, errors = {}, {}
     for link in tqdm(sample.LINKS, unit="link"):
-        cells = {kind: read(folder, f"{kind}_{link}_*.json") for kind in ("fit", "unseen")}
+        cells = {kind: read(folder, f"{kind}_{link}_*.json") for kind in KINDS}
         found = parameters[link] = fitting.fit(base, cells["fit"], CORES)
         errors[link] = {}
         for kind, some in cells.items():
@@ -68,7 +90,17 @@ def judge(folder: Path, out: Path) -> None:
             ]
     unseen = [cell for cell in judged if not cell["seen"]]
     errors["all"] = {"unseen": fitting.errors(np.array([c["predicted"] for c in unseen]), unseen)}
-    record = {"machine": facts("namespaces"), "errors": errors, "parameters": parameters, "cells": judged}
+    rounds = max(number for number in range(1000) if list(folder.glob(f"unseen_*_{number}.json"))) + 1
+    halves = [read(folder, f"unseen_*_[{''.join(map(str, range(k, rounds, 2)))}].json") for k in (0, 1)]
+    again = fitting.errors(np.array([cell["seconds"] for cell in halves[1]]), halves[0])
+    record = {
+        "machine": facts("namespaces"),
+        "rounds": rounds,
+        "errors": errors,
+        "of every second round beside the others": again,
+        "parameters": parameters,
+        "cells": judged,
+    }
     text = json.dumps(record, indent=1)
     (out / "collectives.json").write_text(text + "\n", encoding="utf-8")
     draw(unseen, errors["all"]["unseen"], out / "collectives.png")
@@ -76,11 +108,17 @@ def judge(folder: Path, out: Path) -> None:
 
 
 def read(folder: Path, pattern: str) -> list[fitting.Cell]:
-    """Return the cells of the files of a pattern."""
+    """Return the cells of the files of a pattern: medians of each cell's rounds."""
+    rounds: dict[str, list[fitting.Cell]] = {}
+    for path in sorted(folder.glob(pattern)):
+        for cell in json.loads(path.read_text(encoding="utf-8")):
+            rounds.setdefault(json.dumps({k: v for k, v in cell.items() if k not in MEASURED}), []).append(
+                cell
+            )
     return [
-        {key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in cell.items()}
-        for path in sorted(folder.glob(pattern))
-        for cell in json.loads(path.read_text(encoding="utf-8"))
+        json.loads(key)
+        | {name: float(f"{statistics.median(c[name] for c in some):.4g}") for name in MEASURED}
+        for key, some in rounds.items()
     ]
 
 
@@ -113,15 +151,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("measure", "judge"))
+    parser.add_argument("what", choices=("calibrate", "measure", "judge"))
     parser.add_argument("--cells", type=Path, default=Path("runs/model"), help="folder of the measured times")
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/results/model"), help="of judge: has profile.toml"
     )
+    parser.add_argument(
+        "--rounds", type=int, choices=range(2, 11), default=ROUNDS, metavar="N", help="2 to 10"
+    )
     parser.add_argument("--only", default="", help="measure only runs whose name contains this")
     args = parser.parse_args()
-    if args.what == "measure":
-        measure(args.cells, args.only)
+    if args.what == "calibrate":
+        calibrate(args.out)
+    elif args.what == "measure":
+        measure(args.cells, args.only, args.rounds)
     else:
         judge(args.cells, args.out)
 

@@ -1,5 +1,7 @@
-"""Measure cells on the ranks of benchmarks/model.py: a script for modelbench.cells, which lies in a package."""
+"""Run modelbench.cells or modelbench.alone, which lie in a package, on the ranks of benchmarks/model.py."""
 
-from modelbench.cells import main
+import sys
 
-main()
+from modelbench import alone, cells
+
+{"alone": alone, "cells": cells}[sys.argv.pop(1)].main()
