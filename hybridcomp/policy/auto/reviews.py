@@ -23,8 +23,9 @@ _LEAST, _MOST = 11, 4096  # operations between two exchanges
 _WORTH = 200.0  # times what an exchange takes between two of them: half a percent
 _IDLE = 64  # operations until it is asked again whether there is anything to decide
 _LONG, _SHORT = 5e-3, 2e-4  # seconds of an operation of which few, and many, tell enough
-# Operations of a decision in a turn, the first one not counted.
-_TURNS = {"long": 3, "medium": 6, "short": 16}
+# Operations of a decision in a turn; the first half is not counted, which compiles schedules and meets the link as the
+# turn before has left it.
+_TURNS = {"long": 4, "medium": 10, "short": 24}
 _MOST_TURN = 256
 _ROUNDS = 3  # that options take turns; the middle one counts
 # Times slower or faster that are a change of the link if they last for three intervals, or two.
@@ -96,13 +97,13 @@ class Reviews:
     def _trial(self) -> Generator[int, None, None]:
         decider, trials = self._decider, self._decider.untried()
         turn = min(_MOST_TURN, sum(_turn_of(decision) for decision in trials))
-        first = max(1, turn // 8, min(len(trials), turn // 3))
+        first = turn // 2
         rounds = np.full((_ROUNDS, len(trials), TRIED), np.nan)  # seconds for each byte
         for number in range(_ROUNDS):
             for index in range(max(len(decision.options) for decision in trials)):
                 decider.try_option(trials, index)
                 self._changed()
-                yield first  # compiles schedules
+                yield first
                 before = self._totals()
                 yield turn - first
                 for row, (calls, nbytes, seconds) in enumerate(self._since(before, trials)):
