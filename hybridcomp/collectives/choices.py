@@ -45,6 +45,9 @@ class Choices:
         self._hosts = hosts
         self._policy: Policy | Decider | None = None  # that knows what follows
         self._known: dict[tuple[Any, ...], Choice] = {}
+        self._once: dict[
+            tuple[Any, ...], Choice
+        ] = {}  # for the next message alone, which was asked about ahead
 
     def choose(
         self,
@@ -56,10 +59,13 @@ class Choices:
         name: str | None,
         phase: str | None,
         step: int,
+        *,
+        ahead: bool = False,
     ) -> Choice:
         """Choose for an array of this dtype and shape, at the place of the model that the program has set.
 
-        Policy and axis are the communicator's, which may get others.
+        Policy and axis are the communicator's, which may get others. A question ``ahead`` of a message is followed by
+        the message's own, which gets the same answer, even if that is for one message alone.
         """
         if policy is not self._policy:
             self._policy = policy
@@ -67,6 +73,8 @@ class Choices:
         there, step = place(), policy.same_as_step(step)
         key = (axis, op, dtype, shape, name, phase, step, there)
         choice = self._known.get(key)
+        if choice is None:
+            choice = self._once.get(key) if ahead else self._once.pop(key, None)
         if choice is None:
             if len(self._known) > self._MOST:
                 self._known.clear()
@@ -76,6 +84,8 @@ class Choices:
             choice = policy.choose(message)
             if not choice.once:
                 self._known[key] = choice
+            elif ahead:
+                self._once[key] = choice
         return choice
 
     def forget(self) -> None:

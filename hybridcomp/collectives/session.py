@@ -222,6 +222,8 @@ class Session:
         phase: str | None,
         codec: CodecLike,
         elements: int | None = None,
+        *,
+        ahead: bool = False,
     ) -> Choice:
         if self.size == 1:
             return Choice(NONE, None, "one rank")
@@ -230,8 +232,9 @@ class Session:
         if codec is not None:
             return explicit_choice(codec, op, data)
         shape = data.shape if elements is None else (elements,)
+        asked = self.decider or self.policy
         return self._choices.choose(
-            self.decider or self.policy, self.axis, op, data.dtype, shape, name, phase, self.step
+            asked, self.axis, op, data.dtype, shape, name, phase, self.step, ahead=ahead
         )
 
     # -- starting ------------------------------------------------------------------------------------

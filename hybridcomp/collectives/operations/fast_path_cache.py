@@ -60,6 +60,10 @@ Ask = Callable[[Key, Any, Any, Any], Kind | None]
 _Counted = tuple[StatRow, int, int, Any]
 
 
+class ForOnceError(Exception):
+    """The policy's answer is for the next operation alone, which takes the usual way: there is nothing to cache."""
+
+
 class Learnt:
     """The cached operations of one communicator, each with the kinds of arrays that it knows.
 
@@ -112,7 +116,10 @@ class Learnt:
         if operation.kinds() >= _MOST_KINDS:
             self._settle(operation)
             operation.forget()
-        kind = ask(key, send, recv, op)
+        try:
+            kind = ask(key, send, recv, op)
+        except ForOnceError:
+            return
         counted: _Counted | None = None
         arguments: list[int] = []
         program = None

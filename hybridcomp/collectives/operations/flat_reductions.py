@@ -46,11 +46,13 @@ def choose_sum(
     name: str | None,
     phase: str | None,
     codec: CodecLike,
+    *,
+    ahead: bool = False,
 ) -> Choice:
-    """Choose the codec of a reduction; none for what is neither sum nor average of floats."""
+    """Choose the codec of a reduction, or ``ahead`` of one; none for what is neither sum nor average of floats."""
     if op not in (MPI.SUM, AVG):
         return Choice(NONE, None, "neither sum nor average")
-    choice = comm._choose(op_name, data, name, phase, codec)
+    choice = comm._choose(op_name, data, name, phase, codec, ahead=ahead)
     if choice.codec.linear and op_name != "all_reduce":
         return Choice(NONE, None, f"{choice.codec.name} only all-reduces")
     if choice.compresses and not data.dtype.is_float:

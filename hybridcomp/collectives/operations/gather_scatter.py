@@ -13,7 +13,7 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
 from hybridcomp.collectives.operations.fast_path import FastPath
-from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
+from hybridcomp.collectives.operations.fast_path_cache import ForOnceError, Key, Kind
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.vectors import parse_vector
 from hybridcomp.policy import Choice
@@ -316,7 +316,10 @@ class GatherScatter(FastPath):
             return None
         if what == "broadcast":
             self._check_rank(root, "root")
-        choice = self._choose(what, flat, name, phase, codec, flat.size if what == "all_to_all" else None)
+        elements = flat.size if what == "all_to_all" else None
+        choice = self._choose(what, flat, name, phase, codec, elements, ahead=True)
+        if choice.once:
+            raise ForOnceError
         raw, sent, comm = flat.nbytes, (p - 1) * flat.nbytes, self.mpi.handle
         if choice.compresses:
             return self._compressed_gather_scatter(key, choice, flat)

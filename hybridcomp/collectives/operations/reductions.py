@@ -24,7 +24,7 @@ from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly, reduction_of
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
 from hybridcomp.collectives.operations.fast_path import FastPath
-from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
+from hybridcomp.collectives.operations.fast_path_cache import ForOnceError, Key, Kind
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.session import Op
 
@@ -332,7 +332,9 @@ class Reductions(FastPath):
             flat = parse(data)
         except ForeignBufferError:
             return None
-        choice = flat_reductions.choose_sum(self, what, flat, op, name, phase, codec)
+        choice = flat_reductions.choose_sum(self, what, flat, op, name, phase, codec, ahead=True)
+        if choice.once:
+            raise ForOnceError
         call = self._call(what, choice, flat.nbytes, (1 + whole) * (p - 1) * flat.nbytes // p)
         direct = flat_reductions.uses_schedule(choice, flat, op)
         if self._programs is not None and (whole or direct) and (choice.feedback is None or name is None):

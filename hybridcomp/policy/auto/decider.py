@@ -25,6 +25,7 @@ _NEAR = 1.6  # times the fastest predicted: what is farther off is not tried
 # But none is, where it is so many times the fastest, or takes so many seconds: it needs no trust in a profile.
 _NONE_NEAR, _NONE_SECONDS = 4.0, 5e-3
 _AS_FAST = 1.01  # of what is as fast, the first is taken: it is nearer to the values
+_TELLING_WIRE = 0.3  # of a message's seconds, as estimated: what spends less on the link does not tell of it
 _LEAST_WIRE = 0.02  # of a link's seconds: it is not believed to be faster than that at once
 _log = logging.getLogger("hybridcomp.auto")
 Array = npt.NDArray[np.float64]
@@ -137,7 +138,7 @@ class Decider:
             if choice.codec.can_carry(message.dtype, message.dims) is not None:  # the example could be
                 return Choice(NONE, None, choice.reason)
             self._owing.add(key)
-        elif key in self._owing:
+        elif key in self._owing and choice.codec.lossless:  # what is lossy leaves a residual itself: it stays
             self._owing.discard(key)
             return Choice(choice.codec, EF, "auto: with what error feedback still owes", once=True)
         return choice
@@ -255,6 +256,8 @@ class Decider:
                 continue
             parts = estimate(self.profile, self.place, decision.signature, decision.choice.codec)
             wire = parts.wire / max(parts.seconds, parts.wire)
+            if wire < _TELLING_WIRE:
+                continue
             wire_before += weight * then * wire
             wire_now += weight * max(now - then * (1 - wire), then * _LEAST_WIRE)
         if not wire_now or not wire_before:
