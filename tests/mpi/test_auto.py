@@ -17,7 +17,7 @@ from tests.mpi.conftest import WORLD, gaussian, identical, total, verdict
 from tests.mpi.hosts import Hosts
 
 N = 1 << 16
-STEPS = 130  # more than a trial has
+STEPS = 300  # more than a trial has
 
 
 @pytest.fixture

@@ -21,12 +21,13 @@ FIRST = 8  # operations, before anything is tried
 LAG = 8  # operations from an exchange to its effect
 _LEAST, _MOST = 11, 4096  # operations between two exchanges
 _WORTH = 200.0  # times what an exchange takes between two of them: half a percent
-_IDLE = 64  # operations until it is asked again whether there is anything to decide
-_LONG, _SHORT = 5e-3, 2e-4  # seconds of an operation of which few, and many, tell enough
-# Operations of a decision in a turn; the first half is not counted, which compiles schedules and meets the link as the
-# turn before has left it.
-_TURNS = {"long": 4, "medium": 10, "short": 24}
-_MOST_TURN = 256
+_SPAN = 0.2  # seconds between them, at least: a rank that is kept from its core for a while is no slower link
+# Operations until it is asked again whether there is anything to decide: twice as many each time.
+_IDLE, _MOST_IDLE = 64, 512
+# Operations of a turn that are counted: as many as take so many seconds. As many are before them, which compile
+# schedules and meet the link as the turn before has left it.
+_COUNTED, _LEAST_COUNTED, _MOST_COUNTED = 10e-3, 2, 64
+_MOST_TURN = 512
 _ROUNDS = 3  # that options take turns; the middle one counts
 # Times slower or faster that are a change of the link if they last for three intervals, or two.
 _CHANGED, _CHANGED_MUCH = 1.3, 2.0
@@ -76,14 +77,17 @@ class Reviews:
 
     def _run(self) -> Generator[int, None, None]:
         yield FIRST
+        idle = _IDLE
         while True:
             if self._decider.untried():
                 yield from self._trial()
+                idle = _IDLE
             # The memory of one host grows neither slower nor faster, and short messages do not tell of a link.
             if any(map(_of_link, self._decider.watched())) and self._decider.place.hosts > 1:
                 yield from self._watch()
             else:
-                yield _IDLE
+                yield idle
+                idle = min(2 * idle, _MOST_IDLE)
 
     def _totals(self) -> Totals:
         totals: Totals = {}
@@ -96,8 +100,8 @@ class Reviews:
 
     def _trial(self) -> Generator[int, None, None]:
         decider, trials = self._decider, self._decider.untried()
-        turn = min(_MOST_TURN, sum(_turn_of(decision) for decision in trials))
-        first = turn // 2
+        counted = min(_MOST_TURN, sum(map(_counted, trials)))
+        first = max(counted, len(trials))
         rounds = np.full((_ROUNDS, len(trials), TRIED), np.nan)  # seconds for each byte
         for number in range(_ROUNDS):
             for index in range(max(len(decision.options) for decision in trials)):
@@ -105,7 +109,7 @@ class Reviews:
                 self._changed()
                 yield first
                 before = self._totals()
-                yield turn - first
+                yield counted
                 for row, (calls, nbytes, seconds) in enumerate(self._since(before, trials)):
                     if index < len(trials[row].options) and calls and nbytes:
                         rounds[number, row, index] = seconds / nbytes
@@ -218,10 +222,10 @@ def _middle(rounds: Array) -> Array:
     return np.asarray(middle)
 
 
-def _turn_of(decision: Decision) -> int:
-    """Return how many operations of a kind a turn of the trial has."""
-    seconds = decision.options[0].predicted
-    return _TURNS["long" if seconds > _LONG else "short" if seconds < _SHORT else "medium"]
+def _counted(decision: Decision) -> int:
+    """Return how many operations of a kind count of a turn."""
+    wanted = _COUNTED / max(decision.options[0].predicted, 1e-6)
+    return int(min(max(wanted, _LEAST_COUNTED), _MOST_COUNTED))
 
 
 def _far(now: Array, before: Array) -> float:
@@ -235,5 +239,5 @@ def _far(now: Array, before: Array) -> float:
 
 def _interval(took: float, cost: float) -> int:
     """Return the operations between two exchanges, whose cost is to be nothing that can be measured."""
-    wanted = _WORTH * cost / took if took > 0 else _LEAST
+    wanted = max(_WORTH * cost, _SPAN) / took if took > 0 else _LEAST
     return int(min(_MOST, max(_LEAST, math.ceil(wanted))))
