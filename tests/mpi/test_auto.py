@@ -91,6 +91,36 @@ def test_what_is_owed_is_never_lost_when_codecs_change(automatic):
         verdict(not out.any(), "once")
 
 
+def test_what_is_owed_is_sent_under_every_name(automatic):
+    """One operation meets the change of choices; those of other names come as compiled ones."""
+    comm = automatic("auto", "dp")
+    names, out = ("v", "w", "x"), np.empty(N, np.float32)
+    for step in range(4):
+        for name in names:
+            comm.Allreduce(gaussian(N, seed=step), out, name=name)
+    if comm.decider is None:
+        return
+    kept = {
+        name: WORLD.allreduce(
+            comm.feedback.memory(("dp", name), N, form="ef").error.astype(np.float64), op=MPI.SUM
+        )
+        for name in names
+    }
+    verdict(all(float(np.abs(error).max()) > 1e-3 for error in kept.values()), "something is owed")
+    decision = comm.decider.watched()[0]
+    decision.use(dataclasses.replace(decision.options[0], codec=hc.get_codec("none"), feedback=None), "test")
+    comm._review_at = NEVER
+    comm._choices.forget()
+    comm._reconsider()
+    x = np.zeros(N, np.float32)
+    for name in names:
+        comm.Allreduce(x, out, name=name)
+        verdict(float(np.abs(out - kept[name]).max()) < 1e-4, f"what {name} owes is sent")
+    for name in names:
+        comm.Allreduce(x, out, name=name)
+        verdict(not out.any(), "once")
+
+
 def test_an_exact_axis_stays_exact_to_the_bit(automatic):
     comm, plain = automatic("auto:tp=exact", "tp"), automatic("none", "tp")
     for step in range(STEPS):
