@@ -111,6 +111,8 @@ def measure(nbytes: int, rounds: int, seconds: float) -> dict[str, Any]:
     row["off"] = {"call_microseconds": round(float(np.median(slowest[:, 0, 0])) / calls * 1e6, 2)}
     for kind, name in enumerate(KINDS[1:], 1):
         each = slowest[:, kind, 1].mean()
+        if not each:
+            raise SystemExit(f"no look within {seconds:g} s: --seconds must be more")
         quick, middle = np.quantile(slowest[:, kind, 0], (0.1, 0.5)) - np.quantile(
             slowest[:, 0, 0], (0.1, 0.5)
         )

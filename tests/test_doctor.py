@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -74,8 +73,8 @@ def test_two_ranks_calibrate_what_they_can(tmp_path):
     assert f"MPI's {min(profile.mpi.of)}" in done.stdout
     assert "of other sizes" in done.stdout
     compute = read_site(str(new), 1, 2).compute
-    layer = Work("mlp", flops=1e9, bytes=1e7)
-    assert 1e-3 < compute.seconds(layer) < compute.seconds(replace(layer, direction="backward"))
+    for layer in (Work("mlp", flops=1e9, bytes=1e7), Work("mlp", "backward", flops=2e9, bytes=2e7)):
+        assert 1e-3 < compute.seconds(layer) < 10  # 1 Tflop/s at most: the tests' machines have a few cores
 
 
 def test_one_rank_calibrates_codecs_alone_and_replaces_a_broken_profile(tmp_path, monkeypatch, capsys):

@@ -112,7 +112,7 @@ def test_sparse_sums(tmp_path):
 
 def test_watched(tmp_path):
     out = tmp_path / "rows.json"
-    done = run("--rounds", "3", "--seconds", "0.05", "--json", str(out), ranks=2, script="watched")
+    done = run("--rounds", "3", "--seconds", "0.3", "--json", str(out), ranks=2, script="watched")
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())
     assert [(row["bytes"], row["ranks"], row["correct"]) for row in rows] == [
