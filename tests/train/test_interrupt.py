@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,11 @@ send = "int8:block=32"
 [pp]
 codec = "int8:block=32"
 """
-# And the steps of each: enough that it does not end before the signal comes, however late that is.
+# And the steps of each: enough that it does not end before it is seen that some are done.
 RUNS = {
-    "1f1b": ("--pp 2", 30),
-    "2bw": ("--pp 2 --schedule 2bw", 30),
-    "cdp-v1": ("--dp 2 --micro-batches 1 --schedule cdp-v1", 30),
+    "1f1b": ("--pp 2", 100),
+    "2bw": ("--pp 2 --schedule 2bw", 100),
+    "cdp-v1": ("--dp 2 --micro-batches 1 --schedule cdp-v1", 100),
     "one process": ("--dp 1", 300),
 }
 
@@ -64,6 +65,25 @@ def one_rank(launcher: int, rank: int) -> int:
     raise AssertionError(f"no process of {launcher} is rank {rank}")
 
 
+def wait_for(what: str, process: int, there: Callable[[dict[str, str]], bool]) -> None:
+    """Wait until the status of a process, as /proc has it, is so."""
+    deadline = time.monotonic() + 60
+    while True:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        if there(dict(line.split(":", 1) for line in lines)):
+            return
+        assert time.monotonic() < deadline, f"{what} did not come within 60 s"
+        time.sleep(0.002)
+
+
+def stopped(status: dict[str, str]) -> bool:
+    return status["State"].split()[0] == "T"
+
+
+def asked(status: dict[str, str]) -> bool:
+    return int(status["ShdPnd"], 16) >> (signal.SIGUSR1 - 1) & 1 == 1
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("schedule", RUNS)
@@ -78,10 +98,17 @@ def test_a_run_that_is_asked_to_stop_goes_on_bit_for_bit(schedule, tmp_path):
     with process:
         try:
             wait_for_steps(process, tmp_path / "cut", 3)
+            rank = process.pid
+            if schedule != "one process":
+                rank = one_rank(process.pid, 1 if schedule == "1f1b" else 0)
+            os.kill(rank, signal.SIGSTOP)  # the run cannot end before the signal has come
+            wait_for("SIGSTOP", rank, stopped)
             if schedule == "1f1b":
-                os.kill(one_rank(process.pid, 1), signal.SIGUSR1)  # and nobody else
+                os.kill(rank, signal.SIGUSR1)  # and nobody else
             else:
                 process.send_signal(signal.SIGUSR1)  # mpiexec hands it on to all, one after the other
+            wait_for("SIGUSR1", rank, asked)
+            os.kill(rank, signal.SIGCONT)
             out, err = process.communicate(timeout=60)
         finally:
             process.kill()
