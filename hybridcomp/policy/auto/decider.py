@@ -214,7 +214,8 @@ class Decider:
             decision.tried = True
             options = decision.options
             known = [(s, o) for s, o in zip(row.tolist(), options, strict=False) if np.isfinite(s)]
-            size = decision.signature.nbytes
+            size = size_label(decision.signature.nbytes)
+            whole = whole_bytes(decision.signature, self.place.ranks)
             if len(known) < len(options):  # too few of them: what was predicted stands
                 best = options[0]
                 how = f"{time_label(best.predicted)} predicted"
@@ -225,9 +226,11 @@ class Decider:
                 near = [option for taken, option in known if taken <= limit]
                 best = next((o for o in near if o.codec is NONE), near[0])
                 assert best.measured is not None
-                others = [f", {o.codec.name} {time_label(t * size)}" for t, o in known if o is not best]
-                how = f"{time_label(best.measured * size)}{''.join(others)} measured by operation {operation}"
-            decision.use(best, f"auto: {decision.fidelity}, {size_label(size)} in {how}{self._link}")
+                others = [f", {o.codec.name} {time_label(t * whole)}" for t, o in known if o is not best]
+                how = (
+                    f"{time_label(best.measured * whole)}{''.join(others)} measured by operation {operation}"
+                )
+            decision.use(best, f"auto: {decision.fidelity}, {size} in {how}{self._link}")
             self._say(decision)
         self.version += 1
 
