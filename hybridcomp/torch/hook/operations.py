@@ -52,23 +52,20 @@ class Operations(abc.ABC):
         self._counts = counts
         self._call: Call | None = None
 
-    def average(self, buffer: torch.Tensor, split: Split, step: int) -> Future[torch.Tensor]:
+    def average(self, buffer: torch.Tensor, split: Split, step: int) -> Averaging:
         """Start to average a bucket, in place.
 
         Args:
             buffer: in host memory, or on a CUDA device; where kernels do not run, it is averaged on a host's copy.
             split: its pieces.
             step: of training, for codecs that draw random numbers.
-
-        Returns:
-            The buffer, when its last operation has ended.
         """
         target = staging.Target(buffer.detach(), load=True)
         values = flatten(target.data, writable=True, device=True)
-        bucket = _Bucket(buffer, target, values.dtype, self._counts, self.comm.size)
-        self.start(bucket, values, split, step, joins=_joins(buffer))
-        bucket.all_started()
-        return bucket.promise.future
+        averaging = Averaging(buffer, target, values.dtype, self._counts, self.comm.size)
+        self.start(averaging, values, split, step, joins=_joins(buffer))
+        averaging.all_started()
+        return averaging
 
     def start(self, bucket: Follows, values: Flat, split: Split, step: int, *, joins: bool) -> None:
         """Start to average pieces of an array, which ``bucket`` follows.
@@ -193,18 +190,36 @@ def _alike(pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
     return groups.values()
 
 
-class _Bucket:
-    """A bucket, until its last operation has ended; callbacks of operations come in any thread."""
+class Averaging:
+    """A bucket's average, until its last operation has ended; callbacks of operations come in any thread."""
 
     def __init__(
         self, buffer: torch.Tensor, target: staging.Target, dtype: DType, counts: Counts, ranks: int
     ) -> None:
-        self.promise = Promise([buffer.device] if buffer.is_cuda else [])
+        self._promise = Promise([buffer.device] if buffer.is_cuda else [])
         self._buffer, self._target = buffer, target
         self._dtype, self._counts, self._ranks = dtype, counts, ranks
+        self._requests: list[Any] = []
         self._left = 1  # for all_started
         self._error: BaseException | None = None
         self._lock = threading.Lock()
+
+    @property
+    def future(self) -> Future[torch.Tensor]:
+        """Return a future of the buffer, for torch's C++."""
+        return self._promise.future
+
+    def wait(self) -> None:
+        """Return when the average is in the buffer, by the operations' own timeouts.
+
+        Raises:
+            CollectiveTimeoutError: an operation did not end in time.
+            HybridcompError: what went wrong in one, here or on another rank.
+        """
+        for request in self._requests:
+            request.wait()
+        if self._error is not None:
+            raise self._error
 
     def follow(self, request: Any, call: StatRow, pieces: Sequence[Piece]) -> None:
         """Count an operation when it has ended."""
@@ -220,6 +235,7 @@ class _Bucket:
 
         with self._lock:
             self._left += 1
+        self._requests.append(request)
         request.add_done_callback(done)
 
     def all_started(self) -> None:
@@ -237,6 +253,7 @@ class _Bucket:
                 raise self._error
             self._target.commit()
             # Nothing of ours is under way on a device any more: whatever comes next there may read the buffer.
-            self.promise.succeed(self._buffer)
+            self._promise.succeed(self._buffer)
         except BaseException as failure:
-            self.promise.fail(failure)
+            self._error = failure
+            self._promise.fail(failure)

@@ -1,0 +1,169 @@
+"""Average flat buffers of named parameters over a process group: for the DDP hook, and for rare synchronisation.
+
+A buffer becomes operations of a communicator (:mod:`.operations`): of MPI's on a hybridcomp group, on every other
+backend of a process group that nobody else uses (:mod:`.over_torch`). A buffer on a CUDA device is encoded and decoded
+there, where the kernels run. On one rank there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from hybridcomp.arrays import as_dtype
+from hybridcomp.codecs import ErrorFeedback
+from hybridcomp.collectives import StatRow
+from hybridcomp.collectives.answers import Answers
+from hybridcomp.errors import CodecMismatchError
+from hybridcomp.policy import Policy
+from hybridcomp.torch.exchange.communicator import TorchCommunicator
+from hybridcomp.torch.exchange.group import ExchangeGroup
+from hybridcomp.torch.hook.counts import Counts
+from hybridcomp.torch.hook.operations import Averaging, MpiOperations, Operations
+from hybridcomp.torch.hook.over_torch import TorchOperations
+from hybridcomp.torch.hook.plan import Split, make_split
+from hybridcomp.torch.memory import pack, unpack
+from hybridcomp.torch.registry import registry
+
+Named = Sequence[tuple[str, tuple[int, ...]]]
+"""Names and shapes of parameters, in the order in which a buffer holds them."""
+
+
+class Averager:
+    """An averager of buffers over one group, with what compression keeps from one step to the next.
+
+    Error-feedback memory and PowerSGD's factors are kept by parameter name: parameters may come in other buffers.
+    It is a :class:`~hybridcomp.torch.registry.Member` of the process's registry.
+
+    Attributes:
+        policy: the same on all ranks.
+        axis: the policy's section.
+        label: its prefix in a saved state.
+        step: of training, as far as whoever uses it counts.
+        feedback: error-feedback memory.
+    """
+
+    def __init__(
+        self, policy: Policy, *, kind: str, axis: str, group: Any = None, stage: int | None = None
+    ) -> None:
+        """Register the averager; the first buffer makes its communicator.
+
+        Args:
+            policy: the same on all ranks.
+            kind: what uses it, for its label.
+            axis: the policy's section.
+            group: the ranks; None is the default group.
+            stage: of a pipeline, whose parameters they are; for a policy's ``stages``.
+        """
+        self.policy = policy
+        self.axis = axis
+        self.label = f"{kind}:{axis}"
+        self.step = 0
+        self.feedback = ErrorFeedback(form=None)
+        self._stage = stage
+        self._group = group
+        self._factors: dict[str, npt.NDArray[Any]] = {}
+        self._plans: Answers[Split] = Answers()
+        self._counts = Counts(axis)
+        self._operations: Operations | None = None
+        registry.add(self)
+        # When this goes, its statistics stay.
+        weakref.finalize(self, _keep, self._counts).atexit = False
+
+    def average(
+        self, buffer: torch.Tensor, parameters: Callable[[], Named], key: Hashable, step: int
+    ) -> Averaging | None:
+        """Start to average a buffer over the ranks, in place. All start the same buffers in the same order.
+
+        Args:
+            buffer: 1-D, floating-point: parameters one after another.
+            parameters: gives their names and shapes; asked where ``key`` is new.
+            key: by which buffers are alike: the same parameters.
+            step: of training, for warm-up and for codecs that draw random numbers.
+
+        Returns:
+            The average on its way; None on the only rank, whose buffer is the average.
+
+        Raises:
+            CodecMismatchError: the buffer is not floating-point.
+        """
+        group = self._joined()
+        if group.size() == 1:
+            self._counts.add_alone(buffer.nbytes)
+            return None
+        operations = self._with_operations(group)
+        return operations.average(buffer, self._planned(parameters, key, buffer, step, group), step)
+
+    def flush(self) -> None:
+        """Have what was started go on to its end; to be called where no other buffer follows for a while."""
+        if self._operations is not None:
+            self._operations.flush()
+
+    def _joined(self) -> Any:
+        """Return the group; the default one is looked up at the first buffer, when it exists."""
+        if not self._plans:
+            registry.rank = dist.get_rank()
+        return dist.group.WORLD if self._group is None else self._group
+
+    def _with_operations(self, group: Any) -> Operations:
+        if self._operations is None:
+            comm = getattr(group, "comm", None)  # of a HybridProcessGroup, whatever the backend's name
+            if comm is None:
+                exchanges, name = ExchangeGroup(group), f"hybridcomp-{self.label}"
+                own = TorchCommunicator(exchanges, self.policy, self.axis, self.feedback, name)
+                self.policy = own.policy
+                own.warm = self._factors
+                self._operations = TorchOperations(own, self._counts)
+                own.on_start = self._operations.note
+            else:
+                from hybridcomp.collectives import Communicator  # noqa: PLC0415  (initialises MPI)
+
+                beside = Communicator(comm.mpi, self.policy, self.axis, timeout=comm.timeout)
+                self.policy = beside.policy
+                beside.feedback = self.feedback
+                group.beside.append(beside)  # it ends with the group
+                beside.warm = self._factors
+                self._operations = MpiOperations(beside, self._counts)
+                beside.on_start = self._operations.note
+        return self._operations
+
+    def _planned(
+        self, parameters: Callable[[], Named], key: Hashable, buffer: torch.Tensor, step: int, group: Any
+    ) -> Split:
+        comm = self._with_operations(group).comm
+
+        def made() -> Split:
+            dtype = as_dtype(buffer.dtype)
+            if not dtype.is_float:
+                raise CodecMismatchError(f"{self.label} averages floating-point values, not {buffer.dtype}")
+            hosts = None if getattr(group, "comm", None) is None else group.comm.hosts
+            asked = comm.decider or self.policy
+            return make_split(asked, self.axis, dtype, parameters(), step, self._stage, hosts)
+
+        return self._plans.get(comm, (key, buffer.dtype, self.policy.same_as_step(step)), made)
+
+    # -- memory and statistics (registry.Member) -----------------------------------------------------
+
+    def rows(self) -> list[StatRow]:
+        """Return the statistics up to now."""
+        return self._counts.rows()
+
+    def memory(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays to save: residuals, PowerSGD's factors and the step. Call it between steps."""
+        return pack(self.feedback, self._factors, self.step)
+
+    def load_memory(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        """Load the arrays that :meth:`memory` returned."""
+        self.step = unpack(arrays, self.feedback, self._factors)
+
+    def advance(self) -> None:
+        """Do nothing: whoever uses it counts its steps."""
+
+
+def _keep(counts: Counts) -> None:
+    registry.keep(counts.rows())
