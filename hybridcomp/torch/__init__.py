@@ -1,4 +1,4 @@
-"""hybridcomp for PyTorch: the process group ``"hybridcomp"``, a DDP communication hook, and compressed FSDP2.
+"""hybridcomp for PyTorch: the process group ``"hybridcomp"``, a DDP communication hook, compressed FSDP2, DiLoCo.
 
 .. code-block:: python
 
@@ -9,6 +9,7 @@
 
     ddp.register_comm_hook(hct.HookState(policy="hybrid", module=ddp), hct.comm_hook)   # on gloo or NCCL, too
     hct.compress_fsdp(model, policy="hybrid")                                           # after fully_shard; as well
+    with hct.DiLoCo(model, optimizer, every=100): ...                                   # in the place of DDP; as well
 
 Importing this registers the backend. It does not initialise MPI.
 """
@@ -32,6 +33,7 @@ from hybridcomp.torch.hook import HookState, comm_hook
 from hybridcomp.torch.phases import in_phase
 from hybridcomp.torch.registry import registry
 from hybridcomp.torch.reshard import reshard_state
+from hybridcomp.torch.sync import DiLoCo, LocalSGD
 from hybridcomp.torch.tensorboard import StatsWriter
 from hybridcomp.trace import start as start_trace
 from hybridcomp.trace import stop as stop_trace
@@ -40,8 +42,10 @@ if TYPE_CHECKING:
     from hybridcomp.torch.fsdp import FSDPCompression, compress_fsdp
 
 __all__ = [
+    "DiLoCo",
     "FSDPCompression",
     "HookState",
+    "LocalSGD",
     "Options",
     "comm_hook",
     "compress_fsdp",

@@ -40,12 +40,6 @@ class Member(Protocol):
         """Count a training step that has ended."""
 
 
-def _note_step(*_: object) -> None:
-    """Have the trace say that a step has ended: an optimizer has changed the weights."""
-    if trace.recorder is not None:
-        trace.recorder.step("an optimizer")
-
-
 class Registry:
     """A registry of members, in the order in which they came; the same on all ranks of a program.
 
@@ -60,6 +54,7 @@ class Registry:
         self._rank = 0
         self._at_exit = False
         self._sees_steps = False
+        self._no_steps: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     @property
     def rank(self) -> int:
@@ -72,7 +67,16 @@ class Registry:
         trace.joined(rank)
         if not self._sees_steps:
             self._sees_steps = True
-            register_optimizer_step_post_hook(_note_step)
+            register_optimizer_step_post_hook(self._note_step)
+
+    def ignore_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the steps of an optimizer for no steps of training: it works beside another one."""
+        self._no_steps.add(optimizer)
+
+    def _note_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Have the trace say that a step has ended: an optimizer has changed the weights."""
+        if trace.recorder is not None and optimizer not in self._no_steps:
+            trace.recorder.step("an optimizer")
 
     def add(self, member: Member) -> None:
         """Add a member under its label, made unique by a number."""

@@ -79,10 +79,19 @@ def default_policy() -> Policy:
     Raises:
         PolicyError: ``HYBRIDCOMP_POLICY`` names none.
     """
+    return chosen_policy() or policies.default_policy()
+
+
+def chosen_policy() -> Policy | None:
+    """Return the policy of :func:`set_policy`, or of ``HYBRIDCOMP_POLICY``; None where nobody has chosen one.
+
+    Raises:
+        PolicyError: ``HYBRIDCOMP_POLICY`` names none.
+    """
     if _chosen:
         return _chosen[0]
     named = os.environ.get("HYBRIDCOMP_POLICY")
-    return read_policy(named) if named else policies.default_policy()
+    return read_policy(named) if named else None
 
 
 def read_policy(policy: PolicyLike) -> Policy:

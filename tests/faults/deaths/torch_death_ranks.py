@@ -101,7 +101,29 @@ def pipeline(codec: str) -> Callable[[int], bytes]:
     return step
 
 
-KINDS: dict[str, Callable[[str], Callable[[int], bytes]]] = {"ddp": ddp, "fsdp": fsdp, "pipeline": pipeline}
+def diloco(codec: str) -> Callable[[int], bytes]:
+    """Train apart, and synchronise one of two fragments in each step, which is averaged while the next one runs."""
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    context = hct.DiLoCo(model, inner, every=2, fragments=2, fragment_sync_delay=1, policy=codec)
+    context.__enter__()
+    agreed = context._sync.globals.values()
+
+    def step(number: int) -> bytes:
+        model.zero_grad()
+        model(batch(number)).square().mean().backward()
+        inner.step()
+        return b"".join(value.detach().numpy().tobytes() for value in agreed)
+
+    return step
+
+
+KINDS: dict[str, Callable[[str], Callable[[int], bytes]]] = {
+    "ddp": ddp,
+    "fsdp": fsdp,
+    "pipeline": pipeline,
+    "diloco": diloco,
+}
 
 
 def main(folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from tests.faults.deaths.jobs import Job
 from tests.faults.outcome import Outcome
 
-KINDS = ("ddp", "fsdp", "pipeline")
+KINDS = ("ddp", "fsdp", "pipeline", "diloco")
 _CODECS = ("int8", "int4", "topk:ratio=0.05", "lossless", "none")
 _TIMEOUT = 3.0
 _LATE = 8.0  # seconds that an error may come after its timeout, on a machine with more to do

@@ -1,0 +1,145 @@
+"""Synchronise one fragment of a model: send how its parameters have changed, and update what replicas agree on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from hybridcomp.errors import CodecMismatchError
+from hybridcomp.torch.hook.averager import Averager, Named
+from hybridcomp.torch.hook.operations import Averaging
+from hybridcomp.torch.sync.cutting import Parameters
+
+
+class Fragment:
+    """A fragment of the model on this replica, and what all replicas have agreed on.
+
+    Its steps are those of an outer step: :meth:`start`, then, at once or some inner steps later, :meth:`update`.
+
+    Attributes:
+        number: its place among the fragments.
+        parameters: of this replica, by name.
+        globals: what all replicas have the same bits of, by name, in float32 (float64 where a parameter is that).
+            They have the parameters' shapes on this rank, and lie in one array.
+        differences: of each, from a start on what this replica has to tell, the global value less its own; from the
+            end of that on the mean over the replicas: the outer gradient.
+        under_way: it was started, and its update is to come.
+    """
+
+    def __init__(self, number: int, parameters: Parameters, averager: Averager) -> None:
+        """Copy the parameters as they are.
+
+        Args:
+            number: of the fragment.
+            parameters: by name.
+            averager: of the replicas.
+
+        Raises:
+            CodecMismatchError: a parameter is not floating-point.
+            ValueError: they are on several devices.
+        """
+        self.number = number
+        self.parameters = parameters
+        self.under_way = False
+        self._averager = averager
+        self._averaging: Averaging | None = None
+        locals_ = {name: local_of(parameter) for name, parameter in parameters.items()}
+        devices = {tensor.device for tensor in locals_.values()}
+        for name, tensor in locals_.items():
+            if not tensor.is_floating_point():
+                raise CodecMismatchError(
+                    f"parameters are averaged in floating point, and {name} is {tensor.dtype}"
+                )
+        if len(devices) > 1:
+            raise ValueError(
+                f"the parameters of a fragment are on one device, not on {', '.join(sorted(map(str, devices)))}: "
+                "give fragments= modules of one device each"
+            )
+        double = any(tensor.dtype is torch.float64 for tensor in locals_.values())
+        self._shapes: Named = [(name, tuple(tensor.shape)) for name, tensor in locals_.items()]
+        size = sum(math.prod(shape) for _, shape in self._shapes)
+        values = torch.empty(size, dtype=torch.float64 if double else torch.float32, device=devices.pop())
+        self._buffer = torch.zeros_like(values)
+        self.globals = {name: nn.Parameter(view) for name, view in self._views(values).items()}
+        self.differences = self._views(self._buffer)
+        self.agree()
+
+    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        sizes = [math.prod(shape) for _, shape in self._shapes]
+        starts = itertools.accumulate(sizes, initial=0)
+        return {
+            name: flat[start : start + size].view(shape)
+            for (name, shape), start, size in zip(self._shapes, starts, sizes, strict=False)
+        }
+
+    @torch.no_grad()
+    def agree(self) -> None:
+        """Take the parameters as they are for what all replicas agree on."""
+        for name, value in self.globals.items():
+            value.copy_(local_of(self.parameters[name]))
+
+    @torch.no_grad()
+    def start(self, step: int) -> None:
+        """Start to average how the parameters have changed since the last update, over the replicas.
+
+        Args:
+            step: of the fragment's outer steps, for a policy's warm-up.
+        """
+        for name, difference in self.differences.items():
+            difference.copy_(self.globals[name]).sub_(local_of(self.parameters[name]))
+        self.under_way = True
+        self._averaging = self._averager.average(self._buffer, lambda: self._shapes, self.number, step)
+        self._averager.flush()
+
+    def arrive(self) -> None:
+        """Wait for the mean over the replicas, if it is still to come.
+
+        Raises:
+            CollectiveTimeoutError: a replica did not start it in time.
+            HybridcompError: what went wrong, here or on another replica.
+        """
+        if self._averaging is not None:
+            self._averaging.wait()
+            self._averaging = None
+
+    def update(self, outer: torch.optim.Optimizer, alpha: float) -> None:
+        """Update the global values by the outer gradient, and this replica's parameters by those.
+
+        Args:
+            outer: of the global values; it leaves those of other fragments, which have no gradients, alone.
+            alpha: the share that this replica keeps of its own values.
+
+        Raises:
+            HybridcompError: see :meth:`arrive`; nothing is changed then.
+        """
+        self.arrive()
+        for name, value in self.globals.items():
+            value.grad = self.differences[name]
+        outer.step()
+        for value in self.globals.values():
+            value.grad = None
+        self._end(alpha)
+
+    def replace(self) -> None:
+        """Make the mean of the replicas' parameters the global values and the parameters; no optimizer has a part."""
+        self.arrive()
+        with torch.no_grad():
+            for name, value in self.globals.items():
+                value.sub_(self.differences[name])
+        self._end(0.0)
+
+    @torch.no_grad()
+    def _end(self, alpha: float) -> None:
+        for name, value in self.globals.items():
+            mine = local_of(self.parameters[name])
+            mine.copy_(torch.lerp(value, mine.to(value.dtype), alpha) if alpha else value)
+        self.under_way = False
+
+
+def local_of(parameter: Tensor) -> Tensor:
+    """Return a parameter's values on this rank, without autograd: of a DTensor its local part."""
+    values = parameter.detach()
+    return values.to_local() if hasattr(values, "to_local") else values

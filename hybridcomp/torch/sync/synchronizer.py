@@ -1,0 +1,215 @@
+"""Synchronise the fragments of a model, each at its own steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hybridcomp.torch.hook.averager import Averager
+from hybridcomp.torch.registry import registry
+from hybridcomp.torch.sync.cutting import Parameters
+from hybridcomp.torch.sync.fragment import Fragment
+
+MakeOuter = Callable[[Mapping[str, nn.Parameter]], torch.optim.Optimizer]
+
+
+class Synchronizer:
+    """A synchroniser of this replica's parameters with those of all others.
+
+    Fragment i of F starts an outer step after ``every * (i + 1) // F`` inner steps, and every ``every`` after that; it
+    ends it ``delay`` inner steps later. That is the order of streaming DiLoCo (Douillard et al., arXiv 2501.18512). All
+    replicas take the same inner steps.
+
+    Attributes:
+        step: inner steps taken.
+        fragments: in order.
+        globals: what all replicas have the same bits of, by parameters' names.
+        outer: the optimizer of the global values.
+    """
+
+    def __init__(
+        self,
+        fragments: Sequence[Parameters],
+        averager: Averager,
+        make_outer: MakeOuter,
+        *,
+        every: int,
+        delay: int = 0,
+        alpha: float = 0.0,
+    ) -> None:
+        """Begin with the parameters as they are, the same on all replicas.
+
+        Args:
+            fragments: parameters by name.
+            averager: of the replicas.
+            make_outer: makes the outer optimizer of the global values.
+            every: inner steps from one outer step of a fragment to its next.
+            delay: inner steps from an outer step's start to its end.
+            alpha: the share that a replica keeps of its own values, where it takes the global ones.
+
+        Raises:
+            ValueError: a number is out of its range; says which it has.
+        """
+        check_schedule(every, len(fragments), delay, alpha)
+        self.step = 0
+        self.fragments = [Fragment(i, parameters, averager) for i, parameters in enumerate(fragments)]
+        self.globals = {name: p for fragment in self.fragments for name, p in fragment.globals.items()}
+        self.outer = make_outer(self.globals)
+        registry.ignore_steps_of(self.outer)
+        self._every, self._delay, self._alpha = every, delay, alpha
+        self._averager = averager  # the registry keeps none alive
+
+    def advance(self) -> None:
+        """Count an inner step, start what is due after it, and then end what is due.
+
+        Raises:
+            CollectiveTimeoutError: a replica did not come in time; parameters are as they were.
+            HybridcompError: what went wrong in an average, here or on another replica.
+        """
+        self.step += 1
+        for fragment in self.fragments:
+            if self._since_start(fragment) == 0:
+                fragment.start(self._rounds(fragment))
+        for fragment in self.fragments:
+            if fragment.under_way and self._since_start(fragment) == self._delay:
+                fragment.update(self.outer, self._alpha)
+
+    @property
+    def ends_here(self) -> bool:
+        """Tell whether an outer step has ended after the last inner step: the replicas have met."""
+        return any(self._since_start(fragment) == self._delay for fragment in self.fragments)
+
+    def finish(self) -> None:
+        """End the outer steps that are under way, before they are due."""
+        for fragment in self.fragments:
+            if fragment.under_way:
+                fragment.update(self.outer, self._alpha)
+
+    def average(self) -> None:
+        """Average all parameters over the replicas now, without the outer optimizer, whose momentum stays as it is.
+
+        All replicas then have the global values, and the same bits. Outer steps under way are ended before. Collective.
+
+        Raises:
+            HybridcompError: see :meth:`advance`.
+        """
+        self.finish()
+        for fragment in self.fragments:
+            fragment.start(self._rounds(fragment))
+        for fragment in self.fragments:
+            fragment.replace()
+
+    def agree(self) -> None:
+        """Take the parameters as they are, the same on all replicas, for the global values."""
+        for fragment in self.fragments:
+            fragment.agree()
+
+    # -- state ---------------------------------------------------------------------------------------
+
+    def arrived(self) -> dict[str, Tensor]:
+        """Wait for the outer gradients that are under way; return them by name, as they are kept until they are due."""
+        found: dict[str, Tensor] = {}
+        for fragment in self.fragments:
+            fragment.arrive()
+            if fragment.under_way:
+                found |= fragment.differences
+        return found
+
+    def resume(self, step: int, under_way: Sequence[bool]) -> None:
+        """Go on after so many inner steps, with global values, outer state and outer gradients that are here.
+
+        Args:
+            step: inner steps taken.
+            under_way: of each fragment, whether its outer gradient is here and its update is to come.
+
+        Raises:
+            ValueError: an update is never due.
+        """
+        self.step = step
+        for fragment, waits in zip(self.fragments, under_way, strict=True):
+            since = self._since_start(fragment)
+            if waits and (since is None or since >= self._delay):
+                raise ValueError(
+                    f"after step {step} the saved state has an outer step of fragment {fragment.number} under way, "
+                    "which this has not: every, fragments and fragment_sync_delay must be as they were"
+                )
+            fragment.under_way = waits
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of the step, the global values, the outer optimizer's state, and outer gradients under way."""
+        return {
+            "step": self.step,
+            "globals": _copies(self.globals.items()),
+            "outer": copy.deepcopy(self.outer.state_dict()),
+            "arrived": _copies(self.arrived().items()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: it is of other parameters, or of a schedule whose outer steps under way this has not.
+        """
+        _check_names("global values", state["globals"], self.globals)
+        arrived = state["arrived"]
+        under_way = [not fragment.differences.keys().isdisjoint(arrived) for fragment in self.fragments]
+        waiting = [fragment for fragment, waits in zip(self.fragments, under_way, strict=True) if waits]
+        expected = {name: tensor for fragment in waiting for name, tensor in fragment.differences.items()}
+        _check_names("outer gradients under way", arrived, expected)
+        self.resume(int(state["step"]), under_way)
+        self.outer.load_state_dict(copy.deepcopy(state["outer"]))
+        with torch.no_grad():
+            for name, value in self.globals.items():
+                value.copy_(state["globals"][name])
+            for name, difference in expected.items():
+                difference.copy_(arrived[name])
+
+    # -- the schedule --------------------------------------------------------------------------------
+
+    def _since_start(self, fragment: Fragment) -> int | None:
+        """Return the inner steps since a fragment's last start was due; None before its first one."""
+        first = self._every * (fragment.number + 1) // len(self.fragments)
+        return None if self.step < first else (self.step - first) % self._every
+
+    def _rounds(self, fragment: Fragment) -> int:
+        """Return how many outer steps of a fragment came before the newest."""
+        first = self._every * (fragment.number + 1) // len(self.fragments)
+        return max(0, self.step - first) // self._every
+
+
+def check_schedule(every: int, fragments: int, delay: int, alpha: float) -> None:
+    """Check the numbers of a schedule.
+
+    Raises:
+        ValueError: one is out of its range; says which it has.
+    """
+    if every < 1:
+        raise ValueError(f"every must be at least 1, not {every}")
+    if not 1 <= fragments <= every:
+        raise ValueError(f"fragments must be from 1 to every ({every}), not {fragments}")
+    if not 0 <= delay < every:
+        raise ValueError(
+            f"fragment_sync_delay must be from 0 and below every ({every}), not {delay}: a fragment's outer step ends "
+            "before its next one starts"
+        )
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"fragment_update_alpha must be from 0 to 1, not {alpha}")
+
+
+def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors}
+
+
+def _check_names(what: str, saved: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> None:
+    for name in [*mine, *saved]:
+        there, here = (tuple(t[name].shape) if name in t else None for t in (saved, mine))
+        if there != here:
+            shapes = [f"has {'none' if shape is None else list(shape)}" for shape in (there, here)]
+            raise ValueError(
+                f"{what}: of {name} the saved state {shapes[0]}, and this {shapes[1]}: the model must be as it was, "
+                "and where outer steps are under way the fragments, too"
+            )

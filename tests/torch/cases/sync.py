@@ -1,0 +1,412 @@
+"""LocalSGD and DiLoCo over hybridcomp and over gloo, against the rule on one process."""
+
+import copy
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import hybridcomp as hc
+import hybridcomp.torch as hct
+from hybridcomp import trace
+from tests.torch.cases.hook import BACKENDS, group, policy
+
+WIDTH = 24
+LR, MOMENTUM = 0.7, 0.9
+Tensors = dict[str, torch.Tensor]
+
+
+def net(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:
+    """Four parameters, the second and the fourth small."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)).to(dtype)
+
+
+def batch(rank: int, step: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank), dtype=dtype)
+
+
+def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    """A step of a loop that knows nothing of replicas."""
+    optimizer.zero_grad()
+    x = batch(rank, step, next(model.parameters()).dtype)
+    (model(x) - x).square().mean().backward()
+    optimizer.step()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        inner_step(model, optimizer, dist.get_rank(), step)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+
+def values(model: nn.Module) -> Tensors:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def agreed(context: hct.DiLoCo | hct.LocalSGD) -> Tensors:
+    """The global parameters."""
+    return context.state_dict()["globals"]
+
+
+def assert_same_everywhere(tensors: Tensors) -> None:
+    mine = b"".join(tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in tensors.values())
+    assert len(set(MPI.COMM_WORLD.allgather(mine))) == 1
+
+
+def assert_close(got: Tensors, expected: Tensors, tolerance: float) -> None:
+    assert got.keys() == expected.keys()
+    for name, tensor in got.items():
+        assert (tensor - expected[name]).abs().max() < tolerance, (name, tensor, expected[name])
+
+
+def rule(
+    ranks: int, steps: int, every: int, parts: list[list[str]], delay: int, alpha: float
+) -> list[Tensors]:
+    """Streaming DiLoCo by its formulas, all replicas in this process: their parameters, and the global ones last."""
+    models = [net() for _ in range(ranks)]
+    optimizers = [adam(model) for model in models]
+    whole, momentum = values(models[0]), {name: torch.zeros_like(p) for name, p in values(models[0]).items()}
+    sent: Tensors = {}
+    for t in range(1, steps + 1):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            inner_step(model, optimizer, rank, t)
+        mine = [dict(model.named_parameters()) for model in models]
+        for number, names in enumerate(parts):
+            first = every * (number + 1) // len(parts)
+            if t >= first and (t - first) % every == 0:
+                for name in names:
+                    sent[name] = torch.stack([whole[name] - each[name].detach() for each in mine]).mean(0)
+            if t >= first + delay and (t - first - delay) % every == 0:
+                for name in names:
+                    momentum[name] = MOMENTUM * momentum[name] + sent[name]
+                    whole[name] = whole[name] - LR * (sent[name] + MOMENTUM * momentum[name])
+                    for each in mine:
+                        each[name].data = alpha * each[name].data + (1 - alpha) * whole[name]
+    return [*(values(model) for model in models), whole]
+
+
+def case_diloco_is_its_rule() -> None:
+    every_name = list(values(net()))
+    halves = [every_name[:2], every_name[2:]]
+    cases: list[tuple[int, list[list[str]], dict[str, Any]]] = [
+        (4, [every_name], {}),
+        (4, halves, {"fragments": 2}),
+        (5, halves, {"fragments": 2, "fragment_sync_delay": 3}),
+        (5, [every_name], {"fragment_sync_delay": 2, "fragment_update_alpha": 0.25}),
+    ]
+    for every, parts, more in cases:
+        delay, alpha = more.get("fragment_sync_delay", 0), more.get("fragment_update_alpha", 0.0)
+        expected = rule(dist.get_world_size(), 13, every, parts, delay, alpha)
+        for backend in BACKENDS:
+            model = net()
+            inner = adam(model)
+            context = hct.DiLoCo(
+                model, inner, every=every, policy="none", process_group=group(backend), **more
+            )
+            with context:
+                train(model, inner, range(1, 14))
+                got = [values(model), agreed(context)]
+            assert_close(got[0], expected[dist.get_rank()], 1e-9)
+            assert_close(got[1], expected[-1], 1e-9)
+
+
+def case_local_sgd_is_the_mean_of_parameters() -> None:
+    ranks = dist.get_world_size()
+    models = [net() for _ in range(ranks)]
+    optimizers = [adam(model) for model in models]
+    for t in range(1, 8):
+        for rank in range(ranks):
+            inner_step(models[rank], optimizers[rank], rank, t)
+        if t % 3 == 0:
+            mean = {
+                name: torch.stack([values(m)[name] for m in models]).mean(0) for name in values(models[0])
+            }
+            for each in models:
+                each.load_state_dict(mean)
+    model = net()
+    optimizer = adam(model)
+    with hct.LocalSGD(model, every=3, policy="none"):  # which finds the optimizer
+        other = nn.Linear(2, 2)
+        torch.optim.SGD(other.parameters()).step()  # of another model
+        train(model, optimizer, range(1, 8))
+    assert_close(values(model), values(models[dist.get_rank()]), 1e-9)
+    last = values(model)
+    train(model, optimizer, range(8, 10))  # outside of it, no step counts
+    assert not torch.equal(values(model)["0.weight"], last["0.weight"])
+    assert len({tensor.sum().item() for tensor in MPI.COMM_WORLD.allgather(values(model)["0.weight"])}) > 1
+
+
+def case_several_optimizers_of_a_model() -> None:
+    model = net()
+    first, second = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2]))
+    with hct.LocalSGD(model, every=1, policy="none"):
+        first.step()
+        with pytest.raises(ValueError, match="give optimizer= the one that steps last"):
+            second.step()
+
+
+def case_all_ranks_have_the_same_bits_after_each_outer_step() -> None:
+    chosen = policy("int4:block=128", feedback=True, min_bytes=1024)
+    for backend in BACKENDS:
+        for kind in (hct.DiLoCo, hct.LocalSGD):
+            model = net(torch.float32)
+            inner = adam(model)
+            with kind(model, inner, every=2, policy=chosen, process_group=group(backend)) as context:
+                for step in range(1, 9):
+                    train(model, inner, range(step, step + 1))
+                    if step % 2 == 0:
+                        assert_same_everywhere(values(model))
+                    else:
+                        assert len(set(MPI.COMM_WORLD.allgather(values(model)["0.weight"].sum().item()))) > 1
+                    assert_same_everywhere(agreed(context))
+            saved = hct.state_dict()
+            assert any(key.startswith("sync:dp") and "residual" in key for key in saved), saved.keys()
+    rows = [row for row in hct.stats() if row.codec == "int4:block=128" and row.axis == "dp"]
+    assert rows
+    assert sum(row.wire_bytes for row in rows) < 0.2 * sum(row.plain_bytes for row in rows)
+
+
+def case_feedback_makes_up_for_what_was_lost() -> None:
+    """With constant steps the global parameters stay near the exact ones; without feedback they fall back."""
+    errors = {}
+    for feedback in (False, True):
+        model = net(torch.float32)
+        inner = torch.optim.SGD(model.parameters(), lr=1e-2)
+        start = values(model)
+        drift = {
+            name: torch.randn(p.shape, generator=torch.Generator().manual_seed(dist.get_rank()))
+            for name, p in model.named_parameters()
+        }
+        chosen = policy("int4:block=128", feedback, min_bytes=1024)
+        with hct.LocalSGD(model, inner, every=1, policy=chosen) as context:
+            for _ in range(20):
+                for name, p in model.named_parameters():
+                    p.grad = drift[name].clone()
+                inner.step()
+            got = agreed(context)["0.weight"] - start["0.weight"]
+        mean = sum(MPI.COMM_WORLD.allgather(drift["0.weight"])) / dist.get_world_size()
+        errors[feedback] = ((got + 20 * 1e-2 * mean).norm() / (20 * 1e-2 * mean).norm()).item()
+    assert errors[True] < 0.5 * errors[False], errors
+
+
+def case_resumes_with_the_same_bits() -> None:
+    """Saved while one fragment is under way, and while none is."""
+    chosen = policy("int4:block=128", feedback=True, min_bytes=1024)
+    more: dict[str, Any] = {"every": 4, "fragments": 2, "fragment_sync_delay": 1, "policy": chosen}
+    for backend in BACKENDS:
+        for stop, waits in ((6, True), (7, False)):
+
+            def made() -> tuple[nn.Module, torch.optim.Optimizer, hct.DiLoCo]:
+                model = net(torch.float32)
+                inner = adam(model)
+                return model, inner, hct.DiLoCo(model, inner, process_group=group(backend), **more)  # noqa: B023
+
+            model, inner, context = made()
+            with context:
+                train(model, inner, range(1, stop + 1))
+                saved = copy.deepcopy((model.state_dict(), inner.state_dict()))
+                ours, memory = context.state_dict(), context._sync._averager.memory()
+                assert bool(ours["arrived"]) == waits
+                train(model, inner, range(stop + 1, 13))
+                expected = values(model) | agreed(context)
+            again, inner_again, resumed = made()
+            again.load_state_dict(saved[0])
+            inner_again.load_state_dict(saved[1])
+            resumed.load_state_dict(ours)
+            resumed._sync._averager.load_memory(memory)
+            with resumed:
+                train(again, inner_again, range(stop + 1, 13))
+                got = values(again) | agreed(resumed)
+            assert all(torch.equal(got[name], expected[name]) for name in expected), (backend, stop)
+
+
+def case_an_outer_optimizer_of_ones_own() -> None:
+    """Any optimizer of torch's, with its groups and its schedule; the fragments are modules."""
+    model = net()
+    inner = adam(model)
+    outer = torch.optim.Adam(
+        [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.0}], lr=1e-2
+    )
+    schedule = torch.optim.lr_scheduler.ConstantLR(outer, factor=0.5, total_iters=100)
+    with hct.DiLoCo(model, inner, outer, every=2, fragments=[model[2], model[0]], policy="none") as context:
+        start = agreed(context)
+        train(model, inner, range(1, 5))
+        moved = {name: (tensor - start[name]).abs().max().item() for name, tensor in agreed(context).items()}
+    assert moved["2.weight"] == 0
+    assert moved["0.weight"] == pytest.approx(
+        2 * 0.5 * 1e-2, rel=1e-2
+    )  # Adam's first steps are as long as the rate
+    assert schedule.get_last_lr() == [0.005, 0.0]
+    assert {len(p.shape) for p in outer.state} == {1, 2}
+    assert_same_everywhere({name: p for name, p in values(model).items() if name.startswith("0")})
+
+
+def case_half_precision_frozen_and_unused_parameters() -> None:
+    class Some(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.frozen, self.unused = net(torch.bfloat16), nn.Linear(4, 4), nn.Linear(4, 4)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    model = Some()
+    inner = adam(model)
+    before = values(model)
+    with hct.DiLoCo(model, inner, every=2, fragments=2, policy="none") as context:
+        assert not any(name.startswith("frozen") for name in agreed(context))
+        train(model, inner, range(1, 7))
+        whole = agreed(context)
+    after = values(model)
+    assert all(torch.equal(after[n], before[n]) for n in after if not n.startswith("used"))
+    assert whole["used.0.weight"].dtype is torch.float32
+    assert after["used.2.weight"].dtype is torch.bfloat16
+    assert torch.equal(after["used.2.weight"], whole["used.2.weight"].bfloat16())  # of the last fragment
+    assert not torch.equal(whole["used.2.weight"], whole["used.2.weight"].bfloat16().float())
+    assert_same_everywhere(whole)
+
+
+def case_parts_of_dtensors() -> None:
+    """Replicas of tensor-parallel ranks average their parts."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("dp", "tp"))
+    plain, split = net(torch.float32), net(torch.float32)
+    parallelize_module(split, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for model in (plain, split):
+        inner = adam(model)
+        with hct.DiLoCo(model, inner, every=2, policy="int8", process_group=mesh["dp"].get_group()):
+            train(model, inner, range(1, 5))
+    for name, p in split.named_parameters():
+        assert (p.detach().full_tensor() - plain.get_parameter(name)).abs().max() < 1e-4, name
+
+
+def case_one_replica() -> None:
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    model = net()
+    inner = adam(model)
+    with hct.DiLoCo(model, inner, every=2, process_group=alone) as context:
+        train(model, inner, range(1, 3))
+        whole = agreed(context)
+    start, end = values(net()), net()
+    train(end, adam(end), range(1, 3))
+    for name, tensor in values(end).items():
+        # Nesterov's first step is 1 + momentum times as long.
+        assert torch.allclose(
+            whole[name], start[name] + LR * (1 + MOMENTUM) * (tensor - start[name]), atol=1e-12
+        )
+
+
+def case_replicas_begin_alike() -> None:
+    model = nn.Sequential(net(torch.float32, seed=dist.get_rank()), nn.BatchNorm1d(WIDTH))
+    model[1].running_mean += dist.get_rank()
+    model[0][0].weight.data = model[0][0].weight.data.t().contiguous().t()  # not contiguous
+    expected = MPI.COMM_WORLD.bcast(model.state_dict())
+    with hct.LocalSGD(model, every=2) as context:
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, expected[name]), name
+        with pytest.raises(RuntimeError, match="entered already"):
+            context.__enter__()
+    assert torch.equal(agreed(context)["0.0.weight"], expected["0.0.weight"])
+    mine = net(torch.float32, seed=dist.get_rank())
+    with hct.LocalSGD(mine, every=2, init_sync=False):
+        assert torch.equal(mine[0].weight, net(torch.float32, seed=dist.get_rank())[0].weight)
+
+
+def case_average_ends_with_one_model() -> None:
+    model = net()
+    inner = adam(model)
+    with hct.DiLoCo(model, inner, every=4, fragments=2, fragment_sync_delay=1, policy="none") as context:
+        train(model, inner, range(1, 7))
+        assert set(context.state_dict()["arrived"]) == {"0.weight", "0.bias"}
+        context._sync.finish()
+        mine = values(model)
+        context.average()
+        assert not context.state_dict()["arrived"]
+    mean = {name: torch.stack(MPI.COMM_WORLD.allgather(tensor)).mean(0) for name, tensor in mine.items()}
+    assert_close(values(model), mean, 1e-12)
+    assert_same_everywhere(values(model))
+    with hct.DiLoCo(model, inner, every=4, fragments=2, fragment_sync_delay=1, policy="none") as again:
+        state = context.state_dict()
+        again.load_state_dict(state)  # nothing is under way after step 6, where something would be
+        train(model, inner, range(7, 9))
+
+
+def case_leaving_ends_what_is_under_way() -> None:
+    for error in (None, KeyError):
+        model = net()
+        inner = adam(model)
+        context = hct.DiLoCo(model, inner, every=4, fragment_sync_delay=2, policy="none")
+        try:
+            with context:
+                train(model, inner, range(1, 5))
+                if error is not None:
+                    raise error
+        except KeyError:
+            pass
+        assert bool(context.state_dict()["arrived"]) == (error is not None)
+
+
+def case_values_that_are_not_finite_are_told_to_all() -> None:
+    model = net(torch.float32)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hct.LocalSGD(model, inner, every=1, policy=policy("int4:block=128", True, min_bytes=1024)):
+        for p in model.parameters():
+            p.grad = torch.full_like(p, torch.inf if dist.get_rank() == 1 else 0.0)
+        inner.step()
+    assert not torch.isfinite(model[0].weight).any()
+    assert_same_everywhere({name: torch.isfinite(p).view(torch.uint8) for name, p in values(model).items()})
+
+
+def case_outer_steps_are_no_steps_of_a_trace() -> None:
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    model = net()
+    inner = adam(model)
+    context = hct.DiLoCo(model, inner, every=2, process_group=alone)
+    with mock.patch.object(trace, "recorder") as recorder, context:
+        train(model, inner, range(1, 5))
+    assert recorder.step.call_count == 4
+
+
+def case_a_late_replica_is_told() -> None:
+    """Those that wait name it; what it starts then fails at once."""
+    ours = dist.new_group(timeout=timedelta(seconds=30))
+    last = dist.get_world_size() - 1
+
+    def told(run: Callable[[], None]) -> hc.HybridcompError:
+        with pytest.raises(hc.HybridcompError) as caught:
+            run()
+        return caught.value
+
+    model = net()
+    inner = adam(model)
+    context = hct.DiLoCo(model, inner, every=2, fragment_sync_delay=1, policy="int8", process_group=ours)
+    with context:
+        train(model, inner, range(1, 4))  # makes the communicator
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), ours)
+        before = values(model)
+        if dist.get_rank() == last:
+            MPI.COMM_WORLD.Barrier()
+            began = time.monotonic()
+            error = told(lambda: train(model, inner, range(4, 6)))
+            assert time.monotonic() - began < 10
+        else:
+            error = told(lambda: train(model, inner, range(4, 6)))
+            assert isinstance(error, hc.CollectiveTimeoutError), error
+            assert f"rank {last}" in str(error), error
+            assert "all_reduce" in str(error), error
+            MPI.COMM_WORLD.Barrier()
+        assert not torch.equal(values(model)["0.weight"], before["0.weight"])  # steps went on to the update
+        context._sync.fragments[0].under_way = False  # which will never come

@@ -1,0 +1,113 @@
+"""LocalSGD and DiLoCo on three ranks; what needs none."""
+
+import pytest
+import torch
+from torch import nn
+
+import hybridcomp.torch as hct
+from hybridcomp.errors import CodecMismatchError
+from hybridcomp.torch.sync.cutting import cut
+from tests.torch.harness import case_names, check_case
+
+
+@pytest.mark.parametrize("case", case_names("sync"))
+def test_case(case: str) -> None:
+    check_case("sync", 3, case)
+
+
+def sized(*sizes: int) -> nn.Module:
+    model = nn.Module()
+    for number, size in enumerate(sizes):
+        model.register_parameter(f"p{number}", nn.Parameter(torch.zeros(size)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "runs"),
+    [
+        ([4, 4, 4, 4], 2, [2, 2]),
+        ([1, 1, 1, 9], 2, [3, 1]),
+        ([9, 1, 1, 1], 2, [1, 3]),
+        ([100, 1, 1], 3, [1, 1, 1]),
+        ([1, 1, 100], 3, [1, 1, 1]),
+        ([3, 3, 3, 3, 3], 3, [2, 1, 2]),
+        ([5], 1, [1]),
+    ],
+)
+def test_fragments_are_runs_of_about_equal_size(sizes: list[int], count: int, runs: list[int]) -> None:
+    parts = cut(sized(*sizes), count)
+    assert [len(part) for part in parts] == runs
+    assert [name for part in parts for name in part] == [f"p{i}" for i in range(len(sizes))]
+
+
+def small() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"every": 0}, "every must be at least 1, not 0"),
+        ({"every": 3, "fragments": 4}, r"fragments must be from 1 to every \(3\), not 4"),
+        ({"every": 9, "fragments": 5}, r"from 1 to the number of trained parameters \(4\), not 5"),
+        ({"every": 4, "fragment_sync_delay": 4}, r"from 0 and below every \(4\), not 4"),
+        ({"every": 4, "fragment_update_alpha": 1.5}, "from 0 to 1, not 1.5"),
+        ({"every": 4, "policy": "nosuch"}, "unknown policy 'nosuch'"),
+    ],
+)
+def test_numbers_out_of_range_are_named(more: dict[str, object], words: str) -> None:
+    model, inner = small()
+    with pytest.raises(ValueError, match=words):
+        hct.DiLoCo(model, inner, **more)
+
+
+def test_fragments_that_do_not_fit_are_named() -> None:
+    model, inner = small()
+    for fragments, words in (
+        ([model[0]], "no fragment has 1.weight"),
+        ([model[0], model], "0.weight is in fragments 0 and 1"),
+        ([*model, nn.Linear(1, 1)], "fragment 2 has a parameter that the model has not"),
+        ([*model, nn.Tanh()], "fragment 2 has no parameter"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            hct.DiLoCo(model, inner, every=4, fragments=fragments)
+    with pytest.raises(ValueError, match="nothing to synchronise"):
+        hct.LocalSGD(model.requires_grad_(False), every=4)
+
+
+def test_outer_optimizers_that_do_not_fit_are_named() -> None:
+    model, inner = small()
+    with pytest.raises(ValueError, match="another optimizer than inner"):
+        hct.DiLoCo(model, inner, inner, every=4)
+    with pytest.raises(ValueError, match=r"it lacks 1\.weight"):
+        hct.DiLoCo(model, inner, torch.optim.SGD(model[0].parameters()), every=4)
+    others = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(1))])
+    with pytest.raises(ValueError, match="it has others, too"):
+        hct.DiLoCo(model, inner, others, every=4)
+    used = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    used.step()
+    with pytest.raises(ValueError, match="outer has taken steps"):
+        hct.DiLoCo(model, inner, used, every=4)
+
+
+def test_parameters_that_are_no_floats_are_named() -> None:
+    model = nn.Module()
+    model.wave = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(CodecMismatchError, match=r"wave is torch\.complex64"):
+        hct.LocalSGD(model, every=2)
+
+
+def test_states_that_do_not_fit_are_named() -> None:
+    model, inner = small()
+    context = hct.DiLoCo(model, inner, every=4, fragments=2)
+    part = {name: tensor for name, tensor in context.state_dict()["globals"].items() if name.startswith("0")}
+    with pytest.raises(ValueError, match=r"of 1\.weight the saved state has none, and this has \[2, 2\]"):
+        context.load_state_dict(context.state_dict() | {"globals": part})
+    late = context.state_dict() | {"step": 3, "arrived": dict(model[0].named_parameters(prefix="0"))}
+    with pytest.raises(ValueError, match="every, fragments and fragment_sync_delay must be as they were"):
+        context.load_state_dict(late)
+    half = context.state_dict() | {"arrived": {"0.weight": torch.ones(2, 2)}}
+    with pytest.raises(ValueError, match=r"outer gradients under way: of 0\.bias"):
+        context.load_state_dict(half)
