@@ -8,6 +8,7 @@ from hybridcomp.arrays import DType
 from hybridcomp.errors import ConfigError
 from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import CYCLIC, FLUSHED, TrainConfig
+from hybridcomp.train.sync import check_sync
 
 
 def check_config(config: TrainConfig) -> None:
@@ -48,9 +49,7 @@ def check_config(config: TrainConfig) -> None:
             "different times"
         )
     _check_schedule(config)
-    _check_shard(config)
-    if config.experts:
-        _check_experts(config)
+    _check_replicas(config)
 
 
 def _check_cut(config: TrainConfig) -> None:
@@ -86,6 +85,15 @@ def _check_recomputed(config: TrainConfig) -> None:
             f"recompute_blocks ({count}) must be from 1 to the layers of a stage ({max(config.cut)}); "
             "for 0 leave recompute out"
         )
+
+
+def _check_replicas(config: TrainConfig) -> None:
+    """Check what replicas share, and how they synchronise."""
+    _check_shard(config)
+    if config.experts:
+        _check_experts(config)
+    if config.sync is not None:
+        check_sync(config.sync, config)
 
 
 def _check_experts(config: TrainConfig) -> None:

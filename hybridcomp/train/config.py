@@ -58,6 +58,10 @@ class TrainConfig:
     """What replicas share instead of each holding it: nothing, AdamW's moments (ZeRO stage 1), or with the schedules
     cdp-v1 and cdp-v2 whole stages, handed from replica to replica. See docs/sharding.md."""
 
+    sync: str | None = None
+    """How rarely replicas synchronise, in the place of a sum of gradients in each step: local_sgd:every=16, or
+    diloco:every=32,fragments=4,delay=2,alpha=0,lr=0.7,momentum=0.9, of which every is needed. See docs/sync.md."""
+
     sequence_parallel: bool = False
     """Split the residual stream and its norms along the sequence over tp. tp divides seq_len."""
     dtype: Literal["fp32", "bf16"] = "fp32"

@@ -67,8 +67,9 @@ def read_policy(config: TrainConfig) -> Policy:
 
 def _named_policy(config: TrainConfig) -> Policy:
     if config.policy is None:
-        # Cyclic schedules have exchanges of their own, which auto does not measure.
-        policy = load_policy("hybrid") if config.schedule in CYCLIC else default_policy()
+        # Cyclic schedules have exchanges of their own, which auto does not measure; rare ones it cannot learn from.
+        measured = config.schedule not in CYCLIC and config.sync is None
+        policy = default_policy() if measured else load_policy("hybrid")
     else:
         policy = load_policy(config.policy)
     if config.freeze is None:

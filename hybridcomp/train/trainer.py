@@ -93,6 +93,7 @@ class Trainer:
                     topology,
                     same_policy=job.checkpoint.policy == job.policy.digest,
                 )
+            self._schedule.resume(self._step)
         self._began = self._step
         self._progress: Progress | None = None
         self._metrics: MetricsFile | None = None
@@ -210,9 +211,7 @@ class Trainer:
         mine = [
             p.numel()
             for name, p in updater.parameters.items()
-            if (topology.tp == 0 or name in model.split)
-            and (topology.dp == 0 or name in updater.apart)
-            and name not in model.copies
+            if (topology.tp == 0 or name in model.split) and updater.counts(name) and name not in model.copies
         ]
         count = float(sum(mine))
         with self._traffic.aside():

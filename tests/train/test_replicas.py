@@ -38,6 +38,9 @@ CASES = {
     f"{CYCLIC} cdp-v1 --clip 0": "lossless",  # totals of any length
     f"{MESH} --schedule local": "int8:block=32",
     "--pp 2 --dp 2 --layers 4 --micro-batches 4 --schedule interleaved --virtual-stages 2": "int8:block=32",
+    f"{MESH} --sync diloco:every=2,fragments=1,delay=1": "int8:block=32",  # under way in the pause
+    "--dp 2 --tp 2 --layers 2 --sync diloco:every=2,fragments=2,alpha=0.5": "int8:block=32",
+    "--dp 4 --layers 2 --micro-batches 1 --sync local_sgd:every=3": "int8:block=32",
     f"{CYCLIC} cdp-v1 --shard stages": "int8:block=32",
     f"{CYCLIC} cdp-v2 --clip 0 --shard stages": "int8:block=32",
     f"{CYCLIC} cdp-v1 --clip 0 --shard stages": "lossless",  # weights of any length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -37,27 +37,30 @@ def cut(model: nn.Module, fragments: int | Sequence[nn.Module]) -> list[Paramete
     found = trained(model)
     if not isinstance(fragments, int):
         return _of_modules(found, fragments)
-    if not 1 <= fragments <= len(found):
+    return runs(found, fragments)
+
+
+def runs(parameters: Mapping[str, nn.Parameter], count: int) -> list[Parameters]:
+    """Cut parameters into runs of neighbours, of about as many elements each.
+
+    Raises:
+        ValueError: a run would be empty.
+    """
+    if not 1 <= count <= len(parameters):
         raise ValueError(
-            f"fragments must be from 1 to the number of trained parameters ({len(found)}), not {fragments}"
+            f"fragments must be from 1 to the number of trained parameters ({len(parameters)}), not {count}"
         )
-    return [
-        dict(list(found.items())[first:last]) for first, last in itertools.pairwise(_edges(found, fragments))
-    ]
-
-
-def _edges(found: Parameters, fragments: int) -> list[int]:
-    """Return where each run of parameters begins, and where the last one ends."""
-    sizes = [p.numel() for p in found.values()]
+    sizes = [p.numel() for p in parameters.values()]
     before = [0, *itertools.accumulate(sizes)]
     edges = [0]
-    for number in range(1, fragments):
-        wanted = before[-1] * number / fragments
+    for number in range(1, count):
+        wanted = before[-1] * number / count
         at = bisect.bisect_left(before, wanted)
         if at and wanted - before[at - 1] < before[at] - wanted:
             at -= 1
-        edges.append(min(max(at, edges[-1] + 1), len(sizes) - fragments + number))
-    return [*edges, len(sizes)]
+        edges.append(min(max(at, edges[-1] + 1), len(sizes) - count + number))
+    named = list(parameters.items())
+    return [dict(named[first:last]) for first, last in itertools.pairwise([*edges, len(sizes)])]
 
 
 def _of_modules(found: Parameters, modules: Sequence[nn.Module]) -> list[Parameters]:

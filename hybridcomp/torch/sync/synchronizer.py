@@ -79,8 +79,8 @@ class Synchronizer:
                 fragment.update(self.outer, self._alpha)
 
     @property
-    def ends_here(self) -> bool:
-        """Tell whether an outer step has ended after the last inner step: the replicas have met."""
+    def met(self) -> bool:
+        """Tell whether an outer step has ended after the last inner step: replicas have waited for each other."""
         return any(self._since_start(fragment) == self._delay for fragment in self.fragments)
 
     def finish(self) -> None:
@@ -92,15 +92,20 @@ class Synchronizer:
     def average(self) -> None:
         """Average all parameters over the replicas now, without the outer optimizer, whose momentum stays as it is.
 
-        All replicas then have the global values, and the same bits. Outer steps under way are ended before. Collective.
+        All replicas then have the global values, and the same bits. Outer steps under way are ended before; what has
+        just been given the global values stays as it is. Collective.
 
         Raises:
             HybridcompError: see :meth:`advance`.
         """
+        alike = [
+            not self._alpha and self._since_start(fragment) == self._delay for fragment in self.fragments
+        ]
         self.finish()
-        for fragment in self.fragments:
+        apart = [fragment for fragment, same in zip(self.fragments, alike, strict=True) if not same]
+        for fragment in apart:
             fragment.start(self._rounds(fragment))
-        for fragment in self.fragments:
+        for fragment in apart:
             fragment.replace()
 
     def agree(self) -> None:

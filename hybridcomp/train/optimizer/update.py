@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -133,7 +134,7 @@ class Updater:
         """
         everyone = report.exchange.wait()
         losses = everyone[:, 3]
-        _check_losses(self._topology, losses, report.step)
+        check_losses(self._topology, losses, report.step)
         return Result(
             report.step,
             mean_loss(self._topology, losses),
@@ -164,12 +165,35 @@ class Updater:
             split = sum(gather_exactly(split, self._topology.group("tp")))
         return math.sqrt(split + shared)
 
-    def update(self, step: int, loss: float) -> Result:
-        """Complete, report, wait for all ranks, and apply: the whole update of a step at once; collective."""
+    def update(self, step: int, loss: float, *, last: bool) -> list[Result]:
+        """Complete, report, wait for all ranks, and apply: the whole update of a step at once; collective.
+
+        Args:
+            step, loss: see :meth:`report`.
+            last: see :meth:`hybridcomp.train.pipelines.Schedule.train`.
+
+        Returns:
+            The steps of which all ranks have reported: here this one.
+        """
         self.complete_gradients()
         result = self.result(self.report(step, loss, self.square_sums()))
         self.apply(step, result.norm)
-        return result
+        return [result]
+
+    def counts(self, name: str) -> bool:
+        """Tell whether a parameter of this rank counts as one of the model's: one of all ranks' copies does."""
+        return self._topology.dp == 0 or name in self.apart
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Have the model compute with what is to be evaluated, within a block."""
+        return nullcontext()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that a checkpoint needs beyond parameters and moments; loaded in place."""
+        return {}
+
+    def resume(self, step: int) -> None:
+        """Go on after so many steps, with state that was loaded."""
 
 
 def mean_loss(topology: Topology, losses: Tensor) -> float:
@@ -183,7 +207,12 @@ def _holders(topology: Topology) -> list[int]:
     return [topology.rank_of(sizes["pp"] - 1, dp, 0) for dp in range(sizes["dp"])]
 
 
-def _check_losses(topology: Topology, losses: Tensor, step: int) -> None:
+def check_losses(topology: Topology, losses: Tensor, step: int) -> None:
+    """Check the losses [ranks] of a step, from 0.
+
+    Raises:
+        DivergedError: that of a replica is not finite.
+    """
     # A gradient that is not finite is skipped; weights that give such a loss will give no other one.
     for replica, rank in enumerate(_holders(topology)):
         if not math.isfinite(losses[rank]):

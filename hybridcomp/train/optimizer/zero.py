@@ -218,9 +218,9 @@ class ShardedUpdater(Updater):
         super().complete_gradients()
         self._shards.reduce()
 
-    def update(self, step: int, loss: float) -> Result:
+    def update(self, step: int, loss: float, *, last: bool) -> list[Result]:
         """Do the whole update of a step; collective."""
-        result = super().update(step, loss)
-        if math.isfinite(result.norm):
+        results = super().update(step, loss, last=last)
+        if math.isfinite(results[0].norm):
             self._shards.gather()
-        return result
+        return results

@@ -147,7 +147,7 @@ def _replicate(
     replicas.
     """
     module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
-    if config.dp == 1 or config.schedule in CYCLIC or config.shard != "none":
+    if config.dp == 1 or config.schedule in CYCLIC or config.shard != "none" or config.sync is not None:
         return module, None
     # A shared embedding's gradient is summed over the stages, too.
     elsewhere = [*apart, *(COPIES if is_shared(config) else ())]

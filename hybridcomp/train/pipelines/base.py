@@ -83,6 +83,10 @@ class Run:
         mine = self.model.parameters if parameters is None else parameters
         model = self.model
         about = self.config, self.topology, self.traffic, self.stop_requested
+        if self.config.sync is not None:
+            from hybridcomp.train.optimizer.synced import SyncedUpdater  # noqa: PLC0415  (that imports this floor)
+
+            return SyncedUpdater(model, self.policy, *about)
         if self.config.shard == "zero1":
             from hybridcomp.train.optimizer.zero import ShardedUpdater, Shards  # noqa: PLC0415  (imports FSDP2: a second)
 
@@ -141,14 +145,18 @@ class Schedule(abc.ABC):
         Returns:
             Their mean loss on the last stage, 0 elsewhere.
         """
-        with torch.no_grad():
+        with torch.no_grad(), self.updater.evaluating():
             return evaluate(
                 self.run.model.stages, stream_of(self.run.config), self.run.topology, micro_batches
             )
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint needs beyond weights and moments; loaded in place."""
-        return {}
+        return self.updater.state()
+
+    def resume(self, step: int) -> None:
+        """Go on after so many steps, with the state that was loaded."""
+        self.updater.resume(step)
 
     @abc.abstractmethod
     def peaks(self) -> dict[str, int]:

@@ -128,7 +128,7 @@ class FlushedPipeline(Schedule):
         return loss_of(logits, targets) / self._count
 
     def train(self, step: int, *, last: bool) -> list[Result]:
-        """See :class:`Schedule`; never behind."""
+        """See :class:`Schedule`; behind where replicas synchronise rarely."""
         inputs: tuple[Tensor, ...] = ()
         losses: list[Tensor] = []
         outcome: dict[str, Any] = {}
@@ -141,7 +141,7 @@ class FlushedPipeline(Schedule):
         self._order.step(*inputs, **outcome, return_outputs=False)
         if self.run.model.embedding is not None:
             self.run.model.embedding.sum_gradient()
-        return [self.updater.update(step, sum(loss.item() for loss in losses))]
+        return self.updater.update(step, sum(loss.item() for loss in losses), last=last)
 
     def peaks(self) -> dict[str, int]:
         """See :class:`Schedule`."""

@@ -14,7 +14,7 @@ from hybridcomp.train.pipelines.base import Run, Schedule
 class Loop(Schedule):
     """Forward and backward of one micro-batch after the other, then the update.
 
-    The replicas' reduction starts in the last micro-batch's backward.
+    The replicas' reduction, if there is one, starts in the last micro-batch's backward.
     """
 
     def __init__(self, run: Run) -> None:
@@ -22,7 +22,7 @@ class Loop(Schedule):
         self._module = run.model.stages[0].module
 
     def train(self, step: int, *, last: bool) -> list[Result]:
-        """See :class:`Schedule`; never behind."""
+        """See :class:`Schedule`; behind where replicas synchronise rarely."""
         count = self.run.config.micro_batches
         total = 0.0
         ddp = self._module if isinstance(self._module, DistributedDataParallel) else None
@@ -31,7 +31,7 @@ class Loop(Schedule):
                 loss = loss_of(self._module(micro[:, :-1]), micro[:, 1:]) / count
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-        return [self.updater.update(step, total)]
+        return self.updater.update(step, total, last=last)
 
     def peaks(self) -> dict[str, int]:
         """See :class:`Schedule`."""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import hybridcomp.torch as hct
 from hybridcomp.train.checkpoints.checkpoint import Trained, load_checkpoint, save_checkpoint
 from hybridcomp.train.checkpoints.resume import Checkpoint
+from hybridcomp.train.config import CYCLIC
 from hybridcomp.train.pipelines import Run, make_schedule
 from hybridcomp.train.pipelines.cyclic import is_fresh
 from hybridcomp.train.start import prepare
@@ -90,9 +91,11 @@ def check(job, topology: Topology, folder: Path) -> list[str]:
             problems.append(f"compressed were {compressed}, not gradients and weights")
         if not any(key.startswith("zero:dp/residual") for key in hct.state_dict()):
             problems.append("no error of gradients is remembered")
-    elif config.pp > 1 and not compressed["all_reduce"]:
+    elif config.sync is not None and not any(key.startswith("sync:dp/residual") for key in hct.state_dict()):
+        problems.append("no error of outer gradients is remembered")
+    elif (config.pp > 1 or config.sync is not None) and not compressed["all_reduce"]:
         problems.append("no gradient was compressed")
-    elif config.pp == 1 and topology.dp < config.dp - 1 and not compressed["send"]:
+    elif config.schedule in CYCLIC and topology.dp < config.dp - 1 and not compressed["send"]:
         problems.append("no partial sum was compressed")
 
     del schedule
@@ -141,6 +144,7 @@ def check_resumed(problems, checkpoint: Checkpoint, job, topology: Topology, who
     gc.collect()
     again = make_schedule(Run.of(job, topology))
     load_checkpoint(checkpoint, trained(again), topology, same_policy=True)
+    again.resume(checkpoint.step)
     resumed = []
     for step in range(checkpoint.step, len(results)):
         resumed += again.train(step, last=step == len(results) - 1)

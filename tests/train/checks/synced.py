@@ -1,0 +1,179 @@
+"""Run on several ranks: do replicas that synchronise rarely train as the rule says?
+
+Arguments: cases as JSON, each the arguments of a run; all have the same number of ranks. Every rank applies the rule to
+the whole model of all replicas by itself, in fp64, and compares its part: parameters and global ones after every step,
+losses, norms, evaluations.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hybridcomp.train.model.gpt import ModelShape, loss_of
+from hybridcomp.train.pipelines import Run, make_schedule
+from hybridcomp.train.start import prepare
+from hybridcomp.train.sync import parse_sync
+from hybridcomp.train.topology import Topology, make_topology
+from hybridcomp.train.trainer import process_group
+from tests.train.checks.schedules import CLOSE, close, held
+from tests.train.reference import Reference
+from tests.train.tally import tell
+
+COMMON = (
+    "--policy none --d-model 16 --heads 2 --seq-len 8 --micro-batch-size 1 --eval-batches 2 --steps 7 --warmup-steps 2 "
+    f"--lr 1e-2 --clip 0.5 --timeout 40 --data {Path(__file__)}"
+)
+PAUSES = (2, 4)  # steps after which an evaluation follows
+Weights = dict[str, torch.Tensor]
+
+
+class Replicas:
+    """Local SGD and streaming DiLoCo by their formulas, on the whole models of all replicas.
+
+    Attributes:
+        whole: what they have agreed on.
+        models: each replica's.
+    """
+
+    def __init__(self, config, shape, fragment_of: dict[str, int]) -> None:
+        self.sync, self.steps = parse_sync(config.sync), config.steps
+        self.models = [Reference(shape, config, "fresh") for _ in range(config.dp)]
+        self.whole = self.models[0]._copy()
+        self.momentum = {name: torch.zeros_like(p) for name, p in self.whole.items()}
+        self.fragment_of = fragment_of
+        self.sent: Weights = {}
+        self.step = 0
+
+    def train(self, batches: list[torch.Tensor]) -> None:
+        for model, batch in zip(self.models, batches, strict=True):
+            model.step([batch])
+        self.step += 1
+        for name, fragment in self.fragment_of.items():
+            since = self.step - self.sync.every * (fragment + 1) // self.sync.fragments
+            if since >= 0 and since % self.sync.every == 0:
+                self.send(name)
+            if since >= self.sync.delay and (since - self.sync.delay) % self.sync.every == 0:
+                self.arrive(name)
+        if self.step == self.steps:
+            self.end()
+        for model in self.models:
+            model.versions[-1] = model._copy()
+
+    def send(self, name: str) -> None:
+        self.sent[name] = self.whole[name] - self.mean(name)
+
+    def mean(self, name: str) -> torch.Tensor:
+        return torch.stack([model.parameters[name].detach() for model in self.models]).mean(0)
+
+    def arrive(self, name: str) -> None:
+        sync, sent = self.sync, self.sent.pop(name)
+        if sync.method == "local_sgd":
+            self.take(name, self.whole[name] - sent, 0.0)
+            return
+        self.momentum[name] = sync.momentum * self.momentum[name] + sent
+        self.take(name, self.whole[name] - sync.lr * (sent + sync.momentum * self.momentum[name]), sync.alpha)
+
+    def take(self, name: str, whole: torch.Tensor, alpha: float) -> None:
+        self.whole[name] = whole
+        for model in self.models:
+            p = model.parameters[name]
+            p.data = alpha * p.data + (1 - alpha) * whole
+
+    def end(self) -> None:
+        """What is under way is applied, and then parameters are averaged."""
+        for name in list(self.sent):
+            self.arrive(name)
+        for name in self.whole:
+            self.take(name, self.mean(name), 0.0)
+
+
+def main(cases: list[str]) -> list[str]:
+    torch.set_default_dtype(torch.float64)
+    jobs = [prepare([*COMMON.split(), *case.split()]) for case in cases]
+    problems: list[str] = []
+    with process_group(jobs[0]):
+        rank = dist.get_rank()
+        for case, job in zip(cases, jobs, strict=True):
+            topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
+            problems += [f"rank {rank}: {case}: {p}" for p in check(job, topology)]
+        tell(len(cases), problems)
+    return problems
+
+
+def check(job, topology: Topology) -> list[str]:
+    config, problems = job.config, []
+    schedule = make_schedule(Run.of(job, topology))
+    told: list[dict[str, int]] = [{}] * dist.get_world_size()
+    fragments = schedule.updater._sync.fragments
+    dist.all_gather_object(
+        told, {name: fragment.number for fragment in fragments for name in fragment.globals}
+    )
+    rule = Replicas(
+        config, ModelShape.of(job.identity), {name: n for each in told for name, n in each.items()}
+    )
+    held_out = [torch.from_numpy(m) for m in job.batches.evaluate(topology.dp)]
+    results, apart = [], 0.0
+    for step in range(config.steps):
+        rule.train([torch.from_numpy(job.batches.train(step, replica)) for replica in range(config.dp)])
+        last = step in PAUSES or step + 1 == config.steps
+        results += schedule.train(step, last=last)
+        if last and len(results) != step + 1:
+            problems.append(f"{len(results)} results after step {step}, the last before a pause")
+        compare(problems, schedule, rule, step, topology)
+        if last:
+            evaluate(problems, schedule, rule, step, held_out, topology)
+        one, other = (model.parameters["head.weight"] for model in rule.models[:2])
+        apart = max(apart, (one - other).abs().max().item())
+    if apart < 1e4 * CLOSE:
+        problems.append("replicas do not differ: this check could not fail")
+    for step, result in enumerate(results):
+        losses, norms = (
+            torch.tensor([getattr(m, what)[step] for m in rule.models]) for what in ("losses", "norms")
+        )
+        got = torch.tensor([result.step, result.loss, result.norm])
+        if not torch.allclose(
+            got, torch.stack([torch.tensor(float(step)), losses.mean(), norms.mean()]), rtol=CLOSE
+        ):
+            problems.append(f"step, loss, norm {got.tolist()} instead of {step, losses.mean(), norms.mean()}")
+    if max(norm for model in rule.models for norm in model.norms) < config.clip:
+        problems.append("no gradient was clipped: this check says nothing of it")
+    return problems
+
+
+def compare(problems, schedule, rule: Replicas, step: int, topology: Topology) -> None:
+    model = rule.models[topology.dp]
+    for what, mine, all_of_it in (
+        ("parameter", schedule.updater.parameters, model.parameters),
+        ("global", schedule.updater.whole, rule.whole),
+    ):
+        for name, tensor in mine.items():
+            wanted = held(all_of_it[name].detach(), name, schedule, topology)
+            if not close(tensor, wanted):
+                problems.append(
+                    f"{what} {name} after step {step}: off by {(tensor - wanted).abs().max():.3g}"
+                )
+
+
+def evaluate(problems, schedule, rule: Replicas, step: int, micro, topology: Topology) -> None:
+    mine = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
+    loss = schedule.evaluate(micro)
+    with torch.no_grad():
+        outputs = [torch.func.functional_call(rule.models[0].model, rule.whole, (m[:, :-1],)) for m in micro]
+    wanted = sum(loss_of(out, m[:, 1:]).item() for out, m in zip(outputs, micro, strict=True)) / len(micro)
+    if abs(loss - (wanted if topology.is_last_stage else 0.0)) > CLOSE:
+        problems.append(f"validation loss {loss} instead of {wanted} after step {step}")
+    if not all(torch.equal(p, mine[name]) for name, p in schedule.updater.parameters.items()):
+        problems.append("an evaluation has changed parameters")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    found = main(json.loads(sys.argv[1]))
+    print("\n".join(found), file=sys.stderr)
+    sys.exit(1 if found else 0)

@@ -1,0 +1,153 @@
+"""Replicas that synchronise rarely: their rule, what they send, what a checkpoint has, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hybridcomp.errors import ConfigError
+from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
+from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.data import Batches
+from hybridcomp.train.generate import load_model
+from hybridcomp.train.model.gpt import loss_of
+from hybridcomp.train.reading import parse
+from hybridcomp.train.sync import parse_sync
+from hybridcomp.train.text import load_corpus
+from tests.train.harness import TINY, metrics, run_ranks, train
+from tests.train.same import losses, stored, unequal
+
+SCRIPT = Path(__file__).parent / "checks" / "synced.py"
+CASES = [
+    "--dp 4 --layers 1 --micro-batches 2 --sync local_sgd:every=3",
+    "--dp 2 --tp 2 --layers 2 --micro-batches 1 --sync diloco:every=3,fragments=2,lr=0.5,momentum=0.8",
+    "--dp 2 --pp 2 --layers 4 --micro-batches 2 --sync diloco:every=4,fragments=2,delay=3,alpha=0.25",
+    "--dp 2 --tp 2 --layers 1 --micro-batches 1 --sequence-parallel --sync diloco:every=2,momentum=0",
+]
+
+
+@pytest.mark.timeout(100)
+def test_replicas_train_as_the_rule_says():
+    done = run_ranks(4, SCRIPT, json.dumps(CASES))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"{len(CASES)} cases, 0 problems" in done.stdout
+
+
+RUN = (
+    f"{TINY} --dp 2 --steps 8 --lr 1e-2 --warmup-steps 1 --checkpoint-every 5 --data text.txt "
+    "--sync diloco:every=4,fragments=2,delay=2"
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """Eight steps, which stop after the fifth, where one fragment is under way, and go on."""
+    folder = tmp_path_factory.mktemp("sync")
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
+    (folder / "int4.toml").write_text(
+        'min_bytes = 256\ndp.all_reduce = { codec = "int4", feedback = "ef" }\n'
+    )
+    for out, more in (("run", ""), ("again", "--resume run/checkpoints/step-00000005")):
+        done = train(f"{RUN} --policy int4.toml --out {out} {more}", folder)
+        assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_resumed_run_has_the_same_bits(run):
+    again = run.parent / "again"
+    assert losses(run)[5:] == losses(again)
+    at = [stored(folder / "checkpoints" / "step-00000008") for folder in (run, again)]
+    assert unequal(*at) == []
+    pause = stored(run / "checkpoints" / "step-00000005")
+    assert pause["pp0.tp0.schedule.under_way"].tolist() == [0, 1]
+    assert at[0]["pp0.tp0.schedule.under_way"].tolist() == [0, 0]
+    names = {key.removeprefix("pp0.tp0.model.") for key in pause if ".model." in key}
+    assert names
+    for name in names:
+        one, other = (pause[f"pp0.tp0.dp{replica}.part.{name}"] for replica in (0, 1))
+        ended = [at[0][f"pp0.tp0.{kind}.{name}"] for kind in ("model", "dp0.part", "dp1.part")]
+        assert not torch.equal(one, other)
+        assert all(torch.equal(tensor, ended[0]) for tensor in ended)
+        assert pause[f"pp0.tp0.schedule.outer.{name}"].shape == one.shape
+
+
+@pytest.mark.timeout(120)
+def test_what_is_evaluated_is_what_is_generated_from(run):
+    found = newest(run)
+    assert found is not None
+    model = load_model(read_checkpoint(found))
+    config = TrainConfig(dp=2, layers=2, d_model=32, heads=2, seq_len=32, micro_batch_size=2, eval_batches=1)
+    batches = Batches(load_corpus(str(run.parent / "text.txt"), None, 0.1, None), config)
+    with torch.no_grad():
+        (a,), (b,) = (map(torch.from_numpy, batches.evaluate(replica)) for replica in (0, 1))
+        wanted = [loss_of(model(micro[:, :-1]), micro[:, 1:]).item() for micro in (a, b)]
+    (summary,) = metrics(run, "summary")
+    assert summary["val_loss"] == pytest.approx(sum(wanted) / 2, rel=1e-5)
+    assert metrics(run, "start")[0]["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+def test_bytes_are_counted_where_they_are_sent(run):
+    parameters = metrics(run, "start")[0]["parameters"]
+    sent = [row["wire_bytes"]["dp"] for row in metrics(run, "train")]
+    assert sent[0] < 1000  # reports of steps, not parameters
+    assert sent == sorted(sent)
+    (summary,) = metrics(run, "summary")
+    # Two outer steps of each half, which two ranks send once each; the second half is averaged again at the end.
+    whole = 2 * 4 * parameters
+    assert 2.4 * whole < summary["plain_bytes"]["dp"] < 2.6 * whole
+    assert (
+        0.12 * summary["plain_bytes"]["dp"]
+        < summary["wire_bytes"]["dp"]
+        < 0.18 * summary["plain_bytes"]["dp"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("often:every=2", "the method must be one of local_sgd, diloco, not 'often'"),
+        ("diloco", "lacks every, as in diloco:every=32"),
+        (
+            "diloco:every=2,each=3",
+            "'each=3' must be KEY=NUMBER; keys: every, fragments, delay, alpha, lr, momentum",
+        ),
+        ("local_sgd:every=2,fragments=2", "'fragments=2' must be KEY=NUMBER; keys: every"),
+        ("diloco:every=2,every=3", "every stands there twice"),
+        ("diloco:every=2.5", "every must be an integer, not '2.5'"),
+        ("diloco:every=4,alpha=half", "alpha must be a number, not 'half'"),
+        ("diloco:every=0", "every must be at least 1, not 0"),
+        ("diloco:every=4,fragments=5", r"fragments must be from 1 to every \(4\), not 5"),
+        ("diloco:every=4,delay=4", r"delay must be from 0, and below every \(4\), not 4"),
+        ("diloco:every=4,alpha=1.5", "alpha must be from 0 to 1, not 1.5"),
+        ("diloco:every=4,lr=0", "lr must be positive and finite, not 0.0"),
+        ("diloco:every=4,momentum=1", "momentum must be at least 0, and below 1, not 1.0"),
+    ],
+)
+def test_a_wrong_sync_is_named(text, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_sync(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--dp 1", "dp must be at least 2, not 1"),
+        (
+            "--dp 2 --schedule cdp-v1 --micro-batches 1",
+            "schedule must be one of 1f1b, gpipe, interleaved, not cdp-v1",
+        ),
+        ("--dp 2 --pp 2 --schedule 2bw", "not 2bw"),
+        ("--dp 2 --shard zero1", "shard must be none, not zero1"),
+        ("--dp 2 --experts 2", r"experts \(2\)"),
+        ("--dp 2 --pp 2 --tie-embeddings", "tie_embeddings must be false, or pp 1"),
+        ("--dp 2 --layers 2", r"fragments \(4\) must be at most the layers of a stage \(2\)"),
+    ],
+)
+def test_what_does_not_go_with_it_is_named(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        parse(["--sync", "diloco:every=8,fragments=4", *arguments.split()])
