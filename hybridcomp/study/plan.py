@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hybridcomp.demo.record import SETTLING_STEPS
 from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.sync import parse_sync
 
 Fields = Mapping[str, Any]
 """Fields of :class:`~hybridcomp.train.config.TrainConfig`."""
@@ -140,6 +142,13 @@ def _flag(key: str, value: object) -> list[str]:
     return [f"--{name}", str(value)]
 
 
+def _with_whole_rounds(fields: Fields) -> int:
+    """Return how many steps time what is due every so many: as many as asked for, or one round more than settles."""
+    every, asked = parse_sync(str(fields["sync"])).every, int(fields.get("steps", TrainConfig.steps))
+    # All parameters are averaged after the last step, which is in no round.
+    return max(asked, SETTLING_STEPS + every + 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Study:
     """A study that can run.
@@ -189,6 +198,8 @@ class Study:
                 for number in range(1, self.speed.rounds + 1):
                     for variant in self.of("speed")[:: 1 if number % 2 else -1]:
                         given = {**self.fields, **variant.fields, "eval_batches": 0, **self.speed.fields}
+                        if given.get("sync") is not None:
+                            given["steps"] = _with_whole_rounds(given)
                         runs.append(Run(variant, "speed", rate, number, given))
         return runs
 

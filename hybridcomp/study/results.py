@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hybridcomp.demo.record import SETTLING_STEPS
 from hybridcomp.study.plan import Expectation, Study
 from hybridcomp.study.runner import Done
+from hybridcomp.train.sync import parse_sync
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Speeds:
         samples_per_s: sequences per second, the median of the rounds.
         ratio: that over the baseline's of the same round, the median; 1 for the baseline.
         ratios: the same, round by round.
-        step_seconds: median of all settled steps.
+        step_seconds: median of all settled steps; of means over rounds where replicas synchronise rarely.
         wire_bytes: of all ranks, per step and axis.
         plain_bytes: the same uncompressed.
     """
@@ -159,22 +160,48 @@ def _speeds(study: Study, runs: Sequence[Done], rate: str) -> dict[str, Speeds]:
         ratios = [value / base[number] for number, value in each.items() if number in base]
         if not ratios:
             continue
-        last = max(mine.items())[1].record
-        steps = int(last.summary["steps"])
+        last = max(mine.items())[1]
         result[variant.name] = Speeds(
             statistics.median(each.values()),
             statistics.median(ratios),
             ratios,
-            statistics.median(seconds for done in mine.values() for seconds in _settled(done)),
-            {axis: count / steps for axis, count in last.summary["wire_bytes"].items()},
-            {axis: count / steps for axis, count in last.summary["plain_bytes"].items()},
+            statistics.median(seconds for done in mine.values() for seconds in _step_seconds(done)),
+            _bytes(last, "wire_bytes"),
+            _bytes(last, "plain_bytes"),
         )
     return result
 
 
-def _settled(done: Done) -> list[float]:
+def _step_seconds(done: Done) -> list[float]:
+    """Return the seconds whose median counts: of settled steps, or means over rounds of rare synchronisations."""
     seconds = [float(row["step_seconds"]) for row in done.record.train]
+    every, rounds = _rounds(done)
+    if rounds:
+        starts = range(SETTLING_STEPS, SETTLING_STEPS + rounds * every, every)
+        return [statistics.fmean(seconds[first : first + every]) for first in starts]
     return seconds[SETTLING_STEPS:] or seconds
+
+
+def _bytes(done: Done, kind: str) -> dict[str, float]:
+    """Return the bytes of all ranks, per step and axis."""
+    every, rounds = _rounds(done)
+    if rounds:
+        first = SETTLING_STEPS - 1
+        before, after = (done.record.train[step][kind] for step in (first, first + rounds * every))
+        return {axis: (count - before[axis]) / (rounds * every) for axis, count in after.items()}
+    summary = done.record.summary
+    return {axis: count / int(summary["steps"]) for axis, count in summary[kind].items()}
+
+
+def _rounds(done: Done) -> tuple[int, int]:
+    """Return the steps from one rare synchronisation to the next, and how many such rounds follow the first steps."""
+    sync = done.record.start["config"].get("sync")
+    if sync is None:
+        return 1, 0
+    every = parse_sync(sync).every
+    # Any steps in a row, as many as a round has, synchronise each parameter once. After the last step of all comes one
+    # more average, which is in no round.
+    return every, max(0, len(done.record.train) - SETTLING_STEPS - 1) // every
 
 
 def _samples_per_s(done: Done) -> float:
@@ -185,7 +212,7 @@ def _samples_per_s(done: Done) -> float:
         done.record.train[-1]["tokens"]
         / done.record.train[-1]["step"]
         / config["seq_len"]
-        / statistics.median(_settled(done))
+        / statistics.median(_step_seconds(done))
     )
 
 

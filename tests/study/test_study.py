@@ -1,6 +1,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from rich.console import Console
 from hybridcomp.cli.main import main
 from hybridcomp.cli.study import Show
 from hybridcomp.demo import RunFailedError
+from hybridcomp.demo.record import RunRecord
 from hybridcomp.study.plan import Run
 from hybridcomp.study.reading import read_study
 from hybridcomp.study.results import Results, results_of
-from hybridcomp.study.runner import find_runs, run_study
+from hybridcomp.study.runner import Done, find_runs, run_study
 from tests.study import fake
 
 EXPECT = """
@@ -68,6 +70,40 @@ def test_losses_and_speeds_are_compared_pair_by_pair(tmp_path: Path) -> None:
         "none ends at a lower loss than naive": True,
         "mine sends fewer bytes than none on dp": False,
     }
+
+
+RARE = """
+[[variants]]
+name = "rare"
+policy = "mine"
+sync = "diloco:every=12"
+"""
+
+
+def test_speeds_of_rare_synchronisations_are_of_whole_rounds(tmp_path: Path) -> None:
+    study = read_study(fake.write(tmp_path, fake.STUDY + RARE))
+    (first, *_) = [run for run in study.runs("speed") if run.variant.name == "rare"]
+    assert first.steps == 3 + 12 + 1  # to settle, a round, and the last, after which all is averaged
+    record = RunRecord("rare", {"config": {"seq_len": 128, "sync": "diloco:every=12"}})
+    for step in range(1, 31):  # two rounds; what does not settle, and the average at the end, take long
+        seconds = 9.0 if step <= 3 or step == 30 else 1.0 + 6.0 * (step % 12 == 0)
+        sent = {"dp": 100 * (step // 12) + 1000 * (step == 30)}
+        record.train.append(
+            {
+                "step": step,
+                "tokens": 1024 * step,
+                "step_seconds": seconds,
+                "wire_bytes": sent,
+                "plain_bytes": sent,
+            }
+        )
+    record.summary["steps"] = 30
+    done = Done(first, record, "", "shared-memory")
+    base = Done(replace(first, variant=study.variants[0]), record, "", "shared-memory")
+    found = results_of(study, [base, done]).speeds["20mbit"]["rare"]
+    assert found.step_seconds == pytest.approx(1.5)
+    assert found.samples_per_s == pytest.approx(1024 / 128 / 1.5)
+    assert found.wire_bytes == {"dp": pytest.approx(100 / 12)}
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
