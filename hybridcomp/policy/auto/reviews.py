@@ -21,7 +21,8 @@ FIRST = 8  # operations, before anything is tried
 LAG = 8  # operations from an exchange to its effect
 _LEAST, _MOST = 11, 4096  # operations between two exchanges
 _WORTH = 200.0  # times what an exchange takes between two of them: half a percent
-_SPAN = 0.2  # seconds between them, at least: a rank that is kept from its core for a while is no slower link
+# Seconds of operations between them, at least: a rank that is kept from its core for a while is no slower link.
+_SPAN = 0.2
 # Operations until it is asked again whether there is anything to decide: twice as many each time.
 _IDLE, _MOST_IDLE = 64, 512
 # Operations of a turn that are counted: as many as take so many seconds. As many are before them, which compile
@@ -147,9 +148,11 @@ class Reviews:
             yield interval
             if len(decider.watched()) != len(watched):
                 return
-            took = (self._clock() - began) / max(1, self._operation - first)
+            passed = self._clock() - began
             began = self._clock()
             found = np.array(self._since(before, watched), float).reshape(len(watched), 3)
+            # In a job that computes between operations, exchanges cost as little a part of what those take.
+            took = min(passed, found[:, 2].sum()) / max(1, self._operation - first)
             each = np.full(len(watched), -1.0)
             some = telling & (found[:, 0] > 0) & (found[:, 1] > 0)
             each[some] = found[some, 2] / found[some, 1]
