@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import statistics
 import time
 from pathlib import Path
@@ -25,8 +26,9 @@ from hybridcomp.policy import Policy, Rule
 
 WORLD = MPI.COMM_WORLD
 SETTLING, LEAST = 800, 60  # operations in which auto ends its trials, at most and at least
-CALLS, SHORT_CALLS = 5, 40  # of a turn: enough for what a resting link has saved up to be used up
-SHORT = 1 << 17  # bytes
+TURN = 0.2  # seconds
+LEAST_CALLS, MOST_CALLS = 5, 2000  # of a turn
+ROUNDS = 20
 FIXED = {
     "all_reduce": ("none", "exponent", "bf16", "int8:block=128", "int4:block=128"),  # class aggressive, named
     "reduce_scatter": ("none", "exponent", "bf16", "int8:block=128"),  # class safe, unnamed
@@ -52,16 +54,34 @@ def run(comm: hc.Communicator, op: str, send: np.ndarray, recv: np.ndarray) -> N
         comm.Allgather(send, recv)
 
 
-def cell(op: str, nbytes: int, seconds: float) -> dict[str, object]:
+def _slowest(comm: hc.Communicator, op: str, send: np.ndarray, recv: np.ndarray, calls: int) -> float:
+    """Return the seconds of each of some operations, the slowest rank's."""
+    WORLD.Barrier()
+    began = time.perf_counter()
+    for _ in range(calls):
+        run(comm, op, send, recv)
+    return WORLD.allreduce((time.perf_counter() - began) / calls, op=MPI.MAX)
+
+
+def _calls_of_a_turn(comm: hc.Communicator, op: str, send: np.ndarray, recv: np.ndarray) -> int:
+    for calls in (3, 3, 30):  # the first compile schedules
+        took = _slowest(comm, op, send, recv, calls)
+        if took * 30 > TURN:
+            break
+    return int(min(max(TURN / took, LEAST_CALLS), MOST_CALLS))
+
+
+def cell(op: str, nbytes: int, rounds: int) -> dict[str, object]:
     """Measure one cell; return its figures."""
     p, n = WORLD.size, nbytes // 4 // WORLD.size * WORLD.size
     rng = np.random.default_rng(WORLD.rank)
     send = rng.standard_normal(n // p if op == "all_gather" else n, dtype=np.float32)
     recv = np.empty(n // p if op == "reduce_scatter" else n, np.float32)
     choices = LOSSLESS if op == "all_reduce" and nbytes < EXACT else FIXED[op]
-    policies = {"auto": hc.load_policy("auto"), **{spec: fixed(op, spec) for spec in choices}}
+    policies = {spec: fixed(op, spec) for spec in choices} | {
+        "auto": hc.load_policy("auto:dp.reduce_scatter=safe")
+    }
     comms = {name: hc.Communicator(WORLD, policy, "dp") for name, policy in policies.items()}
-    comms["auto"].policy = hc.load_policy("auto:dp.reduce_scatter=safe")
     began = time.perf_counter()
     decider = comms["auto"].decider
     assert decider is not None
@@ -70,26 +90,21 @@ def cell(op: str, nbytes: int, seconds: float) -> dict[str, object]:
         run(comms["auto"], op, send, recv)
         settling += 1
     settled = time.perf_counter() - began
-    for name in choices:
-        for _ in range(3):
-            run(comms[name], op, send, recv)
+    taken = decider.choices()[0].codec
+    comms["again"] = hc.Communicator(WORLD, fixed(op, taken), "dp")
+    calls = {name: _calls_of_a_turn(comm, op, send, recv) for name, comm in comms.items()}
     times: dict[str, list[float]] = {name: [] for name in comms}
-    calls = CALLS if nbytes > SHORT else SHORT_CALLS
-    deadline = time.perf_counter() + seconds
-    rounds = 0
-    while WORLD.allreduce(time.perf_counter() < deadline or rounds < 20, op=MPI.LOR):
-        rounds += 1
-        for name in np.random.default_rng(rounds).permutation(list(comms)).tolist():
-            for _ in range(calls // CALLS):
+    for number in range(rounds):
+        for name in np.random.default_rng(number).permutation(list(comms)).tolist():
+            for _ in range(calls[name] // 4):
                 run(comms[name], op, send, recv)
-            WORLD.Barrier()
-            began = time.perf_counter()
-            for _ in range(calls):
-                run(comms[name], op, send, recv)
-            times[name].append(WORLD.allreduce((time.perf_counter() - began) / calls, op=MPI.MAX))
-    found, compared = (
-        {name: statistics.median(taken[k::2]) for name, taken in times.items()} for k in (0, 1)
-    )
+            times[name].append(_slowest(comms[name], op, send, recv, calls[name]))
+    found = {name: statistics.median(each[::2]) for name, each in times.items()}
+    compared = {name: each[1::2] for name, each in times.items()}
+
+    def speed(name: str, other: str) -> float:
+        return round(statistics.median(map(operator.truediv, compared[other], compared[name])), 4)
+
     choice = decider.choices()[0]
     best = min(choices, key=lambda name: found[name])
     for comm in comms.values():
@@ -97,13 +112,14 @@ def cell(op: str, nbytes: int, seconds: float) -> dict[str, object]:
     return {
         "op": op,
         "bytes": n * 4,
-        "seconds": {name: round(taken, 7) for name, taken in compared.items()},
+        "seconds": {name: round(statistics.median(each), 7) for name, each in compared.items()},
         "rounds": rounds,
         "auto": choice.codec,
         "reason": choice.reason,
         "best": best,
-        "of_best": round(compared[best] / compared["auto"], 4),
-        "of_none": round(compared["none"] / compared["auto"], 4),
+        "of_best": speed("auto", best),
+        "alike": speed("again", taken),
+        "of_none": speed("auto", "none"),
         "settling_seconds": round(settled, 4),
         "settling_operations": settling,
     }
@@ -117,13 +133,13 @@ def main() -> None:
     parser.add_argument("--link", required=True, help="the link's name in the results")
     parser.add_argument("--sizes", default="16384,262144,1048576", help="bytes, separated by commas")
     parser.add_argument("--ops", default=",".join(FIXED), help="operations, separated by commas")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of the measurement of a cell")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of all choices, of a cell")
     parser.add_argument("--json", type=Path, help="file for the results")
     given = parser.parse_args()
     cells = []
     for op in given.ops.split(","):
         for nbytes in map(int, given.sizes.split(",")):
-            cells.append(cell(op, nbytes, given.seconds))
+            cells.append(cell(op, nbytes, given.rounds))
             if WORLD.rank == 0:
                 one = cells[-1]
                 against = f"{one['of_best']} of the best ({one['best']}), {one['of_none']} of none"

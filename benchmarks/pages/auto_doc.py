@@ -35,11 +35,11 @@ def table(records: dict[str, Row]) -> str:
         f"The goal is {GOAL} of the best, and of `none`, in every cell: "
         f"**{missed[0]} of {len(cells)} cells miss the first, {missed[1]} the second**.",
         "",
-        "| link | operation | KiB | takes | best | of best | of `none` |",
-        "|---|---|---:|---|---|---:|---:|",
+        "| link | operation | KiB | takes | best | of best | two alike | of `none` |",
+        "|---|---|---:|---|---|---:|---:|---:|",
     ]
     for link, cell in cells:
-        figures = f"{cell['of_best']:.2f} | {cell['of_none']:.2f}"
+        figures = f"{cell['of_best']:.2f} | {cell['alike']:.2f} | {cell['of_none']:.2f}"
         kib = cell["bytes"] // 1024
         lines.append(f"| {link} | {cell['op']} | {kib} | `{cell['auto']}` | `{cell['best']}` | {figures} |")
     return "\n" + "\n".join(lines) + "\n"
