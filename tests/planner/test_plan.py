@@ -236,6 +236,19 @@ def test_scale_draws_curves_for_each_rate_and_policy(files, capsys):
     assert "Simulated, not measured" in " ".join(plan(files, job, capsys).split())  # wrapped
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"schedule": "cdp-v1", "micro_batches": 1}, "cdp-v1 is not predicted; allowed: gpipe"),
+        ({"sync": "local_sgd:every=4"}, "not predicted: leave sync local_sgd:every=4 out"),
+    ],
+)
+def test_what_is_not_predicted_is_named(files, more, words):
+    config = TrainConfig(dp=4, layers=4, d_model=64, heads=4, seq_len=32, **more)
+    with pytest.raises(ConfigError, match=words):
+        predict_step(config, read_site(str(files / "site.toml"), 2, 2))
+
+
 # -- wrong input ------------------------------------------------------------------------------------------
 
 

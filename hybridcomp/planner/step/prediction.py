@@ -68,6 +68,10 @@ def predict_step(config: TrainConfig, cluster: Cluster, policy: Policy | None = 
         raise ConfigError(
             f"schedule {config.schedule} is not predicted; allowed: gpipe, 1f1b, interleaved, 2bw, local"
         )
+    if config.sync is not None:
+        raise ConfigError(
+            f"steps of replicas that synchronise rarely are not predicted: leave sync {config.sync} out"
+        )
     rules = load_policy(config.policy or "hybrid") if policy is None else policy
     steps = _AHEAD if config.schedule in ("2bw", "local") else 1
     writer = Writer(config, cluster, rules)
