@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from harness import clocked
 from mpi4py import MPI
 
 import hybridcomp as hc
@@ -56,11 +57,12 @@ def run(comm: hc.Communicator, op: str, send: np.ndarray, recv: np.ndarray) -> N
 
 def _slowest(comm: hc.Communicator, op: str, send: np.ndarray, recv: np.ndarray, calls: int) -> float:
     """Return the seconds of each of some operations, the slowest rank's."""
-    WORLD.Barrier()
-    began = time.perf_counter()
-    for _ in range(calls):
-        run(comm, op, send, recv)
-    return WORLD.allreduce((time.perf_counter() - began) / calls, op=MPI.MAX)
+
+    def operations() -> None:
+        for _ in range(calls):
+            run(comm, op, send, recv)
+
+    return WORLD.allreduce(clocked(operations)[0] / calls, op=MPI.MAX)
 
 
 def _calls_of_a_turn(comm: hc.Communicator, op: str, send: np.ndarray, recv: np.ndarray) -> int:

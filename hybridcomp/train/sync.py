@@ -10,12 +10,12 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.train.config import FLUSHED, TrainConfig
 
 METHODS = {"local_sgd": ("every",), "diloco": ("every", "fragments", "delay", "alpha", "lr", "momentum")}
-"""What may be said of each method."""
+"""Methods of rare synchronisation, each with the names of its options."""
 
 
 @dataclass(frozen=True)
 class Sync:
-    """How replicas synchronise: see :class:`hybridcomp.torch.LocalSGD` and :class:`hybridcomp.torch.DiLoCo`.
+    """A method of rare synchronisation: :class:`hybridcomp.torch.LocalSGD`, :class:`hybridcomp.torch.DiLoCo`.
 
     Attributes:
         method: of :data:`METHODS`.

@@ -45,12 +45,21 @@ def start(arguments: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int) -> None:
+def until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + 60
-    while not (run / "metrics.jsonl").exists() or len(metrics(run, "train")) < count:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, f"{count} steps were not done within 60 s"
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} within 60 s"
         time.sleep(0.002)
+
+
+def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int) -> None:
+    def done() -> bool:
+        if (run / "metrics.jsonl").exists() and len(metrics(run, "train")) >= count:
+            return True
+        assert process.poll() is None, process.communicate()[1]
+        return False
+
+    until(done, f"{count} steps were not done")
 
 
 def one_rank(launcher: int, rank: int) -> int:
@@ -67,13 +76,12 @@ def one_rank(launcher: int, rank: int) -> int:
 
 def wait_for(what: str, process: int, there: Callable[[dict[str, str]], bool]) -> None:
     """Wait until the status of a process, as /proc has it, is so."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def is_there() -> bool:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
-        if there(dict(line.split(":", 1) for line in lines)):
-            return
-        assert time.monotonic() < deadline, f"{what} did not come within 60 s"
-        time.sleep(0.002)
+        return there(dict(line.split(":", 1) for line in lines))
+
+    until(is_there, f"{what} did not come")
 
 
 def stopped(status: dict[str, str]) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-
 import torch
 from torch import Tensor, nn
 
 from hybridcomp.errors import CodecMismatchError
+from hybridcomp.torch.flat import views
 from hybridcomp.torch.hook.averager import Averager, Named
 from hybridcomp.torch.hook.operations import Averaging
 from hybridcomp.torch.sync.cutting import Parameters
@@ -60,20 +58,13 @@ class Fragment:
             )
         double = any(tensor.dtype is torch.float64 for tensor in locals_.values())
         self._shapes: Named = [(name, tuple(tensor.shape)) for name, tensor in locals_.items()]
-        size = sum(math.prod(shape) for _, shape in self._shapes)
+        size = sum(tensor.numel() for tensor in locals_.values())
         values = torch.empty(size, dtype=torch.float64 if double else torch.float32, device=devices.pop())
         self._buffer = torch.zeros_like(values)
-        self.globals = {name: nn.Parameter(view) for name, view in self._views(values).items()}
-        self.differences = self._views(self._buffer)
+        globals_ = map(nn.Parameter, views(values, locals_.values()))
+        self.globals = dict(zip(locals_, globals_, strict=True))
+        self.differences = dict(zip(locals_, views(self._buffer, locals_.values()), strict=True))
         self.agree()
-
-    def _views(self, flat: Tensor) -> dict[str, Tensor]:
-        sizes = [math.prod(shape) for _, shape in self._shapes]
-        starts = itertools.accumulate(sizes, initial=0)
-        return {
-            name: flat[start : start + size].view(shape)
-            for (name, shape), start, size in zip(self._shapes, starts, sizes, strict=False)
-        }
 
     @torch.no_grad()
     def agree(self) -> None:

@@ -26,7 +26,7 @@ from hybridcomp.torch.sync.synchronizer import Synchronizer
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.optimizer.adamw import learning_rate
 from hybridcomp.train.optimizer.update import Result, Updater, check_losses, mean_loss
-from hybridcomp.train.parallel.exchange import Exchange, gather_exactly
+from hybridcomp.train.parallel.exchange import Exchange
 from hybridcomp.train.parallel.stages import RankModel
 from hybridcomp.train.sync import parse_sync
 from hybridcomp.train.topology import Topology
@@ -104,11 +104,7 @@ class SyncedUpdater(Updater):
 
     def _replica_norm(self) -> float:
         """Compute the norm of this replica's gradient, alike on all its ranks; collective over tp and pp."""
-        squares = self.square_sums()[2]
-        for axis in ("tp", "pp"):
-            if self._topology.sizes[axis] > 1:
-                squares = sum(gather_exactly(squares, self._topology.group(axis)))
-        return math.sqrt(squares)
+        return math.sqrt(self._summed(self.square_sums()[2], "tp", "pp"))
 
     def _results(self, step: int) -> list[Result]:
         """Tell all ranks about the steps since the last time; ``step`` is the newest. Collective."""

@@ -161,9 +161,14 @@ class Updater:
     def own_norm(self) -> float:
         """Compute the norm of the gradient of this rank's stages alone; collective over tp, equal on its ranks."""
         split, shared, _ = self.square_sums()
-        if self._topology.sizes["tp"] > 1:
-            split = sum(gather_exactly(split, self._topology.group("tp")))
-        return math.sqrt(split + shared)
+        return math.sqrt(self._summed(split, "tp") + shared)
+
+    def _summed(self, value: float, *axes: str) -> float:
+        """Sum a number over the ranks of axes of the mesh, exactly alike on all of them; collective."""
+        for axis in axes:
+            if self._topology.sizes[axis] > 1:
+                value = sum(gather_exactly(value, self._topology.group(axis)))
+        return value
 
     def update(self, step: int, loss: float, *, last: bool) -> list[Result]:
         """Complete, report, wait for all ranks, and apply: the whole update of a step at once; collective.

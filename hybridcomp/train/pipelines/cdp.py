@@ -22,12 +22,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from hybridcomp.torch.flat import views
 from hybridcomp.train.optimizer.update import Report, Result
 from hybridcomp.train.pipelines.base import Run, Schedule
 from hybridcomp.train.pipelines.cyclic import LAG, Pass, is_fresh, passes, totals_due
 from hybridcomp.train.pipelines.micro import MicroBatch
 from hybridcomp.train.pipelines.ring import Ring
-from hybridcomp.train.pipelines.versions import Versions, views
+from hybridcomp.train.pipelines.versions import Versions
 
 
 class Cyclic(Schedule):

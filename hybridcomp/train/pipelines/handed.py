@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from hybridcomp.torch.flat import views
 from hybridcomp.train.model.gpt import loss_of
 from hybridcomp.train.optimizer.update import Report, Result
 from hybridcomp.train.pipelines.base import Run, Schedule
@@ -29,7 +30,6 @@ from hybridcomp.train.pipelines.cyclic import LAG, Pass, duties, is_fresh, owner
 from hybridcomp.train.pipelines.mail import Mail
 from hybridcomp.train.pipelines.micro import MicroBatch
 from hybridcomp.train.pipelines.relay import Relay, Room
-from hybridcomp.train.pipelines.versions import views
 
 _START, _PARTIAL, _TOTAL = 1, 2, 3  # tags
 

@@ -17,9 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import Codec, decode
 from hybridcomp.policy import Policy
+from hybridcomp.torch.flat import views
 from hybridcomp.train.pipelines.mail import Mail
 from hybridcomp.train.pipelines.ring import codec_of
-from hybridcomp.train.pipelines.versions import views
 
 _WEIGHTS, _LENGTH = 11, 12  # tags
 

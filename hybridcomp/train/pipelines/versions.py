@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+from hybridcomp.torch.flat import views
 
 
 class Versions:
@@ -88,10 +90,3 @@ class Versions:
         for parameter, view in zip(self._parameters.values(), self._views[place], strict=True):
             parameter.data = view
         self._used = place
-
-
-def views(flat: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
-    """Return parts of ``flat``, 1-D, in the shapes of the tensors, one after the other."""
-    tensors = list(like)
-    parts = torch.split(flat, [t.numel() for t in tensors])
-    return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]

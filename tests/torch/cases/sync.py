@@ -381,7 +381,7 @@ def case_outer_steps_are_no_steps_of_a_trace() -> None:
 
 
 def case_a_late_replica_is_told() -> None:
-    """Those that wait name it; what it starts then fails at once."""
+    """Have those that wait name the late replica; what it starts then fails at once."""
     ours = dist.new_group(timeout=timedelta(seconds=30))
     last = dist.get_world_size() - 1
 

@@ -86,7 +86,7 @@ class Replicas:
             p.data = alpha * p.data + (1 - alpha) * whole
 
     def end(self) -> None:
-        """What is under way is applied, and then parameters are averaged."""
+        """Apply what is under way, and then average the parameters."""
         for name in list(self.sent):
             self.arrive(name)
         for name in self.whole:
