@@ -62,8 +62,13 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 Figure = dict[str, Any]
 
 
-def page(breakdowns: Sequence[Breakdown], title: str) -> str:
+def page(breakdowns: Sequence[Breakdown], title: str, decided: Figure | None = None) -> str:
     """Return the page of the steps of one or more runs.
+
+    Args:
+        breakdowns: of the runs.
+        title: above it.
+        decided: a figure of what was decided about codecs; None for none.
 
     Raises:
         ConfigError: it lacks what :func:`missing` says.
@@ -73,6 +78,9 @@ def page(breakdowns: Sequence[Breakdown], title: str) -> str:
         raise ConfigError(lacking)
     figures: dict[str, Any] = {}
     body = f"<h1>{html.escape(title)}</h1>\n{_STYLE}"
+    if decided is not None:
+        figures["decided"] = decided
+        body += '<h2>What was decided</h2>\n<div class="drawn" id="decided"></div>\n'
     for at, breakdown in enumerate(breakdowns):
         body += _section(breakdown, f"run{at}", figures)
     # "</" would end the script

@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 
 from hybridcomp import trace
-from hybridcomp.breakdown import page, summary
+from hybridcomp.breakdown import decided, page, summary
 from hybridcomp.breakdown.split import NO_STEPS, WARMUP, Breakdown, aligned, has_steps, split
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import show
-from hybridcomp.demo.record import read_run
+from hybridcomp.demo.record import RunRecord, read_run
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import write_text
 
@@ -28,7 +28,8 @@ EXAMPLES = """examples:
 
 It reads RUN/metrics.jsonl, and trace.RANK.json in RUN and in the folders directly in it, of which it writes one
 trace.json beside them: https://ui.perfetto.dev opens it. Where the traces have steps, it says how long a step computed,
-and what of its communication kept it from that, and draws it in RUN/report.html.
+and what of its communication kept it from that, and draws it in RUN/report.html. What rules with adapt have decided is
+shown, too.
 """
 PAGE = "report.html"
 METRICS = "metrics.jsonl"
@@ -78,28 +79,33 @@ def main(argv: list[str]) -> int:
             f"{run} has neither {METRICS} nor trace.RANK.json: a run of `hybridcomp train` writes the one, "
             f"{trace.VARIABLE}={run} has a program write the other"
         )
+    record = read_run(run.name, metrics) if metrics.exists() else RunRecord(run.name)
     if metrics.exists():
-        _tell_metrics(metrics)
+        _tell_metrics(run, record)
     found = [_tell_traces(folder, arguments.skip) for folder in folders]
     breakdowns = [one for one in found if one is not None]
     if not breakdowns:
         _say_no_steps(run, traced=bool(folders), asked=arguments.json is not None)
+        if record.decisions and not arguments.no_picture:
+            _draw(run, [], record)
         return 0
     if arguments.json is not None:
         write_text(arguments.json, json.dumps([summary.as_json(one) for one in breakdowns]) + "\n")
     if not arguments.no_picture:
-        _draw(run, breakdowns)
+        _draw(run, breakdowns, record)
     return 0
 
 
-def _draw(run: Path, breakdowns: list[Breakdown]) -> None:
+def _draw(run: Path, breakdowns: list[Breakdown], record: RunRecord) -> None:
     """Write the page, or say what it lacks: the tables need no library of pictures."""
     lacking = page.missing()
     if lacking is not None:
         print(lacking)
         return
-    write_text(run / PAGE, page.page(breakdowns, f"Where the time went: {run.resolve().name}"))
-    print(f"{run / PAGE}: the same as pictures, with a timeline")
+    made = decided.figure(record.decisions, record.summary["steps"]) if record.decisions else None
+    title = "Where the time went" if breakdowns else "What was decided"
+    write_text(run / PAGE, page.page(breakdowns, f"{title}: {run.resolve().name}", made))
+    print(f"{run / PAGE}: the same as {'pictures, with a timeline' if breakdowns else 'a picture'}")
 
 
 def _tell_traces(folder: Path, skip: int) -> Breakdown | None:
@@ -125,15 +131,18 @@ def _say_no_steps(run: Path, *, traced: bool, asked: bool) -> None:
     print(what)
 
 
-def _tell_metrics(path: Path) -> None:
-    summary = read_run(path.parent.name, path).summary
+def _tell_metrics(run: Path, record: RunRecord) -> None:
+    summary = record.summary
     loss = summary["val_loss"]
     print(
-        f"{path.parent}: policy {summary['policy']}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
+        f"{run}: policy {summary['policy']}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
         f"{summary['tokens_per_s']:,.0f} tokens/s"
         + (f", validation loss {loss:.4f}" if loss is not None else "")
     )
     show([StatRow(**row) for row in summary["comm"]], sys.stdout, "what rank 0 sent")
+    if record.decisions:
+        print()
+        decided.show(record.decisions, Console(highlight=False))
 
 
 def _tell_trace(path: Path) -> None:

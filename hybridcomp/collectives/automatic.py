@@ -6,12 +6,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.collectives.algorithms.selection import Chooser
-from hybridcomp.collectives.execution.mpi_collectives import native
-from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.perfmodel import Profile
 from hybridcomp.policy import Policy
 from hybridcomp.policy.auto.cost import Place
@@ -57,33 +54,15 @@ class Automatic:
             comm._choices.forget()
             comm._reconsider()
 
-        self._reviews = Reviews(
-            decider, lambda: [row.measured for row in comm.stats()], self._largest, changed
-        )
+        def largest(values: Array) -> Callable[[], Array]:
+            starter: Any = comm
+            wait = starter.gather_figures(values)
+            return lambda: wait().max(axis=0)
+
+        self._reviews = Reviews(decider, lambda: [row.measured for row in comm.stats()], largest, changed)
         return decider
 
     def review(self, operation: int) -> int:
         """Do what is due before the operation of this number; return how many are to pass until something is."""
         assert self._reviews is not None
         return self._reviews.review(operation)
-
-    def _largest(self, values: Array) -> Callable[[], Array]:
-        """Start to find the largest of all ranks' values; return what waits for them."""
-        comm: Any = self._comm
-        send, recv = np.ascontiguousarray(values, np.float64), np.empty(values.shape, np.float64)
-
-        def steps() -> Steps:
-            with comm._transport.post_queue.take().held() as ticket:
-                yield from native(lambda: comm.mpi.Iallreduce(send, recv, MPI.MAX), ticket)
-
-        noted, comm.on_start = comm.on_start, None  # it is none of the caller's operations
-        try:
-            request = comm._start(steps(), comm._plain_call("auto", 0, 0), counted=False)
-        finally:
-            comm.on_start = noted
-
-        def wait() -> Array:
-            request.wait()
-            return recv
-
-        return wait

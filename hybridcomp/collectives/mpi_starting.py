@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
@@ -22,7 +23,7 @@ from hybridcomp.collectives.execution.post_queue import PostTicket
 from hybridcomp.collectives.execution.progress import Request, engine
 from hybridcomp.collectives.execution.steps import Ready, Steps
 from hybridcomp.collectives.session import Session
-from hybridcomp.collectives.starting import Operands, OperationStarter
+from hybridcomp.collectives.starting import Figures, Operands, OperationStarter
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.errors import CodecMismatchError
@@ -53,6 +54,27 @@ class MpiStarter(Session, OperationStarter[Request]):
         if program is None:
             return None
         return self._execute(program, key.codec, call(), Operands(data, data), feedback=feedback)
+
+    def gather_figures(self, values: Figures) -> Callable[[], Figures]:
+        """Start to gather each rank's values: see :meth:`.OperationStarter.gather_figures`."""
+        send = np.ascontiguousarray(values, np.float64)
+        received = np.empty((self.size, send.size), np.float64)
+
+        def steps() -> Steps:
+            with self._transport.post_queue.take().held() as ticket:
+                yield from native(lambda: self.mpi.Iallgather(send, received), ticket)
+
+        noted, self.on_start = self.on_start, None  # it is none of the caller's operations
+        try:
+            request = self._start(steps(), self._plain_call("figures", 0, 0), counted=False)
+        finally:
+            self.on_start = noted
+
+        def wait() -> Figures:
+            request.wait()
+            return received
+
+        return wait
 
     def _reserve(self) -> Any:
         """Reserve what the messages of one sum need, in program order."""

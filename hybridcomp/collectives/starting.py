@@ -6,6 +6,9 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Codec, ErrorFeedback
 from hybridcomp.codecs.device.driver import has_driver
@@ -32,6 +35,9 @@ Started = TypeVar("Started", bound=Completion)
 
 # An algorithm of ours, with a memory of error feedback or None.
 Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
+
+
+Figures = npt.NDArray[np.float64]
 
 
 class Operands(NamedTuple):
@@ -74,6 +80,17 @@ class OperationStarter(abc.ABC, Generic[Started]):
 
     def review(self) -> None:
         """Review what ``auto`` has decided, if that is due; called before an operation whose choice is asked for."""
+
+    @abc.abstractmethod
+    def gather_figures(self, values: Figures) -> Callable[[], Figures]:
+        """Start to gather each rank's values, beside the operations that have been started; collective.
+
+        Args:
+            values: float64 [n], as many on all ranks.
+
+        Returns:
+            What waits for those of all ranks, [ranks, n].
+        """
 
     @property
     @abc.abstractmethod

@@ -24,6 +24,7 @@ class RunRecord:
         start: the line of kind "start", empty until it is there.
         train: the lines of kind "train", in order.
         evaluations: the lines of kind "eval", in order.
+        decisions: the lines of kind "decision", in order.
         summary: the line of kind "summary", empty until the run has ended.
     """
 
@@ -31,6 +32,7 @@ class RunRecord:
     start: dict[str, Any] = field(default_factory=dict)
     train: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
@@ -41,6 +43,8 @@ class RunRecord:
             self.train.append(row)
         elif kind == "eval":
             self.evaluations.append(row)
+        elif kind == "decision":
+            self.decisions.append(row)
         elif kind == "start":
             self.start = row
         elif kind == "summary":

@@ -20,7 +20,7 @@ FREEZE_VARIABLE = "HYBRIDCOMP_FREEZE"
 _UNCALIBRATED = "hybrid"  # the default where no profile says what links cost
 _EXCLUDED = ("*.bias", "*norm*")  # by auto: small, and touchy
 
-PRESETS = ("none", "exact", "naive", "mzhybrid", "zhybrid", "hybrid")
+PRESETS = ("none", "exact", "naive", "mzhybrid", "zhybrid", "hybrid", "lowrank", "sparse")
 
 
 def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:
@@ -68,16 +68,27 @@ def default_policy() -> Policy:
 
 
 def frozen_to(policy: Policy, path: str | None = None) -> Policy:
-    """Return a policy whose choices are written to a file as the job ends.
+    """Return a policy whose choices are written to a file as the job ends: those of ``auto``, or else of ``adapt``.
 
     Args:
         policy: to write; one that has nothing to decide stays as it is.
         path: of the file; None for what ``HYBRIDCOMP_FREEZE`` says, where the policy itself says nothing.
     """
-    if policy.auto is None or policy.auto.frozen:
+    told = os.environ.get(FREEZE_VARIABLE) or None
+    if policy.decides and policy.auto is not None:
+        wanted = path or policy.auto.freeze or told
+        return dataclasses.replace(policy, auto=dataclasses.replace(policy.auto, freeze=wanted))
+    if not policy.adapts:
         return policy
-    wanted = path or policy.auto.freeze or os.environ.get(FREEZE_VARIABLE) or None
-    return dataclasses.replace(policy, auto=dataclasses.replace(policy.auto, freeze=wanted))
+
+    def written(rule: Rule) -> Rule:
+        wanted = path or (rule.adapt and rule.adapt.freeze) or told
+        return dataclasses.replace(rule, adapt=rule.adapt and rule.adapt.written_to(wanted))
+
+    entries = {
+        axis: {key: written(rule) for key, rule in rules.items()} for axis, rules in policy.entries.items()
+    }
+    return dataclasses.replace(policy, entries=entries)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ from fnmatch import fnmatchcase
 
 from hybridcomp.codecs import FORMS, Codec, get_codec, parse_form
 from hybridcomp.errors import PolicyError
+from hybridcomp.policy.adapt.spec import FROZEN, Adapt
 from hybridcomp.policy.auto.candidates import LEAST_BYTES, NONE, every, senders
 from hybridcomp.policy.auto.signature import Signature, nearest
 from hybridcomp.policy.auto.spec import Auto, axes_of
@@ -35,6 +37,8 @@ class Rule:
         between_hosts: among ranks of one host everything is sent uncompressed: memory is faster than codecs.
         min_bytes: smaller messages are sent uncompressed.
         exclude: ``fnmatch`` patterns of message names that are sent uncompressed.
+        steps: codecs from a step of training on, ascending; before the first, ``codecs`` are tried.
+        adapt: decides about the first codec as training goes on (:mod:`hybridcomp.policy.adapt`).
     """
 
     codecs: tuple[Codec, ...] | None = None
@@ -46,6 +50,8 @@ class Rule:
     stages: int | None = None
     from_layer: int = 0
     between_hosts: bool = False
+    steps: tuple[tuple[int, tuple[Codec, ...]], ...] = ()
+    adapt: Adapt | None = None
 
     def inside(self, outer: Rule) -> Rule:
         """Return this rule with the settings that it leaves open taken from ``outer``."""
@@ -60,7 +66,24 @@ class Rule:
             stages=source.stages,
             from_layer=source.from_layer,
             between_hosts=source.between_hosts,
+            steps=source.steps,
+            adapt=source.adapt,
         )
+
+    def codecs_at(self, step: int | None) -> tuple[Codec, ...]:
+        """Return the codecs that are tried in a step; where nobody counts, those of the last steps."""
+        past = [codecs for first, codecs in self.steps if step is None or first <= step]
+        return past[-1] if past else self.codecs or ()
+
+    @property
+    def every_codec(self) -> tuple[Codec, ...]:
+        """Return the codecs of all steps."""
+        return (*(self.codecs or ()), *(codec for _, codecs in self.steps for codec in codecs))
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """Return the steps at which its answers change."""
+        return (self.warmup_steps, *(first for first, _ in self.steps))
 
     @property
     def places(self) -> bool:
@@ -154,7 +177,8 @@ class Policy:
             return Choice(NONE, None, self._unnamed(message))
         if message.op in ROOTED and not (named or self.everything):
             return Choice(NONE, None, _exact_unless_named(message.op))
-        if not any(c.name != "none" for c in rule.codecs):
+        codecs = rule.codecs_at(message.step) if rule.steps else rule.codecs
+        if not any(c.name != "none" for c in codecs):
             return Choice(NONE, None, _SAYSNONE)
         if message.nbytes < (rule.min_bytes or 0):
             return Choice(NONE, None, f"below min_bytes ({rule.min_bytes})")
@@ -168,7 +192,7 @@ class Policy:
             return Choice(NONE, None, spared)
         shape = message.dims
         reason = ""
-        for codec in rule.codecs:
+        for codec in codecs:
             reason = codec.can_carry(message.dtype, shape) or ""
             if not reason:
                 feedback = rule.feedback if codec.name != "none" else None
@@ -197,7 +221,7 @@ class Policy:
         if self._automatic(axis):
             return self._automatic_codecs(axis, op)
         phases = (None, "forward", "backward")
-        found = {c for phase in phases for c in self._rule(axis, op, phase)[0].codecs or ()}
+        found = {c for phase in phases for c in self._rule(axis, op, phase)[0].every_codec}
         return tuple(sorted((c for c in found if c.name != "none"), key=lambda c: c.spec))
 
     def _automatic_codecs(self, axis: str, op: str) -> tuple[Codec, ...]:
@@ -212,27 +236,42 @@ class Policy:
             return max(LEAST_BYTES, self.base.min_bytes or 0) if self.codecs(axis, op) else None
         rules = [self._rule(axis, op, phase)[0] for phase in (None, "forward", "backward")]
         return min(
-            (r.min_bytes or 0 for r in rules if any(c.name != "none" for c in r.codecs or ())), default=None
+            (r.min_bytes or 0 for r in rules if any(c.name != "none" for c in r.every_codec)), default=None
         )
 
     @property
     def compresses(self) -> bool:
         """Tell whether any rule names a codec other than ``none``, or ``auto`` may take one."""
-        return self.auto is not None or any(c.name != "none" for r in self._rules for c in r.codecs or ())
+        return self.auto is not None or any(c.name != "none" for r in self._rules for c in r.every_codec)
 
     @property
     def places(self) -> bool:
         """Tell whether any rule asks where in the model a message belongs."""
         return any(rule.places for rule in self._rules)
 
+    @property
+    def adapts(self) -> bool:
+        """Tell whether any rule decides about its codec as training goes on, by what it measures."""
+        return any(rule.adapt is not None and rule.adapt.kind != FROZEN for rule in self._rules)
+
+    def adapting(self, axis: str, op: str) -> Rule | None:
+        """Return the rule of an axis and operation that decides about its codec as training goes on, if it does."""
+        rule, _ = self._rule(axis, op, "backward")
+        return rule if rule.adapt is not None else None
+
     @functools.cached_property
-    def last_warmup_step(self) -> int:
+    def changes(self) -> tuple[int, ...]:
+        """Return the steps at which answers may change, ascending, the first one too."""
+        return tuple(sorted({0, *(step for rule in self._rules for step in rule.changes)}))
+
+    @property
+    def last_change(self) -> int:
         """Return the step from which on answers no longer change."""
-        return max(rule.warmup_steps for rule in self._rules)
+        return self.changes[-1]
 
     def same_as_step(self, step: int) -> int:
-        """Return the first step that has the answers of ``step``, to be a key of caches."""
-        return min(step, self.last_warmup_step)
+        """Return a step that has the answers of ``step``, to be a key of caches."""
+        return self.changes[max(0, bisect.bisect_right(self.changes, step) - 1)]
 
     @property
     def _rules(self) -> list[Rule]:
@@ -324,4 +363,8 @@ def _canonical(key: str, rule: Rule) -> str:
     text = f"{key}: {codecs} {rule.feedback} {rule.warmup_steps} {rule.min_bytes} {rule.exclude}"
     if rule.places:
         text = f"{text} {rule.only} {rule.stages} {rule.from_layer}"
+    for first, codecs_then in rule.steps:
+        text = f"{text} from {first} {','.join(c.spec for c in codecs_then)}"
+    if rule.adapt is not None:
+        text = f"{text} adapt {rule.adapt.canonical()}"
     return f"{text} between hosts" if rule.between_hosts else text

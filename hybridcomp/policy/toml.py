@@ -21,6 +21,11 @@
     [fsdp]
     reduce_scatter = { codec = "int4", feedback = "loco:beta=0.9" }    # or ef, dgc (momentum=), ef21 (all_reduce)
 
+    [ddp]                                  # an axis of a program's own: its first 100 steps have another codec
+    all_reduce = { codec = "int4", feedback = "ef", steps = { 100 = "powersgd:rank=4" } }
+    [zero]                                 # what is kept is decided as training goes on (docs/adapt.md)
+    reduce_scatter = { codec = "topk:ratio=0.1", feedback = "ef", adapt = "gravac:eps=0.8" }
+
     [auto]                                 # decides for the axes that have no section here
     dp = "aggressive"                      # a class of fidelity: exact, safe or aggressive
     "dp.all_gather" = "safe"
@@ -33,23 +38,30 @@ for training says docs/techniques.md; where no program says to which place a mes
 
 from __future__ import annotations
 
+import operator
 import re
 import tomllib
 from typing import Any, NoReturn
 
 from hybridcomp.codecs import Codec, get_codec, parse_form
 from hybridcomp.errors import PolicyError
+from hybridcomp.policy.adapt.spec import Adapt, parse_adapt
 from hybridcomp.policy.auto.freeze import read_auto
 from hybridcomp.policy.auto.spec import NAME as AUTO
 from hybridcomp.policy.auto.spec import Auto
 from hybridcomp.policy.message import OPS, PHASES
 from hybridcomp.policy.rules import Policy, Rule, check_feedback
 
-_OF_CODEC = ("feedback", "warmup_steps", "only", "stages", "from_layer", "between_hosts")
+_OF_CODEC = ("feedback", "warmup_steps", "only", "stages", "from_layer", "between_hosts", "steps", "adapt")
 _RULE_KEYS = ("codec", *_OF_CODEC, "min_bytes", "exclude")
 _EMBEDDING = "embedding"  # the section that may say `fused`
-_ENTRY_OF = {"only": "backward", "stages": "all_reduce"}
+_ENTRY_OF = {
+    "only": ("backward",),
+    "stages": ("all_reduce",),
+    "adapt": ("all_reduce", "reduce_scatter"),
+}
 _ONLY = ("cool-down",)
+Codecs = tuple[Codec, ...]
 _MOST = (1 << 63) - 1  # of integers
 
 
@@ -107,7 +119,7 @@ class _Reader:
         for key, value in document.items():
             if key == AUTO:
                 auto = self._auto(value)
-            elif isinstance(value, dict):
+            elif isinstance(value, dict) and key not in _RULE_KEYS:
                 if key == _EMBEDDING:
                     fused = self._fused(value)
                 axes[key], entries[key] = self._axis(key, value)
@@ -154,8 +166,10 @@ class _Reader:
             if key not in _RULE_KEYS:
                 self._fail(section, entry or key, f"unknown key {key!r}; allowed: {', '.join(_RULE_KEYS)}")
         for key, where in _ENTRY_OF.items():
-            if key in table and entry != where:
-                self._fail(section, entry or key, f"{key} stands in an entry {where} of an axis only")
+            if key in table and entry not in where:
+                self._fail(
+                    section, entry or key, f"{key} stands in an entry {' or '.join(where)} of an axis only"
+                )
         if table.get("only", _ONLY[0]) not in _ONLY:
             what = f"only must be {' or '.join(map(repr, _ONLY))}, not {table['only']!r}"
             self._fail(section, entry or "only", what)
@@ -174,7 +188,8 @@ class _Reader:
         ):
             self._fail(section, entry or "exclude", f"exclude must be a list of patterns, not {exclude!r}")
         codecs = self._codecs(table["codec"], section, entry) if "codec" in table else None
-        for codec in codecs or ():
+        steps = self._steps(table.get("steps", {}), section, entry)
+        for codec in (*(codecs or ()), *(codec for _, found in steps for codec in found)):
             try:
                 check_feedback(entry or "", codec, feedback)
             except PolicyError as error:
@@ -192,7 +207,36 @@ class _Reader:
             stages=table.get("stages"),
             from_layer=table.get("from_layer", 0),
             between_hosts=self._flag(table, "between_hosts", section, entry),
+            steps=steps,
+            adapt=self._adapt(table, codecs, feedback, section, entry),
         )
+
+    def _steps(self, table: Any, section: str | None, entry: str | None) -> tuple[tuple[int, Codecs], ...]:
+        """Return the codecs from a step on, ascending."""
+        if not isinstance(table, dict) or not all(key.isdecimal() and int(key) <= _MOST for key in table):
+            what = f'steps must be a table of steps of training and codecs, {{ 100 = "int4" }}, not {table!r}'
+            self._fail(section, entry or "steps", what)
+        found = {int(key): self._codecs(value, section, entry) for key, value in table.items()}
+        return tuple(sorted(found.items(), key=operator.itemgetter(0)))
+
+    def _adapt(
+        self,
+        table: dict[str, Any],
+        codecs: Codecs | None,
+        feedback: str | None,
+        section: str | None,
+        entry: str | None,
+    ) -> Adapt | None:
+        if "adapt" not in table:
+            return None
+        if "steps" in table:
+            self._fail(
+                section, entry or "adapt", "adapt and steps both change the codec: give only one of them"
+            )
+        try:
+            return parse_adapt(table["adapt"], codecs or (), feedback)
+        except ValueError as error:
+            self._fail(section, entry or "adapt", str(error), error)
 
     def _feedback(self, value: Any, section: str | None, entry: str | None) -> str | None:
         """Return the spec of a form, without the parameters that are at their defaults."""

@@ -26,6 +26,7 @@ from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import summary as summarize
 from hybridcomp.policy import in_place
 from hybridcomp.torch import phases, zero
+from hybridcomp.torch.adapting import Decided, decisions
 from hybridcomp.torch.backend import gloo_only, mesh
 from hybridcomp.torch.backend.environment import export_environment
 from hybridcomp.torch.backend.options import Options, set_policy
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from hybridcomp.torch.fsdp import FSDPCompression, compress_fsdp
 
 __all__ = [
+    "Decided",
     "DiLoCo",
     "FSDPCompression",
     "HookState",
@@ -49,6 +51,7 @@ __all__ = [
     "Options",
     "comm_hook",
     "compress_fsdp",
+    "decisions",
     "in_phase",
     "in_place",
     "reshard_state",

@@ -14,20 +14,28 @@ Arrays = dict[str, npt.NDArray[Any]]
 STEP = "step"
 
 
-def pack(feedback: ErrorFeedback, factors: Mapping[str, npt.NDArray[Any]], step: int) -> Arrays:
-    """Return residuals, PowerSGD's factors and the step, to be saved."""
+def pack(
+    feedback: ErrorFeedback,
+    factors: Mapping[str, npt.NDArray[Any]],
+    step: int,
+    decisions: Arrays | None = None,
+) -> Arrays:
+    """Return residuals, PowerSGD's factors, the step and what was decided, to be saved."""
     saved = {f"residual/{key}": array for key, array in feedback.state_dict().items()}
     saved |= {f"factor/{name}": array.copy() for name, array in factors.items()}
+    saved |= {f"decided/{name}": array for name, array in (decisions or {}).items()}
     return saved | ({STEP: np.array(step)} if step else {})
 
 
-def unpack(arrays: Arrays, feedback: ErrorFeedback, factors: dict[str, npt.NDArray[Any]]) -> int:
-    """Replace residuals and factors by those that :func:`pack` gave; return the step."""
-    parts: dict[str, Arrays] = {"residual": {}, "factor": {}, STEP: {}}
+def unpack(
+    arrays: Arrays, feedback: ErrorFeedback, factors: dict[str, npt.NDArray[Any]]
+) -> tuple[int, Arrays]:
+    """Replace residuals and factors by those that :func:`pack` gave; return the step, and what was decided."""
+    parts: dict[str, Arrays] = {"residual": {}, "factor": {}, "decided": {}, STEP: {}}
     for key, array in arrays.items():
         kind, _, name = key.partition("/")
         parts[kind][name] = array
     feedback.load_state_dict(parts["residual"])
     factors.clear()
     factors.update({name: array.copy() for name, array in parts["factor"].items()})
-    return int(parts[STEP].get("", np.array(0)))
+    return int(parts[STEP].get("", np.array(0))), parts["decided"]

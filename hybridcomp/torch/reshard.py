@@ -17,9 +17,9 @@ def reshard_state(states: Sequence[State], ranks: int) -> list[dict[str, torch.T
     """Reshard the states that :func:`hybridcomp.torch.state_dict` returned on some ranks to another number of ranks.
 
     What error feedback has not sent yet is the sum over all ranks, and stays so: new rank r goes on with the sum of
-    what old ranks r, r + ranks, ... had kept; see :mod:`.resharding` for each form. PowerSGD's
-    factors and counts of steps are the same on all ranks. References of FSDP2's differences are dropped: the first
-    parameters are sent uncompressed again.
+    what old ranks r, r + ranks, ... had kept; see :mod:`.resharding` for each form. PowerSGD's factors, counts of steps
+    and decisions are the same on all ranks. References of FSDP2's differences are dropped: the first parameters are
+    sent uncompressed again.
 
     Args:
         states: of all ranks of one data-parallel group, in their order. Ranks that hold different parts of the model
@@ -61,6 +61,9 @@ def _shared(parts: Sequence[Arrays], owner: str) -> Arrays:
                 shared.setdefault(key, array)
             elif kind == STEP:
                 shared[key] = np.maximum(shared.get(key, array), array)
+            elif kind == "decided":
+                if not key.endswith("/figures"):  # of one rank, and of that step
+                    shared.setdefault(key, array)
             elif kind == "ranks":
                 shared[key] = np.zeros_like(array)  # for any number of them
             elif kind not in ("residual", "reference"):

@@ -185,14 +185,13 @@ def check_policy(config: TrainConfig, policy: Policy) -> None:
         return
     # Ranks of 2bw run a forward pass ahead of the step that its backward pass is in.
     for op in _OF_BLOCKS:
-        steps = (0, policy.last_warmup_step)
-        first, later = (
+        taken = {
             policy.choose(Message("tp", op, "forward", DType.FLOAT32, 2**40, step=step)).codec
-            for step in steps
-        )
+            for step in policy.changes
+        }
         drawn = [c for c in policy.codecs("tp", op) if c.linear and c.at_step(0) != c.at_step(1)]
-        if first != later or drawn:
-            what = "warmup_steps" if first != later else drawn[0].spec
+        if len(taken) > 1 or drawn:
+            what = "warmup_steps, or steps," if len(taken) > 1 else drawn[0].spec
             raise ConfigError(
                 f"recompute blocks with schedule 2bw needs messages of tp that are the same in every step: "
                 f"policy {policy.name} has {what} for {op} there"

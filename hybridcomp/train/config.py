@@ -46,12 +46,12 @@ class TrainConfig:
     backend: Literal["hybridcomp", "gloo"] = "hybridcomp"
     """What carries the traffic. gloo is for comparison: only data-parallel gradients are compressed on it."""
     policy: str | None = None
-    """What to compress: a preset (none, exact, naive, mzhybrid, zhybrid, hybrid), auto, a TOML file, or a codec
-    for all (int8:block=128). By default auto where hybridcomp doctor --calibrate has written a profile, and hybrid
-    elsewhere."""
+    """What to compress: a preset (none, exact, naive, mzhybrid, zhybrid, hybrid, lowrank, sparse), auto, a TOML file,
+    or a codec for all (int8:block=128). By default auto where hybridcomp doctor --calibrate has written a profile, and
+    hybrid elsewhere."""
     freeze: str | None = None
     """TOML file that rank 0 writes the choices of policy auto to at the end, as a policy that makes the same ones
-    without measuring."""
+    without measuring; or the decisions of rules with adapt, which adapt = "frozen:PATH" repeats."""
     bucket_mb: float = 25.0
     """Largest gradient bucket of data parallelism in MiB; a bucket is reduced while backward goes on."""
     shard: Literal["none", "zero1", "stages"] = "none"

@@ -74,10 +74,10 @@ def _named_policy(config: TrainConfig) -> Policy:
         policy = load_policy(config.policy)
     if config.freeze is None:
         return policy
-    if not policy.decides:
+    if not (policy.decides or policy.adapts):
         raise ConfigError(
-            f"freeze {config.freeze} is for choices of auto, and policy {policy.name} makes none: "
-            "give --policy auto, or leave --freeze out"
+            f"freeze {config.freeze} is for choices of auto, or of rules with adapt, and policy {policy.name} makes "
+            "none: give --policy auto, or leave --freeze out"
         )
     if not (folder := Path(config.freeze).absolute().parent).is_dir():
         raise ConfigError(f"freeze {config.freeze}: there is no folder {folder}")

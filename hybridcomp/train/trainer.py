@@ -82,6 +82,7 @@ class Trainer:
         self._step = 0
         self._elapsed = [0.0]  # seconds of training after each step since the first of this process
         self._val_loss = math.nan
+        self._decided = 0  # decisions of this process that the metrics have
         if job.checkpoint is not None:
             self._step, self._elapsed = job.checkpoint.step, [job.checkpoint.elapsed]
             for _ in range(self._step):
@@ -264,6 +265,10 @@ class Trainer:
                 f"step {step}: the gradient's norm is {result.norm}; weights left as they were"
             )
         self._progress.stepped(step, result.loss, speed, axes["wire_bytes"])
+        made = [decision for decision in hct.decisions() if decision.step >= self._began]
+        for decision in made[self._decided :]:
+            self._metrics.write("decision", {**decision._asdict(), "step": decision.step + 1})
+        self._decided = len(made)
 
     def _summarize(self) -> None:
         peaks = self._schedule.peaks()

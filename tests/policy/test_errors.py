@@ -92,8 +92,9 @@ def test_a_section_for_an_axis_that_is_not_there():
     [
         (
             "hybird",
-            r"unknown policy 'hybird': neither a preset \(none, exact, naive, mzhybrid, zhybrid, hybrid\), nor auto, "
-            r"nor a .toml file, nor a codec",
+            r"unknown policy 'hybird': neither a preset \(none, exact, naive, mzhybrid, zhybrid, "
+            r"hybrid, lowrank, sparse\), "
+            r"nor auto, nor a .toml file, nor a codec",
         ),
         ("nowhere.toml", r"cannot read policy file nowhere\.toml"),
         ("int8:block=7", r"policy 'int8:block=7': .*block"),

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.codecs import get_codec
+from hybridcomp.policy.adapt.spec import parse_adapt
 from hybridcomp.policy.rules import Policy, Rule
 from hybridcomp.policy.toml import _RULE_KEYS, parse_policy
 
-GUIDES = [Path(__file__).parents[2] / name for name in ("README.md", "docs/techniques.md")]
-INT8 = (get_codec("int8"),)
+GUIDES = [Path(__file__).parents[2] / name for name in ("README.md", "docs/techniques.md", "docs/adapt.md")]
+INT8, TOPK = (get_codec("int8"),), (get_codec("topk"),)
 # Of each field a value that is not its default, and the key as a file has it, in an entry of the axis `dp`.
 SET = {
     "codecs": (INT8, 'codec = "int8"', "all_reduce"),
@@ -24,6 +25,8 @@ SET = {
     "stages": (3, "stages = 3", "all_reduce"),
     "from_layer": (3, "from_layer = 3", "all_reduce"),
     "between_hosts": (True, "between_hosts = true", "all_reduce"),
+    "steps": (((3, INT8),), 'steps = { 3 = "int8" }', "all_reduce"),
+    "adapt": (parse_adapt("gravac", TOPK, None), 'adapt = "gravac"', "all_reduce"),
 }
 FIELDS = [f.name for f in dataclasses.fields(Rule)]
 
@@ -48,7 +51,7 @@ def test_a_rule_keeps_what_it_sets_inside_another(name):
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_file_sets_it(name):
     value, line, entry = SET[name]
-    codec = "" if name == "codecs" else 'codec = "int8", '
+    codec = {"codecs": "", "adapt": 'codec = "topk", '}.get(name, 'codec = "int8", ')
     policy = parse_policy(f"[dp]\n{entry} = {{ {codec}{line} }}\n", "p.toml")
     assert getattr(policy.entries["dp"][entry], name) == value
 

@@ -185,6 +185,24 @@ class ErrorFeedback:
             raise ValueError(f"only the form 'ef' has a residual, not {memory.form.name!r}")
         return memory.error
 
+    def owed(self, key: Key, n: int, where: slice) -> npt.NDArray[Any] | None:
+        """Return a copy of some elements of the residual under ``key``.
+
+        Args:
+            key: a tuple of str and int.
+            n: elements of the array that is sent.
+            where: which elements.
+
+        Returns:
+            1-D float32 or float64; None where nothing is kept, of another count, or by another form than ``ef``.
+        """
+        found = self._memories.get(_checked(key))
+        if found is None or found.n != n or found.form.name != PlainMemory.name:
+            return None
+        error = found.error if isinstance(found, PlainMemory) else found.arrays()[""]
+        copied: npt.NDArray[Any] = error[where].copy()
+        return copied
+
     def encode(self, x: Any, key: Key, out: Any = None) -> Any:
         """Encode ``x`` with feedback: by the codec at the key's step (:meth:`Codec.at_step`).
 

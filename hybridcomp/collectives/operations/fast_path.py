@@ -77,7 +77,7 @@ class FastPath(MpiStarter):
         self._learnt.forget()
         self._learnt.where = f"on axis {self.axis!r}, rank {self.rank} of {self.size}"
         self._learnt.timeout = self.timeout
-        self._learnt.settled_from = self.policy.last_warmup_step
+        self._learnt.settled_from = self.policy.last_change
         # Operations that are compared in detail take the usual way always, and so do all of a policy that asks where in
         # a model they belong: what is learnt of an array here does not know.
         detail, places = self._comparison is not None, self.policy.places

@@ -296,7 +296,7 @@ class Group(ProcessGroup):
 
     def load_memory(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Load the arrays that :meth:`memory` returned."""
-        self.comm.step = unpack(arrays, self.comm.feedback, self.comm.warm)
+        self.comm.step, _ = unpack(arrays, self.comm.feedback, self.comm.warm)
 
     def advance(self) -> None:
         """Count a training step that has ended."""

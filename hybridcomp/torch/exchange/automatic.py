@@ -65,13 +65,17 @@ class Automatic:
             self._due = operation + self._reviews.review(operation)
 
     def _largest(self, values: Array) -> Callable[[], Array]:
-        """Find the largest of all ranks' values once what was started has ended; return what waits for them."""
+        wait = self.gather(values)
+        return lambda: wait().max(axis=0)
+
+    def gather(self, values: Array) -> Callable[[], Array]:
+        """Gather all ranks' values once what was started has ended; return what waits for them."""
         future: Future[Array] = Future()
 
         def run() -> None:
             try:
                 self._pipeline.flush()
-                future.set_result(self._group.largest(values))
+                future.set_result(self._group.gathered(values))
             except BaseException as error:  # a task must not raise
                 future.set_exception(error)
 

@@ -19,7 +19,7 @@ from hybridcomp.collectives.data_path.coding import Array
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.memory import together
 from hybridcomp.collectives.operations.flat_parts import remembering
-from hybridcomp.collectives.starting import Operands, OperationStarter
+from hybridcomp.collectives.starting import Figures, Operands, OperationStarter
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.transport.pools import HeapPool
 from hybridcomp.policy import Choice, Policy
@@ -105,6 +105,10 @@ class TorchCommunicator(OperationStarter[Operation]):
         """Review what ``auto`` has decided, if that is due; called before an operation whose choice is asked for."""
         if self.decider is not None:
             self._automatic.review(self._started)
+
+    def gather_figures(self, values: Figures) -> Callable[[], Figures]:
+        """See :meth:`OperationStarter.gather_figures`."""
+        return self._automatic.gather(values)
 
     @contextmanager
     def coalescing(self, plan: BatchPlan) -> Iterator[None]:

@@ -82,14 +82,13 @@ class ExchangeGroup:
         received = self.start(np.tile(mine, self.size), counts, np.empty(sum(sizes), np.uint8), sizes).wait()
         return received[0].tobytes().decode()
 
-    def largest(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the largest of all ranks' values, one by one. Collective."""
+    def gathered(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return all ranks' values [n], as [ranks, n]. Collective."""
         mine = np.ascontiguousarray(values).view(np.uint8)
         everyone = np.empty(self.size * mine.size, np.uint8)
         counts = [mine.size] * self.size
         self.start(np.tile(mine, self.size), counts, everyone, counts).wait()
-        found: npt.NDArray[np.float64] = everyone.view(np.float64).reshape(self.size, -1).max(axis=0)
-        return found
+        return everyone.view(np.float64).reshape(self.size, values.size)
 
     def sizes(self, counts: Sequence[int], *, failed: bool) -> Sizes:
         """Tell each rank how many bytes come from here, and whether this one has failed."""

@@ -16,8 +16,10 @@ from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import Work
 
 from hybridcomp.arrays import as_dtype
+from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow, merge
 from hybridcomp.policy import Choice
+from hybridcomp.torch.adapting import Adapting
 from hybridcomp.torch.backend.op_kinds import factor_of, op_kind
 from hybridcomp.torch.backend.work import CommWork
 from hybridcomp.torch.exchange.batch import BatchPlan
@@ -117,7 +119,7 @@ class Collectives:
         unpack = None
         with self._coalescing("reduce_scatter", result, cut):
             for segment, choice in cut.encoded:
-                whole = parts[:, segment.start : segment.stop].reshape(-1)[: segment.total]
+                whole = segment.whole(parts)
                 counts = [segment.count(r) for r in range(self.size)]
                 end = segment.start + counts[self.rank]
                 room = result[segment.start : end]
@@ -139,6 +141,18 @@ class Collectives:
             target.commit()
 
         CommWork(requests, [output], commit).wait()
+
+    def observe(self, adapting: Adapting, given: Tensor, cut: Cut, feedback: ErrorFeedback) -> None:
+        """Show an adaptation what :meth:`reduce_scatter` is about to send.
+
+        Args:
+            adapting: of the operation.
+            given, cut: as of :meth:`reduce_scatter`.
+            feedback: has the residuals.
+        """
+        parts = given.view(self.size, -1)
+        for segment, _ in [*cut.encoded, *cut.exact]:
+            adapting.observe(segment.name, segment.whole(parts), feedback, segment.key)
 
     def _sum(self) -> Any:
         if isinstance(self.comm, TorchCommunicator):

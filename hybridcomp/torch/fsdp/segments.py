@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import get_codec
-from hybridcomp.policy import Choice, Message, Policy, check_feedback
-from hybridcomp.policy.auto.decider import Decider
+from hybridcomp.policy import Choice, Message, check_feedback
+from hybridcomp.policy.adapt.adaptation import Asked
 
 NONE = get_codec("none")
 
@@ -50,6 +52,10 @@ class Segment:
         """Return the range of a rank's elements in the whole parameter."""
         start = min(rank * self.size, self.total)
         return slice(start, start + self.count(rank))
+
+    def whole(self, parts: Tensor) -> Tensor:
+        """Return the whole parameter [total] of all ranks' parts [ranks, elements of a part]."""
+        return parts[:, self.start : self.stop].reshape(-1)[: self.total]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def segments_of(parameters: Sequence[Any], names: dict[int, str], ranks: int) ->
 
 
 def cut(
-    policy: Policy | Decider,
+    policy: Asked,
     axis: str,
     op: str,
     phase: str,

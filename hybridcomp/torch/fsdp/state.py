@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow, merge
 from hybridcomp.policy import Policy, load_policy
+from hybridcomp.torch.adapting import Adapting
 from hybridcomp.torch.backend.options import PolicyLike, default_policy
 from hybridcomp.torch.exchange.communicator import TorchCommunicator
 from hybridcomp.torch.exchange.group import ExchangeGroup
@@ -25,7 +26,7 @@ from hybridcomp.torch.fsdp.unit import Unit
 from hybridcomp.torch.memory import Arrays
 from hybridcomp.torch.registry import registry
 
-RESIDUAL, REFERENCE, RANKS, STEP = "residual", "reference", "ranks", "step"
+RESIDUAL, REFERENCE, RANKS, STEP, DECIDED = "residual", "reference", "ranks", "step", "decided"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
@@ -53,6 +54,8 @@ class FSDPCompression:
         self.leftovers = Leftovers()
         self.label = f"fsdp:{axis}"
         self._collectives: dict[int, Collectives] = {}
+        self._adapting: dict[int, Adapting] = {}
+        self._decided: dict[int, Arrays] = {}  # loaded before a group's collectives were made
         self._groups: list[Any] = []
         self._units = self._adopt(model)
         install()
@@ -100,7 +103,16 @@ class FSDPCompression:
             self.policy = found.comm.policy  # where nobody asked for one, rank 0's
             self._collectives[id(group)] = found
             self._groups.append(group)  # its id is a key: nobody else may get that
+            adapting = self._adapting[id(group)] = Adapting(
+                self.policy, self.axis, "reduce_scatter", found.comm
+            )
+            adapting.load_memory(self._decided.pop(len(self._adapting) - 1, {}))
         return found
+
+    def adapting(self, group: Any) -> Adapting:
+        """Return the choices of a process group's reduce-scatters, and of what else its policy says."""
+        self.collectives(group)
+        return self._adapting[id(group)]
 
     # -- memory and statistics (registry.Member) -----------------------------------------------------
 
@@ -122,6 +134,8 @@ class FSDPCompression:
                 part = unit.reference.part(unit.group.rank(), unit.group.size())
                 if part is not None:
                     saved[f"{REFERENCE}/{name}"] = part
+        for number, adapting in enumerate(self._adapting.values()):
+            saved |= {f"{DECIDED}/{number}/{name}": array for name, array in adapting.memory().items()}
         return saved
 
     def load_memory(self, arrays: Arrays) -> None:
@@ -129,7 +143,7 @@ class FSDPCompression:
 
         What belongs to another number of ranks begins anew, with a warning.
         """
-        parts: dict[str, Arrays] = {RESIDUAL: {}, REFERENCE: {}, RANKS: {}, STEP: {}}
+        parts: dict[str, Arrays] = {RESIDUAL: {}, REFERENCE: {}, RANKS: {}, STEP: {}, DECIDED: {}}
         for key, array in arrays.items():
             kind, _, name = key.partition("/")
             parts[kind][name] = array
@@ -145,6 +159,13 @@ class FSDPCompression:
                 f"on {self._units[foreign[0]].group.size()}; hybridcomp.torch.reshard_state carries it over",
                 stacklevel=2,
             )
+        decided: dict[int, Arrays] = {}
+        for key, array in parts[DECIDED].items():
+            of, _, name = key.partition("/")
+            decided.setdefault(int(of), {})[name] = array
+        for number, adapting in enumerate(self._adapting.values()):
+            adapting.load_memory(decided.pop(number, {}))
+        self._decided = decided
         self.leftovers.clear()
         residuals = parts[RESIDUAL] if not foreign else {}
         for name, unit in self._units.items():

@@ -73,8 +73,12 @@ class Unit:
         """
         if parameters is None:
             parameters = [p for p in self._parameters if p.sharded_param.requires_grad]
+        collectives, adapting = self._owner.collectives(group), self._owner.adapting(group)
+        observed = adapting.begin(self.step)
         found = self._cut("reduce_scatter", parameters, output)
-        self._owner.collectives(group).reduce_scatter(output, given, found, op)
+        if observed:
+            collectives.observe(adapting, given, found, self._owner.feedback)
+        collectives.reduce_scatter(output, given, found, op)
         self._owner.leftovers.add(output, found, group.size() if op_kind(op) == dist.ReduceOp.AVG else 1)
         self.step += 1
 
@@ -88,6 +92,7 @@ class Unit:
             part.dtype,
             part.numel(),
             self._owner.policy.same_as_step(self.step),
+            self._owner.adapting(self.group).version,
             *map(id, parameters),
         )
         return self._cuts.get(comm, key, lambda: self._made(op, when, parameters, part))
@@ -104,5 +109,5 @@ class Unit:
             return whole(part.numel(), "what is sent is not the parameters, or not all have a gradient")
         owner, ranks = self._owner, self.group.size()
         collectives = owner.collectives(self.group)
-        hosts, asked = collectives.hosts, collectives.comm.decider or owner.policy
+        hosts, asked = collectives.hosts, owner.adapting(self.group).asked
         return cut(asked, owner.axis, op, when, dtype, segments, ranks=ranks, step=self.step, hosts=hosts)

@@ -21,13 +21,14 @@ from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.answers import Answers
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import Policy
+from hybridcomp.torch.adapting import Adapting
 from hybridcomp.torch.exchange.communicator import TorchCommunicator
 from hybridcomp.torch.exchange.group import ExchangeGroup
 from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.operations import Averaging, MpiOperations, Operations
 from hybridcomp.torch.hook.over_torch import TorchOperations
 from hybridcomp.torch.hook.plan import Split, make_split
-from hybridcomp.torch.memory import pack, unpack
+from hybridcomp.torch.memory import Arrays, pack, unpack
 from hybridcomp.torch.registry import registry
 
 Named = Sequence[tuple[str, tuple[int, ...]]]
@@ -71,6 +72,8 @@ class Averager:
         self._plans: Answers[Split] = Answers()
         self._counts = Counts(axis)
         self._operations: Operations | None = None
+        self._adapting: Adapting | None = None
+        self._decided: Arrays = {}  # loaded before anything was sent
         registry.add(self)
         # When this goes, its statistics stay.
         weakref.finalize(self, _keep, self._counts).atexit = False
@@ -96,8 +99,13 @@ class Averager:
         if group.size() == 1:
             self._counts.add_alone(buffer.nbytes)
             return None
-        operations = self._with_operations(group)
-        return operations.average(buffer, self._planned(parameters, key, buffer, step, group), step)
+        operations, adapting = self._with_operations(group), self._adapting
+        assert adapting is not None
+        observed = adapting.begin(step)
+        split = self._planned(parameters, key, buffer, step, group)
+        for piece in [*split.alone, *split.small] if observed else []:
+            adapting.observe(piece.name, buffer[piece.start : piece.stop], self.feedback)
+        return operations.average(buffer, split, step)
 
     def flush(self) -> None:
         """Have what was started go on to its end; to be called where no other buffer follows for a while."""
@@ -130,22 +138,25 @@ class Averager:
                 beside.warm = self._factors
                 self._operations = MpiOperations(beside, self._counts)
                 beside.on_start = self._operations.note
+            self._adapting = Adapting(self.policy, self.axis, "all_reduce", self._operations.comm)
+            self._adapting.load_memory(self._decided)
         return self._operations
 
     def _planned(
         self, parameters: Callable[[], Named], key: Hashable, buffer: torch.Tensor, step: int, group: Any
     ) -> Split:
-        comm = self._with_operations(group).comm
+        comm, adapting = self._with_operations(group).comm, self._adapting
+        assert adapting is not None
 
         def made() -> Split:
             dtype = as_dtype(buffer.dtype)
             if not dtype.is_float:
                 raise CodecMismatchError(f"{self.label} averages floating-point values, not {buffer.dtype}")
             hosts = None if getattr(group, "comm", None) is None else group.comm.hosts
-            asked = comm.decider or self.policy
-            return make_split(asked, self.axis, dtype, parameters(), step, self._stage, hosts)
+            return make_split(adapting.asked, self.axis, dtype, parameters(), step, self._stage, hosts)
 
-        return self._plans.get(comm, (key, buffer.dtype, self.policy.same_as_step(step)), made)
+        alike = (key, buffer.dtype, self.policy.same_as_step(step), adapting.version)
+        return self._plans.get(comm, alike, made)
 
     # -- memory and statistics (registry.Member) -----------------------------------------------------
 
@@ -154,12 +165,15 @@ class Averager:
         return self._counts.rows()
 
     def memory(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays to save: residuals, PowerSGD's factors and the step. Call it between steps."""
-        return pack(self.feedback, self._factors, self.step)
+        """Return the arrays to save: residuals, PowerSGD's factors, the step and decisions. Call it between steps."""
+        decided = self._decided if self._adapting is None else self._adapting.memory()
+        return pack(self.feedback, self._factors, self.step, decided)
 
     def load_memory(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Load the arrays that :meth:`memory` returned."""
-        self.step = unpack(arrays, self.feedback, self._factors)
+        self.step, self._decided = unpack(arrays, self.feedback, self._factors)
+        if self._adapting is not None:
+            self._adapting.load_memory(self._decided)
 
     def advance(self) -> None:
         """Do nothing: whoever uses it counts its steps."""

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from hybridcomp.arrays import DType
 from hybridcomp.collectives.operations.flat_small import SMALL
-from hybridcomp.policy import Choice, Message, Policy
+from hybridcomp.policy import Choice, Message
+from hybridcomp.policy.adapt.adaptation import Asked
 from hybridcomp.policy.auto.decider import Decider
 
 # Of the bucket's elements. What travels together is encoded before it starts: little of it leaves the wire idle for
@@ -63,7 +64,7 @@ class Split(NamedTuple):
 
 
 def make_split(
-    policy: Policy | Decider,
+    policy: Asked,
     axis: str,
     dtype: DType,
     parameters: Sequence[tuple[str, tuple[int, ...]]],
@@ -105,7 +106,7 @@ def _is_small(piece: Piece) -> bool:
 
 
 def _pieces(
-    policy: Policy | Decider,
+    policy: Asked,
     axis: str,
     dtype: DType,
     parameters: Sequence[tuple[str, tuple[int, ...]]],

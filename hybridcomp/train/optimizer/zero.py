@@ -29,6 +29,7 @@ from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.answers import Answers
 from hybridcomp.policy import Policy
+from hybridcomp.torch.adapting import Adapting
 from hybridcomp.torch.fsdp.collectives import Collectives
 from hybridcomp.torch.fsdp.segments import Cut, Segment, cut
 from hybridcomp.torch.fsdp.state import open_collectives
@@ -72,6 +73,7 @@ class Shards:
         self._rank, self._ranks = self._collectives.rank, self._collectives.size
         self._step = 0
         self._cuts: Answers[Cut] = Answers()
+        self._adapting = Adapting(policy, _AXIS, "reduce_scatter", self._collectives.comm)
         self._buckets = list(self._fill(bucket_mb * 2**20))
         self.leaves: dict[str, nn.Parameter] = {}
         for segment in (segment for bucket in self._buckets for segment in bucket):
@@ -100,6 +102,7 @@ class Shards:
 
         Collective.
         """
+        observed = self._adapting.begin(self._step)
         for number, bucket in enumerate(self._buckets):
             found = self._cut("reduce_scatter", number)
             given = self._empty(self._ranks * found.size)
@@ -111,6 +114,8 @@ class Shards:
                 room = self._ranks * segment.size - segment.total
                 parts[:, segment.start : segment.stop] = functional.pad(flat, (0, room)).view(self._ranks, -1)
                 parameter.grad = None
+            if observed:
+                self._collectives.observe(self._adapting, given, found, self._feedback)
             self._collectives.reduce_scatter(mine, given, found, dist.ReduceOp.SUM)
             mine /= self._ranks
             for leaf, piece in self._pieces(bucket, mine):
@@ -147,7 +152,7 @@ class Shards:
             phase = "backward" if op == "reduce_scatter" else "forward"
             dtype = as_dtype(self._empty(0).dtype)
             return cut(
-                comm.decider or self._policy,
+                self._adapting.asked,
                 _AXIS,
                 op,
                 phase,
@@ -158,7 +163,8 @@ class Shards:
                 hosts=self._collectives.hosts,
             )
 
-        return self._cuts.get(comm, (op, number, self._policy.same_as_step(self._step)), made)
+        alike = (op, number, self._policy.same_as_step(self._step), self._adapting.version)
+        return self._cuts.get(comm, alike, made)
 
     def _empty(self, size: int) -> Tensor:
         return next(iter(self.parameters.values())).new_empty(size, requires_grad=False)
@@ -170,12 +176,13 @@ class Shards:
         return self._collectives.rows()
 
     def memory(self) -> Arrays:
-        """Return the arrays of error feedback, and the step."""
-        return pack(self._feedback, {}, self._step)
+        """Return the arrays of error feedback, the step and what was decided."""
+        return pack(self._feedback, {}, self._step, self._adapting.memory())
 
     def load_memory(self, arrays: Arrays) -> None:
         """Load the arrays that :meth:`memory` returned."""
-        self._step = unpack(arrays, self._feedback, {})
+        self._step, decided = unpack(arrays, self._feedback, {})
+        self._adapting.load_memory(decided)
 
     def advance(self) -> None:
         """Count a training step that has ended."""

@@ -1,0 +1,223 @@
+"""Adapt the codec of one axis and operation as training goes on, beside what is sent and without waiting for it.
+
+Figures of a measured step s are gathered from all ranks while step s + 1 is sent, and decide from step s + 2 on: by
+then they have long arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp.codecs import Codec
+from hybridcomp.policy.adapt.controller import Array, Controller
+from hybridcomp.policy.adapt.dct import DctController
+from hybridcomp.policy.adapt.decisions import Decision, files
+from hybridcomp.policy.adapt.frozen import FrozenController
+from hybridcomp.policy.adapt.gravac import GravacController
+from hybridcomp.policy.adapt.spec import DCT, FROZEN, GRAVAC, Adapt
+from hybridcomp.policy.message import Choice, Message
+
+Gather = Callable[[Array], Callable[[], Array]]
+"""Starts to gather each rank's values [n]; returns what waits for those of all ranks, [ranks, n]."""
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+_STATE, _FIGURES, _PENDING = "state", "figures", "pending"
+_LATELY = 32  # steps whose seconds are known
+_LEAST_SHARE = 16  # of a tensor's elements a sample has one of so many, unless that is too few
+_log = logging.getLogger("hybridcomp.adapt")
+
+
+class Asked(Protocol):
+    """A policy, or the decider of one."""
+
+    def choose(self, message: Message) -> Choice:
+        """Choose the codec of a message."""
+
+    def same_as_step(self, step: int) -> int:
+        """Return the first step that has the answers of ``step``."""
+
+
+class Adaptation:
+    """The decisions about what one rule sends.
+
+    All ranks call :meth:`begin` with the same steps, at the same places among their operations.
+
+    Args:
+        adapt: of the rule.
+        codecs: of the rule; the first one is adapted.
+        asked: chooses for all else.
+        axis, op: of the rule.
+        gather: of the ranks.
+        writes: whether this rank writes the file of decisions that ``adapt`` may name.
+        clock: returns seconds.
+
+    Attributes:
+        version: grows whenever answers may have changed.
+    """
+
+    def __init__(
+        self,
+        adapt: Adapt,
+        codecs: tuple[Codec, ...],
+        asked: Asked,
+        axis: str,
+        op: str,
+        gather: Gather,
+        *,
+        writes: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.version = 0
+        self._codec, self._asked, self._axis, self._op = codecs[0], asked, axis, op
+        self._gather, self._clock = gather, clock
+        self._controller = make_controller(adapt, codecs[0])
+        self._names: set[str] = set()  # of messages that are adapted
+        self._step, self._began = -1, 0.0
+        self._seconds: deque[float] = deque(maxlen=_LATELY)
+        self._measuring = False
+        self._figures: Array | None = None  # of this rank, where they were asked for before they are gathered
+        self._due = 0  # the step from which on what is pending decides
+        self._wait: Callable[[], Array] | None = None
+        if adapt.freeze is not None and writes:
+            files.add(adapt.freeze, self.history)
+
+    def history(self) -> list[Decision]:
+        """Return the decisions up to now, in the order of their steps."""
+        return list(self._controller.history)
+
+    # -- asked ---------------------------------------------------------------------------------------
+
+    def choose(self, message: Message) -> Choice:
+        """Choose as the policy does, with the codec that has been decided in place of the rule's."""
+        choice = self._asked.choose(message)
+        if message.axis != self._axis or message.op != self._op or choice.codec != self._codec:
+            return choice
+        name = message.name or ""
+        self._names.add(name)
+        codec, why = self._controller.current(name)
+        return Choice(codec, choice.feedback, why)
+
+    def same_as_step(self, step: int) -> int:
+        """Return the first step that has the answers of ``step``, as long as :attr:`version` stays."""
+        return self._asked.same_as_step(step)
+
+    # -- steps ---------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        """Begin a step of training, unless it has begun: before its first message of this axis and operation."""
+        if step <= self._step:
+            return
+        now = self._clock()
+        if step == self._step + 1 and self._began:
+            self._seconds.append(now - self._began)
+        self._step, self._began = step, now
+        if self._wait is not None and step >= self._due:
+            self._decide(self._wait(), step)
+        elif isinstance(self._controller, FrozenController):
+            self._decide(np.empty((0, 0)), step)
+        if self._measuring:
+            self._wait, self._due = self._gather(self._measured()), step + 1
+        self._measuring = self._wait is None and self._controller.measures(step)
+
+    def _decide(self, everyone: Array, step: int) -> None:
+        self._wait = None
+        known = len(self._controller.history)
+        if self._controller.decide(everyone, step):
+            self.version += 1
+            self._seconds.clear()
+            for decision in self._controller.history[known:]:
+                _log.info("%s.%s from step %d on: %s (%s)", self._axis, self._op, step, *decision[1::2])
+
+    @property
+    def measuring(self) -> bool:
+        """Tell whether this step's messages are to be observed."""
+        return self._measuring
+
+    def sample(self, n: int) -> slice:
+        """Return which elements of a tensor of ``n`` :meth:`observe` is to see."""
+        wanted = max(self._controller.least_sample, n // _LEAST_SHARE)
+        # Odd: rows have an even number of elements, and all of their columns are to be seen.
+        return slice(0, n, max(1, n // wanted) | 1)
+
+    def observe(self, name: str, values: npt.NDArray[Any], n: int) -> None:
+        """Take notice of what a message of this step is to carry, if it is one that is adapted.
+
+        Args:
+            name: of the tensor.
+            values: [m], its elements of :meth:`sample`, with the residual of error feedback added.
+            n: its elements.
+        """
+        wide = values.astype(np.float64)
+        if name in self._names and wide.size and np.isfinite(wide).all():
+            self._controller.add(name, wide, wide.size / n)
+
+    # -- saved ---------------------------------------------------------------------------------------
+
+    def memory(self) -> Arrays:
+        """Return the arrays to save; waits for figures that are under way. Call it between steps."""
+        saved = {
+            "history": self._controller.history,
+            "controller": self._controller.state(),
+            "step": self._step,
+            "measuring": self._measuring,
+            "due": self._due,
+        }
+        found: Arrays = {_STATE: np.frombuffer(json.dumps(saved).encode(), np.uint8).copy()}
+        if self._measuring:
+            self._figures = found[_FIGURES] = self._measured()
+        if self._wait is not None:
+            everyone = self._wait()
+            self._wait = lambda: everyone
+            found[_PENDING] = everyone
+        return found
+
+    def load_memory(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from the arrays that :meth:`memory` returned; from nothing where there are none.
+
+        Raises:
+            ValueError: they are no such arrays.
+        """
+        if not arrays:
+            return
+        try:
+            saved = json.loads(arrays[_STATE].tobytes())
+            self._controller.load(saved["controller"])
+            self._controller.history[:] = [Decision(*one) for one in saved["history"]]
+            self._step, self._due = int(saved["step"]), int(saved["due"])
+            self._measuring = bool(saved["measuring"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the saved decisions of {self._axis}.{self._op} cannot be those of its adapt: {error!r}"
+            ) from error
+        self._figures = arrays.get(_FIGURES)
+        everyone = arrays.get(_PENDING)
+        self._wait = None if everyone is None else lambda: everyone
+        self._began = 0.0
+        self.version += 1
+
+    def _measured(self) -> Array:
+        """Return this rank's figures of the measured step that has ended."""
+        found, self._figures = self._figures, None
+        if found is not None:
+            return found
+        return self._controller.figures(median(self._seconds) if self._seconds else float("nan"))
+
+
+def make_controller(adapt: Adapt, codec: Codec) -> Controller:
+    """Make the controller of a rule's ``adapt``, which decides about variants of ``codec``."""
+    if adapt.kind == GRAVAC:
+        return GravacController(codec, adapt.options)
+    if adapt.kind == DCT:
+        return DctController(codec, adapt.options)
+    assert adapt.kind == FROZEN
+    return FrozenController(codec, adapt.frozen)

@@ -1,0 +1,80 @@
+"""Define what decides about a codec from figures of the data: the part that kinds of ``adapt`` have in common."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.policy.adapt.decisions import Decision
+
+Array = npt.NDArray[np.float64]
+
+
+class Controller(abc.ABC):
+    """Decides what the codec of an axis and operation is, alike on all ranks.
+
+    In a measured step :meth:`add` sees what is about to be encoded. :meth:`figures` are then gathered from all ranks,
+    and :meth:`decide` gets them a step later, the same on all ranks.
+
+    Args:
+        codec: the rule's, of which variants are decided.
+
+    Attributes:
+        history: decisions up to now.
+    """
+
+    least_sample = 1 << 13
+    """Elements of a tensor that :meth:`add` is to see, at least, where it has as many."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.history: list[Decision] = []
+        self._codec = codec
+
+    @abc.abstractmethod
+    def measures(self, step: int) -> bool:
+        """Tell whether a step is measured: the same on all ranks."""
+
+    @abc.abstractmethod
+    def add(self, name: str, values: Array, share: float) -> None:
+        """Take notice of what a message is to carry.
+
+        Args:
+            name: of the tensor.
+            values: float64 [m], some of its elements, with the residual of error feedback added; all finite.
+            share: m over the number of its elements.
+        """
+
+    @abc.abstractmethod
+    def figures(self, seconds: float) -> Array:
+        """Return this rank's figures [n] of the measured step, and forget them.
+
+        Args:
+            seconds: of a step, lately; NaN where that is not known.
+        """
+
+    @abc.abstractmethod
+    def decide(self, everyone: Array, step: int) -> bool:
+        """Decide, from all ranks' figures [ranks, n], what is sent from ``step`` on; return whether that is new."""
+
+    @abc.abstractmethod
+    def current(self, name: str) -> tuple[Codec, str]:
+        """Return the codec for a tensor now, and why, in a few words that do not change from step to step."""
+
+    @abc.abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return what :meth:`load` needs to go on alike, in JSON's types."""
+
+    @abc.abstractmethod
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+
+    def _variant(self, **params: Any) -> Codec:
+        """Return the rule's codec with other parameters."""
+        return get_codec(self._codec.name, **{**self._codec.params, **params})
+
+    def _note(self, step: int, codec: Codec, why: str, name: str = "") -> None:
+        self.history.append(Decision(step, codec.spec, name, why))

@@ -1,0 +1,127 @@
+"""Record what was decided about codecs at which step, in a file that repeats it.
+
+.. code-block:: toml
+
+    [[decision]]
+    step = 40
+    codec = "topk:ratio=0.05"
+    name = "layer.0.weight"        # where it is about one tensor alone
+    why = "gain 0.81"
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import threading
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hybridcomp.codecs import get_codec
+from hybridcomp.errors import HybridcompError, PolicyError
+from hybridcomp.files import write_whole
+
+_KINDS: dict[str, type] = {"step": int, "codec": str, "name": str, "why": str}
+_MOST_STEP = 1 << 62
+
+
+class Decision(NamedTuple):
+    """A decision about what a codec is from a step on.
+
+    Attributes:
+        step: of training, from 0.
+        codec: its spec.
+        name: of the tensor that it is about; ``""`` for all.
+        why: in a few words.
+    """
+
+    step: int
+    codec: str
+    name: str
+    why: str
+
+
+def to_toml(decisions: Sequence[Decision]) -> str:
+    """Return decisions as a file's text."""
+    lines = ['# Decisions of a job about its codecs: adapt = "frozen:THIS FILE" repeats them.']
+    for decision in decisions:
+        lines += ["", "[[decision]]"]
+        pairs = {key: value for key, value in decision._asdict().items() if value != ""}
+        lines += [f"{key} = {json.dumps(value)}" for key, value in pairs.items()]
+    return "\n".join(lines) + "\n"
+
+
+def read_decisions(path: Path) -> tuple[Decision, ...]:
+    """Read decisions from a file, in the order of their steps.
+
+    Raises:
+        ValueError: it cannot be read, or is no such file.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"cannot read decisions from {str(path)!r}: {error}") from error
+    given = document.get("decision")
+    if not isinstance(given, list) or not given or set(document) != {"decision"}:
+        raise ValueError(f"{path} must have tables [[decision]], and nothing else")
+    return tuple(_decision(path, number, one) for number, one in enumerate(given, 1))
+
+
+def _decision(path: Path, number: int, table: Any) -> Decision:
+    what = f"{path}, decision {number}"
+    if not isinstance(table, dict) or not {"step", "codec"} <= set(table) <= set(_KINDS):
+        raise ValueError(f"{what} must have step and codec, and may have name and why")
+    for key, value in table.items():
+        if type(value) is not _KINDS[key]:
+            raise ValueError(f"{what}: {key} must be of type {_KINDS[key].__name__}, not {value!r}")
+    if not 0 <= table["step"] <= _MOST_STEP:
+        raise ValueError(f"{what}: step must be from 0 to 2**62, not {table['step']}")
+    try:
+        codec = get_codec(table["codec"]).spec
+    except (ValueError, TypeError, HybridcompError) as error:
+        raise ValueError(f"{what}: {error}") from error
+    return Decision(table["step"], codec, table.get("name", ""), table.get("why", ""))
+
+
+class DecisionFiles:
+    """The files that this process writes as it ends, each with the decisions that were made for it."""
+
+    def __init__(self) -> None:
+        self._sources: dict[Path, list[Callable[[], list[Decision]]]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, path: str, decisions: Callable[[], list[Decision]]) -> None:
+        """Have decisions written to a file.
+
+        Raises:
+            PolicyError: the file's folder does not exist.
+        """
+        file = Path(path).absolute()
+        if not file.parent.is_dir() or file.is_dir():
+            raise PolicyError(f"cannot write decisions to {path}: it is no file of a folder that exists")
+        with self._lock:
+            if not self._sources:
+                atexit.register(self.write)
+            self._sources.setdefault(file, []).append(decisions)
+
+    def write(self) -> None:
+        """Write all files: each whole, or not at all.
+
+        Raises:
+            PolicyError: one cannot be written.
+        """
+        with self._lock:
+            sources = {path: list(found) for path, found in self._sources.items()}
+        for path, found in sources.items():
+            decisions = sorted(decision for source in found for decision in source())
+            if not decisions:
+                continue
+            try:
+                write_whole(path, to_toml(decisions).encode())
+            except OSError as error:
+                raise PolicyError(f"cannot write decisions to {path}: {error.strerror}") from error
+
+
+files = DecisionFiles()

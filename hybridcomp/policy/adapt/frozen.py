@@ -1,0 +1,55 @@
+"""Repeat decisions of an earlier job: ``frozen``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.policy.adapt.controller import Array, Controller
+from hybridcomp.policy.adapt.decisions import Decision
+
+
+class FrozenController(Controller):
+    """Decisions, and how many of them are in effect.
+
+    Args:
+        codec: of the steps before the first one.
+        decisions: in the order of their steps.
+    """
+
+    def __init__(self, codec: Codec, decisions: Sequence[Decision]) -> None:
+        super().__init__(codec)
+        self._decisions = sorted(decisions)
+        self._done = 0
+        self._codecs: dict[str, Codec] = {}
+
+    def measures(self, step: int) -> bool:
+        return False
+
+    def add(self, name: str, values: Array, share: float) -> None:
+        """Take no notice: nothing is measured."""
+
+    def figures(self, seconds: float) -> Array:
+        return np.empty(0)
+
+    def decide(self, everyone: Array, step: int) -> bool:
+        before = self._done
+        while self._done < len(self._decisions) and self._decisions[self._done].step <= step:
+            decision = self._decisions[self._done]
+            self._codecs[decision.name] = get_codec(decision.codec)
+            self.history.append(decision)
+            self._done += 1
+        return self._done != before
+
+    def current(self, name: str) -> tuple[Codec, str]:
+        found = self._codecs.get(name) or self._codecs.get("")
+        return (self._codec, "frozen: before the first decision") if found is None else (found, "frozen")
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Need nothing: the step says which decisions are in effect."""

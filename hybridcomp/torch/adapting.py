@@ -1,0 +1,120 @@
+"""Adapt what tensors of torch's are sent by: make an :class:`.Adaptation` of a policy's rule, and show it gradients."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hybridcomp.codecs import ErrorFeedback
+from hybridcomp.collectives.starting import OperationStarter
+from hybridcomp.policy import Policy
+from hybridcomp.policy.adapt.adaptation import Adaptation
+from hybridcomp.policy.auto.decider import Decider
+from hybridcomp.torch.memory import Arrays
+
+
+class Decided(NamedTuple):
+    """A decision about what is sent.
+
+    Attributes:
+        axis, op: of the messages.
+        step: of training, from which on it holds.
+        codec: the spec of what carries them.
+        name: of the tensor that it is about; ``""`` for all.
+        why: in a few words.
+    """
+
+    axis: str
+    op: str
+    step: int
+    codec: str
+    name: str
+    why: str
+
+
+class Adapting:
+    """The choices of one axis and operation: of the policy, its decider, or its rule's adaptation.
+
+    Args:
+        policy: of all ranks.
+        axis, op: what is sent.
+        comm: of the ranks.
+    """
+
+    def __init__(self, policy: Policy, axis: str, op: str, comm: OperationStarter[Any]) -> None:
+        self.asked: Policy | Decider | Adaptation = comm.decider or policy
+        self._axis = axis
+        self._op = op
+        self._adaptation: Adaptation | None = None
+        rule = policy.adapting(axis, op)
+        if rule is not None and rule.adapt is not None and comm.size > 1:
+            self.asked = self._adaptation = Adaptation(
+                rule.adapt,
+                rule.codecs or (),
+                self.asked,
+                axis,
+                op,
+                comm.gather_figures,
+                writes=dist.get_rank() == 0,
+            )
+            _living.add(self)
+
+    def decisions(self) -> list[Decided]:
+        """Return what was decided up to now."""
+        history = [] if self._adaptation is None else self._adaptation.history()
+        return [Decided(self._axis, self._op, *decision) for decision in history]
+
+    @property
+    def version(self) -> int:
+        """Return a number that grows whenever answers may have changed."""
+        return 0 if self._adaptation is None else self._adaptation.version
+
+    def begin(self, step: int) -> bool:
+        """Begin a step, before its first message; return whether its messages are to be shown to :meth:`observe`."""
+        if self._adaptation is None:
+            return False
+        self._adaptation.begin(step)
+        return self._adaptation.measuring
+
+    def observe(
+        self, name: str, values: torch.Tensor, feedback: ErrorFeedback, key: str | None = None
+    ) -> None:
+        """Show what a message is about to carry.
+
+        Args:
+            name: of the tensor.
+            values: [n], on any device.
+            feedback: has the residual that is added to them.
+            key: that it is kept under; None for ``name``.
+        """
+        assert self._adaptation is not None
+        where = self._adaptation.sample(values.numel())
+        seen = values.detach()[where].float().cpu().numpy()
+        owed = feedback.owed((self._axis, key or name), values.numel(), where)
+        self._adaptation.observe(name, seen if owed is None else seen + owed, values.numel())
+
+    def memory(self) -> Arrays:
+        """Return the arrays to save, none where nothing adapts."""
+        return {} if self._adaptation is None else self._adaptation.memory()
+
+    def load_memory(self, arrays: Arrays) -> None:
+        """Load the arrays that :meth:`memory` returned.
+
+        Raises:
+            ValueError: they are of something else.
+        """
+        if self._adaptation is not None:
+            self._adaptation.load_memory(arrays)
+
+
+_living: weakref.WeakSet[Adapting] = weakref.WeakSet()
+
+
+def decisions() -> list[Decided]:
+    """Return what rules with ``adapt`` have decided in this process, in the order of steps; the same on all ranks of a
+    group.
+    """
+    return sorted((one for each in list(_living) for one in each.decisions()), key=lambda one: one.step)
