@@ -155,6 +155,18 @@ def _check_batch(config: TrainConfig) -> None:
 
 
 def _check_sequence(config: TrainConfig) -> None:
+    if not 0 <= config.tp_autoencoder <= config.d_model:
+        raise ConfigError(
+            f"tp_autoencoder must be from 0 to d_model ({config.d_model}), not {config.tp_autoencoder}"
+        )
+    if not 0 <= config.tp_autoencoder_from < config.layers:
+        raise ConfigError(
+            f"tp_autoencoder_from must be from 0 to below layers ({config.layers}), not {config.tp_autoencoder_from}"
+        )
+    if config.tp_autoencoder and config.experts:
+        raise ConfigError(
+            f"experts ({config.experts}) are not summed over tp: tp_autoencoder must be 0 beside them"
+        )
     if config.sequence_parallel and config.tp < 2:
         raise ConfigError(f"sequence_parallel splits over tp, which must be at least 2, not {config.tp}")
     if config.sequence_parallel and config.seq_len % config.tp:

@@ -64,6 +64,11 @@ class TrainConfig:
 
     sequence_parallel: bool = False
     """Split the residual stream and its norms along the sequence over tp. tp divides seq_len."""
+    tp_autoencoder: int = 0
+    """Values a token that tp sums in forward, in the place of d_model: codes of a linear autoencoder that is learned
+    with the model. 0: none. See docs/techniques.md."""
+    tp_autoencoder_from: int = 0
+    """The first block that has an autoencoder: earlier ones bear it less."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """What forward and backward compute in, and send: fp32, or bf16 by autocast. Weights stay in fp32."""
     recompute: Literal["none", "blocks"] = "none"

@@ -241,6 +241,7 @@ def test_scale_draws_curves_for_each_rate_and_policy(files, capsys):
     [
         ({"schedule": "cdp-v1", "micro_batches": 1}, "cdp-v1 is not predicted; allowed: gpipe"),
         ({"sync": "local_sgd:every=4"}, "not predicted: leave sync local_sgd:every=4 out"),
+        ({"tp_autoencoder": 16}, "not predicted: leave tp_autoencoder 16 out"),
     ],
 )
 def test_what_is_not_predicted_is_named(files, more, words):

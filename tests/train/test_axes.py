@@ -37,6 +37,7 @@ def check(ranks: int, cases: list[list[str]]) -> None:
 
 
 EXPERTS = "--dp 2 --experts 4 --expert-every 1"
+CODES = "--tp-autoencoder 8 --tp-autoencoder-from 1"
 OTHERS = [
     "--dp 2 --dtype bf16 --schedule cdp-v2 --clip 0 --micro-batches 1",
     "--pp 2 --dtype bf16 --schedule local",
@@ -59,6 +60,8 @@ def test_replicas_reduce_once_a_step_compute_in_bf16_and_again():
             ["bits_are_equal", "--pp 2", "--pp 2 --recompute blocks --recompute-blocks 1"],
             ["uneven_stages_train_alike", "--pp 2", "--pp 2 --stage-layers 3 1"],
             ["uneven_stages_train_alike", "--pp 2", "--pp 2 --stage-layers 1 3 --schedule gpipe"],
+            ["codes_are_summed", f"--pp 2 {CODES}", f"--tp 2 {CODES}", f"--tp 2 --sequence-parallel {CODES}"],
+            ["bits_are_equal", f"--tp 2 {CODES}", f"--tp 2 {CODES} --recompute blocks"],
         ],
     )
 

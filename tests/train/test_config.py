@@ -12,6 +12,7 @@ import pytest
 
 from hybridcomp.errors import ConfigError
 from hybridcomp.policy.toml import parse_policy
+from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.reading import parse, read_toml, to_toml
 
@@ -237,6 +238,20 @@ def test_the_guide_to_sharding_has_valid_policies(text):
 
 def test_there_are_examples():
     assert len(list(EXAMPLES.glob("train_*.toml"))) >= 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"tp_autoencoder": 300}, r"tp_autoencoder must be from 0 to d_model \(256\), not 300"),
+        ({"tp_autoencoder": -1}, r"tp_autoencoder must be from 0 to d_model \(256\), not -1"),
+        ({"tp_autoencoder": 8, "tp_autoencoder_from": 8}, r"from 0 to below layers \(8\), not 8"),
+        ({"tp_autoencoder": 8, "experts": 2, "dp": 2}, "tp_autoencoder must be 0 beside them"),
+    ],
+)
+def test_autoencoders_fit_the_model(changes, told):
+    with pytest.raises(ConfigError, match=told):
+        check_config(TrainConfig(**changes))
 
 
 def test_the_example_policy_is_valid():

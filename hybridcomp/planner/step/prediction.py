@@ -72,6 +72,10 @@ def predict_step(config: TrainConfig, cluster: Cluster, policy: Policy | None = 
         raise ConfigError(
             f"steps of replicas that synchronise rarely are not predicted: leave sync {config.sync} out"
         )
+    if config.tp_autoencoder:
+        raise ConfigError(
+            f"steps with an autoencoder are not predicted: leave tp_autoencoder {config.tp_autoencoder} out"
+        )
     rules = load_policy(config.policy or "hybrid") if policy is None else policy
     steps = _AHEAD if config.schedule in ("2bw", "local") else 1
     writer = Writer(config, cluster, rules)

@@ -21,6 +21,7 @@ _PIECE_BYTES = 1 << 22
 _SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard", "sync")
 _SAME_MODEL = (
     "layers", "d_model", "heads", "seq_len", "tie_embeddings", "experts", "expert_every", "capacity_factor",
+    "tp_autoencoder", "tp_autoencoder_from",
 )  # fmt: skip
 _SAME_BATCHES = ("micro_batches", "micro_batch_size", "seed")
 

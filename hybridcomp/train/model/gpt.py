@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hybridcomp.train.model.autoencoder import Autoencoder
 from hybridcomp.train.model.experts import Mixture
 
 _INIT_STD = 0.02  # GPT-2's
@@ -33,6 +34,8 @@ class ModelShape:
     experts: int = 0
     expert_every: int = 2
     capacity_factor: float = 1.25
+    tp_autoencoder: int = 0
+    tp_autoencoder_from: int = 0
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ModelShape:
@@ -48,11 +51,12 @@ class Attention(nn.Module):
     projections would need three.
     """
 
-    def __init__(self, d_model: int, heads: int) -> None:
+    def __init__(self, d_model: int, heads: int, codes: int = 0) -> None:
         super().__init__()
         self.head_dim = d_model // heads
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
+        self.code = Autoencoder(d_model, codes) if codes else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend within ``x`` [batch, time, d_model]; as many heads as this rank's shard has."""
@@ -60,31 +64,36 @@ class Attention(nn.Module):
         batch, time, _ = fused.shape  # with sequence parallelism the projection gathers the time
         q, k, v = fused.view(batch, time, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, time, -1))  # type: ignore[no-any-return]
+        return _coded(self.out(y.transpose(1, 2).reshape(batch, time, -1)), self.code)
 
 
 class MLP(nn.Module):
     """Two linear layers around a GELU, four times as wide inside."""
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model: int, codes: int = 0) -> None:
         super().__init__()
         self.up = nn.Linear(d_model, 4 * d_model, bias=False)
         self.down = nn.Linear(4 * d_model, d_model, bias=False)
+        self.code = Autoencoder(d_model, codes) if codes else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x`` [batch, time, d_model] to the same shape."""
-        return self.down(functional.gelu(self.up(x)))  # type: ignore[no-any-return]
+        return _coded(self.down(functional.gelu(self.up(x))), self.code)
+
+
+def _coded(x: Tensor, code: Autoencoder | None) -> Tensor:
+    return x if code is None else code(x)
 
 
 class Block(nn.Module):
-    """One transformer layer."""
+    """One transformer layer; with ``codes``, what tp sums passes an autoencoder of so many values."""
 
-    def __init__(self, d_model: int, heads: int) -> None:
+    def __init__(self, d_model: int, heads: int, codes: int = 0) -> None:
         super().__init__()
         self.attn_norm = nn.LayerNorm(d_model)
-        self.attn = Attention(d_model, heads)
+        self.attn = Attention(d_model, heads, codes)
         self.mlp_norm = nn.LayerNorm(d_model)
-        self.mlp: nn.Module = MLP(d_model)
+        self.mlp: nn.Module = MLP(d_model, codes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x`` [batch, time, d_model] to the same shape."""
@@ -122,7 +131,10 @@ class GPT(nn.Module):
         super().__init__()
         self.shape = shape
         self.embed = Embedding(shape)
-        self.blocks = nn.ModuleDict({str(i): Block(shape.d_model, shape.heads) for i in range(shape.layers)})
+        codes = [shape.tp_autoencoder if i >= shape.tp_autoencoder_from else 0 for i in range(shape.layers)]
+        self.blocks = nn.ModuleDict(
+            {str(i): Block(shape.d_model, shape.heads, c) for i, c in enumerate(codes)}
+        )
         if shape.experts:
             for i in range(shape.expert_every - 1, shape.layers, shape.expert_every):
                 self.blocks[str(i)].mlp = Mixture(shape.d_model, shape.experts, shape.capacity_factor)
@@ -186,6 +198,9 @@ def build_gpt(shape: ModelShape, seed: int) -> GPT:
             into_residual = name.endswith(("attn.out.weight", "mlp.down.weight", "experts.down"))
             std = _INIT_STD / math.sqrt(2 * shape.layers) if into_residual else _INIT_STD
             nn.init.normal_(parameter, std=std)
+        for module in model.modules():
+            if isinstance(module, Autoencoder):
+                module.begin()
     return model
 
 

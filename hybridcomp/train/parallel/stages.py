@@ -22,7 +22,7 @@ from hybridcomp.train.model.recompute import recompute_blocks
 from hybridcomp.train.parallel.residual_stream import stream_of
 from hybridcomp.train.parallel.scopes import say_layers
 from hybridcomp.train.parallel.sequence_parallel import split_sequence
-from hybridcomp.train.parallel.tensor_parallel import split_over_tp
+from hybridcomp.train.parallel.tensor_parallel import partial_codes, split_over_tp
 from hybridcomp.train.topology import Topology
 
 
@@ -119,6 +119,7 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
             compute_in_bf16(model)
         if config.tp > 1:
             split |= split_over_tp(model, topology.mesh["tp"], sequence=config.sequence_parallel)
+            partial |= partial_codes(model, sequence=config.sequence_parallel)
             if policy.places:
                 say_layers(model)
         if config.sequence_parallel:

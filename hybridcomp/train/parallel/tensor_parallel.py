@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
+from hybridcomp.train.model.autoencoder import Autoencoder
 from hybridcomp.train.model.experts import Mixture
 from hybridcomp.train.model.gpt import GPT
 from hybridcomp.train.parallel.sequence_parallel import gather, sum_to_parts
@@ -96,6 +97,28 @@ class RowParallel(ParallelStyle):
         return module
 
 
+class SumCodes(ParallelStyle):
+    """An encoder of what each rank has of a layer's outputs; the codes are summed, in the place of the outputs.
+
+    Args:
+        leave: makes what this rank is to have of the codes.
+    """
+
+    def __init__(self, leave: Carry) -> None:
+        super().__init__()
+        self._leave = leave
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        group = device_mesh.get_group()
+        module.register_forward_hook(lambda _, inputs, output: self._leave(output, group))
+        return module
+
+
+def _keep(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return ``x``: this rank's part of a sum."""
+    return x
+
+
 def _keep_part(module: nn.Module, dim: int, mesh: DeviceMesh) -> None:
     """Keep this rank's part of a weight, which every rank has built whole, so that nothing needs to be sent."""
     weight = module.get_parameter("weight")
@@ -131,9 +154,33 @@ def split_over_tp(model: GPT, mesh: DeviceMesh, *, sequence: bool) -> frozenset[
         whole = "mlp." if isinstance(block.mlp, Mixture) else "-"  # all ranks of the mesh compute a mixture
         styles = _SEQUENCE_PLAN if sequence else _BLOCK_PLAN
         plan = {path: style for path, style in styles.items() if not path.startswith(whole)}
-        parallelize_module(block, mesh, plan)
         split |= {f"blocks.{index}.{path}.weight" for path in plan}
+        parallelize_module(block, mesh, _with_codes(block, plan, sequence=sequence))
     return frozenset(split)
+
+
+def _with_codes(
+    block: nn.Module, plan: dict[str, ParallelStyle], *, sequence: bool
+) -> dict[str, ParallelStyle]:
+    """Return a block's plan with sums of codes in the place of the sums that have an autoencoder."""
+    found = dict(plan)
+    leave = sum_to_parts if sequence else sum_output
+    for path, code in block.named_modules():
+        if isinstance(code, Autoencoder):
+            into = next(p for p in plan if p in (path.replace(".code", end) for end in (".out", ".down")))
+            found |= {into: RowParallel(_keep), f"{path}.encode": SumCodes(leave)}
+    return found
+
+
+def partial_codes(model: GPT, *, sequence: bool) -> frozenset[str]:
+    """Return the names of the parameters of autoencoders of whose gradient each rank of tp has a part."""
+    partial = ("encode", "decode") if sequence else ("encode",)  # else all have the sum, and its gradient
+    return frozenset(
+        f"{path}.{part}.weight"
+        for path, code in model.named_modules()
+        if isinstance(code, Autoencoder)
+        for part in partial
+    )
 
 
 def joined(name: str, parts: Sequence[Tensor]) -> Tensor:

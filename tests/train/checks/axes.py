@@ -129,6 +129,23 @@ def recomputed_bits_are_equal(kept: Outcome, recomputed: Outcome) -> list[str]:
     return different + bits_are_equal(kept, recomputed)
 
 
+def codes_are_summed(alone: Outcome, *together: Outcome) -> list[str]:
+    """Whether autoencoders train over tp as they do where nothing is summed."""
+    problems = []
+    for run in together:
+        for (step, a, n), (_, b, m) in zip(alone.results, run.results, strict=True):
+            if abs(a - b) > 1e-5 * a or abs(n - m) > 1e-4 * n:
+                problems.append(f"loss {b} and norm {m} instead of {a} and {n} in step {step}")
+        codes = [name for name in run.weights if ".code." in name]
+        far = (
+            n
+            for n in codes
+            if n in alone.weights and not torch.allclose(alone.weights[n], run.weights[n], atol=1e-4)
+        )
+        problems += [f"{name} differs" for name in far] + ["there are no codes"] * (not codes)
+    return problems
+
+
 def uneven_stages_train_alike(even: Outcome, uneven: Outcome) -> list[str]:
     """Check that another cut of the layers has other blocks, and the same losses and weights."""
     blocks = [

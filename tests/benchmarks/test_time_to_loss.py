@@ -1,0 +1,43 @@
+"""What the benchmark of times to a loss makes of runs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where its own modules are, as for a script
+time_to_loss = pytest.importorskip("time_to_loss", reason="the trainer's extras")
+
+
+def run(variant: str, losses: list[float], seed: int = 1):
+    seconds = [10.0 * (i + 1) for i in range(len(losses))]
+    return time_to_loss.Run(variant, "1gbit", seed, list(range(len(losses))), seconds, losses, 10**6, [])
+
+
+def test_seconds_are_between_two_evaluations():
+    one = run("gravac", [4.0, 3.0, 2.0, 2.5])
+    assert time_to_loss.seconds_to(one, 3.0) == 20.0
+    assert time_to_loss.seconds_to(one, 2.25) == 27.5
+    assert time_to_loss.seconds_to(one, 5.0) == 10.0
+    assert time_to_loss.seconds_to(one, 1.9) is None
+
+
+def test_the_loss_to_reach_is_one_that_both_reach():
+    runs = [run("gloo", [2.0]), run("top-k 0.1", [2.5]), run("top-k 0.01", [3.0]), run("gravac", [2.4])]
+    assert time_to_loss.targets(runs, None) == {("1gbit", 1): 2.5}
+    assert time_to_loss.targets(runs, 2.2) == {("1gbit", 1): 2.2}
+    rows = {row["variant"]: row["seconds"] for row in time_to_loss.table(runs, None)}
+    assert rows == {"gloo": 10.0, "top-k 0.1": 10.0, "top-k 0.01": None, "gravac": 10.0}
+    assert (
+        time_to_loss.table(
+            [*runs, run("gloo", [9.0], 2), run("top-k 0.1", [1.0], 2), run("gravac", [1.0], 2)], None
+        )[0]["seconds"]
+        is None
+    )  # one seed of two does not get there
+
+
+def test_a_loss_that_is_not_finite_is_refused():
+    record = time_to_loss.RunRecord("gravac")
+    record.add('{"kind": "eval", "step": 1, "loss": NaN, "elapsed": 1.0}')
+    with pytest.raises(time_to_loss.CheckError, match="gravac, 1gbit, seed 3"):
+        time_to_loss.run_of(record, "1gbit", 3)
