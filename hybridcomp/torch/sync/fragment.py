@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.torch.flat import views
 from hybridcomp.torch.hook.averager import Averager, Named
 from hybridcomp.torch.hook.operations import Averaging
+from hybridcomp.torch.replicas import local_of
 from hybridcomp.torch.sync.cutting import Parameters
 
 
@@ -128,9 +129,3 @@ class Fragment:
             mine = local_of(self.parameters[name])
             mine.copy_(torch.lerp(value, mine.to(value.dtype), alpha) if alpha else value)
         self.under_way = False
-
-
-def local_of(parameter: Tensor) -> Tensor:
-    """Return a parameter's values on this rank, without autograd: of a DTensor its local part."""
-    values = parameter.detach()
-    return values.to_local() if hasattr(values, "to_local") else values

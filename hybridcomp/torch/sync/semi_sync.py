@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
@@ -16,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 from hybridcomp.policy import Policy, load_policy
 from hybridcomp.torch.backend.options import PolicyLike, chosen_policy
 from hybridcomp.torch.hook.averager import Averager
+from hybridcomp.torch.replicas import copy_from_first
 from hybridcomp.torch.sync.cutting import cut
-from hybridcomp.torch.sync.fragment import local_of
 from hybridcomp.torch.sync.synchronizer import MakeOuter, Synchronizer
 
 _DEFAULT = "hybrid"  # 4 bits with error feedback on dp
@@ -70,7 +68,7 @@ class SemiSync:
         if self._hook is not None:
             raise RuntimeError(f"this {type(self).__name__} has been entered already")
         if not self._agreed:
-            _copy_from_first([*self._model.parameters(), *self._model.buffers()], self._group)
+            copy_from_first([*self._model.parameters(), *self._model.buffers()], self._group)
             self._sync.agree()
             self._agreed = True
         if self._optimizer is None:
@@ -141,20 +139,3 @@ class SemiSync:
 
 def _policy_of(policy: PolicyLike | None) -> Policy:
     return load_policy(policy) if policy is not None else chosen_policy() or load_policy(_DEFAULT)
-
-
-@torch.no_grad()
-def _copy_from_first(tensors: Sequence[torch.Tensor], group: Any) -> None:
-    """Give all ranks of a group the values that its first one has, exactly."""
-    on_the_way = []
-    for tensor in tensors:
-        values = local_of(tensor)
-        dense = values.contiguous()
-        raw = dense.view(-1).view(torch.uint8)  # as integers: no policy compresses those
-        work = dist.broadcast(raw, group=group, group_src=0, async_op=True)
-        on_the_way.append((values, dense, work))
-    for values, dense, work in on_the_way:
-        if work is not None:
-            work.wait()
-        if dense is not values:
-            values.copy_(dense)
