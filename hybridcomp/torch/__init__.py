@@ -10,6 +10,7 @@
     ddp.register_comm_hook(hct.HookState(policy="hybrid", module=ddp), hct.comm_hook)   # on gloo or NCCL, too
     hct.compress_fsdp(model, policy="hybrid")                                           # after fully_shard; as well
     with hct.DiLoCo(model, optimizer, every=100): ...                                   # in the place of DDP; as well
+    streamed = hct.stream_linear(model, rank=10)                                        # before DDP; as well
 
 Importing this registers the backend. It does not initialise MPI.
 """
@@ -34,6 +35,7 @@ from hybridcomp.torch.hook import HookState, comm_hook
 from hybridcomp.torch.phases import in_phase
 from hybridcomp.torch.registry import registry
 from hybridcomp.torch.reshard import reshard_state
+from hybridcomp.torch.streaming import StreamedLayers, StreamedSGD, stream_linear
 from hybridcomp.torch.sync import DiLoCo, LocalSGD
 from hybridcomp.torch.tensorboard import StatsWriter
 from hybridcomp.trace import start as start_trace
@@ -49,6 +51,8 @@ __all__ = [
     "HookState",
     "LocalSGD",
     "Options",
+    "StreamedLayers",
+    "StreamedSGD",
     "comm_hook",
     "compress_fsdp",
     "decisions",
@@ -56,6 +60,7 @@ __all__ = [
     "in_place",
     "reshard_state",
     "set_policy",
+    "stream_linear",
     "export_environment",
     "stats",
     "summary",

@@ -50,7 +50,14 @@ class Averager:
     """
 
     def __init__(
-        self, policy: Policy, *, kind: str, axis: str, group: Any = None, stage: int | None = None
+        self,
+        policy: Policy,
+        *,
+        kind: str,
+        axis: str,
+        group: Any = None,
+        stage: int | None = None,
+        remembers: bool = True,
     ) -> None:
         """Register the averager; the first buffer makes its communicator.
 
@@ -60,6 +67,8 @@ class Averager:
             axis: the policy's section.
             group: the ranks; None is the default group.
             stage: of a pipeline, whose parameters they are; for a policy's ``stages``.
+            remembers: what a codec loses stays for the next buffer, by error feedback, where the policy says so; False
+                where the next one is in other coordinates.
         """
         self.policy = policy
         self.axis = axis
@@ -67,6 +76,7 @@ class Averager:
         self.step = 0
         self.feedback = ErrorFeedback(form=None)
         self._stage = stage
+        self._remembers = remembers
         self._group = group
         self._factors: dict[str, npt.NDArray[Any]] = {}
         self._plans: Answers[Split] = Answers()
@@ -153,7 +163,8 @@ class Averager:
             if not dtype.is_float:
                 raise CodecMismatchError(f"{self.label} averages floating-point values, not {buffer.dtype}")
             hosts = None if getattr(group, "comm", None) is None else group.comm.hosts
-            return make_split(adapting.asked, self.axis, dtype, parameters(), step, self._stage, hosts)
+            split = make_split(adapting.asked, self.axis, dtype, parameters(), step, self._stage, hosts)
+            return split if self._remembers else split.without_feedback()
 
         alike = (key, buffer.dtype, self.policy.same_as_step(step), adapting.version)
         return self._plans.get(comm, alike, made)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hybridcomp.arrays import DType
@@ -61,6 +61,11 @@ class Split(NamedTuple):
     def once(self) -> bool:
         """Tell whether a choice is for this time only."""
         return any(piece.choice.once for piece in self.alone)
+
+    def without_feedback(self) -> Split:
+        """Return the same pieces by the same codecs, of which error feedback keeps nothing."""
+        alone = [replace(piece, choice=replace(piece.choice, feedback=None)) for piece in self.alone]
+        return self._replace(alone=alone)
 
 
 def make_split(

@@ -1,0 +1,114 @@
+"""Step streamed weights as SGD would, by the factors of their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hybridcomp.torch.registry import registry
+
+if TYPE_CHECKING:
+    from hybridcomp.torch.streaming.streamed import StreamedLayers
+
+_BASES = ("left", "right")
+
+
+class StreamedSGD(torch.optim.Optimizer):
+    """SGD on streamed weights: W -= lr (H + weight_decay W), H as in :mod:`hybridcomp.torch.streaming.factors`.
+
+    An optimizer of torch's: learning-rate schedulers take it, and its state, with which training goes on with the same
+    bits, is the bases. There is no momentum, whose buffer would be of the weight's size: H changes its bases in each
+    step. A weight without a gradient in a step stays as it is; one whose gradient is not finite ceases to be, on all
+    ranks, and keeps its bases.
+    """
+
+    def __init__(
+        self, streamed: StreamedLayers, *, lr: float, weight_decay: float = 0.0, has_others: bool = True
+    ) -> None:
+        """Take the weights; :meth:`.StreamedLayers.optimizer` calls this.
+
+        Args:
+            streamed: the layers.
+            lr: learning rate.
+            weight_decay: L2 penalty, as SGD's.
+            has_others: another optimizer steps, too, whose steps are the training's.
+
+        Raises:
+            ValueError: a number is negative.
+        """
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, as {value} is")
+        super().__init__(list(streamed.weights.values()), {"lr": lr, "weight_decay": weight_decay})
+        self._streamed = streamed
+        if has_others:
+            registry.ignore_steps_of(self)
+        self._show_bases()
+
+    def _show_bases(self) -> None:
+        """Have the bases themselves in the optimizer's state."""
+        for weight in self._streamed.weights.values():
+            factors = self._streamed.factors_of(weight)
+            self.state[weight] = {"left": factors.left, "right": factors.right}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Average the factors over the ranks, update the weights, and take the next bases. Collective.
+
+        What was accumulated is dropped.
+
+        Args:
+            closure: computes the loss again, and returns it.
+
+        Raises:
+            HybridcompError: see :meth:`.StreamedLayers.average`; weights are as they were.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._streamed.average()
+        squares = self._streamed.squares()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if squares[weight] == 0:
+                    continue
+                factors = self._streamed.factors_of(weight)
+                factors.apply(group["lr"], group["lr"] * group["weight_decay"])
+                if squares[weight] < torch.inf:
+                    factors.advance()
+        self._streamed.zero()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop what backward passes have accumulated since the last step."""
+        super().zero_grad(set_to_none)
+        self._streamed.zero()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned, bases exactly as they were, whatever type the weights have.
+
+        Raises:
+            ValueError: it is of other weights, or of another rank.
+        """
+        weights = self._streamed.weights
+        saved = state_dict["state"]
+        for number, (name, weight) in enumerate(weights.items()):
+            factors = self._streamed.factors_of(weight)
+            for side, mine in zip(_BASES, (factors.left, factors.right), strict=True):
+                there = saved[number][side].shape if number in saved else None
+                if there != mine.shape:
+                    has = "none" if there is None else list(there)
+                    raise ValueError(
+                        f"of {name} the saved state has a basis {has}, and this has {list(mine.shape)}: the layers and "
+                        "rank must be as they were"
+                    )
+        super().load_state_dict(dict(state_dict))
+        for number, weight in enumerate(weights.values()):
+            factors = self._streamed.factors_of(weight)
+            for side, mine in zip(_BASES, (factors.left, factors.right), strict=True):
+                mine.copy_(saved[number][side])
+        self._show_bases()
+        self._streamed.zero()
