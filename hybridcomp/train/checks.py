@@ -19,7 +19,7 @@ def check_config(config: TrainConfig) -> None:
     """
     positive = (
         "dp pp tp virtual_stages layers d_model heads seq_len steps micro_batches micro_batch_size keep "
-        "log_every threads lr timeout bucket_mb expert_every capacity_factor"
+        "log_every threads lr stream_lr timeout bucket_mb expert_every capacity_factor"
     )
     for name in positive.split():
         if not 0 < getattr(config, name) < math.inf:
@@ -94,6 +94,21 @@ def _check_replicas(config: TrainConfig) -> None:
         _check_experts(config)
     if config.sync is not None:
         check_sync(config.sync, config)
+    if config.stream_rank is not None:
+        _check_streamed(config.stream_rank, config)
+
+
+def _check_streamed(rank: int, config: TrainConfig) -> None:
+    if rank < 1:
+        raise ConfigError(f"stream_rank must be at least 1, not {rank}; to stream nothing leave it out")
+    goes_with = {"pp": 1, "tp": 1, "schedule": "1f1b", "shard": "none", "experts": 0, "sync": None}
+    for name, allowed in goes_with.items():
+        if (value := getattr(config, name)) != allowed:
+            must = "be left out" if allowed is None else f"be {allowed}"
+            raise ConfigError(
+                f"stream_rank ({rank}) is of replicas that sum whole gradients in every step: {name} must {must}, "
+                f"not {value}"
+            )
 
 
 def _check_experts(config: TrainConfig) -> None:

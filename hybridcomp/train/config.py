@@ -131,6 +131,11 @@ class TrainConfig:
     """AdamW's decay of the mean of squared gradients."""
     clip: float = 1.0
     """Largest global norm of the gradient over all axes; 0 does not clip."""
+    stream_rank: int | None = None
+    """Columns of the factors that linear layers stream their gradients into: these are not formed, and SGD takes
+    AdamW's place there. By default no gradient is streamed. See docs/streaming.md."""
+    stream_lr: float = 0.5
+    """Peak learning rate of streamed weights, which then follows the schedule of lr."""
     seed: int = 1
     """Seed of the weights and of the batches."""
 

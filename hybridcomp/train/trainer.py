@@ -29,6 +29,7 @@ from hybridcomp.train.start import Job
 from hybridcomp.train.techniques import concerns
 from hybridcomp.train.topology import Topology, make_topology
 
+_GRADIENTS = "gradient_bytes"  # of the summary: each rank's peak
 _SETTLING_STEPS = 3  # not counted in the summary's speed: allocations, caches, first connections
 
 
@@ -210,8 +211,8 @@ class Trainer:
     def _announce(self) -> None:
         updater, topology, model = self._schedule.updater, self._topology, self._schedule.run.model
         mine = [
-            p.numel()
-            for name, p in updater.parameters.items()
+            size
+            for name, size in updater.sizes().items()
             if (topology.tp == 0 or name in model.split) and updater.counts(name) and name not in model.copies
         ]
         count = float(sum(mine))
@@ -271,9 +272,10 @@ class Trainer:
         self._decided = len(made)
 
     def _summarize(self) -> None:
-        peaks = self._schedule.peaks()
+        peaks = {**self._schedule.peaks(), _GRADIENTS: self._schedule.updater.gradient_bytes}
         gathered = Exchange([float(n) for n in peaks.values()], self._traffic.total()).wait()
-        held, counters = gathered[:, : len(peaks)].long().T.tolist(), gathered[:, len(peaks) :].sum(0)
+        most = dict(zip(peaks, gathered[:, : len(peaks)].long().T.tolist(), strict=True))
+        counters = gathered[:, len(peaks) :].sum(0)
         if self._metrics is None or self._progress is None:
             return
         timed = self._elapsed[_SETTLING_STEPS:] if len(self._elapsed) > _SETTLING_STEPS + 1 else self._elapsed
@@ -286,7 +288,8 @@ class Trainer:
             "val_loss": self._val_loss,
             **axes,
             "policy": self._job.policy.name,
-            "schedule": {"name": self._config.schedule, **dict(zip(peaks, held, strict=True))},
+            _GRADIENTS: most.pop(_GRADIENTS),
+            "schedule": {"name": self._config.schedule, **most},
             "comm": [dataclasses.asdict(row) for row in hct.stats()],
         }
         self._metrics.write("summary", values)

@@ -91,13 +91,18 @@ class StreamedLayers:
         self._averager.step += 1
         self._mark(averaged=True)
 
+    def square_sum(self) -> float:
+        """Return the square of :meth:`grad_norm`. Collective."""
+        self.average()
+        return sum(self.squares().values())
+
     def grad_norm(self) -> float:
         """Return the norm of the streamed gradients of all weights together, of all ranks' mean. Collective.
 
         Raises:
             HybridcompError: see :meth:`average`.
         """
-        return math.sqrt(self._square_sum())
+        return math.sqrt(self.square_sum())
 
     def clip_grad_norm_(self, max_norm: float, others: Iterable[Tensor] = ()) -> float:
         """Scale gradients so that their norm is at most ``max_norm``, as torch's function of the name. Collective.
@@ -114,7 +119,7 @@ class StreamedLayers:
         """
         gradients = [p.grad for p in others if p.grad is not None]
         squares = sum(norm.double().square().item() for norm in torch._foreach_norm(gradients))
-        norm = math.sqrt(self._square_sum() + squares)
+        norm = math.sqrt(self.square_sum() + squares)
         scale = max_norm / (norm + 1e-6)  # as torch has it
         if scale < 1:
             self.scale_(scale)
@@ -139,10 +144,6 @@ class StreamedLayers:
         parts = [part for each in self._factors.values() for part in each.square_parts()]
         norms = torch.stack(torch._foreach_norm(parts)).double().square().view(-1, 2).sum(1)
         return dict(zip(self._factors, norms.tolist(), strict=True))
-
-    def _square_sum(self) -> float:
-        self.average()
-        return sum(self.squares().values())
 
     @property
     def _is_averaged(self) -> bool:

@@ -18,7 +18,7 @@ from hybridcomp.train.config import TrainConfig
 RECORD = "checkpoint.json"
 _OWN = "crc32"  # key of the record's own checksum
 _PIECE_BYTES = 1 << 22
-_SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard", "sync")
+_SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard", "sync", "stream_rank")
 _SAME_MODEL = (
     "layers", "d_model", "heads", "seq_len", "tie_embeddings", "experts", "expert_every", "capacity_factor",
     "tp_autoencoder", "tp_autoencoder_from",

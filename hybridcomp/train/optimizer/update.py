@@ -71,6 +71,7 @@ class Updater:
     Attributes:
         optimizer: the AdamW.
         parameters, apart, whole: as given.
+        gradient_bytes: the most that gradients, or what stands for them, took when they were applied.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Updater:
         self.apart = apart
         self.whole = whole or {}
         self.optimizer = make_optimizer(parameters, config, whole)
+        self.gradient_bytes = 0
         self._config = config
         self._topology = topology
         self._traffic = traffic
@@ -151,12 +153,17 @@ class Updater:
         weights stay as they are.
         """
         parameters = list(self.parameters.values())
+        self.gradient_bytes = max(self.gradient_bytes, self.held_bytes())
         if math.isfinite(norm):
             set_learning_rate(self.optimizer, learning_rate(self._config, step))
             clip_gradients(parameters, norm, self._config.clip)
             self.optimizer.step()
         for parameter in parameters:
             parameter.grad = None
+
+    def held_bytes(self) -> int:
+        """Return the bytes of this rank's gradients, or of what stands for them."""
+        return sum(p.grad.nbytes for p in self.parameters.values() if p.grad is not None)
 
     def own_norm(self) -> float:
         """Compute the norm of the gradient of this rank's stages alone; collective over tp, equal on its ranks."""
@@ -184,6 +191,10 @@ class Updater:
         result = self.result(self.report(step, loss, self.square_sums()))
         self.apply(step, result.norm)
         return [result]
+
+    def sizes(self) -> dict[str, int]:
+        """Return the elements of the parameters that this rank updates, by name."""
+        return {name: p.numel() for name, p in self.parameters.items()}
 
     def counts(self, name: str) -> bool:
         """Tell whether a parameter of this rank counts as one of the model's: one of all ranks' copies does."""

@@ -88,6 +88,7 @@ class RankModel:
         embedding: where a pipeline's first and last stage share one.
         partial: names of those of which each rank of tp has the gradient of its part of the sequences.
         apart: names of those that this replica alone has.
+        streamed: the layers whose gradients are not formed, where there are such.
     """
 
     stages: tuple[Stage, ...]
@@ -96,6 +97,7 @@ class RankModel:
     partial: frozenset[str]
     apart: frozenset[str]
     embedding: SharedEmbedding | None = None
+    streamed: hct.StreamedLayers | None = None
 
     @property
     def copies(self) -> frozenset[str]:
@@ -111,6 +113,7 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
     split: set[str] = set()
     partial: set[str] = set()
     apart: set[str] = set()
+    streamed = None
     stages = []
     for index in indices:
         whole = build_gpt(shape, config.seed)
@@ -126,6 +129,10 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
             partial |= split_sequence(model, topology.group("tp"))
         if config.recompute == "blocks":
             recompute_blocks(model, len(config.recomputed(index)))
+        if config.stream_rank is not None:  # there is one stage
+            streamed = hct.stream_linear(
+                model, config.stream_rank, process_group=topology.group("dp"), policy=policy, init_sync=False
+            )
         own = spread_experts(model, group, config.balance_loss / config.micro_batches)
         apart |= own
         module, hook = _replicate(model, index, own, config, policy, topology)
@@ -135,7 +142,7 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
     if is_shared(config):
         embedding = SharedEmbedding(parameters, config, topology, fused=policy.fused)
     return RankModel(
-        tuple(stages), parameters, frozenset(split), frozenset(partial), frozenset(apart), embedding
+        tuple(stages), parameters, frozenset(split), frozenset(partial), frozenset(apart), embedding, streamed
     )
 
 
@@ -201,3 +208,5 @@ def rehearse(model: RankModel, config: TrainConfig) -> None:
             stage.hook.rehearsing = False
     for parameter in model.parameters.values():
         parameter.grad = None
+    if model.streamed is not None:
+        model.streamed.zero()

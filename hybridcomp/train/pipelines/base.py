@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model.gpt import ModelShape
+from hybridcomp.train.optimizer.streamed import StreamedUpdater
 from hybridcomp.train.optimizer.update import Result, Updater
 from hybridcomp.train.parallel.residual_stream import stream_of
 from hybridcomp.train.parallel.stages import RankModel, build_model, rehearse
@@ -87,6 +88,8 @@ class Run:
             from hybridcomp.train.optimizer.synced import SyncedUpdater  # noqa: PLC0415  (that imports this floor)
 
             return SyncedUpdater(model, self.policy, *about)
+        if model.streamed is not None:
+            return StreamedUpdater(model.streamed, mine, *about)
         if self.config.shard == "zero1":
             from hybridcomp.train.optimizer.zero import ShardedUpdater, Shards  # noqa: PLC0415  (imports FSDP2: a second)
 
