@@ -54,6 +54,7 @@ class Speeds:
         step_seconds: median of all settled steps; of means over rounds where replicas synchronise rarely.
         wire_bytes: of all ranks, per step and axis.
         plain_bytes: the same uncompressed.
+        gradient_bytes: of the rank that held most of gradients, or of what stands for them, at once; 0 if not known.
     """
 
     samples_per_s: float
@@ -62,6 +63,7 @@ class Speeds:
     step_seconds: float
     wire_bytes: Mapping[str, float]
     plain_bytes: Mapping[str, float]
+    gradient_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ def _speeds(study: Study, runs: Sequence[Done], rate: str) -> dict[str, Speeds]:
             statistics.median(seconds for done in mine.values() for seconds in _step_seconds(done)),
             _bytes(last, "wire_bytes"),
             _bytes(last, "plain_bytes"),
+            max(last.record.summary.get("gradient_bytes", [0])),
         )
     return result
 

@@ -82,6 +82,8 @@ def _nats(value: float) -> str:
 def _speed(results: Results, rate: str) -> Table:
     rows = []
     axes = next(iter(results.speeds[rate].values())).wire_bytes
+    # Not of runs that all hold the same.
+    holds = len({speeds.gradient_bytes for speeds in results.speeds[rate].values()}) > 1
     for name, speeds in results.speeds[rate].items():
         rows.append(
             [
@@ -91,6 +93,7 @@ def _speed(results: Results, rate: str) -> Table:
                 f"{speeds.step_seconds * 1e3:,.0f}",
                 *(_megabytes(speeds.wire_bytes[axis]) for axis in axes),
                 _times(speeds),
+                *([_megabytes(speeds.gradient_bytes)] if holds else []),
             ]
         )
     where = "links unshaped" if rate == "none" else f"links at {rate}"
@@ -103,10 +106,14 @@ def _speed(results: Results, rate: str) -> Table:
             "step ms",
             *(f"{axis} MB" for axis in axes),
             "ratio",
+            *(["gradients MB"] if holds else []),
         ),
         rows,
         "Samples are sequences. x: the ratio to the baseline's run of the same round, the median and, in brackets, the "
-        "smallest and the largest. MB: 10^6 bytes that all ranks send in a step. Ratio: uncompressed bytes over those.",
+        "smallest and the largest. MB: 10^6 bytes that all ranks send in a step. Ratio: uncompressed bytes over those."
+        + (
+            " Gradients: 10^6 bytes that a rank holds of them, or of their factors, at most." if holds else ""
+        ),
     )
 
 

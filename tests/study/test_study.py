@@ -15,6 +15,7 @@ from hybridcomp.study.plan import Run
 from hybridcomp.study.reading import read_study
 from hybridcomp.study.results import Results, results_of
 from hybridcomp.study.runner import Done, find_runs, run_study
+from hybridcomp.study.tables import tables
 from tests.study import fake
 
 EXPECT = """
@@ -104,6 +105,24 @@ def test_speeds_of_rare_synchronisations_are_of_whole_rounds(tmp_path: Path) -> 
     assert found.step_seconds == pytest.approx(1.5)
     assert found.samples_per_s == pytest.approx(1024 / 128 / 1.5)
     assert found.wire_bytes == {"dp": pytest.approx(100 / 12)}
+
+
+def test_what_gradients_take_is_told_where_variants_differ(tmp_path: Path) -> None:
+    study = read_study(fake.write(tmp_path))
+    row = {"step": 1, "tokens": 1, "step_seconds": 1.0}
+    done = []
+    for name, held in (("none", [8_000_000, 7]), ("mine", [1_000_000, 2_500_000])):
+        (first, *_) = [run for run in study.runs("speed") if run.variant.name == name]
+        record = RunRecord(
+            name, {"config": {"seq_len": 128}}, [row], [], {"steps": 1, "gradient_bytes": held}
+        )
+        record.summary |= {"wire_bytes": {"dp": 2}, "plain_bytes": {"dp": 2}}
+        done.append(Done(first, record, "", "shared-memory"))
+    (table,) = tables(results_of(study, done))
+    assert [row[-1] for row in table.rows] == ["8", "2.5"]
+    assert (table.headings[-1], "Gradients: " in table.note) == ("gradients MB", True)
+    (same,) = tables(results_of(study, done[:1]))
+    assert (same.headings[-1], "Gradients: " in same.note) == ("ratio", False)
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,14 +18,15 @@ from tests.torch.harness import case_names, check_case
 from tests.torch.models.streaming import LR, RANK, STREAMED, Rule, batch, gradients, loss_of, net, step
 
 
-@pytest.mark.parametrize("case", case_names("streaming"))
-def test_case(case: str) -> None:
-    check_case("streaming", 3, case)
+CASES = [
+    *((3, case) for case in case_names("streaming")),
+    *((4, case) for case in ("case_streaming_is_its_rule", "case_coarse_factors_have_the_same_bits")),
+]
 
 
-@pytest.mark.parametrize("case", ["case_streaming_is_its_rule", "case_coarse_factors_have_the_same_bits"])
-def test_four_ranks(case: str) -> None:
-    check_case("streaming", 4, case)
+@pytest.mark.parametrize(("ranks", "case"), CASES)
+def test_case(ranks: int, case: str) -> None:
+    check_case("streaming", ranks, case)
 
 
 def bases(streamed: hct.StreamedLayers) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

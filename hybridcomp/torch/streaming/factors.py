@@ -119,7 +119,9 @@ class Factors:
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Take the bases of the next step from P and Q."""
+        """Take the bases of the next step from P and Q; where one is complete, it has all of G, and both stay."""
+        if self.rank == min(self.weight.shape):
+            return
         self.left.copy_(_orthonormal(self._p))
         self.right.copy_(_orthonormal(self._q))
 
