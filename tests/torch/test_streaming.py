@@ -17,7 +17,6 @@ from hybridcomp.torch.streaming.layer import StreamedLinear
 from tests.torch.harness import case_names, check_case
 from tests.torch.models.streaming import LR, RANK, STREAMED, Rule, batch, gradients, loss_of, net, step
 
-
 CASES = [
     *((3, case) for case in case_names("streaming")),
     *((4, case) for case in ("case_streaming_is_its_rule", "case_coarse_factors_have_the_same_bits")),
