@@ -17,7 +17,7 @@ import torch
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.model.gpt import ModelShape, build_gpt, loss_of
-from hybridcomp.train.optimizer.adamw import learning_rate, make_optimizer, set_learning_rate
+from hybridcomp.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
 from hybridcomp.train.text import load_corpus
 
 BETWEEN = 5  # steps from one that is taken to the next

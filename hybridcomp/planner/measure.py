@@ -15,7 +15,7 @@ from hybridcomp.planner.compute import OVERHEADS, Fitted, Work, fit, names
 from hybridcomp.planner.step import stages as shapes
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model.gpt import MLP, Attention, Embedding, ModelShape, loss_of
-from hybridcomp.train.optimizer.adamw import clip_gradients, make_optimizer, square_sum
+from hybridcomp.train.optimizer.optimizers import clip_gradients, make_optimizer, square_sum
 
 # Micro-batch, tokens of context, width, parts of tp; heads of 32.
 _SIZES = (

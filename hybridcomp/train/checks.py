@@ -28,7 +28,7 @@ def check_config(config: TrainConfig) -> None:
     for name in natural.split():
         if not getattr(config, name) >= 0:
             raise ConfigError(f"{name} must not be negative, as {getattr(config, name)} is")
-    for name in ("beta1", "beta2"):
+    for name in ("beta1", "beta2", "momentum"):
         if not 0 <= getattr(config, name) < 1:
             raise ConfigError(f"{name} must be at least 0 and below 1, not {getattr(config, name)}")
     if not 0 < config.val_fraction < 1:

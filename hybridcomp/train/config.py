@@ -55,8 +55,8 @@ class TrainConfig:
     bucket_mb: float = 25.0
     """Largest gradient bucket of data parallelism in MiB; a bucket is reduced while backward goes on."""
     shard: Literal["none", "zero1", "stages"] = "none"
-    """What replicas share instead of each holding it: nothing, AdamW's moments (ZeRO stage 1), or with the schedules
-    cdp-v1 and cdp-v2 whole stages, handed from replica to replica. See docs/sharding.md."""
+    """What replicas share instead of each holding it: nothing, the optimizer's moments (ZeRO stage 1), or with the
+    schedules cdp-v1 and cdp-v2 whole stages, handed from replica to replica. See docs/sharding.md."""
 
     sync: str | None = None
     """How rarely replicas synchronise, in the place of a sum of gradients in each step: local_sgd:every=16, or
@@ -123,12 +123,17 @@ class TrainConfig:
     """Learning rate at the end of the cosine."""
     warmup_steps: int = 20
     """Steps of linear warm-up to lr."""
+    optimizer: Literal["adamw", "lans", "sgd"] = "adamw"
+    """AdamW; LANS, which normalises the gradient of each tensor and moves it in proportion to its norm; or SGD with
+    Nesterov's momentum. See docs/axes.md."""
     weight_decay: float = 0.1
-    """AdamW's weight decay, on matrices other than embeddings."""
+    """Decoupled weight decay, on matrices other than embeddings."""
     beta1: float = 0.9
-    """AdamW's decay of the mean of gradients."""
+    """Decay of the mean of gradients, of AdamW and LANS."""
     beta2: float = 0.95
-    """AdamW's decay of the mean of squared gradients."""
+    """Decay of the mean of squared gradients, of AdamW and LANS."""
+    momentum: float = 0.9
+    """Momentum of SGD; 0 where error feedback has it: ef:momentum=0.9, dgc."""
     clip: float = 1.0
     """Largest global norm of the gradient over all axes; 0 does not clip."""
     stream_rank: int | None = None

@@ -1,4 +1,4 @@
-"""Every schedule's rule in one process: the whole model, its weights by version, one AdamW."""
+"""Every schedule's rule in one process: the whole model, its weights by version, one optimizer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch.func import functional_call
 
 from hybridcomp.train.model.experts import Mixture
 from hybridcomp.train.model.gpt import OwnLoss, build_gpt, keep_stage, loss_of
-from hybridcomp.train.optimizer.adamw import learning_rate, make_optimizer, set_learning_rate
+from hybridcomp.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
 
+MEAN = {"adamw": "exp_avg", "lans": "exp_avg", "sgd": "momentum_buffer"}
 Weights = dict[str, torch.Tensor]
 
 
@@ -74,8 +75,8 @@ class Reference:
         return self.versions[version]
 
     def moment(self, name: str, pp: int) -> torch.Tensor:
-        """AdamW's mean of a parameter's gradients."""
-        return self.optimizer.state[self.parameters[name]]["exp_avg"]
+        """The optimizer's mean of a parameter's gradients."""
+        return self.optimizer.state[self.parameters[name]][MEAN[self.config.optimizer]]
 
     def logits(self, version: int, x: torch.Tensor) -> torch.Tensor:
         """What the model with a version of the weights gives."""
@@ -176,7 +177,7 @@ class LocalReference:
 
     def moment(self, name: str, pp: int) -> torch.Tensor:
         """As of :class:`Reference`, in a stage."""
-        return self.optimizers[pp].state[self.stages[pp].get_parameter(name)]["exp_avg"]
+        return self.optimizers[pp].state[self.stages[pp].get_parameter(name)][MEAN[self.config.optimizer]]
 
     def logits(self, version: int, x: torch.Tensor) -> torch.Tensor:
         """As of :class:`Reference`: of the last stage."""

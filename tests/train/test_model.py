@@ -10,7 +10,7 @@ import torch
 
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model.gpt import ModelShape, build_gpt, keep_stage, loss_of
-from hybridcomp.train.optimizer.adamw import clip_gradients, learning_rate, make_optimizer, square_sum
+from hybridcomp.train.optimizer.optimizers import clip_gradients, learning_rate, make_optimizer, square_sum
 
 SHAPE = ModelShape(vocab_size=50, layers=4, d_model=16, heads=2, seq_len=8)
 

@@ -29,17 +29,17 @@ all_to_all = "int8:block=32"
 MESH = "--pp 2 --dp 2 --layers 2 --micro-batches 3"
 # The policy of all groups, and so of partial sums, is the first case's: it has a section for experts, too.
 CASES = {
-    f"{MESH} --experts 4": "int8:block=32",
-    f"{MESH} --shard zero1": "int8:block=32",
+    f"{MESH} --experts 4 --optimizer lans": "int8:block=32",
+    f"{MESH} --shard zero1 --optimizer lans": "int8:block=32",
     f"{MESH} --shard zero1 --experts 4 --expert-every 1": "int8:block=32",
-    f"{MESH} --schedule 2bw": "int8:block=32",
+    f"{MESH} --schedule 2bw --optimizer sgd": "int8:block=32",
     f"{CYCLIC} cdp-v1": "int8:block=32",
     f"{CYCLIC} cdp-v2 --clip 0": "int8:block=32",
     f"{CYCLIC} cdp-v1 --clip 0": "lossless",  # totals of any length
     f"{MESH} --schedule local": "int8:block=32",
     "--pp 2 --dp 2 --layers 4 --micro-batches 4 --schedule interleaved --virtual-stages 2": "int8:block=32",
     f"{MESH} --sync diloco:every=2,fragments=1,delay=1": "int8:block=32",  # under way in the pause
-    "--dp 2 --tp 2 --layers 2 --sync diloco:every=2,fragments=2,alpha=0.5": "int8:block=32",
+    "--dp 2 --tp 2 --layers 2 --optimizer lans --sync diloco:every=2,fragments=2,alpha=0.5": "int8:block=32",
     "--dp 4 --layers 2 --micro-batches 1 --sync local_sgd:every=3": "int8:block=32",
     f"{CYCLIC} cdp-v1 --shard stages": "int8:block=32",
     f"{CYCLIC} cdp-v2 --clip 0 --shard stages": "int8:block=32",

@@ -21,9 +21,8 @@ import hybridcomp.torch as hct
 from hybridcomp.errors import ConfigError
 from hybridcomp.train.checkpoints.resume import RECORD, Checkpoint, sync_folder
 from hybridcomp.train.checkpoints.stored import described, read, write
+from hybridcomp.train.optimizer.optimizers import moments
 from hybridcomp.train.topology import Topology
-
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Trained:
 
     Attributes:
         parameters: by name.
-        optimizer: their AdamW.
+        optimizer: theirs.
         extra: what the schedule needs beside, by name.
         apart: names of the parameters that this replica alone has.
         whole: parameters of the model of which ``parameters`` has flat parts, by name.
@@ -138,15 +137,10 @@ def _model_state(trained: Trained, topology: Topology) -> dict[str, Tensor]:
     state |= {f"{place}model.{name}": parameter.detach() for name, parameter in trained.whole.items()}
     for name, parameter in trained.parameters.items():
         prefix = f"{place}dp{topology.dp}." if name in trained.apart else place
-        moments = trained.optimizer.state[parameter]
-        if not moments:
-            moments["step"] = torch.zeros((), dtype=torch.float32)
-            moments["exp_avg"] = torch.zeros_like(parameter)
-            moments["exp_avg_sq"] = torch.zeros_like(parameter)
         kind = "part" if name in trained.whole else "model"
         state[f"{prefix}{kind}.{name}"] = parameter.detach()
-        for moment in _MOMENTS:
-            state[f"{prefix}optimizer.{name}.{moment}"] = moments[moment]
+        for moment, tensor in moments(trained.optimizer, parameter).items():
+            state[f"{prefix}optimizer.{name}.{moment}"] = tensor
     return state
 
 

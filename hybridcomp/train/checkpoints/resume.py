@@ -18,7 +18,9 @@ from hybridcomp.train.config import TrainConfig
 RECORD = "checkpoint.json"
 _OWN = "crc32"  # key of the record's own checksum
 _PIECE_BYTES = 1 << 22
-_SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard", "sync", "stream_rank")
+_SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard", "sync", "optimizer", "stream_rank")
+# What runs were that do not say it.
+_BEFORE = {"optimizer": "adamw", "stream_rank": None, "tp_autoencoder": 0, "tp_autoencoder_from": 0}
 _SAME_MODEL = (
     "layers", "d_model", "heads", "seq_len", "tie_embeddings", "experts", "expert_every", "capacity_factor",
     "tp_autoencoder", "tp_autoencoder_from",
@@ -208,10 +210,11 @@ def check_fits(checkpoint: Checkpoint, identity: dict[str, Any], config: TrainCo
     Raises:
         ConfigError: names what differs, or that there is nothing left to do.
     """
+    run = _BEFORE | checkpoint.run
     differences = [
-        f"{key} {checkpoint.run.get(key)} there, {value} here"
+        f"{key} {run.get(key)} there, {value} here"
         for key, value in identity.items()
-        if checkpoint.run.get(key) != value
+        if run.get(key) != value
     ]
     if differences:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""Compute the next weights from gradients: AdamW, clipping over all axes, ZeRO-1."""
+"""Compute the next weights from gradients: AdamW, LANS or SGD, clipping over all axes, ZeRO-1."""

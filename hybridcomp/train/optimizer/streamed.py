@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hybridcomp.torch.streaming import StreamedLayers
 from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.optimizer.adamw import learning_rate, set_learning_rate
+from hybridcomp.train.optimizer.optimizers import learning_rate, set_learning_rate
 from hybridcomp.train.optimizer.update import Updater
 from hybridcomp.train.topology import Topology
 

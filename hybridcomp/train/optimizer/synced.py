@@ -1,4 +1,4 @@
-"""Train replicas apart, each by an AdamW of its own, and synchronise them rarely: local SGD, DiLoCo.
+"""Train replicas apart, each by an optimizer of its own, and synchronise them rarely: local SGD, DiLoCo.
 
 After Stich 2019, "Local SGD Converges Fast and Communicates Little" (arXiv 1805.09767), and Douillard et al. 2023,
 "DiLoCo: Distributed Low-Communication Training of Language Models" (arXiv 2311.08105) and 2025, "Streaming DiLoCo with
@@ -24,7 +24,7 @@ from hybridcomp.torch.sync.cutting import runs
 from hybridcomp.torch.sync.diloco import nesterov
 from hybridcomp.torch.sync.synchronizer import Synchronizer
 from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.optimizer.adamw import learning_rate
+from hybridcomp.train.optimizer.optimizers import learning_rate
 from hybridcomp.train.optimizer.update import Result, Updater, check_losses, mean_loss
 from hybridcomp.train.parallel.exchange import Exchange
 from hybridcomp.train.parallel.stages import RankModel
@@ -36,7 +36,7 @@ _LOSS, _NORM, _STOP, _COUNTERS = range(4)  # columns of a report
 
 
 class SyncedUpdater(Updater):
-    """AdamW on this replica's parameters, which are its own until replicas meet.
+    """The optimizer on this replica's parameters, which are its own until replicas meet.
 
     Args:
         model: this rank's stages.

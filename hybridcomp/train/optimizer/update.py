@@ -1,4 +1,4 @@
-"""Compute the next weights from gradients: exchange a step's sums between ranks, clip, apply AdamW."""
+"""Compute the next weights from gradients: exchange a step's sums between ranks, clip, apply the optimizer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from hybridcomp.errors import DivergedError
 from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.optimizer.adamw import (
+from hybridcomp.train.optimizer.optimizers import (
     clip_gradients,
     global_norm,
     learning_rate,
@@ -19,7 +20,8 @@ from hybridcomp.train.optimizer.adamw import (
     set_learning_rate,
     square_sum,
 )
-from hybridcomp.train.parallel.exchange import Exchange, gather_exactly
+from hybridcomp.train.optimizer.whole_sums import WholeSums
+from hybridcomp.train.parallel.exchange import Exchange, sum_exactly
 from hybridcomp.train.parallel.sequence_parallel import sum_gradients
 from hybridcomp.train.topology import Topology
 
@@ -54,7 +56,7 @@ class Report:
 
 
 class Updater:
-    """AdamW on this rank's parameters, with the gradient clipped to a global norm.
+    """The optimizer on this rank's parameters, with the gradient clipped to a global norm.
 
     Args:
         parameters: what the optimizer updates, by name; their ``.grad`` is taken, and dropped afterwards.
@@ -67,9 +69,10 @@ class Updater:
         copies: names of those that are copies of others, whose gradients count in the norm.
         apart: names of parameters that this replica alone has.
         whole: parameters of the model, by name, of which this rank updates only a flat part.
+        spread: names of those of which each replica has a part.
 
     Attributes:
-        optimizer: the AdamW.
+        optimizer: the configuration's.
         parameters, apart, whole: as given.
         gradient_bytes: the most that gradients, or what stands for them, took when they were applied.
     """
@@ -87,11 +90,14 @@ class Updater:
         copies: frozenset[str] = frozenset(),
         apart: frozenset[str] = frozenset(),
         whole: Mapping[str, nn.Parameter] | None = None,
+        spread: frozenset[str] = frozenset(),
     ) -> None:
         self.parameters = parameters
         self.apart = apart
         self.whole = whole or {}
-        self.optimizer = make_optimizer(parameters, config, whole)
+        names = list({**self.whole, **parameters})
+        totals = WholeSums(parameters, names, {"dp": spread, "tp": split}, topology)
+        self.optimizer = make_optimizer(parameters, config, whole, totals)
         self.gradient_bytes = 0
         self._config = config
         self._topology = topology
@@ -172,10 +178,11 @@ class Updater:
 
     def _summed(self, value: float, *axes: str) -> float:
         """Sum a number over the ranks of axes of the mesh, exactly alike on all of them; collective."""
+        total = torch.tensor([value], dtype=torch.float64)
         for axis in axes:
             if self._topology.sizes[axis] > 1:
-                value = sum(gather_exactly(value, self._topology.group(axis)))
-        return value
+                total = sum_exactly(total, self._topology.group(axis))
+        return float(total)
 
     def update(self, step: int, loss: float, *, last: bool) -> list[Result]:
         """Complete, report, wait for all ranks, and apply: the whole update of a step at once; collective.

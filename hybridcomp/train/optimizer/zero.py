@@ -1,4 +1,4 @@
-"""ZeRO-1: each replica has AdamW's moments, and weights of full precision, of its part of the parameters only.
+"""ZeRO-1: each replica has the optimizer's moments, and weights of full precision, of its part of the parameters only.
 
 After Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv
 1910.02054), stage 1. After a step's last backward pass:
@@ -194,7 +194,7 @@ def _keep(collectives: Collectives) -> None:
 
 
 class ShardedUpdater(Updater):
-    """AdamW on this replica's part of the parameters.
+    """The optimizer on this replica's part of the parameters.
 
     Args:
         shards: the part.
@@ -217,7 +217,15 @@ class ShardedUpdater(Updater):
     ) -> None:
         mine = {**shards.leaves, **own}
         about = config, topology, traffic, stop_requested
-        super().__init__(mine, split, *about, partial=partial, apart=frozenset(mine), whole=shards.parameters)
+        super().__init__(
+            mine,
+            split,
+            *about,
+            partial=partial,
+            apart=frozenset(mine),
+            whole=shards.parameters,
+            spread=frozenset(shards.parameters).union(own),
+        )
         self._shards = shards
 
     def complete_gradients(self) -> None:

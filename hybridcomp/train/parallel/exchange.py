@@ -33,9 +33,11 @@ class Exchange:
         return self._everyone
 
 
-def gather_exactly(value: float, group: dist.ProcessGroup) -> list[float]:
-    """Gather the number of every rank of a group, in the order of ranks. Collective."""
-    mine = torch.tensor([value], dtype=torch.float64)
-    everyone = torch.empty(dist.get_world_size(group), 1, dtype=torch.float64)
-    dist.all_gather(list(everyone.view(torch.int64)), mine.view(torch.int64), group=group)
-    return [float(x) for x in everyone[:, 0]]
+def sum_exactly(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum fp64 numbers over the ranks of a group, in the order of ranks: alike on all, bit for bit. Collective."""
+    everyone = torch.empty(dist.get_world_size(group), values.numel(), dtype=torch.float64)
+    dist.all_gather(list(everyone.view(torch.int64)), values.flatten().view(torch.int64), group=group)
+    total = everyone[0]
+    for part in everyone[1:]:
+        total = total + part
+    return total.view(values.shape)

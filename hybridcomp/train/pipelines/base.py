@@ -80,7 +80,7 @@ class Run:
     def updater(
         self, parameters: Mapping[str, nn.Parameter] | None = None, *, apart: frozenset[str] = frozenset()
     ) -> Updater:
-        """Make an AdamW on the model's own parameters, or on those given; ``apart`` are this replica's alone."""
+        """Make the updater of the model's own parameters, or of those given; ``apart`` are this replica's alone."""
         mine = self.model.parameters if parameters is None else parameters
         model = self.model
         about = self.config, self.topology, self.traffic, self.stop_requested
@@ -98,7 +98,13 @@ class Run:
             shards = Shards(alike, self.topology.group("dp"), self.policy, self.config.bucket_mb)
             return ShardedUpdater(shards, own, model.split, model.partial, *about)
         return Updater(
-            mine, model.split, *about, partial=model.partial, copies=model.copies, apart=model.apart | apart
+            mine,
+            model.split,
+            *about,
+            partial=model.partial,
+            copies=model.copies,
+            apart=model.apart | apart,
+            spread=model.apart,
         )
 
 

@@ -4,7 +4,7 @@ After Fournier and Oyallon 2024 (arXiv 2403.08837), who put it in the place of Z
 parallelism gathers a stage's weights for all replicas at once, each worker hands them to the next, which needs them two
 time-steps later. The rules are those of :mod:`~hybridcomp.train.pipelines.cdp`, and so are the weights that come out.
 
-1.  Each stage has an owner, which keeps its newest weights and AdamW's moments; no worker else does.
+1.  Each stage has an owner, which keeps its newest weights and the optimizer's moments; no worker else does.
 2.  The owner hands the weights of a step to worker 1 before its forward pass of the stage, and again before its
     backward pass; each worker hands them on when it has used them. In CDP-v2 the owner is the first worker that sees
     fresh weights, which set out with it. Of the last stage, whose backward pass follows its forward pass, they go once.

@@ -12,7 +12,7 @@ Both passes of every micro-batch of step t are computed with W(t-1), so
 
     W(t+1) = W(t) - lr * grad f(W(t-1)),        W(-1) = W(0),
 
-and AdamW's moments are those of the delayed gradients. W(t), which forward passes of step t+1 need while
+and the optimizer's moments are those of the delayed gradients. W(t), which forward passes of step t+1 need while
 step t is in flight, is the second version. Clipping is not in the authors' code, which leaves it out.
 """
 

@@ -22,7 +22,7 @@ from hybridcomp.train.pipelines.cyclic import duties, totals_due
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group
-from tests.train.reference import LocalReference, Reference, difference
+from tests.train.reference import MEAN, LocalReference, Reference, difference
 from tests.train.tally import tell
 
 COMMON = (
@@ -74,7 +74,7 @@ def check(job, topology: Topology, reference, problems: list[str]) -> list[str]:
         problems.append("no gradient was clipped: this check says nothing of it")
     for name, parameter in schedule.updater.parameters.items():
         wanted = part(reference.moment(original(name, config), topology.pp), name, schedule, topology)
-        if not close(schedule.updater.optimizer.state[parameter]["exp_avg"], wanted):
+        if not close(schedule.updater.optimizer.state[parameter][MEAN[config.optimizer]], wanted):
             problems.append(f"{name}: other moments")
     if config.tie_embeddings:
         compare_copies(problems, schedule)
@@ -177,7 +177,8 @@ def compare_copies(problems, schedule) -> None:
 def check_shares(problems, schedule, topology: Topology) -> None:
     """ZeRO: moments of a part of each parameter, and of nothing else; of all of it on all replicas."""
     updater, ranks = schedule.updater, topology.sizes["dp"]
-    moments = {name: updater.optimizer.state[p]["exp_avg"] for name, p in updater.parameters.items()}
+    mean = MEAN[schedule.run.config.optimizer]
+    moments = {name: updater.optimizer.state[p][mean] for name, p in updater.parameters.items()}
     kept = sum(moment.numel() for name, moment in moments.items() if name not in schedule.run.model.apart)
     sizes = [p.numel() for p in updater.whole.values()]
     whole, shares = sum(sizes), [math.ceil(size / ranks) for size in sizes]

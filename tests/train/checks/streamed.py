@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hybridcomp.train.model.gpt import ModelShape
-from hybridcomp.train.optimizer.adamw import learning_rate, make_optimizer, set_learning_rate
+from hybridcomp.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
 from hybridcomp.train.pipelines import Run, make_schedule
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import Topology, make_topology

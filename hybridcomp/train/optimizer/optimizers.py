@@ -1,27 +1,60 @@
-"""AdamW, its learning-rate schedule, and the gradient norm over all axes."""
+"""The optimizers, their learning-rate schedule, and the gradient norm over all axes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.optimizer.lans import LANS, Totals, first_moments
 from hybridcomp.train.topology import Topology
 
 
+class SGDW(torch.optim.SGD):
+    """SGD with Nesterov's momentum and decoupled weight decay.
+
+    After Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization" (arXiv 1711.05101): weights decay beside
+    what the momentum moves them by, so that it does not matter whether momentum is here or is in error feedback
+    (``ef:momentum=0.9``). ::
+
+        u = momentum u + g;  x -= lr (g + momentum u + decay x)
+
+    Args:
+        groups: parameters in groups, each with its ``decay``.
+        lr: learning rate.
+        momentum: 0: none.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float) -> None:
+        super().__init__(groups, lr=lr, momentum=momentum, nesterov=momentum > 0)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            if moved and group["decay"]:
+                torch._foreach_mul_(moved, 1 - group["lr"] * group["decay"])
+        super().step()
+
+
 def make_optimizer(
-    parameters: Mapping[str, nn.Parameter], config: TrainConfig, whole: Mapping[str, Tensor] | None = None
-) -> torch.optim.AdamW:
-    """Make an AdamW that decays matrices, but neither embeddings, a head that is one, nor norms.
+    parameters: Mapping[str, nn.Parameter],
+    config: TrainConfig,
+    whole: Mapping[str, Tensor] | None = None,
+    totals: Totals | None = None,
+) -> torch.optim.Optimizer:
+    """Make the optimizer, which decays matrices, but neither embeddings, a head that is one, nor norms.
 
     Args:
         parameters: by name.
-        config: rates and decays.
+        config: which one; rates and decays.
         whole: those of which ``parameters`` has flat parts.
+        totals: for LANS, where ``parameters`` has parts of tensors.
     """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
@@ -30,12 +63,33 @@ def make_optimizer(
         embeds = "embed" in name or (config.tie_embeddings and name == "head.weight")
         matrix = shaped.dim() >= 2 and not embeds
         (decayed if matrix else plain).append(parameter)
+    decay = "decay" if config.optimizer == "sgd" else "weight_decay"
     groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+        {"params": decayed, decay: config.weight_decay},
+        {"params": plain, decay: 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+    betas = (config.beta1, config.beta2)
+    match config.optimizer:
+        case "sgd":
+            return SGDW(groups, config.lr, config.momentum)
+        case "lans":
+            return (
+                LANS(groups, config.lr, betas) if totals is None else LANS(groups, config.lr, betas, totals)
+            )
+        case "adamw":
+            return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)
+
+
+def moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """Return the optimizer's own tensors of a parameter by name, and make them where there was no step yet."""
+    state: dict[str, Tensor] = optimizer.state[parameter]
+    if isinstance(optimizer, torch.optim.SGD):
+        if optimizer.param_groups[0]["momentum"] and not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+    elif not state:
+        state.update(first_moments(parameter))
+    return state
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
