@@ -330,11 +330,14 @@ def _exact_unless_named(op: str) -> str:
     return f"{ROOTED[op]} are exact unless named"
 
 
+_SENT = ("ef", "loco")  # forms whose messages stand for what was given
+
+
 def check_feedback(op: str, codec: Codec, feedback: str | None) -> None:
     """Check that an operation (or phase) can give a codec this form of error feedback.
 
-    ``ef21`` needs every rank to see the result, and ``dgc`` sends what it sums up, not what it is given; a linear
-    codec's own algorithm keeps plain residuals.
+    ``ef21`` needs every rank to see the result, and ``dgc`` and ``ef-sgdm`` send what they sum up, not what they are
+    given; a linear codec's own algorithm keeps plain residuals.
 
     Raises:
         PolicyError: names the operation or the codec, and what is allowed.
@@ -342,19 +345,18 @@ def check_feedback(op: str, codec: Codec, feedback: str | None) -> None:
     if feedback is None:
         return
     name = parse_form(feedback).name
-    if codec.linear and name != "ef":
-        raise PolicyError(f"feedback of {codec.name} must be ef, not {feedback!r}: it is linear")
+    if codec.linear and name not in ("ef", "ef-sgdm"):
+        raise PolicyError(f"feedback of {codec.name} must be ef or ef-sgdm, not {feedback!r}: it is linear")
     if op == "reduce_scatter" and name == "ef21":
         allowed = ", ".join(form for form in FORMS if form != name)
         raise PolicyError(
             f"feedback of reduce_scatter must be one of {allowed}, not {feedback!r}: a rank does not see the result "
             "of what it sends, so senders and receivers could not tell together that a step overflowed"
         )
-    if op == "send" and name in ("ef21", "dgc"):
-        allowed = ", ".join(form for form in FORMS if form not in ("ef21", "dgc"))
+    if op == "send" and name not in _SENT:
         raise PolicyError(
-            f"feedback of send must be one of {allowed}, not {feedback!r}: a receiver takes every message for what "
-            "it was made of"
+            f"feedback of send must be one of {', '.join(_SENT)}, not {feedback!r}: a receiver takes every message for "
+            "what it was made of"
         )
 
 

@@ -19,7 +19,7 @@
     [embedding]                            # tied embeddings of a pipeline: one all-reduce over replicas and stages
     fused = true
     [fsdp]
-    reduce_scatter = { codec = "int4", feedback = "loco:beta=0.9" }    # or ef, dgc (momentum=), ef21 (all_reduce)
+    reduce_scatter = { codec = "int4", feedback = "loco:beta=0.9" } # or ef, ef-sgdm, dgc (momentum=), ef21 (all_reduce)
 
     [ddp]                                  # an axis of a program's own: its first 100 steps have another codec
     all_reduce = { codec = "int4", feedback = "ef", steps = { 100 = "powersgd:rank=4" } }

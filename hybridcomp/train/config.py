@@ -133,7 +133,7 @@ class TrainConfig:
     beta2: float = 0.95
     """Decay of the mean of squared gradients, of AdamW and LANS."""
     momentum: float = 0.9
-    """Momentum of SGD; 0 where error feedback has it: ef:momentum=0.9, dgc."""
+    """Momentum of SGD; 0 where error feedback has it: ef-sgdm, dgc."""
     clip: float = 1.0
     """Largest global norm of the gradient over all axes; 0 does not clip."""
     stream_rank: int | None = None

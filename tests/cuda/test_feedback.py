@@ -20,7 +20,7 @@ from tests.codecs.common import FLOATS
 from tests.cuda import common
 
 KEY = ("dp", "w")
-FORMS = ["ef", "ef21", "loco", "loco:beta=0.5,reset_steps=2", "dgc"]
+FORMS = ["ef", "ef21", "loco", "loco:beta=0.5,reset_steps=2", "dgc", "ef-sgdm"]
 # Kernels that encode with feedback at once, a codec that they are not for, and one that draws random numbers.
 CODECS = [
     "int8",

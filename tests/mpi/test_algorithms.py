@@ -280,7 +280,14 @@ def policy(op: str, codec: str, form: str) -> hc.Policy:
 
 @pytest.mark.parametrize(
     ("form", "codec"),
-    [("ef", "int4"), ("ef", "topk:ratio=0.1"), ("loco", "int4"), ("dgc", "topk:ratio=0.1"), ("ef21", "int4")],
+    [
+        ("ef", "int4"),
+        ("ef", "topk:ratio=0.1"),
+        ("loco", "int4"),
+        ("dgc", "topk:ratio=0.1"),
+        ("ef21", "int4"),
+        ("ef-sgdm", "int4"),
+    ],
 )
 def test_a_ring_with_feedback_gives_the_bits_of_direct(make, check, form, codec):
     for op in ("all_reduce", "reduce_scatter") if form != "ef21" else ("all_reduce",):

@@ -14,7 +14,7 @@ from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total
 
 KEY = ("dp", "weight")
 EXACT = ["ef", "dgc:momentum=0"]  # whose states are what is missing
-FORMS = [*EXACT, "loco", "ef21", "dgc"]
+FORMS = [*EXACT, "loco", "ef21", "dgc", "ef-sgdm"]
 CODECS = ["int4:block=128", "topk:ratio=0.1"]
 
 
@@ -78,28 +78,36 @@ def test_ef21_nears_a_constant_sum(make, codec, op):
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
 @pytest.mark.parametrize("spec", ["int4:block=128", "topk:ratio=0.1"])
-def test_ef_is_two_way(make, algorithm, spec):
-    """Form ``ef`` corrects both ways: what each rank sends to a shard's owner, and the sum that the owner sends.
+@pytest.mark.parametrize("form", ["ef", "ef-sgdm"])
+def test_ef_is_two_way(make, algorithm, spec, form):
+    """Forms ``ef`` and ``ef-sgdm`` correct both ways: what each rank sends to a shard's owner, and the owner's sum.
 
     The model is the two-way compression of BytePS (Zhong et al., arXiv:2105.07829), each rank a server of its shard::
 
-        worker: c = x + e;  send C(c);  e = c - C(c)        server: s = sum + e;  send C(s);  e = s - C(s)
+        worker: u = m u + x;  c = x + m u + e;  send C(c);  e = c - C(c)
+        server: s = sum + e;  send C(s);  e = s - C(s)
     """
-    comm, codec = make(policy(spec, "ef")), hc.get_codec(spec)
+    comm, codec = make(policy(spec, form)), hc.get_codec(spec)
+    momentum = np.float32(0.9 if form == "ef-sgdm" else 0)
     length = 640
     shards = [slice(length * q, length * (q + 1)) for q in range(WORLD.size)]
-    memory = np.zeros((WORLD.size, length * WORLD.size), np.float32)  # of every rank
+    memory, velocity = np.zeros((2, WORLD.size, length * WORLD.size), np.float32)  # of every rank
 
     def encoded(values: np.ndarray) -> np.ndarray:
         return np.asarray(hc.decode(codec.encode(values)))
 
     for step in range(4):
         want = np.empty(length * WORLD.size, np.float32)
+        steps = []
+        for rank in range(WORLD.size):
+            x = gaussian(length * WORLD.size, rank, step)
+            velocity[rank] = momentum * velocity[rank] + x
+            steps.append(x + momentum * velocity[rank])
         for owner, shard in enumerate(shards):
-            acc = gaussian(length * WORLD.size, owner, step)[shard].copy()
+            acc = steps[owner][shard].copy()
             for rank in range(WORLD.size):
                 if rank != owner:
-                    corrected = gaussian(length * WORLD.size, rank, step)[shard] + memory[rank, shard]
+                    corrected = steps[rank][shard] + memory[rank, shard]
                     part = encoded(corrected)
                     memory[rank, shard] = corrected - part
                     acc += part
@@ -113,7 +121,9 @@ def test_ef_is_two_way(make, algorithm, spec):
         if WORLD.size == 1:
             return
         verdict(got.tobytes() == want.tobytes(), f"step {step}")
-        kept = comm.feedback.memory(KEY, length * WORLD.size, form="ef").error
+        arrays = comm.feedback.memory(KEY, length * WORLD.size, form=form).arrays()
+        kept = arrays[""]
+        verdict(form == "ef" or arrays["velocity"].tobytes() == velocity[WORLD.rank].tobytes(), f"{step}")
         verdict(kept.tobytes() == memory[WORLD.rank].tobytes(), f"memory of step {step}")
         verdict(all(kept[shard].any() for shard in shards), f"step {step}: one way only")
 
@@ -133,7 +143,8 @@ def test_many_chunks_and_other_dtypes(make, monkeypatch, form, dtype):
             comm.Allreduce(gaussian(n, seed=step, dtype=dtype), got, name="weight")
             run.append(got)
         verdict(identical(got))
-        verdict(relative_error(run[0], total(n, seed=0, dtype=dtype)) < 0.02)
+        first = 1.9 if form == "ef-sgdm" else 1  # x and 0.9 of it
+        verdict(relative_error(run[0], first * total(n, seed=0, dtype=dtype)) < 0.02)
         results.append(b"".join(r.tobytes() for r in run))
     verdict(results[0] == results[1])
 
@@ -187,6 +198,40 @@ def test_reduce_scatter(make, form, codec, op):
     verdict(bool(np.linalg.norm(missing) < 0.9 * np.linalg.norm(plain)))
 
 
+@pytest.mark.parametrize(
+    ("codec", "algorithm"),
+    [
+        ("randomblock:ratio=0.1", None),
+        ("powersgd:rank=2", None),
+        ("int4", "one_shot"),
+        ("topk:ratio=0.1", "sparse"),
+        ("topk:ratio=0.1", "oktopk"),
+    ],
+)
+def test_momentum_is_added_once(make, codec, algorithm):
+    """What is missing from the sum of all ranks' momentum is what they keep, and an overflow changes nothing."""
+    comm, shape = make(policy(codec, "ef-sgdm")), (60, 50)
+    missing, velocity = np.zeros(shape), np.zeros(shape)
+    if WORLD.size == 1:
+        return
+    for step in range(6):
+        x, got = gaussian(3_000, seed=step).reshape(shape), np.empty(shape, np.float32)
+        velocity = 0.9 * velocity + total(3_000, seed=step).reshape(shape)
+        comm.Allreduce(x, got, name="weight", algorithm=algorithm)
+        missing += total(3_000, seed=step).reshape(shape) + 0.9 * velocity - got
+        verdict(identical(got))
+        verdict(float(np.abs(states(comm, 3_000, "ef-sgdm").reshape(shape) - missing).max()) < 2e-4)
+    before = comm.feedback.state_dict()
+    if WORLD.rank == WORLD.size - 1:
+        x[3] = np.inf
+    comm.Allreduce(x, got, name="weight", algorithm=algorithm)
+    after = comm.feedback.state_dict()
+    same = all(after[name].tobytes() == before[name].tobytes() for name in after if "#steps" not in name)
+    verdict(
+        not np.isfinite(got).any(axis=1)[3] and (same or WORLD.rank < WORLD.size - 1 or algorithm == "oktopk")
+    )
+
+
 def test_dgc_weighs_all_ranks_alike(make):
     """The owner of a shard does as the senders do: with the same data, who owns an element does not matter."""
     comm = make(policy("topk:ratio=0.05", "dgc"))
@@ -208,11 +253,13 @@ def test_what_does_not_fit_is_named(make):
         pytest.skip("one rank compresses nothing")
     rule = hc.policy.Rule(codecs=(hc.get_codec("int8"),), feedback="ef21")
     comm = make(hc.Policy("test", rule))
-    with pytest.raises(hc.PolicyError, match="reduce_scatter must be one of ef, loco, dgc, not 'ef21'"):
+    with pytest.raises(
+        hc.PolicyError, match="reduce_scatter must be one of ef, loco, dgc, ef-sgdm, not 'ef21'"
+    ):
         comm.Reduce_scatter_block(np.ones(8 * WORLD.size, np.float32), np.empty(8, np.float32), name="w")
     rule = hc.policy.Rule(codecs=(hc.get_codec("powersgd"),), feedback="dgc")
     comm = make(hc.Policy("test", rule))
-    with pytest.raises(hc.PolicyError, match="feedback of powersgd must be ef, not 'dgc'"):
+    with pytest.raises(hc.PolicyError, match="feedback of powersgd must be ef or ef-sgdm, not 'dgc'"):
         comm.Allreduce(np.ones((8, 8), np.float32), np.empty((8, 8), np.float32), name="w")
 
 

@@ -80,7 +80,7 @@ def test_reduce_scatter_and_allgather(on_hosts):
         verdict(identical(whole) and relative_error(whole, want) < 0.03, f"gather of {n}")
 
 
-@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef21"])
+@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef21", "ef-sgdm"])
 def test_feedback_does_what_it_does_in_a_direct_allreduce(on_hosts, form):
     n, steps = 5_000, 15
     comm = on_hosts(

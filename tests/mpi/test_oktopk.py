@@ -96,7 +96,7 @@ def test_some_ranks_own_nothing(both, where):
 
 @pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("codec", ["topk:ratio=0.1", "threshold:abs=1.5", "topk:ratio=0.2,values=int8"])
-@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "dgc:momentum=0"])
+@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "dgc:momentum=0", "ef-sgdm"])
 def test_the_engine_has_in_python_memories(make, monkeypatch, form, codec):
     if P == 1:
         return

@@ -15,14 +15,14 @@ WRONG = {
     '[dp]\nall_redcue = "int8"': r"line 2, key dp\.all_redcue: unknown key 'all_redcue'; allowed: all_reduce, ",
     '[dp]\nall_reduce = { codec = "int8", feedbak = "ef" }': r"line 2, key dp\.all_reduce: unknown key 'feedbak'",
     '[dp]\nall_reduce = { codec = "int8", feedback = "eg" }': r"line 2, .*feedback 'eg': unknown form of error "
-    r"feedback 'eg'; known: ef, ef21, loco, dgc$",
+    r"feedback 'eg'; known: ef, ef21, loco, dgc, ef-sgdm$",
     '[dp]\nall_reduce = { codec = "int8", feedback = "loco:beta=1.5" }': r"line 2, key dp\.all_reduce: feedback "
     r"'loco:beta=1\.5': beta must be a number from 0 to below 1, not 1\.5",
     '[dp]\ncodec = "int8"\nfeedback = 3': r"line 3, key dp\.feedback: feedback 3: form must be one of ef, ",
     '[dp]\nreduce_scatter = { codec = "int8", feedback = "ef21" }': r"line 2, .*reduce_scatter must be one of ef, "
-    r"loco, dgc, not 'ef21'",
+    r"loco, dgc, ef-sgdm, not 'ef21'",
     '[dp]\nall_reduce = { codec = ["powersgd", "int8"], feedback = "dgc" }': r"line 2, .*feedback of powersgd must "
-    r"be ef, not 'dgc'",
+    r"be ef or ef-sgdm, not 'dgc'",
     "min_bytes = -1": r"line 1, key min_bytes: min_bytes must be an integer from 0 to 2\*\*63 - 1, not -1",
     "min_bytes = true": r"min_bytes must be an integer",
     'exclude = "*.bias"': r"exclude must be a list of patterns",

@@ -94,6 +94,79 @@ class PlainMemory(DeviceMemory):
         return [self.state]
 
 
+class AcceleratedMemory(PlainMemory):
+    """The memory of ``ef-sgdm`` on a device.
+
+    Attributes:
+        velocity: u.
+    """
+
+    name = "ef-sgdm"
+
+    def __init__(self, form: Form, n: int, kind: DType, queue: Queue, slots: Slots) -> None:
+        super().__init__(form, n, kind, queue, slots)
+        self._momentum: float = form.options["momentum"]
+        self.velocity = self._zeros(queue)
+        self._moved: DeviceArray | None = None
+
+    def _accelerate(
+        self, data: Flat, queue: Queue, span: slice, bad: DeviceArray | None = None
+    ) -> tuple[DeviceArray, DeviceArray]:
+        """Return data with momentum, and what the velocity will be; set ``bad`` if that is not finite."""
+        n, step, moved = data.size, self._array(data.size, queue), self._array(data.size, queue)
+        kernel, momentum = f"accelerate_{suffix(data.dtype)}", self._number(self._momentum)
+        self._run(queue, kernel, n, data.data, self.velocity[span], moved, step, n, momentum, bad)
+        return step, moved
+
+    def correct(self, data: Flat, queue: Queue, span: slice) -> DeviceArray:
+        step, self._moved = self._accelerate(data, queue, span)
+        return super().correct(self._flat(step), queue, span)
+
+    def keep(
+        self, corrected: DeviceArray, decoded: DeviceArray, queue: Queue, span: slice, weight: float = 1.0
+    ) -> None:
+        super().keep(corrected, decoded, queue, span, weight)
+        self._moved = None
+
+    def _take_over(self, fresh: Slot | DeviceArray, queue: Queue, span: slice) -> None:
+        if self._moved is not None:  # it is no sum, whose velocity would be none
+            self._commit(self.velocity[span], self._moved, queue, self._bad)
+        super()._take_over(fresh, queue, span)
+
+    def _encode_fused(
+        self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice
+    ) -> Encoded | None:
+        if codec.integer_blocks is None:
+            return None
+        step, self._moved = self._accelerate(data, queue, span)
+        encoded = super()._encode_fused(codec, self._flat(step), out, queue, span)
+        self._moved = None
+        return encoded
+
+    def own(self, codec: Codec, data: Flat, queue: Queue, span: slice) -> DeviceArray:
+        bad = queue.zeros(4)
+        step, moved = self._accelerate(data, queue, span, bad)
+        self._commit(self.velocity[span], moved, queue, bad)
+        return step
+
+    def encode_sum(
+        self, codec: Codec, total: DeviceArray, out: DeviceArray, queue: Queue, span: slice, ranks: int = 1
+    ) -> Encoded:
+        corrected = PlainMemory.correct(self, self._flat(total), queue, span)
+        self._divide(corrected, ranks, queue)
+        encoded = self._write(codec, corrected, corrected.shape, out, queue)
+        self.keep(corrected, self._decoded(codec, encoded, corrected.size, queue), queue, span, ranks)
+        return encoded
+
+    def arrays(self) -> dict[str, host.Array]:
+        return super().arrays() | {"velocity": read(self.velocity, self._queue)}
+
+    def load(self, memory: memories.PlainMemory, queue: Queue) -> None:
+        super().load(memory, queue)
+        assert isinstance(memory, memories.AcceleratedMemory)
+        queue.write(self.velocity, memory.velocity)
+
+
 class EstimateMemory(DeviceMemory):
     """The memory of ``ef21`` on a device.
 
@@ -369,7 +442,7 @@ class MomentumMemory(DeviceMemory):
 
 
 MEMORIES: dict[str, type[DeviceMemory]] = {
-    cls.name: cls for cls in (PlainMemory, EstimateMemory, AverageMemory, MomentumMemory)
+    cls.name: cls for cls in (PlainMemory, EstimateMemory, AverageMemory, MomentumMemory, AcceleratedMemory)
 }
 
 

@@ -18,7 +18,12 @@ from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.feedback.estimates import EstimateMemory
 from hybridcomp.codecs.feedback.forms import FORMS, Form, parse_form
 from hybridcomp.codecs.feedback.joined import JoinedMemory
-from hybridcomp.codecs.feedback.memories import AverageMemory, MomentumMemory, PlainMemory
+from hybridcomp.codecs.feedback.memories import (
+    AcceleratedMemory,
+    AverageMemory,
+    MomentumMemory,
+    PlainMemory,
+)
 from hybridcomp.codecs.feedback.memory import Memory, Scratch
 from hybridcomp.codecs.late import device_codecs
 from hybridcomp.codecs.registry import get_codec
@@ -32,7 +37,7 @@ __all__ = ["FORMS", "ErrorFeedback", "Form", "Key", "Memory", "parse_form"]
 Key = tuple[str | int, ...]
 Arrays = dict[str, npt.NDArray[Any]]
 MEMORIES: dict[str, type[Memory]] = {
-    cls.name: cls for cls in (PlainMemory, EstimateMemory, AverageMemory, MomentumMemory)
+    cls.name: cls for cls in (PlainMemory, EstimateMemory, AverageMemory, MomentumMemory, AcceleratedMemory)
 }
 _FORM, _STEPS = "form", "steps"  # what a state says of a key beside its arrays
 
@@ -45,10 +50,10 @@ class ErrorFeedback:
 
     Args:
         codec: what :meth:`encode` encodes with, a codec or its spec; None if only memories are used.
-        form: ``"ef"``, ``"ef21"``, ``"loco"`` or ``"dgc"``, or a spec with its parameters
+        form: ``"ef"``, ``"ef21"``, ``"loco"``, ``"dgc"`` or ``"ef-sgdm"``, or a spec with its parameters
             (``"loco:beta=0.9"``). None: :meth:`memory` says which, key by key.
         options: the form's parameters: ``beta`` (0.8) and ``reset_steps`` (1024) of ``loco``, ``momentum`` (0.9)
-            of ``dgc``.
+            of ``dgc`` and ``ef-sgdm``.
 
     Raises:
         ValueError: an unknown form or parameter, or a value out of its range.
@@ -167,7 +172,7 @@ class ErrorFeedback:
         return memory
 
     def residual(self, key: Key, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> npt.NDArray[Any]:
-        """Return the residual under ``key``, to be changed in place: of ``ef`` only.
+        """Return the residual under ``key``, to be changed in place: of ``ef`` and ``ef-sgdm`` only.
 
         Args:
             key: a tuple of str and int.
@@ -178,11 +183,11 @@ class ErrorFeedback:
             1-D float32 or float64 of ``n`` elements, until the next :meth:`encode` under the key.
 
         Raises:
-            ValueError: the form is not ``ef``.
+            ValueError: the form is another.
         """
         memory = self.memory(key, n, dtype, "ef" if self.form is None else None)
         if not isinstance(memory, PlainMemory):
-            raise ValueError(f"only the form 'ef' has a residual, not {memory.form.name!r}")
+            raise ValueError(f"only the forms 'ef' and 'ef-sgdm' have a residual, not {memory.form.name!r}")
         return memory.error
 
     def owed(self, key: Key, n: int, where: slice) -> npt.NDArray[Any] | None:

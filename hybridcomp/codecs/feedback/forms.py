@@ -1,4 +1,5 @@
-"""Names and parameters of the forms of error feedback: ``"ef"``, ``"ef21"``, ``"loco:beta=0.8"``, ``"dgc"``."""
+"""Names and parameters of the forms of error feedback: ``"ef"``, ``"ef21"``, ``"loco:beta=0.8"``, ``"dgc"``,
+``"ef-sgdm"``."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "ef21": {},
     "loco": {"beta": 0.8, "reset_steps": 1024},
     "dgc": {"momentum": 0.9},
+    "ef-sgdm": {"momentum": 0.9},
 }
 FORMS = tuple(_DEFAULTS)
 _MOST_STEPS = 2**31 - 1

@@ -4,6 +4,15 @@
 
     c = x + e;  send C(c);  e = c - C(c)
 
+``ef-sgdm``: dist-EF-SGDM of Zheng, Huang and Kwok, "Communication-Efficient Distributed Blockwise Momentum SGD with
+Error-Feedback", arXiv:1905.10936, without its learning rates, as BytePS-Compress has it (Zhong et al.,
+arXiv:2105.07829): Nesterov's momentum before ``ef``. The optimizer's own momentum must be off: this is it. ::
+
+    u = momentum u + x;  c = x + momentum u + e;  send C(c);  e = c - C(c)
+
+Momentum is of each rank's own data: in a reduction the owner of a shard adds its data with it, as the others do, and
+the sum, which has it, is corrected as under ``ef``.
+
 ``loco``: Xie et al., arXiv:2407.04480. The error is a moving average, kept in 8 bits (the payload of an ``int8``
 message, blocks of 128), and forgotten every ``reset_steps`` steps of its key. ::
 
@@ -49,6 +58,23 @@ class PlainMemory(Memory):
     def error(self) -> Array:
         """Return the error that has not been sent yet; may be changed in place."""
         return self._main()
+
+
+class AcceleratedMemory(PlainMemory):
+    """The memory of ``ef-sgdm``."""
+
+    name = "ef-sgdm"
+    extras = ("velocity",)
+
+    def _made(self, n: int, wide: bool, rooms: Any) -> Any:
+        return native.kernels().AcceleratedMemory(n, wide, rooms, self.form.options["momentum"])
+
+    @property
+    def velocity(self) -> Array:
+        """Return u, the velocity."""
+        velocity = self._state("velocity")
+        assert velocity is not None
+        return velocity
 
 
 class AverageMemory(Memory):

@@ -5,7 +5,7 @@ the sum of old ranks r, r + ranks, r + 2 ranks, ... Where there are more ranks t
 zeros: splitting residuals would keep the sum too, but round (``loco`` would lose half a scale), and change the
 messages of the ranks that stay.
 
-*   ``ef``, and both arrays of ``dgc``: summed in the state's own dtype, so exact but for its rounding.
+*   ``ef``, and both arrays of ``dgc`` and ``ef-sgdm``: summed in the state's own dtype, so exact but for its rounding.
 *   ``loco``: where several ranks become one, their 8-bit states are decoded, summed in float64 and made 8 bits again;
     an element is off by at most 1/254 of the largest sum in its block of 128, half of a scale. One rank's state goes
     on as it is, bit for bit.
@@ -172,5 +172,5 @@ def release(state: Mapping[str, Any], key: Key, span: slice) -> tuple[Arrays, Ar
         if isinstance(memory, AverageMemory):  # whose errors are sent in shares that add up to this
             missing /= 1 - form.options["beta"]
             return pack_key(text, form, steps, {"": STATE_CODEC.encode(errors)}), missing
-        return pack_key(text, form, steps, {"": errors}), missing
+        return pack_key(text, form, steps, {**parts, "": errors}), missing
     return None

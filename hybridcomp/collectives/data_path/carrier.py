@@ -148,21 +148,21 @@ class Carrier(Coder):
 
     # -- error feedback of linear codecs -------------------------------------------------------------
 
-    def residual(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> Any:
-        """Return the residual under a key, of ``n`` elements of the accumulator's dtype."""
-        return feedback.residual(key, n, self.dtype.accumulator)
+    def memory(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> Any:
+        """Return the memory under a key, of ``n`` elements of the accumulator's dtype."""
+        return feedback.memory(key, n, self.dtype, form)
 
-    def corrected(self, data: Flat, residual: Any, room: Array) -> Flat:
-        """Return data plus the residual, in the accumulator's dtype: in ``room`` where that is of this dtype."""
+    def corrected(self, data: Flat, memory: Any, room: Array) -> Flat:
+        """Return data as a memory corrects it, in the accumulator's dtype: in ``room`` where that is of this dtype."""
         kind = data.dtype.accumulator
         # The result comes to the same place: no other pages are touched.
         in_place = data.dtype is kind and room.flags.aligned
         values = room if in_place else np.empty(data.size, kind.storage)
-        native.kernels().feedback_add(data.data, data.dtype, residual, values, False)
+        memory.native.correct(data.data, data.dtype, 0, values)
         return Flat(values, kind, data.shape, True, False)
 
-    def keep_lost(self, corrected: Flat, own: Array, residual: Any) -> None:
-        """Keep in the residual what ``own`` lacks of the corrected data, unless that is not finite."""
-        lost = corrected.data - own
-        if np.isfinite(lost).all():
-            residual[:] = lost
+    def keep_lost(self, corrected: Flat, own: Array, memory: Any) -> None:
+        """Keep in the memory what ``own`` lacks of the corrected data, unless that is not finite."""
+        memory.native.keep(
+            corrected.data, own.copy(), 0, 1.0
+        )  # which is the result, too, and would be used up

@@ -1,6 +1,7 @@
 """All-reduce by a linear codec: ``powersgd``, ``randomblock``, ``lattice``, ``sketch``.
 
-1. The codec is given this rank's data plus residual and says which array is to be reduced first.
+1. The codec is given this rank's data, as a memory of error feedback corrects them, and says which array is to be
+   reduced first.
 2. Every such round is an exact all-reduce of our own: always in the same order, so that a small array's bits are the
    same whether it is summed alone or with the rounds of other arrays. Where it has two arrays, which take operations of
    their own, one is summed after the other: they would share the link.
@@ -8,7 +9,7 @@
    started in one order on all ranks, and with several operations in flight a second round starts whenever the first has
    ended here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear/base.py.)
 3. The codec makes the result of what the rounds gave, which has the same bits on all ranks, and so has the result;
-   the residual is what the result lacks of this rank's data.
+   the memory of error feedback keeps what the result lacks of this rank's data.
 
 Of a device's memory the codec's kernels leave the rounds in pinned host memory, where they are summed as all others.
 """
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 from hybridcomp.arrays import Flat, as_dtype
 from hybridcomp.codecs import LinearCodec
+from hybridcomp.codecs.feedback.memories import PlainMemory
 from hybridcomp.codecs.linear.base import Reduced, Round
 from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.data_path.carrier import Carrier
@@ -39,13 +41,13 @@ class Part(NamedTuple):
     Attributes:
         send, recv: of the same dtype and count, maybe the same memory; the codec sees ``recv``'s shape.
         name: of the parameter.
-        residual: error feedback of :meth:`.Carrier.residual`, updated; None for none.
+        memory: error feedback of :meth:`.Carrier.memory`, updated; None for none.
     """
 
     send: Flat
     recv: Flat
     name: str | None
-    residual: Any = None
+    memory: Any = None
 
 
 def linear_allreduce(
@@ -120,11 +122,11 @@ class _Reduction:
     def __init__(self, carrier: Carrier, part: Part, mean: bool, step: int, warm: dict[str, Array]) -> None:
         t, codec, send, recv = carrier.transport, carrier.codec, part.send, part.recv
         assert isinstance(codec, LinearCodec)
-        self._carrier, self._recv, self._residual = carrier, recv, part.residual
+        self._carrier, self._recv, self._memory = carrier, recv, part.memory
         given = send._replace(shape=recv.shape)
-        if part.residual is not None:
+        if part.memory is not None:
             with carrier.call.encoding():
-                given = carrier.corrected(given, part.residual, recv.data)
+                given = carrier.corrected(given, part.memory, recv.data)
         self._given = given
         self._result: Reduced | None = None
         self._rounds = codec.reduction(
@@ -132,12 +134,12 @@ class _Reduction:
             ranks=t.size,
             rank=t.rank,
             mean=mean,
-            own=part.residual is not None,
+            own=part.memory is not None,
             step=step,
             warm=warm,
             name=part.name,
             queue=carrier.queue,
-            residual=part.residual if carrier.queue is None else None,
+            residual=part.memory.error if type(part.memory) is PlainMemory else None,
         )
 
     def next_round(self) -> Round | None:
@@ -159,9 +161,9 @@ class _Reduction:
         """Write the result, and keep what it lacks of this rank's data, unless that is not finite."""
         while self._result is None:
             self.next_round()
-        result, residual = self._result, self._residual
+        result, memory = self._result, self._memory
         with self._carrier.call.decoding():
-            if residual is not None and result.own is not None:
-                self._carrier.keep_lost(self._given, result.own, residual)
+            if memory is not None and result.own is not None:
+                self._carrier.keep_lost(self._given, result.own, memory)
             if result.total is not self._recv.data:
                 self._carrier.store(result.total, self._recv.data, 1)

@@ -39,25 +39,25 @@ class DeviceCarrier(DeviceReader):
 
         Called in the first step.
         """
-        memory = self.residual(feedback, key, n, form)
+        memory = self.memory(feedback, key, n, form)
         self.codec = self.codec.at_step(memory.begin(self.queue))
         return memory
 
-    def residual(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> DeviceMemory:
+    def memory(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> DeviceMemory:
         """Return the memory under a key, in whose order the operation's work comes next."""
         prepare_in_turn(FEEDBACK_MODULES, self._runtime)
         memory = feedback.device_memory(key, n, self.dtype, self.queue, form)
         memory.follow(self.queue)
         return memory
 
-    def corrected(self, data: Flat, residual: Any, room: Any) -> Flat:
-        """Return data plus the residual, in the accumulator's dtype."""
-        values = residual.correct(self._aligned_flat(data), self.queue, slice(0, data.size))
-        return Flat(values, residual.kind, data.shape, True, False)
+    def corrected(self, data: Flat, memory: Any, room: Any) -> Flat:
+        """Return data as a memory corrects it, in the accumulator's dtype."""
+        values = memory.correct(self._aligned_flat(data), self.queue, slice(0, data.size))
+        return Flat(values, memory.kind, data.shape, True, False)
 
-    def keep_lost(self, corrected: Flat, own: Any, residual: Any) -> None:
-        """Keep in the residual what ``own`` lacks of the corrected data, unless that is not finite."""
-        residual.keep(corrected.data, own, self.queue, slice(0, corrected.size))
+    def keep_lost(self, corrected: Flat, own: Any, memory: Any) -> None:
+        """Keep in the memory what ``own`` lacks of the corrected data, unless that is not finite."""
+        memory.keep(corrected.data, own, self.queue, slice(0, corrected.size))
 
     # -- to a message --------------------------------------------------------------------------------
 

@@ -155,10 +155,10 @@ def allreduce_linear(
     if form is not None and first.name is not None:
         check_feedback("all_reduce", codec, form)
 
-    def residual(carrier: Carrier, part: Part) -> Any:
+    def memory(carrier: Carrier, part: Part) -> Any:
         if form is None or part.name is None:
             return None
-        return carrier.residual(comm.feedback, (comm.axis, part.name), part.recv.size, form)
+        return carrier.memory(comm.feedback, (comm.axis, part.name), part.recv.size, form)
 
     def run(carrier: Carrier, send: Flat | None, recv: Flat | None, _: Any) -> Steps:
         here = arrays
@@ -167,7 +167,7 @@ def allreduce_linear(
             assert recv is not None
             here = [first._replace(send=send, recv=recv)]
         # In the operation: the other ranks are told if it fails.
-        parts = [part._replace(residual=residual(carrier, part)) for part in here]
+        parts = [part._replace(memory=memory(carrier, part)) for part in here]
         return linear_allreduce(
             carrier,
             parts,

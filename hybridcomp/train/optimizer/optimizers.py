@@ -19,7 +19,7 @@ class SGDW(torch.optim.SGD):
 
     After Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization" (arXiv 1711.05101): weights decay beside
     what the momentum moves them by, so that it does not matter whether momentum is here or is in error feedback
-    (``ef:momentum=0.9``). ::
+    (``ef-sgdm``). ::
 
         u = momentum u + g;  x -= lr (g + momentum u + decay x)
 

@@ -39,6 +39,10 @@ struct FeedbackKernels {
   void (*move)(const void* x, DTypeCode dtype, const void* velocity, const void* sum, void* moved, void* out,
                std::size_t n, double momentum);
 
+  // moved = momentum * velocity + x; out = x + momentum * moved
+  bool (*accelerate)(const void* x, DTypeCode dtype, const void* velocity, void* moved, void* out,
+                     std::size_t n, double momentum);
+
   // decoded = corrected - decoded; moved = 0 where decoded was not 0
   bool (*mask)(const void* corrected, void* decoded, void* moved, bool wide, std::size_t n);
 

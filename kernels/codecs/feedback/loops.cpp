@@ -149,6 +149,33 @@ void move(const void* x, DTypeCode dtype, const void* velocity, const void* sum,
   });
 }
 
+bool accelerate(const void* x, DTypeCode dtype, const void* velocity, void* moved_out, void* out,
+                std::size_t n, double momentum) {
+  bool finite = true;
+  with_dtype(dtype, [&]<DTypeCode D>() {
+    using T = ComputeOf<D>;
+    alignas(64) T buffer[kTile];
+    const auto* from = static_cast<const std::uint8_t*>(x);
+    const T factor = static_cast<T>(momentum);
+    typename Real<T>::Signed peak = 0;
+    for (std::size_t at = 0; at < n; at += kTile) {
+      const std::size_t m = smaller(kTile, n - at);
+      const T* values = view<D>(from + at * sizeof(StorageOf<D>), m, buffer);
+      const T* u = static_cast<const T*>(velocity) + at;
+      T* to = static_cast<T*>(moved_out) + at;
+      T* steps = static_cast<T*>(out) + at;
+      HC_INDEPENDENT
+      for (std::size_t i = 0; i < m; ++i) {
+        const T value = values[i], next = moved(u[i], value, factor);
+        to[i] = next;
+        peak = larger<T>(peak, steps[i] = ahead(next, value, factor));
+      }
+    }
+    finite = is_finite<T>(peak);
+  });
+  return finite;
+}
+
 template <typename T>
 bool mask_all(const T* corrected, T* decoded, T* moved_out, std::size_t n) {
   typename Real<T>::Signed peak = 0;
@@ -276,6 +303,7 @@ bool quantize8(const void* x, DTypeCode dtype, const void* e, void* lost, std::s
 }  // namespace
 
 extern const FeedbackKernels feedback_kernels;
-const FeedbackKernels feedback_kernels = {add, modest, divide, lose, average, move, mask, quantize8, stream};
+const FeedbackKernels feedback_kernels = {add,  modest,     divide, lose,      average,
+                                          move, accelerate, mask,   quantize8, stream};
 
 }  // namespace hybridcomp::HC_ISA

@@ -14,7 +14,7 @@ PlainMemory::PlainMemory(std::size_t n, bool wide, std::shared_ptr<Rooms> rooms)
 
 std::size_t PlainMemory::encode_fused(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
                                       DTypeCode dtype, std::size_t n, std::size_t start, int ranks,
-                                      int threads, std::uint8_t* out) {
+                                      int threads, std::uint8_t* out, bool* kept) {
   const CodecIdentity& codec = encoder.identity;
   const bool blocks = fusible(codec);
   if (!blocks && !codec.sparse) return 0;
@@ -22,21 +22,22 @@ std::size_t PlainMemory::encode_fused(const Kernels& k, const Encoder& encoder, 
   // What stays finite for sure is done where the state lies; a whole array, which no cache may hold, is read
   // once, and the quantizers' goes to one that takes the state's place.
   const bool modest = (!blocks || n < n_) && modest_pass(k, x, dtype, error, n, threads);
+  *kept = true;
   if (!blocks)
     return modest ? encode_sparse_residual(k, encoder, x, dtype, n, error, ranks, threads, out) : 0;
-  bool finite = true;
-  if (modest) return encode_residual(k, codec, x, dtype, n, error, error, ranks, threads, out, &finite);
+  if (modest) return encode_residual(k, codec, x, dtype, n, error, error, ranks, threads, out, kept);
   Lease lost = lease(n);
   const std::size_t bytes =
-      encode_residual(k, codec, x, dtype, n, error, lost.data(), ranks, threads, out, &finite);
-  if (finite) replace(error_, lost, n, start);
+      encode_residual(k, codec, x, dtype, n, error, lost.data(), ranks, threads, out, kept);
+  if (*kept) replace(error_, lost, n, start);
   return bytes;
 }
 
 std::size_t PlainMemory::encode(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
                                 DTypeCode dtype, std::size_t n, std::size_t start, int threads,
                                 std::uint8_t* out) {
-  const std::size_t bytes = encode_fused(k, encoder, x, dtype, n, start, 1, threads, out);
+  bool kept = false;
+  const std::size_t bytes = encode_fused(k, encoder, x, dtype, n, start, 1, threads, out, &kept);
   return bytes ? bytes : Memory::encode(k, encoder, x, dtype, n, start, threads, out);
 }
 
@@ -47,18 +48,90 @@ void PlainMemory::correct(const Kernels& k, const std::uint8_t* x, DTypeCode dty
 
 void PlainMemory::keep(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n,
                        std::size_t start, double weight, int threads) {
-  if (lose_pass(k, corrected, decoded.data(), decoded.data(), wide_, n, weight, threads))
-    replace(error_, decoded, n, start);
+  keep_finite(k, corrected, decoded, n, start, weight, threads);
+}
+
+bool PlainMemory::keep_finite(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n,
+                              std::size_t start, double weight, int threads) {
+  if (!lose_pass(k, corrected, decoded.data(), decoded.data(), wide_, n, weight, threads)) return false;
+  replace(error_, decoded, n, start);
+  return true;
 }
 
 std::size_t PlainMemory::encode_sum(const Kernels& k, const Encoder& encoder, std::uint8_t* total,
                                     std::size_t n, std::size_t start, int ranks, int threads,
                                     std::uint8_t* out) {
-  const std::size_t bytes = encode_fused(k, encoder, total, kind(), n, start, ranks, threads, out);
+  bool kept = false;
+  const std::size_t bytes = encode_fused(k, encoder, total, kind(), n, start, ranks, threads, out, &kept);
   return bytes ? bytes : Memory::encode_sum(k, encoder, total, n, start, ranks, threads, out);
 }
 
 RoomPointer PlainMemory::state(std::string_view name, bool) { return name.empty() ? error_ : nullptr; }
+
+// -- ef-sgdm -----------------------------------------------------------------------------------------------
+
+AcceleratedMemory::AcceleratedMemory(std::size_t n, bool wide, std::shared_ptr<Rooms> rooms, double momentum)
+    : PlainMemory(n, wide, std::move(rooms)), momentum_(momentum), velocity_(zeros()) {}
+
+bool AcceleratedMemory::accelerate(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, std::size_t n,
+                                   std::size_t start, int threads, std::uint8_t* moved,
+                                   std::uint8_t* out) const {
+  return accelerate_pass(k, x, dtype, at(velocity_, start), moved, out, n, momentum_, threads);
+}
+
+std::size_t AcceleratedMemory::encode(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
+                                      DTypeCode dtype, std::size_t n, std::size_t start, int threads,
+                                      std::uint8_t* out) {
+  if (fusible(encoder.identity) || encoder.identity.sparse) {
+    const Lease step = lease(n);
+    Lease moved = lease(n);
+    accelerate(k, x, dtype, n, start, threads, moved.data(), step.data());
+    bool kept = false;
+    const std::size_t bytes = encode_fused(k, encoder, step.data(), kind(), n, start, 1, threads, out, &kept);
+    if (bytes && kept) replace(velocity_, moved, n, start);
+    if (bytes) return bytes;
+  }
+  return Memory::encode(k, encoder, x, dtype, n, start, threads, out);
+}
+
+void AcceleratedMemory::correct(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, std::size_t n,
+                                std::size_t start, int threads, std::uint8_t* out) {
+  moved_.release();
+  moved_ = lease(n);
+  moving_ = n;
+  accelerate(k, x, dtype, n, start, threads, moved_.data(), out);
+  PlainMemory::correct(k, out, kind(), n, start, threads, out);
+}
+
+void AcceleratedMemory::keep(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n,
+                             std::size_t start, double weight, int threads) {
+  if (keep_finite(k, corrected, decoded, n, start, weight, threads)) replace(velocity_, moved_, n, start);
+  moved_.release();
+}
+
+// Momentum is each rank's own: the owner adds its data with it, and the sum of all, which has it, gets no
+// more.
+bool AcceleratedMemory::own(const Kernels& k, const Encoder&, const std::uint8_t* x, DTypeCode dtype,
+                            std::size_t n, std::size_t start, int threads, std::uint8_t* sums) {
+  Lease moved = lease(n);
+  if (accelerate(k, x, dtype, n, start, threads, moved.data(), sums)) replace(velocity_, moved, n, start);
+  return true;
+}
+
+void AcceleratedMemory::correct_sum(const Kernels& k, std::uint8_t* total, std::size_t n, std::size_t start,
+                                    int ranks, int threads) {
+  PlainMemory::correct(k, total, kind(), n, start, threads, total);
+  divide_pass(k, total, wide_, n, ranks, threads);
+}
+
+void AcceleratedMemory::keep_sum(const Kernels& k, const std::uint8_t* corrected, Lease& decoded,
+                                 std::size_t n, std::size_t start, int ranks, int threads) {
+  keep_finite(k, corrected, decoded, n, start, ranks, threads);
+}
+
+RoomPointer AcceleratedMemory::state(std::string_view name, bool make) {
+  return name == "velocity" ? velocity_ : PlainMemory::state(name, make);
+}
 
 // -- loco --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@
 namespace hybridcomp {
 
 // `ef`. State: what has not been sent yet.
-class PlainMemory final : public Memory {
+class PlainMemory : public Memory {
  public:
   PlainMemory(std::size_t n, bool wide, std::shared_ptr<Rooms> rooms);
 
@@ -23,12 +23,51 @@ class PlainMemory final : public Memory {
                          std::size_t start, int ranks, int threads, std::uint8_t* out) override;
   RoomPointer state(std::string_view name, bool make) override;
 
- private:
-  // Encode x, over `ranks` for a mean, in one pass over memory; 0 where there is no kernel for it.
+ protected:
+  // Encode x, over `ranks` for a mean, in one pass over memory; 0 where there is no kernel for it. `kept`
+  // tells whether the error is that of this message: all is finite.
   std::size_t encode_fused(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype,
-                           std::size_t n, std::size_t start, int ranks, int threads, std::uint8_t* out);
+                           std::size_t n, std::size_t start, int ranks, int threads, std::uint8_t* out,
+                           bool* kept);
 
+  // keep(); returns whether all is finite.
+  bool keep_finite(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n,
+                   std::size_t start, double weight, int threads);
+
+ private:
   RoomPointer error_;
+};
+
+// `ef-sgdm`. State: what has not been sent yet, and "velocity", of this rank's own data alone.
+class AcceleratedMemory final : public PlainMemory {
+ public:
+  AcceleratedMemory(std::size_t n, bool wide, std::shared_ptr<Rooms> rooms, double momentum);
+
+  bool adds_own() const override { return false; }
+  std::size_t encode(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype,
+                     std::size_t n, std::size_t start, int threads, std::uint8_t* out) override;
+  void correct(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, std::size_t n, std::size_t start,
+               int threads, std::uint8_t* out) override;
+  void keep(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n, std::size_t start,
+            double weight, int threads) override;
+  bool corrected(std::size_t n) const override { return moved_ && n == moving_; }
+  bool own(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype, std::size_t n,
+           std::size_t start, int threads, std::uint8_t* sums) override;
+  void correct_sum(const Kernels& k, std::uint8_t* total, std::size_t n, std::size_t start, int ranks,
+                   int threads) override;
+  void keep_sum(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n,
+                std::size_t start, int ranks, int threads) override;
+  RoomPointer state(std::string_view name, bool make) override;
+
+ private:
+  // Write x with momentum to `out`, and what the velocity will be to `moved`; returns whether all is finite.
+  bool accelerate(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, std::size_t n, std::size_t start,
+                  int threads, std::uint8_t* moved, std::uint8_t* out) const;
+
+  const double momentum_;
+  RoomPointer velocity_;
+  Lease moved_;             // between correct and keep: what the velocity will be
+  std::size_t moving_ = 0;  // elements of it
 };
 
 // `loco`. State: bytes, an int8 message of blocks of kStateBlock, but for its header, which is not written.

@@ -63,6 +63,16 @@ inline void move_pass(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, 
   });
 }
 
+inline bool accelerate_pass(const Kernels& k, const std::uint8_t* x, DTypeCode dtype,
+                            const std::uint8_t* velocity, std::uint8_t* moved, std::uint8_t* out,
+                            std::size_t n, double momentum, int threads) {
+  const std::size_t size = dtype == kFloat64 ? 8 : 4;
+  return all_of(n, threads, [&](std::size_t at, std::size_t m) {
+    return k.feedback->accelerate(x + at * size_of(dtype), dtype, velocity + at * size, moved + at * size,
+                                  out + at * size, m, momentum);
+  });
+}
+
 inline bool mask_pass(const Kernels& k, const std::uint8_t* corrected, std::uint8_t* decoded,
                       std::uint8_t* moved, bool wide, std::size_t n, int threads) {
   const std::size_t size = wide ? 8 : 4;

@@ -174,6 +174,37 @@ HC_DEVICE void move(Move<D> pass, uint64_t n) {
        pass);
 }
 
+// next = momentum * velocity + x; out = x + momentum * next
+template <DTypeCode D>
+struct Accelerate {
+  using T = ComputeOf<D>;
+  const StorageOf<D>* x;
+  const T* velocity;
+  T *next, *out;
+  T momentum;
+  Peak<T> peak;
+
+  template <int N>
+  HC_METHOD void at(uint64_t i) {
+    T a[N], u[N];
+    load<D, N>(x + i, a);
+    load<N>(velocity + i, u);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      u[k] = moved(u[k], a[k], momentum);
+      peak.take(a[k] = ahead(u[k], a[k], momentum));
+    }
+    store<N>(next + i, u);
+    store<N>(out + i, a);
+  }
+};
+template <DTypeCode D>
+HC_DEVICE void accelerate(Accelerate<D> pass, uint64_t n, uint32_t* bad) {
+  each(n, takes_quads<D>(pass.x) && quads_at(pass.velocity) && quads_at(pass.next) && quads_at(pass.out),
+       pass);
+  pass.peak.tell(bad);
+}
+
 // decoded = corrected - decoded; next = 0 where decoded was not 0
 template <typename T>
 struct Mask {
@@ -342,6 +373,17 @@ HC_EACH_INPUT(HC_FEEDBACK_MINUS, feedback_subtract)
   }
 #define HC_NUMBER(T, bits) hybridcomp::float_of(static_cast<hybridcomp::Real<T>::Bits>(bits))
 HC_EACH_INPUT(HC_FEEDBACK_MOVE, feedback_move)
+
+#define HC_FEEDBACK_ACCELERATE(name, D)                                                                     \
+  HC_KERNEL(hybridcomp::kThreads)                                                                           \
+  name(const void* x, const hybridcomp::ComputeOf<D>* velocity, hybridcomp::ComputeOf<D>* next,             \
+       hybridcomp::ComputeOf<D>* out, std::uint64_t n, std::uint64_t momentum, std::uint32_t* bad) {        \
+    using T = hybridcomp::ComputeOf<D>;                                                                     \
+    hybridcomp::accelerate<D>(                                                                              \
+        {static_cast<const hybridcomp::StorageOf<D>*>(x), velocity, next, out, HC_NUMBER(T, momentum), {}}, \
+        n, bad);                                                                                            \
+  }
+HC_EACH_INPUT(HC_FEEDBACK_ACCELERATE, feedback_accelerate)
 
 #define HC_FEEDBACK_OF(t, T)                                                                                \
   HC_KERNEL(hybridcomp::kThreads)                                                                           \

@@ -18,10 +18,16 @@ HC_HD T averaged(T error, T lost, T beta, T rest) {
   return beta * error + rest * lost;
 }
 
-// DGC's momentum.
+// The velocity of DGC and of Nesterov's momentum.
 template <typename T>
 HC_HD T moved(T velocity, T x, T momentum) {
   return momentum * velocity + x;
+}
+
+// Nesterov's step: x and what the velocity, which x has moved already, will add to the next one.
+template <typename T>
+HC_HD T ahead(T velocity, T x, T momentum) {
+  return x + momentum * velocity;
 }
 
 }  // namespace hybridcomp

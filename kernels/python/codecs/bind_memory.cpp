@@ -8,7 +8,6 @@
 
 #include "codecs/feedback/joined.hpp"
 #include "codecs/feedback/memories.hpp"
-#include "codecs/feedback/passes.hpp"
 #include "codecs/messages/opening.hpp"
 #include "python/bind.hpp"
 
@@ -226,7 +225,8 @@ void make_average(AverageMemory* self, std::size_t n, bool wide, Shared rooms, d
   make(self, n, wide, std::move(rooms), beta, reset_steps);
 }
 
-void make_momentum(MomentumMemory* self, std::size_t n, bool wide, Shared rooms, double momentum) {
+template <typename M>
+void make_momentum(M* self, std::size_t n, bool wide, Shared rooms, double momentum) {
   check_share(momentum, "momentum");
   make(self, n, wide, std::move(rooms), momentum);
 }
@@ -242,21 +242,9 @@ void join(JoinedMemory* self, std::vector<std::shared_ptr<Memory>> parts, Shared
   new (self) JoinedMemory(std::move(parts), std::move(rooms));
 }
 
-bool feedback_add(nb::handle x, int dtype, nb::handle e, nb::handle out, bool subtract) {
-  const DTypeCode type = float_dtype(dtype);
-  const bool wide = type == kFloat64;
-  const Buffer from(x, false), state(e, false), to(out, true);
-  const std::size_t n = from.elements(size_of(type), "x");
-  const std::uint8_t* const added = values_of(state, n, wide, "e");
-  std::uint8_t* const sum = values_of(to, n, wide, "out");
-  nb::gil_scoped_release release;
-  return add_pass(kernels(), from.data(), type, added, sum, n, subtract, thread_count());
-}
-
 }  // namespace
 
 void bind_memory(nb::module_& m) {
-  m.def("feedback_add", &feedback_add, "x"_a, "dtype"_a, "e"_a, "out"_a, "subtract"_a);
   nb::class_<Rooms>(m, "Rooms", "Memory that is used again.").def(nb::new_([] {
     return std::make_shared<Rooms>();
   }));
@@ -282,10 +270,12 @@ void bind_memory(nb::module_& m) {
            "An array of the state, its own memory; None if there is none of this name.");
   nb::class_<PlainMemory, Memory>(m, "PlainMemory")
       .def("__init__", &make<PlainMemory>, "n"_a, "wide"_a, "rooms"_a);
+  nb::class_<AcceleratedMemory, PlainMemory>(m, "AcceleratedMemory")
+      .def("__init__", &make_momentum<AcceleratedMemory>, "n"_a, "wide"_a, "rooms"_a, "momentum"_a);
   nb::class_<AverageMemory, Memory>(m, "AverageMemory")
       .def("__init__", &make_average, "n"_a, "wide"_a, "rooms"_a, "beta"_a, "reset_steps"_a);
   nb::class_<MomentumMemory, Memory>(m, "MomentumMemory")
-      .def("__init__", &make_momentum, "n"_a, "wide"_a, "rooms"_a, "momentum"_a);
+      .def("__init__", &make_momentum<MomentumMemory>, "n"_a, "wide"_a, "rooms"_a, "momentum"_a);
   nb::class_<EstimateMemory, Memory>(m, "EstimateMemory")
       .def("__init__", &make<EstimateMemory>, "n"_a, "wide"_a, "rooms"_a)
       .def("add", &add, "decoded"_a, "out"_a)

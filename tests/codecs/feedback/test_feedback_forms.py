@@ -41,6 +41,9 @@ class Model:
         if self.form == "dgc":
             moved = t(0.9) * self.b + x
             c = self.a + moved
+        elif self.form == "ef-sgdm":
+            moved = t(0.9) * self.b + x
+            c = (x + t(0.9) * moved) + self.a
         else:
             c = x - self.a if self.form == "ef21" else x + self.a
         codec = self.codec.at_step(step)
@@ -50,6 +53,8 @@ class Model:
             self.a = c - d
         elif self.form == "ef21":
             self.a = self.a + d
+        elif self.form == "ef-sgdm":
+            self.a, self.b = c - d, moved
         elif self.form == "loco":
             self.a = STATE.decode(STATE.encode(t(0.8) * self.a + t(1 - 0.8) * (c - d)))
         else:
@@ -75,7 +80,7 @@ def test_a_model_in_numpy_gives_the_same_bits(form, spec, dtype):
         got = common.bits(feedback.encode(x, KEY))
         assert got == model.encode(common.wide(x).astype(wide), step), step
     np.testing.assert_array_equal(state_of(feedback, n, dtype), model.a)
-    if form == "dgc":
+    if form in ("dgc", "ef-sgdm"):
         np.testing.assert_array_equal(feedback.memory(KEY, n, dtype).arrays()["velocity"], model.b)
 
 
@@ -138,7 +143,7 @@ def test_a_step_that_is_not_finite_changes_no_state(form, bad, spec):
 CUTS = [0, 100, 1_124, 1_124, 2_148, 2_999, 3_000]
 
 
-@pytest.mark.parametrize("form", ["ef", "dgc"])
+@pytest.mark.parametrize("form", ["ef", "dgc", "ef-sgdm"])
 @pytest.mark.parametrize("spec", ["int4", "topk:ratio=0.1"])
 def test_spans_add_up_to_an_array(form, spec):
     """A memory that is used in spans holds what memories of their own would."""
@@ -304,7 +309,22 @@ def test_ef21_of_all_ranks_drops_a_step_that_one_overflowed():
                 assert all(new[k].tobytes() == v.tobytes() for k, v in old.items() if "steps" not in k)
 
 
-@pytest.mark.parametrize("form", ["ef", "loco", "dgc"])
+def test_ef_sgdm_owes_its_residual_of_what_momentum_made():
+    """Nesterov's momentum of all inputs in fp64, less what was sent, is the residual; without momentum it is ef."""
+    a, b = hc.ErrorFeedback("topk:ratio=0.05", "ef-sgdm:momentum=0"), hc.ErrorFeedback("topk:ratio=0.05")
+    feedback = hc.ErrorFeedback("topk:ratio=0.05", "ef-sgdm")
+    missing, velocity = np.zeros(1_000), np.zeros(1_000)
+    for step in range(30):
+        x = common.gaussian(1_000, "float64", seed=step)
+        assert a.encode(x, KEY).tobytes() == b.encode(x, KEY).tobytes()
+        velocity = 0.9 * velocity + x
+        missing += x + 0.9 * velocity - hc.decode(feedback.encode(x, KEY))
+    np.testing.assert_allclose(feedback.residual(KEY, 1_000, "float64"), missing, rtol=0, atol=1e-9)
+    state = feedback.memory(KEY, 1_000, "float64").arrays()
+    np.testing.assert_allclose(state["velocity"], velocity, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef-sgdm"])
 def test_accumulate_is_the_identity_elsewhere(form):
     x = common.gaussian(10)
     assert hc.ErrorFeedback("int8", form).accumulate(KEY, x) is x

@@ -147,7 +147,7 @@ def test_wrong_arguments():
         hc.ErrorFeedback("int8", None).encode(common.gaussian(3), KEY)
     with pytest.raises(ValueError, match="form must be 'ef', this ErrorFeedback's, not 'loco'"):
         hc.ErrorFeedback("int8").memory(KEY, 3, form="loco")
-    with pytest.raises(ValueError, match="only the form 'ef' has a residual, not 'dgc'"):
+    with pytest.raises(ValueError, match="only the forms 'ef' and 'ef-sgdm' have a residual, not 'dgc'"):
         hc.ErrorFeedback("int8", "dgc").residual(KEY, 3)
     with pytest.raises(ValueError, match=r"out must be uint8 of at least \d+ bytes"):
         hc.ErrorFeedback("int8").encode(common.gaussian(30), KEY, out=np.empty(50, np.uint8))

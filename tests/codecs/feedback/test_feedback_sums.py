@@ -7,7 +7,7 @@ import pytest
 
 from hybridcomp import native, wire
 from hybridcomp.arrays import DType, Flat, as_dtype
-from hybridcomp.codecs import ErrorFeedback, PowerSGDCodec, get_codec
+from hybridcomp.codecs import FORMS, ErrorFeedback, PowerSGDCodec, get_codec
 from tests.codecs import common
 
 SPECS = [
@@ -35,7 +35,7 @@ def flat(x: np.ndarray) -> Flat:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("form", ["ef", "ef21", "loco", "dgc"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_sums_of_an_owner(spec, form, dtype, ranks):

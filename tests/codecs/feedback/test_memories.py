@@ -250,6 +250,8 @@ def test_what_must_come_before():
     x, out, encoder = np.zeros(10, np.float32), np.zeros(400, np.uint8), get_codec("int8").encoder
     with pytest.raises(ValueError, match="correct comes before keep"):
         made("dgc", 100).native.keep(x, x.copy(), 0, 1.0)
+    with pytest.raises(ValueError, match="correct comes before keep"):
+        made("ef-sgdm", 100).native.keep(x, x.copy(), 0, 1.0)
     with pytest.raises(ValueError, match="needs an encoder"):
         made("dgc", 100).native.own(None, x, 1, 0, x.copy())
     for call in (lambda m: m.encode_sum(encoder, x, 0, 1, out), lambda m: m.correct_sum(x, 0, 1)):
@@ -263,6 +265,8 @@ def test_what_must_come_before():
             kernels.AverageMemory(10, False, rooms, beta, 1)
         with pytest.raises(ValueError, match="from 0 to below 1"):
             kernels.MomentumMemory(10, False, rooms, beta)
+        with pytest.raises(ValueError, match="from 0 to below 1"):
+            kernels.AcceleratedMemory(10, False, rooms, beta)
     with pytest.raises(ValueError, match="reset_steps"):
         kernels.AverageMemory(10, False, rooms, 0.5, 0)
     for many in (2**48 + 1, 2**62, 2**64 - 1):

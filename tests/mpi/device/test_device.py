@@ -225,7 +225,7 @@ def test_linear_codecs(make, way, codec):
 
 
 @pytest.mark.parametrize("codec", ["int4:block=128", "topk:ratio=0.05"])
-@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef21"])
+@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef21", "ef-sgdm"])
 def test_feedback(make, way, form, codec):
     how = f'{{ codec = "{codec}", feedback = "{form}" }}'
     policy = parse_policy(f"[dp]\nall_reduce = {how}\n", "test")
@@ -241,7 +241,7 @@ def test_feedback(make, way, form, codec):
                 agrees(x, y, f"{name}, step {step}")
 
 
-@pytest.mark.parametrize("form", ["ef", "loco", "dgc"])
+@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef-sgdm"])
 def test_feedback_of_reduce_scatter(make, way, form):
     policy = parse_policy(f'[fsdp]\nreduce_scatter = {{ codec = "int8", feedback = "{form}" }}\n', "test")
     comm, other = make(policy, "fsdp"), make(policy, "fsdp")

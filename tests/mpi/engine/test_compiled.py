@@ -24,7 +24,7 @@ from tests.mpi.conftest import WORLD, communicator, gaussian, identical, total, 
 CODECS = ["int8", "int4:rounding=stochastic", "bf16", "exponent", "topk:ratio=0.1", "sign", "zfp:rate=8"]
 # Python computes their steps.
 CODECS += ["lossless", "mpc", "topk:ratio=0.1,values=int8"]
-FORMS = ["ef", "loco", "dgc", "ef21"]
+FORMS = ["ef", "loco", "dgc", "ef21", "ef-sgdm"]
 
 
 @pytest.fixture(params=["one host", "two hosts"])

@@ -43,6 +43,7 @@ CASES = [
     ("int4", "ef21"),
     ("int4", "loco"),
     ("topk:ratio=0.1", "dgc"),
+    ("int4:block=64", "ef-sgdm"),
     ("none", None),
     ("powersgd:rank=2", None),
     ("powersgd:rank=1", "ef"),

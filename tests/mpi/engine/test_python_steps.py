@@ -95,7 +95,7 @@ CODECS = [
 ]
 
 
-@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef21"])
+@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef21", "ef-sgdm"])
 @pytest.mark.parametrize("codec", CODECS)
 def test_same_memories_as_in_python(hosts, counted, codec, form):
     dtype = "float32" if codec == CODECS[0] else "float16"
