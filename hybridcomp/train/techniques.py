@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybridcomp.arrays import DType
-from hybridcomp.codecs import Codec
+from hybridcomp.codecs import Codec, parse_form
 from hybridcomp.errors import ConfigError
 from hybridcomp.policy import PHASES, Message, Policy, Rule
 from hybridcomp.train.config import TrainConfig
@@ -34,11 +34,30 @@ def check_techniques(policy: Policy, config: TrainConfig) -> None:
 
 
 def concerns(policy: Policy, config: TrainConfig) -> list[str]:
-    """List warnings about a run's policy: where gradients of activations are coarser than the activations.
+    """List warnings about a run's policy: what has momentum twice, and where gradients of activations are too coarse.
 
-    They need the finer codec of the two (arXiv:2401.07788), unless error feedback makes up for it: which sends of a
+    These need the finer codec of the two (arXiv:2401.07788), unless error feedback makes up for it: which sends of a
     pipeline have, and sums over tp, whose messages have no names, have not.
     """
+    return [*_momentum_twice(policy, config), *_coarse(policy, config)]
+
+
+def _momentum_twice(policy: Policy, config: TrainConfig) -> list[str]:
+    own = {"adamw": config.beta1, "lans": config.beta1, "sgd": config.momentum}[config.optimizer]
+    if config.dp == 1 or config.sync is not None or not own:
+        return []
+    op = "reduce_scatter" if config.shard == "zero1" else "all_reduce"
+    message = Message("dp", op, "backward", DType.FLOAT32, 2**40, name="weight", step=policy.last_warmup_step)
+    feedback = policy.choose(message).feedback
+    if feedback is None or not parse_form(feedback).options.get("momentum"):
+        return []
+    return [
+        f"policy {policy.name}: gradients over dp have momentum before compression (feedback {feedback}), and "
+        f"optimizer {config.optimizer} adds its own: it is made for --optimizer sgd --momentum 0"
+    ]
+
+
+def _coarse(policy: Policy, config: TrainConfig) -> list[str]:
     if config.backend != "hybridcomp":
         return []
     shape = (config.micro_batch_size * config.seq_len, config.d_model)

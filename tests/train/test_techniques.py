@@ -150,6 +150,25 @@ def test_no_preset_is_coarser_backward_than_forward(preset):
 
 
 @pytest.mark.parametrize(
+    ("feedback", "fields", "told"),
+    [
+        ("ef-sgdm", {}, True),
+        ("dgc", {"optimizer": "lans"}, True),
+        ("ef-sgdm", {"optimizer": "sgd"}, True),
+        ("ef-sgdm", {"optimizer": "sgd", "momentum": 0.0}, False),
+        ("ef-sgdm:momentum=0", {}, False),
+        ("ef", {}, False),
+        ("ef-sgdm", {"dp": 1}, False),
+    ],
+)
+def test_a_run_is_told_of_momentum_twice(feedback, fields, told):
+    rules = f'dp.all_reduce = {{ codec = "int4", feedback = "{feedback}", warmup_steps = 9 }}'
+    config = TrainConfig(**{"dp": 2, **fields})
+    words = concerns(parse_policy(rules, "f.toml"), config)
+    assert [f"feedback {feedback}" in text for text in words] == [True] * told
+
+
+@pytest.mark.parametrize(
     ("rules", "axes"),
     [
         ('[pp]\nforward = "int8"\nbackward = "int4"', ["pp"]),
