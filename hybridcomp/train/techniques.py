@@ -47,7 +47,7 @@ def _momentum_twice(policy: Policy, config: TrainConfig) -> list[str]:
     if config.dp == 1 or config.sync is not None or not own:
         return []
     op = "reduce_scatter" if config.shard == "zero1" else "all_reduce"
-    message = Message("dp", op, "backward", DType.FLOAT32, 2**40, name="weight", step=policy.last_warmup_step)
+    message = Message("dp", op, "backward", DType.FLOAT32, 2**40, name="weight", step=policy.last_change)
     feedback = policy.choose(message).feedback
     if feedback is None or not parse_form(feedback).options.get("momentum"):
         return []
