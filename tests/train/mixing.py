@@ -1,0 +1,103 @@
+"""Rules of gossip by their formulas, on the tensors of all ranks at once; NumPy alone, of any floating-point type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import hybridcomp as hc
+from hybridcomp.train.gossip.graph import Graph
+
+Weights = dict[str, np.ndarray[Any, Any]]
+Factors = dict[tuple[int, int, str], np.ndarray[Any, Any]]
+
+
+class Plain:
+    """x_i becomes the sum of W_ij x_j."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def mix(self, all_: list[Weights], step: int) -> list[Weights]:
+        """The tensors of all ranks after a mixing."""
+        return times(self.graph.matrix, all_)
+
+
+class Choco:
+    """Compressed differences to estimates that all know.
+
+    Args:
+        graph: of the ranks.
+        codec: its spec.
+        gamma: the factor.
+        known: estimates at the beginning.
+    """
+
+    def __init__(self, graph: Graph, codec: str, gamma: float, known: list[Weights]) -> None:
+        self.graph, self.codec, self.gamma, self.known = graph, hc.get_codec(codec), gamma, known
+
+    def mix(self, all_: list[Weights], step: int) -> list[Weights]:
+        """As of :class:`Plain`."""
+        for x, estimate in zip(all_, self.known, strict=True):
+            for name, value in x.items():
+                message = self.codec.at_step(step).encode(value - estimate[name])
+                estimate[name] = estimate[name] + hc.decode(message).reshape(value.shape)
+        towards = times(self.gamma * (self.graph.matrix - np.eye(self.graph.ranks)), self.known)
+        return [{n: x[n] + move[n] for n in x} for x, move in zip(all_, towards, strict=True)]
+
+
+class PowerGossip:
+    """Projections of differences of pairs onto what the mixing before has found.
+
+    Args:
+        graph: of the ranks.
+        factors: p of each edge and matrix before the first mixing; other tensors are exchanged whole.
+    """
+
+    def __init__(self, graph: Graph, factors: Factors) -> None:
+        self.graph, self.factors, self.side = graph, factors, 0
+
+    def mix(self, all_: list[Weights], step: int) -> list[Weights]:
+        """As of :class:`Plain`."""
+        moved = [{name: tensor.copy() for name, tensor in x.items()} for x in all_]
+        for i, j in self.graph.edges:
+            for name, lower in all_[i].items():
+                move = all_[j][name] - lower
+                if (i, j, name) in self.factors:
+                    move = self.projected(move, (i, j, name))
+                move = self.graph.rate * self.graph.matrix[i, j] * move
+                moved[i][name] = moved[i][name] + move
+                moved[j][name] = moved[j][name] - move
+        self.side = 1 - self.side
+        return moved
+
+    def projected(self, difference: np.ndarray[Any, Any], key: tuple[int, int, str]) -> np.ndarray[Any, Any]:
+        """What of a difference lies in the span of its factor, which is then another one."""
+        flat = difference.reshape(len(difference), -1)
+        facing = flat.T if self.side else flat
+        p = self.factors[key]
+        self.factors[key] = facing.T @ p
+        facing = p @ np.linalg.pinv(p) @ facing
+        return (facing.T if self.side else facing).reshape(difference.shape)
+
+
+def times(matrix: np.ndarray[Any, Any], all_: list[Weights]) -> list[Weights]:
+    """Tensors of all ranks times a matrix over ranks."""
+    return [
+        {name: sum(w * x[name] for w, x in zip(row, all_, strict=True)) for name in all_[0]} for row in matrix
+    ]
+
+
+def first_factors(rule: Any) -> Factors:
+    """The factors of a rank's pairs before the first mixing, from a rule's state."""
+    found: Factors = {}
+    for other in rule.neighbours.weights:
+        at, flat = 0, rule.state()[f"factor{other}"]
+        for name, tensor in rule.tensors.items():
+            rows = len(tensor) if tensor.ndim > 1 else 0
+            if rule.rank < min(rows, tensor.size // max(1, rows)):
+                factor = flat[at : at + rows * rule.rank].reshape(rows, rule.rank).copy()
+                found[min(rule.neighbours.rank, other), max(rule.neighbours.rank, other), name] = factor
+                at += max(rows, tensor.size // rows) * rule.rank
+    return found
