@@ -59,8 +59,9 @@ class TrainConfig:
     schedules cdp-v1 and cdp-v2 whole stages, handed from replica to replica. See docs/sharding.md."""
 
     sync: str | None = None
-    """How rarely replicas synchronise, in the place of a sum of gradients in each step: local_sgd:every=16, or
-    diloco:every=32,fragments=4,delay=2,alpha=0,lr=0.7,momentum=0.9, of which every is needed. See docs/sync.md."""
+    """How replicas synchronise, in the place of a sum of gradients in each step: rarely, by local_sgd:every=16, or
+    diloco:every=32,fragments=4,delay=2,alpha=0,lr=0.7,momentum=0.9, of which every is needed; or with neighbours
+    alone, by gossip:method=powergossip,rank=1,graph=ring or gossip:method=choco. See docs/sync.md."""
 
     sequence_parallel: bool = False
     """Split the residual stream and its norms along the sequence over tp. tp divides seq_len."""

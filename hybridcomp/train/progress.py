@@ -67,17 +67,19 @@ class Progress:
         self._val_loss = loss
         self.say(f"step {step}/{self._steps}  validation loss {loss:.4f}")
 
-    def stepped(self, step: int, loss: float, tokens_per_s: float, wire: Mapping[str, int]) -> None:
-        """Show a step; ``wire`` is bytes per axis so far."""
+    def stepped(
+        self, step: int, loss: float, tokens_per_s: float, wire: Mapping[str, int], more: str = ""
+    ) -> None:
+        """Show a step; ``wire`` is bytes per axis so far, ``more`` what else there is to say."""
+        line = self._line(step, loss, tokens_per_s, wire) + (more and f"  {more}")
         if self._live is None:
             if step % self._every == 0 or step == self._steps:
-                self.say(self._line(step, loss, tokens_per_s, wire))
+                self.say(line)
             return
         now = time.monotonic()
         if now - self._shown >= _REFRESH_SECONDS or step == self._steps:
             self._shown = now
-            line = Text(self._line(step, loss, tokens_per_s, wire), no_wrap=True, overflow="ellipsis")
-            self._live.update(line, refresh=True)
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
             sys.stdout.flush()
 
     def _line(self, step: int, loss: float, tokens_per_s: float, wire: Mapping[str, int]) -> str:

@@ -1,33 +1,44 @@
-"""Read how rarely replicas synchronise, and check what it needs of a configuration. Imports no torch."""
+"""Read how replicas synchronise, and check what it needs of a configuration. Imports no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+from hybridcomp.codecs import get_codec
 from hybridcomp.errors import ConfigError
 from hybridcomp.train.config import FLUSHED, TrainConfig
-
-METHODS = {"local_sgd": ("every",), "diloco": ("every", "fragments", "delay", "alpha", "lr", "momentum")}
-"""Methods of rare synchronisation, each with the names of its options."""
+from hybridcomp.train.gossip.graph import make_graph
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sync:
-    """A method of rare synchronisation: :class:`hybridcomp.torch.LocalSGD`, :class:`hybridcomp.torch.DiLoCo`.
+    """A method by which replicas synchronise.
 
     Attributes:
         method: of :data:`METHODS`.
-        every: steps from one outer step of a parameter to its next.
+        every: steps from one synchronisation of a parameter to its next.
+    """
+
+    method: ClassVar[str]
+    every: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(Sync):
+    """DiLoCo and its streaming form: :class:`hybridcomp.torch.DiLoCo`.
+
+    Attributes:
         fragments: parts of each rank's parameters, whose outer steps take turns.
         delay: steps that go on while a part is averaged.
         alpha: the share of its own values that a replica keeps in an outer step.
         lr, momentum: of the outer optimizer.
     """
 
-    method: str
-    every: int
+    method = "diloco"
     fragments: int = 1
     delay: int = 0
     alpha: float = 0.0
@@ -35,8 +46,58 @@ class Sync:
     momentum: float = 0.9
 
 
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(DiLoCo):
+    """Local SGD, :class:`hybridcomp.torch.LocalSGD`: an outer step gives the mean of the parameters.
+
+    That is the last mean less the mean of the differences to it.
+    """
+
+    method = "local_sgd"
+    fragments: int = field(default=1, init=False)
+    delay: int = field(default=0, init=False)
+    alpha: float = field(default=0.0, init=False)
+    lr: float = field(default=1.0, init=False)
+    momentum: float = field(default=0.0, init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gossip(Sync):
+    """Parameters are mixed with those of neighbours in a graph of the replicas, :mod:`hybridcomp.train.gossip`.
+
+    Attributes:
+        rule: key ``method``: ``plain``, ``powergossip`` or ``choco``.
+        rank: of PowerGossip's approximations.
+        codec: spec of Choco's.
+        gamma: Choco's factor of what neighbours are known to differ by.
+        graph: of the replicas: see :func:`hybridcomp.train.gossip.graph.make_graph`.
+    """
+
+    method = "gossip"
+    every: int = 1
+    rule: str = "plain"
+    rank: int = 1
+    codec: str = "topk:ratio=0.01"
+    gamma: float = 0.0375  # what Vogels et al. (arXiv 2008.01425) tuned for the 1 % of largest magnitude
+    graph: str = "ring"
+
+
+METHODS: dict[str, type[Sync]] = {kind.method: kind for kind in (LocalSGD, DiLoCo, Gossip)}
+"""Kinds of synchronisation by name."""
+
+OF_RULE: dict[str, frozenset[str]] = {
+    "plain": frozenset(),
+    "powergossip": frozenset({"rank"}),
+    "choco": frozenset({"codec", "gamma"}),
+}
+"""Rules of gossip, each with the keys that are its own."""
+
+_FIELDS = {"method": "rule"}  # keys that are called otherwise here
+_LISTS = ("codec", "graph")  # keys whose values may have commas
+
+
 def parse_sync(text: str) -> Sync:
-    """Parse ``local_sgd:every=16`` or ``diloco:every=32,fragments=4``.
+    """Parse ``local_sgd:every=16``, ``diloco:every=32,fragments=4`` or ``gossip:method=choco,graph=0-1,1-2``.
 
     Raises:
         ConfigError: says what is wrong, and what is allowed.
@@ -44,49 +105,80 @@ def parse_sync(text: str) -> Sync:
     method, _, options = text.partition(":")
     if method not in METHODS:
         raise ConfigError(f"sync {text!r}: the method must be one of {', '.join(METHODS)}, not {method!r}")
-    values: dict[str, int | float] = {}
-    for part in filter(None, options.split(",")):
-        key, _, value = (piece.strip() for piece in part.partition("="))
-        if key not in METHODS[method]:
-            raise ConfigError(
-                f"sync {text!r}: {part!r} must be KEY=NUMBER; keys: {', '.join(METHODS[method])}"
-            )
-        if key in values:
-            raise ConfigError(f"sync {text!r}: {key} stands there twice")
-        values[key] = _number(text, key, value)
-    if "every" not in values:
+    fields = {_key(f): f for f in dataclasses.fields(METHODS[method]) if f.init}
+    given = _split(text, options, list(fields))
+    if "every" not in given and fields["every"].default is dataclasses.MISSING:
         raise ConfigError(f"sync {text!r} lacks every, as in {method}:every=32")
-    if (
-        method == "local_sgd"
-    ):  # the mean of the parameters is the last one less the mean of the differences to it
-        values |= {"lr": 1.0, "momentum": 0.0}
-    sync = Sync(method, **values)  # type: ignore[arg-type]  # as _number has made them
-    _check_numbers(text, sync)
+    values = {
+        fields[key].name: _value(text, key, str(fields[key].type), value) for key, value in given.items()
+    }
+    sync = METHODS[method](**values)  # type: ignore[arg-type]  # as _value made them
+    _check_values(text, sync)
+    if isinstance(sync, Gossip):
+        _check_gossip(text, sync, given)
     return sync
 
 
-def _number(text: str, key: str, value: str) -> int | float:
-    whole = next(field.type for field in dataclasses.fields(Sync) if field.name == key) == "int"
+def _key(of: dataclasses.Field[Any]) -> str:
+    return next((key for key, name in _FIELDS.items() if name == of.name), of.name)
+
+
+def _split(text: str, options: str, keys: list[str]) -> dict[str, str]:
+    """Return the values of options by key."""
+    found: dict[str, str] = {}
+    last = ""
+    for part in filter(None, options.split(",")):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if key in found:
+            raise ConfigError(f"sync {text!r}: {key} stands there twice")
+        if key in keys:
+            found[key] = value
+            last = key
+        elif last in _LISTS:
+            found[last] += f",{part}"
+        else:
+            raise ConfigError(f"sync {text!r}: {part!r} must be KEY=VALUE; keys: {', '.join(keys)}")
+    return found
+
+
+def _value(text: str, key: str, kind: str, value: str) -> int | float | str:
+    kinds: dict[str, type[int | float | str]] = {"int": int, "float": float, "str": str}
     try:
-        return int(value) if whole else float(value)
+        return kinds[kind](value)
     except ValueError:
-        kind = "an integer" if whole else "a number"
+        kind = {"int": "an integer", "float": "a number"}[kind]
         raise ConfigError(f"sync {text!r}: {key} must be {kind}, not {value!r}") from None
 
 
-def _check_numbers(text: str, sync: Sync) -> None:
+def _check_values(text: str, sync: Sync) -> None:
     every = sync.every
-    allowed = {
-        "every": (every >= 1, "at least 1"),
-        "fragments": (1 <= sync.fragments <= every, f"from 1 to every ({every})"),
-        "delay": (0 <= sync.delay < every, f"from 0, and below every ({every})"),
-        "alpha": (0 <= sync.alpha <= 1, "from 0 to 1"),
-        "lr": (0 < sync.lr < math.inf, "positive and finite"),
-        "momentum": (0 <= sync.momentum < 1, "at least 0, and below 1"),
+    allowed: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "every": (lambda value: value >= 1, "at least 1"),
+        "fragments": (lambda value: 1 <= value <= every, f"from 1 to every ({every})"),
+        "delay": (lambda value: 0 <= value < every, f"from 0, and below every ({every})"),
+        "alpha": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+        "lr": (lambda value: 0 < value < math.inf, "positive and finite"),
+        "momentum": (lambda value: 0 <= value < 1, "at least 0, and below 1"),
+        "rule": (lambda value: value in OF_RULE, f"one of {', '.join(OF_RULE)}"),
+        "rank": (lambda value: value >= 1, "at least 1"),
+        "gamma": (lambda value: 0 < value <= 1, "above 0, and at most 1"),
     }
-    for key, (right, words) in allowed.items():
-        if not right:
-            raise ConfigError(f"sync {text!r}: {key} must be {words}, not {getattr(sync, key)}")
+    for each in dataclasses.fields(sync):
+        value = getattr(sync, each.name)
+        right, words = allowed.get(each.name, (lambda _: True, ""))
+        if each.init and not right(value):
+            raise ConfigError(f"sync {text!r}: {_key(each)} must be {words}, not {value}")
+
+
+def _check_gossip(text: str, sync: Gossip, given: Mapping[str, str]) -> None:
+    for rule, keys in OF_RULE.items():
+        for key in sorted(keys & given.keys()):
+            if rule != sync.rule:
+                raise ConfigError(f"sync {text!r}: {key} is of method {rule}, not of {sync.rule}")
+    try:
+        get_codec(sync.codec)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"sync {text!r}: codec {sync.codec}: {error}") from error
 
 
 def check_sync(text: str, config: TrainConfig) -> None:
@@ -117,7 +209,14 @@ def check_sync(text: str, config: TrainConfig) -> None:
             f"sync {text} sums no gradients over replicas, as those of an embedding are that two stages share: "
             "tie_embeddings must be false, or pp 1"
         )
-    if sync.fragments > blocks:
+    if isinstance(sync, DiLoCo) and sync.fragments > blocks:
         raise ConfigError(
             f"sync {text}: fragments ({sync.fragments}) must be at most the layers of a stage ({blocks})"
         )
+    if isinstance(sync, Gossip):
+        if config.backend != "hybridcomp":
+            raise ConfigError(
+                f"sync {text} has replicas send to neighbours over MPI: backend must be hybridcomp, "
+                f"not {config.backend}"
+            )
+        make_graph(sync.graph, config.dp)

@@ -20,7 +20,7 @@ from hybridcomp.errors import ConfigError, DivergedError
 from hybridcomp.train.checkpoints.checkpoint import Trained, load_checkpoint, save_checkpoint
 from hybridcomp.train.checkpoints.resume import Checkpoint, newest
 from hybridcomp.train.metrics import MetricsFile, Traffic, per_axis
-from hybridcomp.train.optimizer.update import Result, mean_loss
+from hybridcomp.train.optimizer.update import Replicas, Result, mean_loss
 from hybridcomp.train.parallel.exchange import Exchange
 from hybridcomp.train.pipelines import Run, make_schedule
 from hybridcomp.train.progress import Progress
@@ -97,6 +97,7 @@ class Trainer:
                 )
             self._schedule.resume(self._step)
         self._began = self._step
+        self._replicas: Replicas | None = None
         self._progress: Progress | None = None
         self._metrics: MetricsFile | None = None
 
@@ -260,16 +261,23 @@ class Trainer:
             "elapsed": round(after, 6),
             "tokens_per_s": round(speed, 3),
         }
-        self._metrics.write("train", values | axes)
+        if result.replicas is not None:
+            self._replicas = result.replicas
+        self._metrics.write("train", values | axes | self._told_of_replicas(result.replicas))
         if not math.isfinite(result.norm):
             self._progress.say(
                 f"step {step}: the gradient's norm is {result.norm}; weights left as they were"
             )
-        self._progress.stepped(step, result.loss, speed, axes["wire_bytes"])
+        told = "" if self._replicas is None else self._replicas.text
+        self._progress.stepped(step, result.loss, speed, axes["wire_bytes"], told)
         made = [decision for decision in hct.decisions() if decision.step >= self._began]
         for decision in made[self._decided :]:
             self._metrics.write("decision", {**decision._asdict(), "step": decision.step + 1})
         self._decided = len(made)
+
+    @staticmethod
+    def _told_of_replicas(replicas: Replicas | None) -> dict[str, Any]:
+        return {} if replicas is None else {"replicas": dataclasses.asdict(replicas)}
 
     def _summarize(self) -> None:
         peaks = {**self._schedule.peaks(), _GRADIENTS: self._schedule.updater.gradient_bytes}
@@ -287,6 +295,7 @@ class Trainer:
             "tokens_per_s": round(speed, 3),
             "val_loss": self._val_loss,
             **axes,
+            **self._told_of_replicas(self._replicas),
             "policy": self._job.policy.name,
             _GRADIENTS: most.pop(_GRADIENTS),
             "schedule": {"name": self._config.schedule, **most},
@@ -296,4 +305,5 @@ class Trainer:
         self._progress.say(
             f"{self._step} steps in {self._elapsed[-1]:.1f} s, {speed:,.0f} tokens/s"
             + (f", validation loss {self._val_loss:.4f}" if self._config.eval_batches else "")
+            + ("" if self._replicas is None else f", {self._replicas.text}")
         )

@@ -26,6 +26,10 @@ CASES = [
     "--dp 2 --tp 2 --layers 2 --micro-batches 1 --sync diloco:every=3,fragments=2,lr=0.5,momentum=0.8",
     "--dp 2 --pp 2 --layers 4 --micro-batches 2 --sync diloco:every=4,fragments=2,delay=3,alpha=0.25",
     "--dp 2 --tp 2 --layers 1 --micro-batches 1 --sequence-parallel --sync diloco:every=2,momentum=0",
+    "--dp 2 --tp 2 --layers 1 --micro-batches 1 --sync gossip:every=2",
+    "--dp 4 --layers 1 --micro-batches 2 --sync gossip:method=powergossip,graph=0-1,1-2,2-3,3-1",
+    "--dp 2 --pp 2 --layers 2 --micro-batches 2 --sync gossip:method=powergossip,rank=2",
+    "--dp 4 --layers 1 --micro-batches 1 --sync gossip:method=choco,codec=topk:ratio=0.1,gamma=0.3",
 ]
 
 
@@ -110,13 +114,13 @@ def test_bytes_are_counted_where_they_are_sent(run):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("often:every=2", "the method must be one of local_sgd, diloco, not 'often'"),
+        ("often:every=2", "the method must be one of local_sgd, diloco, gossip, not 'often'"),
         ("diloco", "lacks every, as in diloco:every=32"),
         (
             "diloco:every=2,each=3",
-            "'each=3' must be KEY=NUMBER; keys: every, fragments, delay, alpha, lr, momentum",
+            "'each=3' must be KEY=VALUE; keys: every, fragments, delay, alpha, lr, momentum",
         ),
-        ("local_sgd:every=2,fragments=2", "'fragments=2' must be KEY=NUMBER; keys: every"),
+        ("local_sgd:every=2,fragments=2", "'fragments=2' must be KEY=VALUE; keys: every"),
         ("diloco:every=2,every=3", "every stands there twice"),
         ("diloco:every=2.5", "every must be an integer, not '2.5'"),
         ("diloco:every=4,alpha=half", "alpha must be a number, not 'half'"),

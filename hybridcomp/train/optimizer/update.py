@@ -27,6 +27,23 @@ from hybridcomp.train.topology import Topology
 
 
 @dataclass(frozen=True)
+class Replicas:
+    """The state of replicas that gossip, when ranks reported it.
+
+    Attributes:
+        spread: RMS distance of their parameters from the mean of all, over the RMS of the parameters; an estimate
+            (:mod:`.spread`), before any average of all.
+    """
+
+    spread: float
+
+    @property
+    def text(self) -> str:
+        """Return it for people."""
+        return f"replicas apart by {100 * self.spread:.3g} %"
+
+
+@dataclass(frozen=True)
 class Result:
     """The result of a step whose update is done; the same on all ranks.
 
@@ -37,6 +54,7 @@ class Result:
         norm: of the whole gradient, before clipping.
         traffic: int64 [2, axes], bytes of all ranks up to the step: on the wire, and uncompressed.
         stop: whether a rank had been asked to stop when it reported the step.
+        replicas: of those that gossip, after the newest step of a report; else None.
     """
 
     step: int
@@ -45,6 +63,7 @@ class Result:
     norm: float
     traffic: Tensor
     stop: bool
+    replicas: Replicas | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from hybridcomp.train.optimizer.update import Result, Updater
 from hybridcomp.train.parallel.residual_stream import stream_of
 from hybridcomp.train.parallel.stages import RankModel, build_model, rehearse
 from hybridcomp.train.pipelines.evaluation import evaluate
+from hybridcomp.train.sync import DiLoCo, Gossip, parse_sync
 from hybridcomp.train.topology import Topology
 
 if TYPE_CHECKING:
@@ -85,9 +86,15 @@ class Run:
         model = self.model
         about = self.config, self.topology, self.traffic, self.stop_requested
         if self.config.sync is not None:
-            from hybridcomp.train.optimizer.synced import SyncedUpdater  # noqa: PLC0415  (that imports this floor)
+            # They import this floor.
+            from hybridcomp.train.optimizer.gossiping import GossipUpdater  # noqa: PLC0415
+            from hybridcomp.train.optimizer.synced import SyncedUpdater  # noqa: PLC0415
 
-            return SyncedUpdater(model, self.policy, *about)
+            how = parse_sync(self.config.sync)
+            if isinstance(how, Gossip):
+                return GossipUpdater(how, model, *about)
+            assert isinstance(how, DiLoCo)
+            return SyncedUpdater(how, model, self.policy, *about)
         if model.streamed is not None:
             return StreamedUpdater(model.streamed, mine, *about)
         if self.config.shard == "zero1":

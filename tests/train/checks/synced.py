@@ -1,4 +1,4 @@
-"""Run on several ranks: do replicas that synchronise rarely train as the rule says?
+"""Run on several ranks: do replicas that synchronise rarely, or gossip, train as the rule says?
 
 Arguments: cases as JSON, each the arguments of a run; all have the same number of ranks. Every rank applies the rule to
 the whole model of all replicas by itself, in fp64, and compares its part: parameters and global ones after every step,
@@ -12,15 +12,18 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from hybridcomp.train.gossip.graph import make_graph
 from hybridcomp.train.model.gpt import ModelShape, loss_of
 from hybridcomp.train.pipelines import Run, make_schedule
 from hybridcomp.train.start import prepare
 from hybridcomp.train.sync import parse_sync
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group
+from tests.train import mixing
 from tests.train.checks.schedules import CLOSE, close, held
 from tests.train.reference import Reference
 from tests.train.tally import tell
@@ -93,6 +96,58 @@ class Replicas:
             self.take(name, self.mean(name), 0.0)
 
 
+class Gossiping:
+    """Gossip by its formulas (:mod:`tests.train.mixing`), on the whole models of all replicas.
+
+    Attributes:
+        whole: the mean of the replicas.
+        models: each replica's.
+    """
+
+    def __init__(self, config, shape, factors: mixing.Factors) -> None:
+        self.sync, self.config = parse_sync(config.sync), config
+        self.models = [Reference(shape, config, "fresh") for _ in range(config.dp)]
+        graph = make_graph(self.sync.graph, config.dp)
+        self.rule = mixing.Plain(graph)
+        if self.sync.rule == "choco":
+            self.rule = mixing.Choco(graph, self.sync.codec, self.sync.gamma, self.tensors())
+        elif self.sync.rule == "powergossip":
+            self.rule = mixing.PowerGossip(graph, factors)
+        self.step = 0
+
+    def tensors(self) -> list[mixing.Weights]:
+        return [{n: p.detach().numpy().copy() for n, p in m.parameters.items()} for m in self.models]
+
+    def train(self, batches: list[torch.Tensor]) -> None:
+        for model, batch in zip(self.models, batches, strict=True):
+            model.step([batch])
+        self.step += 1
+        if self.step % self.sync.every == 0:
+            for model, mixed in zip(self.models, self.rule.mix(self.tensors(), self.step - 1), strict=True):
+                for name, p in model.parameters.items():
+                    p.data = torch.from_numpy(np.array(mixed[name]))
+        names = self.models[0].parameters
+        self.whole = {n: torch.stack([m.parameters[n].detach() for m in self.models]).mean(0) for n in names}
+        for model in self.models:
+            if self.step == self.config.steps:
+                for name, p in model.parameters.items():
+                    p.data = self.whole[name].clone()
+            model.versions[-1] = model._copy()
+
+
+def make_rule(job, schedule):
+    """The rule of a case. Collective."""
+    told = [{}] * dist.get_world_size()
+    config, shape, updater = job.config, ModelShape.of(job.identity), schedule.updater
+    if not config.sync.startswith("gossip"):
+        mine = {name: fragment.number for fragment in updater._sync.fragments for name in fragment.globals}
+        dist.all_gather_object(told, mine)
+        return Replicas(config, shape, {name: n for each in told for name, n in each.items()})
+    has_factors = parse_sync(config.sync).rule == "powergossip"
+    dist.all_gather_object(told, mixing.first_factors(updater.rule) if has_factors else {})
+    return Gossiping(config, shape, {key: factor for each in told for key, factor in each.items()})
+
+
 def main(cases: list[str]) -> list[str]:
     torch.set_default_dtype(torch.float64)
     jobs = [prepare([*COMMON.split(), *case.split()]) for case in cases]
@@ -109,14 +164,7 @@ def main(cases: list[str]) -> list[str]:
 def check(job, topology: Topology) -> list[str]:
     config, problems = job.config, []
     schedule = make_schedule(Run.of(job, topology))
-    told: list[dict[str, int]] = [{}] * dist.get_world_size()
-    fragments = schedule.updater._sync.fragments
-    dist.all_gather_object(
-        told, {name: fragment.number for fragment in fragments for name in fragment.globals}
-    )
-    rule = Replicas(
-        config, ModelShape.of(job.identity), {name: n for each in told for name, n in each.items()}
-    )
+    rule = make_rule(job, schedule)
     held_out = [torch.from_numpy(m) for m in job.batches.evaluate(topology.dp)]
     results, apart = [], 0.0
     for step in range(config.steps):
@@ -125,9 +173,9 @@ def check(job, topology: Topology) -> list[str]:
         results += schedule.train(step, last=last)
         if last and len(results) != step + 1:
             problems.append(f"{len(results)} results after step {step}, the last before a pause")
-        compare(problems, schedule, rule, step, topology)
         if last:
             evaluate(problems, schedule, rule, step, held_out, topology)
+        compare(problems, schedule, rule, step, topology, last)
         one, other = (model.parameters["head.weight"] for model in rule.models[:2])
         apart = max(apart, (one - other).abs().max().item())
     if apart < 1e4 * CLOSE:
@@ -146,12 +194,14 @@ def check(job, topology: Topology) -> list[str]:
     return problems
 
 
-def compare(problems, schedule, rule: Replicas, step: int, topology: Topology) -> None:
+def compare(problems, schedule, rule, step: int, topology: Topology, evaluated: bool) -> None:
     model = rule.models[topology.dp]
     for what, mine, all_of_it in (
         ("parameter", schedule.updater.parameters, model.parameters),
         ("global", schedule.updater.whole, rule.whole),
     ):
+        if what == "global" and isinstance(rule, Gossiping) and not evaluated:
+            continue  # nobody has asked for the mean
         for name, tensor in mine.items():
             wanted = held(all_of_it[name].detach(), name, schedule, topology)
             if not close(tensor, wanted):
@@ -160,7 +210,7 @@ def compare(problems, schedule, rule: Replicas, step: int, topology: Topology) -
                 )
 
 
-def evaluate(problems, schedule, rule: Replicas, step: int, micro, topology: Topology) -> None:
+def evaluate(problems, schedule, rule, step: int, micro, topology: Topology) -> None:
     mine = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
     loss = schedule.evaluate(micro)
     with torch.no_grad():

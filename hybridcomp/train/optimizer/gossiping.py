@@ -1,0 +1,137 @@
+"""Mix this replica's parameters with those of its neighbours in a graph of the replicas, and with nobody else's.
+
+The ranks that have the same part of each replica gossip it, by a rule of :mod:`hybridcomp.train.gossip`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hybridcomp.codecs import get_codec
+from hybridcomp.collectives.stats import StatTable
+from hybridcomp.policy import load_policy
+from hybridcomp.torch.flat import views
+from hybridcomp.torch.hook.averager import Averager
+from hybridcomp.torch.registry import registry
+from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.gossip.choco import Choco
+from hybridcomp.train.gossip.graph import make_graph
+from hybridcomp.train.gossip.neighbours import Neighbours
+from hybridcomp.train.gossip.powergossip import PowerGossip
+from hybridcomp.train.gossip.rules import PlainGossip, Rule, Tensors
+from hybridcomp.train.optimizer.apart import ApartUpdater
+from hybridcomp.train.optimizer.spread import Sample
+from hybridcomp.train.optimizer.update import Replicas
+from hybridcomp.train.parallel.stages import RankModel
+from hybridcomp.train.sync import Gossip
+from hybridcomp.train.topology import Topology
+
+REPORT_EVERY = 10
+"""Steps from one report of all ranks to the next: in between, a replica hears of its neighbours alone."""
+
+
+class GossipUpdater(ApartUpdater):
+    """The optimizer on this replica's parameters, and then a rule of gossip.
+
+    Args:
+        how: they gossip.
+        model: this rank's stages.
+        config, topology, traffic, stop_requested: see :class:`Updater`.
+
+    Attributes:
+        whole: the mean of all replicas when it was last computed, by name; it is the model that is evaluated.
+        rule: of gossip.
+    """
+
+    def __init__(
+        self,
+        how: Gossip,
+        model: RankModel,
+        config: TrainConfig,
+        topology: Topology,
+        traffic: Callable[[], Tensor],
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        super().__init__(model, config, topology, traffic, stop_requested)
+        self._every = how.every
+        group = topology.group("dp")
+        mine = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        tensors = {name: tensor.numpy() for name, tensor in mine.items()}
+        self.rule = _make_rule(how, tensors, group, config.dp)
+        neighbours = self.rule.neighbours
+        registry.add(neighbours)
+        weakref.finalize(neighbours, _keep, neighbours.table).atexit = False
+        self._averager = Averager(load_policy("none"), kind="mean", axis="dp", group=group)
+        self._mean = torch.cat([tensor.reshape(-1) for tensor in mine.values()])
+        parts = map(nn.Parameter, views(self._mean, mine.values()))
+        self.whole = dict(zip(mine, parts, strict=True))
+        self._sample = Sample(tensors, config.seed)
+
+    def synchronise(self, step: int, *, last: bool) -> bool:
+        """See :class:`ApartUpdater`: mix with neighbours; all replicas meet for a report alone."""
+        if (step + 1) % self._every == 0:
+            self.rule.mix(step)
+        met = last or (step + 1) % REPORT_EVERY == 0
+        if met:
+            self._sample.take()
+        if step + 1 == self._config.steps:
+            self._average()
+            for name, parameter in self.parameters.items():
+                parameter.data.copy_(self.whole[name].data)
+        return met
+
+    def _average(self) -> None:
+        """Compute the mean of all replicas' parameters, exactly; collective."""
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in self.parameters.items()]
+        for name, parameter in self.parameters.items():
+            self.whole[name].data.copy_(parameter.data)
+        averaging = self._averager.average(self._mean, lambda: shapes, "whole", 0)
+        self._averager.flush()
+        if averaging is not None:
+            averaging.wait()
+
+    def told(self) -> list[float]:
+        """See :class:`ApartUpdater`: values by which replicas' spread is estimated."""
+        return self._sample.values
+
+    def heard(self, everyone: Tensor) -> Replicas:
+        """See :class:`ApartUpdater`."""
+        return Replicas(self._sample.spread(everyone, self._topology))
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """See :class:`Updater`: with the mean of all replicas as they are; collective."""
+        self._average()
+        with super().evaluating():
+            yield
+
+    def state(self) -> dict[str, Tensor]:
+        """See :class:`Updater`: what the rule keeps, of each replica; the mean is then that of now. Collective."""
+        self._average()
+        place = f"dp{self._topology.dp}"
+        return {f"{place}.{name}": torch.from_numpy(array) for name, array in self.rule.state().items()}
+
+
+def _make_rule(how: Gossip, tensors: Tensors, group: Any, replicas: int) -> Rule:
+    """Make the rule, over a communicator of its own, which ends with the group."""
+    from hybridcomp.collectives import Communicator  # noqa: PLC0415  (initialises MPI)
+
+    ours = group.comm  # of a group of hybridcomp's
+    comm = Communicator(ours.mpi, "none", "dp", timeout=ours.timeout)
+    group.beside.append(comm)
+    neighbours = Neighbours(comm, make_graph(how.graph, replicas))
+    if how.rule == "powergossip":
+        return PowerGossip(tensors, neighbours, how.rank)
+    if how.rule == "choco":
+        return Choco(tensors, neighbours, get_codec(how.codec), how.gamma, alike=True)
+    return PlainGossip(tensors, neighbours)
+
+
+def _keep(table: StatTable) -> None:
+    registry.keep(table.rows())
