@@ -82,7 +82,28 @@ class Gossip(Sync):
     graph: str = "ring"
 
 
-METHODS: dict[str, type[Sync]] = {kind.method: kind for kind in (LocalSGD, DiLoCo, Gossip)}
+@dataclass(frozen=True, kw_only=True)
+class Event(Sync):
+    """Gossip of those tensors alone that have changed by enough, :mod:`hybridcomp.train.gossip.event`.
+
+    Attributes:
+        horizon: factor of a tensor's threshold in each step.
+        warmup: steps in which all tensors are sent.
+        reach: how many steps' change a tensor is sent after.
+        graph: as of :class:`Gossip`.
+        reads: ``ordered``: of what neighbours have put up to the same step; ``free``: of what is there.
+    """
+
+    method = "event"
+    every: int = field(default=1, init=False)
+    horizon: float = 1.0
+    warmup: int = 30
+    reach: float = 1.0
+    graph: str = "ring"
+    reads: str = "ordered"
+
+
+METHODS: dict[str, type[Sync]] = {kind.method: kind for kind in (LocalSGD, DiLoCo, Gossip, Event)}
 """Kinds of synchronisation by name."""
 
 OF_RULE: dict[str, frozenset[str]] = {
@@ -91,6 +112,9 @@ OF_RULE: dict[str, frozenset[str]] = {
     "choco": frozenset({"codec", "gamma"}),
 }
 """Rules of gossip, each with the keys that are its own."""
+
+READS = ("ordered", "free")
+"""When replicas read what neighbours have put into their memory."""
 
 _FIELDS = {"method": "rule"}  # keys that are called otherwise here
 _LISTS = ("codec", "graph")  # keys whose values may have commas
@@ -107,7 +131,7 @@ def parse_sync(text: str) -> Sync:
         raise ConfigError(f"sync {text!r}: the method must be one of {', '.join(METHODS)}, not {method!r}")
     fields = {_key(f): f for f in dataclasses.fields(METHODS[method]) if f.init}
     given = _split(text, options, list(fields))
-    if "every" not in given and fields["every"].default is dataclasses.MISSING:
+    if "every" not in given and "every" in fields and fields["every"].default is dataclasses.MISSING:
         raise ConfigError(f"sync {text!r} lacks every, as in {method}:every=32")
     values = {
         fields[key].name: _value(text, key, str(fields[key].type), value) for key, value in given.items()
@@ -161,6 +185,10 @@ def _check_values(text: str, sync: Sync) -> None:
         "momentum": (lambda value: 0 <= value < 1, "at least 0, and below 1"),
         "rule": (lambda value: value in OF_RULE, f"one of {', '.join(OF_RULE)}"),
         "rank": (lambda value: value >= 1, "at least 1"),
+        "horizon": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+        "warmup": (lambda value: value >= 0, "at least 0"),
+        "reach": (lambda value: 0 < value < math.inf, "positive and finite"),
+        "reads": (lambda value: value in READS, f"one of {', '.join(READS)}"),
         "gamma": (lambda value: 0 < value <= 1, "above 0, and at most 1"),
     }
     for each in dataclasses.fields(sync):
@@ -213,7 +241,7 @@ def check_sync(text: str, config: TrainConfig) -> None:
         raise ConfigError(
             f"sync {text}: fragments ({sync.fragments}) must be at most the layers of a stage ({blocks})"
         )
-    if isinstance(sync, Gossip):
+    if isinstance(sync, Gossip | Event):
         if config.backend != "hybridcomp":
             raise ConfigError(
                 f"sync {text} has replicas send to neighbours over MPI: backend must be hybridcomp, "

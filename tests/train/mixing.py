@@ -82,6 +82,49 @@ class PowerGossip:
         return (facing.T if self.side else facing).reshape(difference.shape)
 
 
+class Event:
+    """Mixing with what neighbours have last sent: a tensor goes when it has moved by its threshold.
+
+    Args:
+        graph: of the ranks.
+        start: the tensors of all ranks at the beginning.
+        horizon, warmup, reach: of the rule.
+
+    Attributes:
+        sent: what neighbours know of each rank.
+        messages: of each rank, tensors that it might have sent to its neighbours, and those that it has.
+    """
+
+    def __init__(self, graph: Graph, start: list[Weights], horizon: float, warmup: int, reach: float) -> None:
+        self.graph, self.horizon, self.warmup, self.reach, self.mixings = graph, horizon, warmup, reach, 0
+        self.sent = [{name: tensor.copy() for name, tensor in x.items()} for x in start]
+        self.states = [{name: (0.0, [0.0, 0.0], -1) for name in x} for x in start]  # threshold, slopes, last
+        self.messages = [[0, 0] for _ in start]
+
+    def mix(self, all_: list[Weights], step: int) -> list[Weights]:
+        """As of :class:`Plain`."""
+        for rank, x in enumerate(all_):
+            degree = len(self.graph.neighbours(rank))
+            for name, value in x.items():
+                threshold, slopes, last = self.states[rank][name]
+                threshold *= self.horizon
+                moved = float(np.sqrt(np.sum((value - self.sent[rank][name]) ** 2)))
+                self.messages[rank][0] += degree
+                if moved >= threshold or self.mixings < self.warmup:
+                    self.messages[rank][1] += degree
+                    self.sent[rank][name] = value.copy()
+                    slopes = [slopes[1], moved / (self.mixings - last)]
+                    threshold, last = self.reach * sum(slopes) / 2, self.mixings
+                self.states[rank][name] = threshold, slopes, last
+        self.mixings += 1
+        weights = self.graph.matrix - np.diag(np.diag(self.graph.matrix))
+        heard = times(weights, self.sent)
+        return [
+            {name: value * self.graph.matrix[rank, rank] + heard[rank][name] for name, value in x.items()}
+            for rank, x in enumerate(all_)
+        ]
+
+
 def times(matrix: np.ndarray[Any, Any], all_: list[Weights]) -> list[Weights]:
     """Tensors of all ranks times a matrix over ranks."""
     return [

@@ -89,6 +89,11 @@ def test_values_with_commas_are_read() -> None:
         ("gossip:method=choco,gamma=0", "gamma must be above 0, and at most 1, not 0.0"),
         ("gossip:method=choco,codec=nosuch", "codec nosuch: "),
         ("gossip:every=0", "every must be at least 1, not 0"),
+        ("event:every=2", "'every=2' must be KEY=VALUE; keys: horizon, warmup, reach, graph, reads"),
+        ("event:horizon=1.5", "horizon must be from 0 to 1, not 1.5"),
+        ("event:warmup=-1", "warmup must be at least 0, not -1"),
+        ("event:reach=0", "reach must be positive and finite, not 0.0"),
+        ("event:reads=late", "reads must be one of ordered, free, not late"),
         ("gossip:2-3", "'2-3' must be KEY=VALUE; keys: every, method, rank, codec, gamma, graph"),
     ],
 )
@@ -102,6 +107,7 @@ def test_a_wrong_gossip_is_named(text: str, words: str) -> None:
     [
         ("--dp 1 --sync gossip", "dp must be at least 2, not 1"),
         ("--dp 2 --sync gossip --backend gloo", "backend must be hybridcomp, not gloo"),
+        ("--dp 2 --sync event --backend gloo", "backend must be hybridcomp, not gloo"),
         ("--dp 3 --sync gossip:graph=0-1", "no edges lead from rank 0 to rank 2"),
     ],
 )
@@ -111,21 +117,40 @@ def test_what_does_not_go_with_gossip_is_named(arguments: str, words: str) -> No
 
 
 RUN = (
-    f"{TINY} --dp 3 --steps 8 --lr 1e-2 --warmup-steps 1 --checkpoint-every 5 --data text.txt --policy none "
-    "--sync gossip:method=powergossip,graph=0-1,1-2"
+    f"{TINY} --steps 8 --lr 1e-2 --warmup-steps 1 --checkpoint-every 5 --data text.txt --policy none "
+    "--dp 3 --sync gossip:method=powergossip,graph=0-1,1-2"
 )
+EVENT = RUN.partition(" --dp")[0] + " --dp 2 --sync event:warmup=2,reach=1.5"
+
+
+def run_twice(folder: Path, arguments: str) -> Path:
+    """Run eight steps, and again from the fifth on."""
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
+    for out, more in (("run", ""), ("again", "--resume run/checkpoints/step-00000005")):
+        done = train(f"{arguments} --out {out} {more}", folder)
+        assert done.returncode == 0, done.stderr
+        (folder / f"{out}.txt").write_text(done.stdout)
+    return folder / "run"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight steps, which stop after the fifth and go on."""
-    folder = tmp_path_factory.mktemp("gossip")
-    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
-    for out, more in (("run", ""), ("again", "--resume run/checkpoints/step-00000005")):
-        done = train(f"{RUN} --out {out} {more}", folder)
-        assert done.returncode == 0, done.stderr
-        (folder / f"{out}.txt").write_text(done.stdout)
-    return folder / "run"
+    return run_twice(tmp_path_factory.mktemp("gossip"), RUN)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_resumed_run_of_events_has_the_same_bits(tmp_path: Path) -> None:
+    run = run_twice(tmp_path, EVENT)
+    assert losses(run)[5:] == losses(tmp_path / "again")
+    ends = [stored(tmp_path / out / "checkpoints" / "step-00000008") for out in ("run", "again")]
+    assert unequal(*ends) == []
+    due, sent = sum(ends[0][f"pp0.tp0.schedule.dp{replica}.messages"] for replica in range(2)).tolist()
+    (summary,) = metrics(run, "summary")
+    assert summary["replicas"]["suppressed"] == pytest.approx(1 - sent / due)
+    assert 0 < sent < due
+    last = (tmp_path / "run.txt").read_text().splitlines()[-1]
+    assert f"{100 * (1 - sent / due):.1f} % of messages suppressed" in last
 
 
 @pytest.mark.timeout(120)

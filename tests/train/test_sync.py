@@ -30,6 +30,7 @@ CASES = [
     "--dp 4 --layers 1 --micro-batches 2 --sync gossip:method=powergossip,graph=0-1,1-2,2-3,3-1",
     "--dp 2 --pp 2 --layers 2 --micro-batches 2 --sync gossip:method=powergossip,rank=2",
     "--dp 4 --layers 1 --micro-batches 1 --sync gossip:method=choco,codec=topk:ratio=0.1,gamma=0.3",
+    "--dp 4 --layers 1 --micro-batches 1 --sync event:warmup=2,horizon=0.9,reach=1.5",
 ]
 
 
@@ -114,7 +115,7 @@ def test_bytes_are_counted_where_they_are_sent(run):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("often:every=2", "the method must be one of local_sgd, diloco, gossip, not 'often'"),
+        ("often:every=2", "the method must be one of local_sgd, diloco, gossip, event, not 'often'"),
         ("diloco", "lacks every, as in diloco:every=32"),
         (
             "diloco:every=2,each=3",

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 HEADER = 8
 """Bytes at the beginning of a message, which this module writes: the number of the step."""
 
-_OP = "gossip"
 _REASON = "asked for in the call"
 _TAG = 1
 
@@ -35,22 +34,25 @@ class Neighbours:
         graph: of them.
         rank: of this process.
         weights: of each neighbour, in order.
+        op: what the statistics call it.
         label: of the statistics.
         table: the statistics.
     """
 
-    def __init__(self, comm: Communicator, graph: Graph) -> None:
+    def __init__(self, comm: Communicator, graph: Graph, op: str = "gossip") -> None:
         """Begin with nothing sent.
 
         Args:
             comm: used by nobody else; its policy is none.
             graph: of its ranks.
+            op: what the statistics call it.
         """
         self.comm = comm
         self.graph = graph
         self.rank = comm.rank
         self.weights = graph.weights(comm.rank)
-        self.label = f"{_OP}:{comm.axis}"
+        self.op = op
+        self.label = f"{op}:{comm.axis}"
         self.table = StatTable()
         self._inboxes: dict[int, ByteArray] = {}
 
@@ -61,7 +63,7 @@ class Neighbours:
             codec: for the statistics; ``none`` where nothing is compressed.
             nbytes: of this rank's parameters, which would go to every neighbour uncompressed.
         """
-        call = Call(self.comm.axis, _OP, codec, _REASON, nbytes, nbytes * len(self.weights))
+        call = Call(self.comm.axis, self.op, codec, _REASON, nbytes, nbytes * len(self.weights))
         call.starts(time.perf_counter())  # the trace has its messages
         return call
 
@@ -99,13 +101,13 @@ class Neighbours:
                 request.wait()
             except CollectiveTimeoutError as late:
                 raise CollectiveTimeoutError(
-                    f"gossip of step {step} between ranks {self.rank} and {other}: {late}"
+                    f"{self.op} of step {step} between ranks {self.rank} and {other}: {late}"
                 ) from None
         for other, inbox in inboxes.items():
             theirs = int(inbox[:HEADER].view(np.int64)[0])
             if theirs != step:
                 raise MismatchError(
-                    f"gossip on axis {self.comm.axis!r}: rank {self.rank} is at step {step}, and rank {other} "
+                    f"{self.op} on axis {self.comm.axis!r}: rank {self.rank} is at step {step}, and rank {other} "
                     f"at step {theirs}"
                 )
         return {other: inbox[HEADER:] for other, inbox in inboxes.items()}

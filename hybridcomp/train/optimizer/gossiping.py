@@ -21,15 +21,17 @@ from hybridcomp.torch.hook.averager import Averager
 from hybridcomp.torch.registry import registry
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.gossip.choco import Choco
+from hybridcomp.train.gossip.event import EventGossip
 from hybridcomp.train.gossip.graph import make_graph
 from hybridcomp.train.gossip.neighbours import Neighbours
 from hybridcomp.train.gossip.powergossip import PowerGossip
 from hybridcomp.train.gossip.rules import PlainGossip, Rule, Tensors
+from hybridcomp.train.gossip.window import Window
 from hybridcomp.train.optimizer.apart import ApartUpdater
-from hybridcomp.train.optimizer.spread import Sample
+from hybridcomp.train.optimizer.spread import VALUES, Sample
 from hybridcomp.train.optimizer.update import Replicas
 from hybridcomp.train.parallel.stages import RankModel
-from hybridcomp.train.sync import Gossip
+from hybridcomp.train.sync import Event, Gossip
 from hybridcomp.train.topology import Topology
 
 REPORT_EVERY = 10
@@ -51,7 +53,7 @@ class GossipUpdater(ApartUpdater):
 
     def __init__(
         self,
-        how: Gossip,
+        how: Gossip | Event,
         model: RankModel,
         config: TrainConfig,
         topology: Topology,
@@ -97,12 +99,15 @@ class GossipUpdater(ApartUpdater):
             averaging.wait()
 
     def told(self) -> list[float]:
-        """See :class:`ApartUpdater`: values by which replicas' spread is estimated."""
-        return self._sample.values
+        """See :class:`ApartUpdater`: messages up to now, and values by which replicas' spread is estimated."""
+        counts = [float(n) for n in self.rule.messages] if isinstance(self.rule, EventGossip) else []
+        return [*self._sample.values, *counts]
 
     def heard(self, everyone: Tensor) -> Replicas:
         """See :class:`ApartUpdater`."""
-        return Replicas(self._sample.spread(everyone, self._topology))
+        values, counts = everyone[:, :VALUES], everyone[:, VALUES:].sum(0).tolist()
+        suppressed = 1 - counts[1] / counts[0] if counts else None
+        return Replicas(self._sample.spread(values, self._topology), suppressed)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -118,14 +123,29 @@ class GossipUpdater(ApartUpdater):
         return {f"{place}.{name}": torch.from_numpy(array) for name, array in self.rule.state().items()}
 
 
-def _make_rule(how: Gossip, tensors: Tensors, group: Any, replicas: int) -> Rule:
+def _make_rule(how: Gossip | Event, tensors: Tensors, group: Any, replicas: int) -> Rule:
     """Make the rule, over a communicator of its own, which ends with the group."""
     from hybridcomp.collectives import Communicator  # noqa: PLC0415  (initialises MPI)
 
     ours = group.comm  # of a group of hybridcomp's
     comm = Communicator(ours.mpi, "none", "dp", timeout=ours.timeout)
     group.beside.append(comm)
-    neighbours = Neighbours(comm, make_graph(how.graph, replicas))
+    graph = make_graph(how.graph, replicas)
+    if isinstance(how, Event):
+        sizes = [tensor.nbytes for tensor in tensors.values()]
+        window = Window(comm, [graph.neighbours(rank) for rank in range(replicas)], sizes)
+        group.beside.insert(0, window)  # before the communicator that it is made of
+        neighbours = Neighbours(comm, graph, "put")
+        return EventGossip(
+            tensors,
+            neighbours,
+            window,
+            horizon=how.horizon,
+            warmup=how.warmup,
+            reach=how.reach,
+            ordered=how.reads == "ordered",
+        )
+    neighbours = Neighbours(comm, graph)
     if how.rule == "powergossip":
         return PowerGossip(tensors, neighbours, how.rank)
     if how.rule == "choco":

@@ -33,14 +33,18 @@ class Replicas:
     Attributes:
         spread: RMS distance of their parameters from the mean of all, over the RMS of the parameters; an estimate
             (:mod:`.spread`), before any average of all.
+        suppressed: share of all tensors up to then that were not sent, as they had not changed by enough; None where
+            all are.
     """
 
     spread: float
+    suppressed: float | None = None
 
     @property
     def text(self) -> str:
         """Return it for people."""
-        return f"replicas apart by {100 * self.spread:.3g} %"
+        kept = "" if self.suppressed is None else f", {100 * self.suppressed:.1f} % of messages suppressed"
+        return f"replicas apart by {100 * self.spread:.3g} %{kept}"
 
 
 @dataclass(frozen=True)

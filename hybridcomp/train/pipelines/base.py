@@ -18,7 +18,7 @@ from hybridcomp.train.optimizer.update import Result, Updater
 from hybridcomp.train.parallel.residual_stream import stream_of
 from hybridcomp.train.parallel.stages import RankModel, build_model, rehearse
 from hybridcomp.train.pipelines.evaluation import evaluate
-from hybridcomp.train.sync import DiLoCo, Gossip, parse_sync
+from hybridcomp.train.sync import DiLoCo, Event, Gossip, parse_sync
 from hybridcomp.train.topology import Topology
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Run:
             from hybridcomp.train.optimizer.synced import SyncedUpdater  # noqa: PLC0415
 
             how = parse_sync(self.config.sync)
-            if isinstance(how, Gossip):
+            if isinstance(how, Gossip | Event):
                 return GossipUpdater(how, model, *about)
             assert isinstance(how, DiLoCo)
             return SyncedUpdater(how, model, self.policy, *about)

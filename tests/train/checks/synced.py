@@ -20,7 +20,7 @@ from hybridcomp.train.gossip.graph import make_graph
 from hybridcomp.train.model.gpt import ModelShape, loss_of
 from hybridcomp.train.pipelines import Run, make_schedule
 from hybridcomp.train.start import prepare
-from hybridcomp.train.sync import parse_sync
+from hybridcomp.train.sync import Event, parse_sync
 from hybridcomp.train.topology import Topology, make_topology
 from hybridcomp.train.trainer import process_group
 from tests.train import mixing
@@ -109,7 +109,10 @@ class Gossiping:
         self.models = [Reference(shape, config, "fresh") for _ in range(config.dp)]
         graph = make_graph(self.sync.graph, config.dp)
         self.rule = mixing.Plain(graph)
-        if self.sync.rule == "choco":
+        if isinstance(self.sync, Event):
+            how = self.sync.horizon, self.sync.warmup, self.sync.reach
+            self.rule = mixing.Event(graph, self.tensors(), *how)
+        elif self.sync.rule == "choco":
             self.rule = mixing.Choco(graph, self.sync.codec, self.sync.gamma, self.tensors())
         elif self.sync.rule == "powergossip":
             self.rule = mixing.PowerGossip(graph, factors)
@@ -139,11 +142,11 @@ def make_rule(job, schedule):
     """The rule of a case. Collective."""
     told = [{}] * dist.get_world_size()
     config, shape, updater = job.config, ModelShape.of(job.identity), schedule.updater
-    if not config.sync.startswith("gossip"):
+    if not config.sync.startswith(("gossip", "event")):
         mine = {name: fragment.number for fragment in updater._sync.fragments for name in fragment.globals}
         dist.all_gather_object(told, mine)
         return Replicas(config, shape, {name: n for each in told for name, n in each.items()})
-    has_factors = parse_sync(config.sync).rule == "powergossip"
+    has_factors = "powergossip" in config.sync
     dist.all_gather_object(told, mixing.first_factors(updater.rule) if has_factors else {})
     return Gossiping(config, shape, {key: factor for each in told for key, factor in each.items()})
 
@@ -180,6 +183,11 @@ def check(job, topology: Topology) -> list[str]:
         apart = max(apart, (one - other).abs().max().item())
     if apart < 1e4 * CLOSE:
         problems.append("replicas do not differ: this check could not fail")
+    if isinstance(getattr(rule, "rule", None), mixing.Event):
+        due, sent = (sum(counts) for counts in zip(*rule.rule.messages, strict=True))
+        told = results[-1].replicas.suppressed
+        if not 0 < sent < due or abs(told - (1 - sent / due)) > CLOSE:
+            problems.append(f"{told} of messages suppressed, and {sent} of {due} sent")
     for step, result in enumerate(results):
         losses, norms = (
             torch.tensor([getattr(m, what)[step] for m in rule.models]) for what in ("losses", "norms")

@@ -1,0 +1,165 @@
+"""EventGraD: a tensor goes to the neighbours only when it has changed by enough, by one-sided puts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridcomp.arrays import ByteArray
+from hybridcomp.collectives.stats import Call
+from hybridcomp.train.gossip.neighbours import HEADER, Neighbours
+from hybridcomp.train.gossip.rules import Array, Rule, Tensors, differences
+from hybridcomp.train.gossip.window import Window
+
+
+class EventGossip(Rule):
+    """Event-triggered gossip.
+
+    Ghosh, Aquino, Gupta: "EventGraD: Event-Triggered Communication in Parallel Machine Learning" (arXiv 2103.07454).
+    For each tensor w, in every mixing:
+
+    1.  The threshold is multiplied by ``horizon``.
+    2.  If ||w - w_sent|| has reached it, or in the first ``warmup`` mixings, w is put into all neighbours' memory. The
+        slope is that norm over the mixings since the last put, and the threshold becomes ``reach`` times the mean
+        of the last two slopes.
+    3.  w += sum over neighbours j of W_ij (w_j - w), with w_j as last heard of.
+
+    The authors' code compares norms, | ||w|| - ||w_sent|| |, which does not see a tensor that turns, and reads memory
+    that is being written to. Here the norm is of the difference, and a record that is not whole is not taken: see
+    :mod:`.window`.
+
+    Attributes:
+        messages: int64 [2], tensors that this rank might have put to its neighbours up to now, and those that it has.
+    """
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        neighbours: Neighbours,
+        window: Window,
+        *,
+        horizon: float,
+        warmup: int,
+        reach: float = 1.0,
+        ordered: bool = True,
+    ) -> None:
+        """Begin with neighbours that are taken to have this rank's tensors.
+
+        Args:
+            tensors, neighbours: see :class:`~hybridcomp.train.gossip.rules.Rule`.
+            window: of the graph's neighbours, for these tensors in order.
+            horizon: a threshold's factor in a mixing; 0 sends always.
+            warmup: mixings in which all tensors are sent.
+            reach: slopes that a tensor changes by before it is sent.
+            ordered: neighbours tell each other in each mixing what they have put, and wait for that: results do not
+                depend on who is faster. Else a rank waits for nobody, and takes what is there.
+        """
+        super().__init__(tensors, neighbours)
+        self._window = window
+        self._horizon, self._warmup, self._reach, self._ordered = horizon, warmup, reach, ordered
+        self._sent = np.zeros(self.size, self.dtype)
+        self._known = {other: np.zeros(self.size, self.dtype) for other in neighbours.weights}
+        for flat in (self._sent, *self._known.values()):
+            for name, part in self.views(flat).items():
+                part[...] = tensors[name]
+        self._sent_parts = list(self.views(self._sent).values())
+        self._memory: dict[int, list[ByteArray]] = {
+            other: [part.reshape(-1).view(np.uint8) for part in self.views(flat).values()]
+            for other, flat in self._known.items()
+        }
+        count = len(tensors)
+        self.messages = np.zeros(2, np.int64)
+        self._round = np.zeros(1, np.int64)
+        self._thresholds = np.zeros(count)
+        self._slopes = np.zeros((count, 2))  # the newer one last
+        self._last = np.full(count, -1, np.int64)  # mixing of the last put
+        self._steps = {
+            other: np.full(count, -1, np.int64) for other in neighbours.weights
+        }  # of what is known
+
+    def mix(self, step: int) -> None:
+        """See :meth:`Rule.mix`; steps grow from one mixing to the next.
+
+        Raises:
+            CollectiveTimeoutError: a neighbour is late, or what it has put is.
+            MismatchError: a neighbour is at another step.
+        """
+        call = self.neighbours.begin("none", self.nbytes)
+        chosen = self._choose()
+        degree = len(self.neighbours.weights)
+        for number, tensor in enumerate(self.tensors.values()):
+            if chosen[number]:
+                values = tensor.reshape(-1).view(np.uint8)
+                call.wire_bytes += degree * self._window.put(number, values, step, self.neighbours.weights)
+                self._sent_parts[number][...] = tensor
+        self._read(step, chosen, call)
+        self.neighbours.end(call)
+        self.messages += [degree * chosen.size, degree * chosen.sum()]
+        self._round += 1
+        own = np.concatenate([tensor.reshape(-1) for tensor in self.tensors.values()])
+        self.add(differences(own, self._known, self.neighbours))
+
+    def _choose(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Decide which tensors are sent, and set the thresholds of those anew."""
+        now = int(self._round[0])
+        self._thresholds *= self._horizon
+        parts = zip(self.tensors.values(), self._sent_parts, strict=True)
+        moved = np.array([np.linalg.norm(tensor - sent) for tensor, sent in parts], np.float64)
+        chosen = ~(moved < self._thresholds)  # of what is not finite, too
+        if now < self._warmup:
+            chosen[:] = True
+        slopes = moved / (now - self._last)
+        self._slopes[chosen, 0] = self._slopes[chosen, 1]
+        self._slopes[chosen, 1] = slopes[chosen]
+        self._thresholds[chosen] = self._reach * self._slopes[chosen].mean(1)
+        self._last[chosen] = now
+        return np.asarray(chosen)
+
+    def _read(self, step: int, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], call: Call) -> None:
+        """Copy what neighbours have put."""
+        if not self._ordered:
+            self._window.puts_done(step)
+            for other in self._known:
+                for number in range(len(self.tensors)):
+                    self._take(number, other, None)
+            return
+        notice = np.concatenate([np.zeros(HEADER, np.uint8), np.packbits(chosen)])
+        messages = {other: notice.copy() for other in self.neighbours.weights}
+        told = self.neighbours.exchange(step, messages, notice.size - HEADER, call)
+        due = [
+            (number, other)
+            for other, notice in told.items()
+            for number in np.flatnonzero(np.unpackbits(notice, count=chosen.size)).tolist()
+        ]
+
+        def done() -> bool:
+            due[:] = [(number, other) for number, other in due if not self._take(number, other, step)]
+            return self._window.puts_done(step) and not due
+
+        def what() -> str:
+            if not due:
+                return f"putting tensors of step {step}"
+            number, other = due[0]
+            return f"the put of {list(self.tensors)[number]!r} of step {step} by rank {other}, which has announced it,"
+
+        self._window.progress_until(done, what)
+
+    def _take(self, number: int, other: int, only: int | None) -> bool:
+        """Copy a tensor of a neighbour if there is a newer one; return whether there was."""
+        before = int(self._steps[other][number])
+        found = self._window.newest(number, other, before, self._memory[other][number], only=only)
+        self._steps[other][number] = found
+        return found > before
+
+    def state(self) -> dict[str, Array]:
+        """See :meth:`Rule.state`: what was sent and is known, thresholds and counts."""
+        found = {
+            "round": self._round,
+            "messages": self.messages,
+            "sent": self._sent,
+            "thresholds": self._thresholds,
+            "slopes": self._slopes,
+            "last": self._last,
+        }
+        for other, flat in self._known.items():
+            found |= {f"known{other}": flat, f"steps{other}": self._steps[other]}
+        return found
