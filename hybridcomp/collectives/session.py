@@ -125,9 +125,14 @@ class Session:
         if self._freed:
             return
         self._freed = True
-        spoilt = self.spoilt or self._transport.failed or self._p2p_transport.failed
         with watched(f"Free on axis {self._axis!r}, rank {self.rank} of {self.size}", self._timeout):
-            self._release(spoilt=spoilt)
+            self._release(spoilt=self.failed)
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether an operation has failed, here or on another rank that has told: MPI may still be at work."""
+        told = self._notices is not None and self._notices.troubled
+        return self.spoilt or self._transport.failed or self._p2p_transport.failed or told
 
     def _release(self, *, spoilt: bool) -> None:
         comms: list[MPI.Comm] = [self.mpi, self._p2p]

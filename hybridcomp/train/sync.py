@@ -90,6 +90,7 @@ class Event(Sync):
         horizon: factor of a tensor's threshold in each step.
         warmup: steps in which all tensors are sent.
         reach: how many steps' change a tensor is sent after.
+        stale: ``mix``: with what was heard of before, too; ``skip``: with what is new.
         graph: as of :class:`Gossip`.
         reads: ``ordered``: of what neighbours have put up to the same step; ``free``: of what is there.
     """
@@ -99,6 +100,7 @@ class Event(Sync):
     horizon: float = 1.0
     warmup: int = 30
     reach: float = 1.0
+    stale: str = "mix"
     graph: str = "ring"
     reads: str = "ordered"
 
@@ -115,6 +117,9 @@ OF_RULE: dict[str, frozenset[str]] = {
 
 READS = ("ordered", "free")
 """When replicas read what neighbours have put into their memory."""
+
+STALE = ("mix", "skip")
+"""What replicas do with what they have heard of before."""
 
 _FIELDS = {"method": "rule"}  # keys that are called otherwise here
 _LISTS = ("codec", "graph")  # keys whose values may have commas
@@ -188,6 +193,7 @@ def _check_values(text: str, sync: Sync) -> None:
         "horizon": (lambda value: 0 <= value <= 1, "from 0 to 1"),
         "warmup": (lambda value: value >= 0, "at least 0"),
         "reach": (lambda value: 0 < value < math.inf, "positive and finite"),
+        "stale": (lambda value: value in STALE, f"one of {', '.join(STALE)}"),
         "reads": (lambda value: value in READS, f"one of {', '.join(READS)}"),
         "gamma": (lambda value: 0 < value <= 1, "above 0, and at most 1"),
     }

@@ -69,10 +69,11 @@ def stepped(rule: EventGossip, step: int) -> None:
     rule.mix(step)
 
 
-@pytest.mark.parametrize("graph", ["ring", "complete"])
-def test_tensors_go_when_they_have_moved(comm: Any, graph: str) -> None:
-    with gossip(comm, graph) as rule:
-        reference = mixing.Event(rule.neighbours.graph, [start() for _ in range(RANKS)], **HOW)
+@pytest.mark.parametrize(("graph", "stale"), [("ring", "skip"), ("complete", "mix")])
+def test_tensors_go_when_they_have_moved(comm: Any, graph: str, stale: str) -> None:
+    with gossip(comm, graph, stale=stale) as rule:
+        starts = [start() for _ in range(RANKS)]
+        reference = mixing.Event(rule.neighbours.graph, starts, **HOW, stale=stale)
         wanted = [start() for _ in range(RANKS)]
         for step in range(STEPS):
             stepped(rule, step)

@@ -88,15 +88,18 @@ class Event:
     Args:
         graph: of the ranks.
         start: the tensors of all ranks at the beginning.
-        horizon, warmup, reach: of the rule.
+        horizon, warmup, reach, stale: of the rule.
 
     Attributes:
         sent: what neighbours know of each rank.
         messages: of each rank, tensors that it might have sent to its neighbours, and those that it has.
     """
 
-    def __init__(self, graph: Graph, start: list[Weights], horizon: float, warmup: int, reach: float) -> None:
+    def __init__(
+        self, graph: Graph, start: list[Weights], horizon: float, warmup: int, reach: float, stale: str
+    ) -> None:
         self.graph, self.horizon, self.warmup, self.reach, self.mixings = graph, horizon, warmup, reach, 0
+        self.stale = stale
         self.sent = [{name: tensor.copy() for name, tensor in x.items()} for x in start]
         self.states = [{name: (0.0, [0.0, 0.0], -1) for name in x} for x in start]  # threshold, slopes, last
         self.messages = [[0, 0] for _ in start]
@@ -117,12 +120,18 @@ class Event:
                     threshold, last = self.reach * sum(slopes) / 2, self.mixings
                 self.states[rank][name] = threshold, slopes, last
         self.mixings += 1
-        weights = self.graph.matrix - np.diag(np.diag(self.graph.matrix))
-        heard = times(weights, self.sent)
         return [
-            {name: value * self.graph.matrix[rank, rank] + heard[rank][name] for name, value in x.items()}
-            for rank, x in enumerate(all_)
+            {name: self.mixed(rank, name, value) for name, value in x.items()} for rank, x in enumerate(all_)
         ]
+
+    def mixed(self, rank: int, name: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A tensor of a rank after it has moved towards what it has heard of."""
+        moved = value
+        for other in self.graph.neighbours(rank):
+            new = self.states[other][name][2] == self.mixings - 1
+            if new or self.stale == "mix":
+                moved = moved + self.graph.matrix[rank, other] * (self.sent[other][name] - value)
+        return moved
 
 
 def times(matrix: np.ndarray[Any, Any], all_: list[Weights]) -> list[Weights]:

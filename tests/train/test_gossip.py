@@ -89,10 +89,11 @@ def test_values_with_commas_are_read() -> None:
         ("gossip:method=choco,gamma=0", "gamma must be above 0, and at most 1, not 0.0"),
         ("gossip:method=choco,codec=nosuch", "codec nosuch: "),
         ("gossip:every=0", "every must be at least 1, not 0"),
-        ("event:every=2", "'every=2' must be KEY=VALUE; keys: horizon, warmup, reach, graph, reads"),
+        ("event:every=2", "'every=2' must be KEY=VALUE; keys: horizon, warmup, reach, stale, graph, reads"),
         ("event:horizon=1.5", "horizon must be from 0 to 1, not 1.5"),
         ("event:warmup=-1", "warmup must be at least 0, not -1"),
         ("event:reach=0", "reach must be positive and finite, not 0.0"),
+        ("event:stale=drop", "stale must be one of mix, skip, not drop"),
         ("event:reads=late", "reads must be one of ordered, free, not late"),
         ("gossip:2-3", "'2-3' must be KEY=VALUE; keys: every, method, rank, codec, gamma, graph"),
     ],
@@ -120,7 +121,7 @@ RUN = (
     f"{TINY} --steps 8 --lr 1e-2 --warmup-steps 1 --checkpoint-every 5 --data text.txt --policy none "
     "--dp 3 --sync gossip:method=powergossip,graph=0-1,1-2"
 )
-EVENT = RUN.partition(" --dp")[0] + " --dp 2 --sync event:warmup=2,reach=1.5"
+EVENT = RUN.partition(" --dp")[0] + " --dp 2 --sync event:warmup=2,reach=1.5,stale=skip"
 
 
 def run_twice(folder: Path, arguments: str) -> Path:

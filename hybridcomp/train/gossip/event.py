@@ -21,7 +21,8 @@ class EventGossip(Rule):
     2.  If ||w - w_sent|| has reached it, or in the first ``warmup`` mixings, w is put into all neighbours' memory. The
         slope is that norm over the mixings since the last put, and the threshold becomes ``reach`` times the mean
         of the last two slopes.
-    3.  w += sum over neighbours j of W_ij (w_j - w), with w_j as last heard of.
+    3.  w += sum over neighbours j of W_ij (w_j - w), with w_j as last heard of; with ``stale="skip"`` only over those
+        of whom w_j was heard in this mixing.
 
     The authors' code compares norms, | ||w|| - ||w_sent|| |, which does not see a tensor that turns, and reads memory
     that is being written to. Here the norm is of the difference, and a record that is not whole is not taken: see
@@ -40,6 +41,7 @@ class EventGossip(Rule):
         horizon: float,
         warmup: int,
         reach: float = 1.0,
+        stale: str = "mix",
         ordered: bool = True,
     ) -> None:
         """Begin with neighbours that are taken to have this rank's tensors.
@@ -50,11 +52,15 @@ class EventGossip(Rule):
             horizon: a threshold's factor in a mixing; 0 sends always.
             warmup: mixings in which all tensors are sent.
             reach: slopes that a tensor changes by before it is sent.
+            stale: ``mix``: what was heard of before is mixed with again, which pulls this rank back to where others
+                were; ``skip``: it is not.
             ordered: neighbours tell each other in each mixing what they have put, and wait for that: results do not
                 depend on who is faster. Else a rank waits for nobody, and takes what is there.
         """
         super().__init__(tensors, neighbours)
         self._window = window
+        self._stale = stale
+        self._new: dict[int, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
         self._horizon, self._warmup, self._reach, self._ordered = horizon, warmup, reach, ordered
         self._sent = np.zeros(self.size, self.dtype)
         self._known = {other: np.zeros(self.size, self.dtype) for other in neighbours.weights}
@@ -91,12 +97,20 @@ class EventGossip(Rule):
                 values = tensor.reshape(-1).view(np.uint8)
                 call.wire_bytes += degree * self._window.put(number, values, step, self.neighbours.weights)
                 self._sent_parts[number][...] = tensor
+        self._new = {other: np.zeros(chosen.size, np.bool_) for other in self._known}
         self._read(step, chosen, call)
         self.neighbours.end(call)
         self.messages += [degree * chosen.size, degree * chosen.sum()]
         self._round += 1
         own = np.concatenate([tensor.reshape(-1) for tensor in self.tensors.values()])
-        self.add(differences(own, self._known, self.neighbours))
+        heard = self._known
+        if self._stale == "skip":  # what is not new is taken to be as this rank's
+            heard = {other: np.where(self._fresh(other), flat, own) for other, flat in heard.items()}
+        self.add(differences(own, heard, self.neighbours))
+
+    def _fresh(self, other: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Tell of each element whether the neighbour's tensor was heard of in this mixing."""
+        return np.repeat(self._new[other], [tensor.size for tensor in self.tensors.values()])
 
     def _choose(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Decide which tensors are sent, and set the thresholds of those anew."""
@@ -148,6 +162,7 @@ class EventGossip(Rule):
         before = int(self._steps[other][number])
         found = self._window.newest(number, other, before, self._memory[other][number], only=only)
         self._steps[other][number] = found
+        self._new[other][number] = found > before
         return found > before
 
     def state(self) -> dict[str, Array]:

@@ -34,11 +34,8 @@ class Window:
     Making one, and :meth:`Free`, are collective. It stands among what ends with a process group.
 
     Attributes:
-        busy: never: it has nothing that outlasts a call but puts, which :meth:`Free` ends.
         timeout: seconds that anything may take.
     """
-
-    busy = False
 
     def __init__(self, comm: Communicator, neighbours: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
         """Make the window.
@@ -57,6 +54,7 @@ class Window:
         # Records lie at multiples of 8 bytes.
         self._offsets = [0, *np.cumsum([-(-size // 8) * 8 for size in self._sizes]).tolist()]
         self._neighbours = neighbours
+        self._failed = False
         self._mine: ByteArray
         self._window: Any = self._bounded(self._make, "making a window")
         room = self._offsets[-1]
@@ -82,6 +80,11 @@ class Window:
         comm = self._comm
         where = f"{what} on axis {comm.axis!r}, rank {comm.rank} of {comm.size}"
         return bounded(work, lambda: where, self.timeout)
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether something has failed, so that not all ranks may come to :meth:`Free`."""
+        return self._failed or self._comm.failed
 
     def Free(self) -> None:
         """Release the window, once all ranks have called this; where one does not, it is left to MPI."""
@@ -174,6 +177,7 @@ class Window:
         while not done():
             self._comm.mpi.Iprobe()
             if time.monotonic() > deadline:
+                self._failed = True
                 raise CollectiveTimeoutError(
                     f"{what()} on axis {self._comm.axis!r}, rank {self._comm.rank} of {self._comm.size}, did not end "
                     f"within the timeout of {self.timeout:g} s"

@@ -143,6 +143,7 @@ def _make_rule(how: Gossip | Event, tensors: Tensors, group: Any, replicas: int)
             horizon=how.horizon,
             warmup=how.warmup,
             reach=how.reach,
+            stale=how.stale,
             ordered=how.reads == "ordered",
         )
     neighbours = Neighbours(comm, graph)

@@ -110,7 +110,7 @@ class Gossiping:
         graph = make_graph(self.sync.graph, config.dp)
         self.rule = mixing.Plain(graph)
         if isinstance(self.sync, Event):
-            how = self.sync.horizon, self.sync.warmup, self.sync.reach
+            how = self.sync.horizon, self.sync.warmup, self.sync.reach, self.sync.stale
             self.rule = mixing.Event(graph, self.tensors(), *how)
         elif self.sync.rule == "choco":
             self.rule = mixing.Choco(graph, self.sync.codec, self.sync.gamma, self.tensors())
