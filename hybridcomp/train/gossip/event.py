@@ -78,9 +78,8 @@ class EventGossip(Rule):
         self._thresholds = np.zeros(count)
         self._slopes = np.zeros((count, 2))  # the newer one last
         self._last = np.full(count, -1, np.int64)  # mixing of the last put
-        self._steps = {
-            other: np.full(count, -1, np.int64) for other in neighbours.weights
-        }  # of what is known
+        # Of what is known.
+        self._steps = {other: np.full(count, -1, np.int64) for other in neighbours.weights}
 
     def mix(self, step: int) -> None:
         """See :meth:`Rule.mix`; steps grow from one mixing to the next.
