@@ -13,7 +13,8 @@ from hybridcomp.codecs.device import block
 from hybridcomp.codecs.device.driver import suffix
 from hybridcomp.codecs.device.memory import MODULE, DeviceMemory, aligned_room, read
 from hybridcomp.codecs.device.messages import Encoded, aligned, output_for
-from hybridcomp.codecs.device.states import Slot, Slots
+from hybridcomp.codecs.device.residuals import AcceleratedMemory, PlainMemory
+from hybridcomp.codecs.device.states import Slots
 from hybridcomp.codecs.feedback import estimates, memories
 from hybridcomp.codecs.feedback import memory as host
 from hybridcomp.codecs.feedback.forms import Form
@@ -26,145 +27,6 @@ if TYPE_CHECKING:
 _STATE = block.Form(8, memories.STATE_CODEC.block)  # of loco's state
 # What memories launch beside the codec's own.
 MODULES = (MODULE, _STATE.module)
-
-
-class PlainMemory(DeviceMemory):
-    """The memory of ``ef`` on a device.
-
-    Attributes:
-        state: where the error is.
-    """
-
-    name = "ef"
-
-    def __init__(self, form: Form, n: int, kind: DType, queue: Queue, slots: Slots) -> None:
-        super().__init__(form, n, kind, queue, slots)
-        self.state = slots.take(n * kind.itemsize, queue)
-        self._bad = queue.zeros(4)  # zero again after each step
-
-    def correct(self, data: Flat, queue: Queue, span: slice) -> DeviceArray:
-        corrected = self._array(data.size, queue)
-        self._add(queue, data, self.state, corrected, start=span.start)
-        return corrected
-
-    def keep(
-        self, corrected: DeviceArray, decoded: DeviceArray, queue: Queue, span: slice, weight: float = 1.0
-    ) -> None:
-        n, fresh = corrected.size, self._fresh(corrected.size, queue)
-        where = (None, fresh.word) if isinstance(fresh, Slot) else (fresh, None)
-        args = (corrected, decoded, *where, n, self._number(weight), self._bad)
-        self._run(queue, self._of("lose"), n, *args)
-        self._take_over(fresh, queue, span)
-
-    def _fresh(self, n: int, queue: Queue) -> Slot | DeviceArray:
-        """Return the memory to which the next state of ``n`` elements is written."""
-        return self._slots.spare(self.state.nbytes, queue) if n == self.n else self._array(n, queue)
-
-    def _take_over(self, fresh: Slot | DeviceArray, queue: Queue, span: slice) -> None:
-        if isinstance(fresh, Slot):
-            queue.launch(MODULE, "feedback_exchange", 1, 32, self.state.word, fresh.word, self._bad)
-            return
-        start = span.start * self.kind.itemsize
-        args = (None, self.state.word, start, fresh, fresh.nbytes, self._bad, None)
-        self._run(queue, "commit", -(-fresh.nbytes // 4), *args)
-        queue.runtime.fill(self._bad.ptr, 0, 4, queue.stream)
-
-    def _encode_fused(
-        self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice
-    ) -> Encoded | None:
-        if codec.integer_blocks is None:
-            return None
-        form = block.Form(*codec.integer_blocks)
-        n, fresh = data.size, self._fresh(data.size, queue)
-        buffer = aligned_room(codec, n, self.kind, out, queue)
-        payload = buffer[HEADER_BYTES:]
-        size = block.encode_feedback(
-            form, data.data, data.dtype, self.state, span.start, fresh, self._bad, payload, queue
-        )
-        self._take_over(fresh, queue, span)
-        return self._sealed(codec, buffer, n, size, out, queue)
-
-    def arrays(self) -> dict[str, host.Array]:
-        return {"": self.state.read(self.kind.storage, self._queue)}
-
-    def load(self, memory: memories.PlainMemory, queue: Queue) -> None:
-        self.state.write(memory.error, queue)
-
-    def _held(self) -> list[Slot]:
-        return [self.state]
-
-
-class AcceleratedMemory(PlainMemory):
-    """The memory of ``ef-sgdm`` on a device.
-
-    Attributes:
-        velocity: u.
-    """
-
-    name = "ef-sgdm"
-
-    def __init__(self, form: Form, n: int, kind: DType, queue: Queue, slots: Slots) -> None:
-        super().__init__(form, n, kind, queue, slots)
-        self._momentum: float = form.options["momentum"]
-        self.velocity = self._zeros(queue)
-        self._moved: DeviceArray | None = None
-
-    def _accelerate(
-        self, data: Flat, queue: Queue, span: slice, bad: DeviceArray | None = None
-    ) -> tuple[DeviceArray, DeviceArray]:
-        """Return data with momentum, and what the velocity will be; set ``bad`` if that is not finite."""
-        n, step, moved = data.size, self._array(data.size, queue), self._array(data.size, queue)
-        kernel, momentum = f"accelerate_{suffix(data.dtype)}", self._number(self._momentum)
-        self._run(queue, kernel, n, data.data, self.velocity[span], moved, step, n, momentum, bad)
-        return step, moved
-
-    def correct(self, data: Flat, queue: Queue, span: slice) -> DeviceArray:
-        step, self._moved = self._accelerate(data, queue, span)
-        return super().correct(self._flat(step), queue, span)
-
-    def keep(
-        self, corrected: DeviceArray, decoded: DeviceArray, queue: Queue, span: slice, weight: float = 1.0
-    ) -> None:
-        super().keep(corrected, decoded, queue, span, weight)
-        self._moved = None
-
-    def _take_over(self, fresh: Slot | DeviceArray, queue: Queue, span: slice) -> None:
-        if self._moved is not None:  # it is no sum, whose velocity would be none
-            self._commit(self.velocity[span], self._moved, queue, self._bad)
-        super()._take_over(fresh, queue, span)
-
-    def _encode_fused(
-        self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice
-    ) -> Encoded | None:
-        if codec.integer_blocks is None:
-            return None
-        step, self._moved = self._accelerate(data, queue, span)
-        encoded = super()._encode_fused(codec, self._flat(step), out, queue, span)
-        self._moved = None
-        return encoded
-
-    def own(self, codec: Codec, data: Flat, queue: Queue, span: slice) -> DeviceArray:
-        bad = queue.zeros(4)
-        step, moved = self._accelerate(data, queue, span, bad)
-        self._commit(self.velocity[span], moved, queue, bad)
-        return step
-
-    def encode_sum(
-        self, codec: Codec, total: DeviceArray, out: DeviceArray, queue: Queue, span: slice, ranks: int = 1
-    ) -> Encoded:
-        corrected = PlainMemory.correct(self, self._flat(total), queue, span)
-        self._divide(corrected, ranks, queue)
-        encoded = self._write(codec, corrected, corrected.shape, out, queue)
-        self.keep(corrected, self._decoded(codec, encoded, corrected.size, queue), queue, span, ranks)
-        return encoded
-
-    def arrays(self) -> dict[str, host.Array]:
-        return super().arrays() | {"velocity": read(self.velocity, self._queue)}
-
-    def load(self, memory: memories.PlainMemory, queue: Queue) -> None:
-        super().load(memory, queue)
-        assert isinstance(memory, memories.AcceleratedMemory)
-        queue.write(self.velocity, memory.velocity)
 
 
 class EstimateMemory(DeviceMemory):
