@@ -24,16 +24,16 @@ class RunRecord:
         start: the line of kind "start", empty until it is there.
         train: the lines of kind "train", in order.
         evaluations: the lines of kind "eval", in order.
-        decisions: the lines of kind "decision", in order.
         summary: the line of kind "summary", empty until the run has ended.
+        decisions: the lines of kind "decision", in order.
     """
 
     name: str
     start: dict[str, Any] = field(default_factory=dict)
     train: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    decisions: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, line: str) -> None:
         """Add one line."""
