@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridcomp.arrays import ByteArray
 from hybridcomp.train.gossip.neighbours import HEADER, Neighbours
 
 Array = npt.NDArray[Any]
@@ -120,8 +119,3 @@ def differences(own: Array, theirs: Mapping[int, Array], neighbours: Neighbours)
 def matrix_of(tensor: Array) -> Array:
     """Return a tensor of two and more dimensions as a matrix: the first by all the rest."""
     return tensor.reshape(tensor.shape[0], math.prod(tensor.shape[1:]))
-
-
-def bytes_of(flat: Array) -> ByteArray:
-    """Return a contiguous array's memory."""
-    return flat.view(np.uint8)
