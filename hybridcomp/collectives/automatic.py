@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -12,7 +11,7 @@ from hybridcomp.collectives.algorithms.selection import Chooser
 from hybridcomp.perfmodel import Profile
 from hybridcomp.policy import Policy
 from hybridcomp.policy.auto.cost import Place
-from hybridcomp.policy.auto.decider import Array, Decider
+from hybridcomp.policy.auto.decider import Decider
 from hybridcomp.policy.auto.freeze import freezer
 from hybridcomp.policy.auto.reviews import Reviews
 
@@ -54,12 +53,10 @@ class Automatic:
             comm._choices.forget()
             comm._reconsider()
 
-        def largest(values: Array) -> Callable[[], Array]:
-            starter: Any = comm
-            wait = starter.gather_figures(values)
-            return lambda: wait().max(axis=0)
-
-        self._reviews = Reviews(decider, lambda: [row.measured for row in comm.stats()], largest, changed)
+        starter: Any = comm
+        self._reviews = Reviews(
+            decider, lambda: [row.measured for row in comm.stats()], starter.gather_figures, changed
+        )
         return decider
 
     def review(self, operation: int) -> int:

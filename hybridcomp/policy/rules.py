@@ -177,7 +177,7 @@ class Policy:
             return Choice(NONE, None, self._unnamed(message))
         if message.op in ROOTED and not (named or self.everything):
             return Choice(NONE, None, _exact_unless_named(message.op))
-        codecs = rule.codecs_at(message.step) if rule.steps else rule.codecs
+        codecs = rule.codecs_at(message.step)
         if not any(c.name != "none" for c in codecs):
             return Choice(NONE, None, _SAYSNONE)
         if message.nbytes < (rule.min_bytes or 0):

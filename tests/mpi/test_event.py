@@ -16,6 +16,7 @@ from hybridcomp.train.gossip.graph import make_graph
 from hybridcomp.train.gossip.neighbours import Neighbours
 from hybridcomp.train.gossip.window import Window
 from tests.mpi.conftest import communicator
+from tests.mpi.everywhere import everywhere
 from tests.train import mixing
 
 WORLD = MPI.COMM_WORLD
@@ -55,11 +56,6 @@ def gossip(comm: Any, graph: str = "ring", **how: Any) -> Iterator[EventGossip]:
     window = Window(comm, [made.neighbours(rank) for rank in range(RANKS)], sizes)
     yield EventGossip(tensors, Neighbours(comm, made, "put"), window, **HOW | how)
     window.Free()
-
-
-def everywhere(condition: bool) -> bool:
-    """Whether it holds on all ranks."""
-    return bool(WORLD.allreduce(condition, MPI.LAND))
 
 
 def stepped(rule: EventGossip, step: int) -> None:

@@ -17,6 +17,7 @@ from hybridcomp.train.gossip.neighbours import Neighbours
 from hybridcomp.train.gossip.powergossip import PowerGossip
 from hybridcomp.train.gossip.rules import PlainGossip, Rule
 from tests.mpi.conftest import communicator
+from tests.mpi.everywhere import everywhere
 from tests.train import mixing
 
 WORLD = MPI.COMM_WORLD
@@ -57,11 +58,6 @@ def power(rank: int) -> Callable[[Weights, Neighbours], Rule]:
 
 def choco(spec: str, gamma: float, *, alike: bool = False) -> Callable[[Weights, Neighbours], Rule]:
     return lambda tensors, neighbours: Choco(tensors, neighbours, hc.get_codec(spec), gamma, alike=alike)
-
-
-def everywhere(condition: bool) -> bool:
-    """Whether it holds on all ranks."""
-    return bool(WORLD.allreduce(condition, MPI.LAND))
 
 
 def check_mixings(rule: Rule, reference: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader, load
 
-from tests.train.harness import metrics
+from tests.train.harness import metrics, train
 
 
 def stored(path: Path) -> dict[str, Tensor]:
@@ -32,3 +32,20 @@ def unequal(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
 def losses(run: Path) -> list[tuple[int, float, float]]:
     """Every step of a run with its loss and its gradient's norm, exactly."""
     return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in metrics(run, "train")]
+
+
+def run_and_resume(folder: Path, flags: str, policy: str, step: int) -> Path:
+    """Train in a folder, and once more from the checkpoint after a step; return the first run's, beside ``again``.
+
+    Args:
+        folder: where ``text.txt``, ``policy.toml`` and the runs come to be.
+        flags: of ``hybridcomp train``.
+        policy: TOML.
+        step: of the checkpoint.
+    """
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
+    (folder / "policy.toml").write_text(policy)
+    for out, more in (("run", ""), ("again", f"--resume run/checkpoints/step-{step:08d}")):
+        done = train(f"{flags} --data text.txt --policy policy.toml --out {out} {more}", folder)
+        assert done.returncode == 0, done.stderr
+    return folder / "run"

@@ -11,8 +11,8 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
 from hybridcomp.train.generate import load_model
 from hybridcomp.train.reading import parse
-from tests.train.harness import TINY, metrics, run_ranks, train
-from tests.train.same import losses, stored, unequal
+from tests.train.harness import TINY, metrics, run_ranks
+from tests.train.same import losses, run_and_resume, stored, unequal
 
 SCRIPT = Path(__file__).parent / "checks" / "streamed.py"
 CASES = [
@@ -28,24 +28,16 @@ def test_streamed_layers_train_as_the_rule_says():
     assert f"{len(CASES)} cases, 0 problems" in done.stdout
 
 
-RUN = (
-    f"{TINY} --dp 3 --steps 6 --lr 1e-2 --warmup-steps 1 --checkpoint-every 3 --data text.txt --stream-rank 4 "
-    "--dtype bf16"
-)
+RUN = f"{TINY} --dp 3 --steps 6 --lr 1e-2 --warmup-steps 1 --checkpoint-every 3 --stream-rank 4 --dtype bf16"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """Six steps; and the last three again, from the checkpoint after the third."""
-    folder = tmp_path_factory.mktemp("streaming")
-    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
-    (folder / "coarse.toml").write_text(
+    coarse = (
         'min_bytes = 64\ndp.all_reduce = { codec = "int8:block=64:rounding=stochastic", feedback = "ef" }\n'
     )
-    for out, more in (("run", ""), ("again", "--resume run/checkpoints/step-00000003")):
-        done = train(f"{RUN} --policy coarse.toml --out {out} {more}", folder)
-        assert done.returncode == 0, done.stderr
-    return folder / "run"
+    return run_and_resume(tmp_path_factory.mktemp("streaming"), RUN, coarse, 3)
 
 
 @pytest.mark.timeout(120)

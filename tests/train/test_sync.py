@@ -17,8 +17,8 @@ from hybridcomp.train.model.gpt import loss_of
 from hybridcomp.train.reading import parse
 from hybridcomp.train.sync import parse_sync
 from hybridcomp.train.text import load_corpus
-from tests.train.harness import TINY, metrics, run_ranks, train
-from tests.train.same import losses, stored, unequal
+from tests.train.harness import TINY, metrics, run_ranks
+from tests.train.same import losses, run_and_resume, stored, unequal
 
 SCRIPT = Path(__file__).parent / "checks" / "synced.py"
 CASES = [
@@ -42,7 +42,7 @@ def test_replicas_train_as_the_rule_says():
 
 
 RUN = (
-    f"{TINY} --dp 2 --steps 8 --lr 1e-2 --warmup-steps 1 --checkpoint-every 5 --data text.txt "
+    f"{TINY} --dp 2 --steps 8 --lr 1e-2 --warmup-steps 1 --checkpoint-every 5 "
     "--sync diloco:every=4,fragments=2,delay=2"
 )
 
@@ -50,15 +50,8 @@ RUN = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """Eight steps, which stop after the fifth, where one fragment is under way, and go on."""
-    folder = tmp_path_factory.mktemp("sync")
-    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
-    (folder / "int4.toml").write_text(
-        'min_bytes = 256\ndp.all_reduce = { codec = "int4", feedback = "ef" }\n'
-    )
-    for out, more in (("run", ""), ("again", "--resume run/checkpoints/step-00000005")):
-        done = train(f"{RUN} --policy int4.toml --out {out} {more}", folder)
-        assert done.returncode == 0, done.stderr
-    return folder / "run"
+    int4 = 'min_bytes = 256\ndp.all_reduce = { codec = "int4", feedback = "ef" }\n'
+    return run_and_resume(tmp_path_factory.mktemp("sync"), RUN, int4, 5)
 
 
 @pytest.mark.timeout(120)

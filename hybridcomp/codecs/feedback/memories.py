@@ -46,6 +46,19 @@ from hybridcomp.errors import WireError
 STATE_CODEC = Int8Codec(block=128)  # of loco's state
 
 
+class _WithVelocity(Memory):
+    """A memory with a velocity beside its main array."""
+
+    extras = ("velocity",)
+
+    @property
+    def velocity(self) -> Array:
+        """Return u, the velocity."""
+        velocity = self._state("velocity")
+        assert velocity is not None
+        return velocity
+
+
 class PlainMemory(Memory):
     """The memory of ``ef``."""
 
@@ -60,21 +73,13 @@ class PlainMemory(Memory):
         return self._main()
 
 
-class AcceleratedMemory(PlainMemory):
+class AcceleratedMemory(PlainMemory, _WithVelocity):
     """The memory of ``ef-sgdm``."""
 
     name = "ef-sgdm"
-    extras = ("velocity",)
 
     def _made(self, n: int, wide: bool, rooms: Any) -> Any:
         return native.kernels().AcceleratedMemory(n, wide, rooms, self.form.options["momentum"])
-
-    @property
-    def velocity(self) -> Array:
-        """Return u, the velocity."""
-        velocity = self._state("velocity")
-        assert velocity is not None
-        return velocity
 
 
 class AverageMemory(Memory):
@@ -127,7 +132,7 @@ class AverageMemory(Memory):
         return memory
 
 
-class MomentumMemory(Memory):
+class MomentumMemory(_WithVelocity):
     """The memory of ``dgc``.
 
     In a reduction a rank treats its own shard as it treats the others': what it adds to the sum is C(v), so
@@ -135,7 +140,6 @@ class MomentumMemory(Memory):
     """
 
     name = "dgc"
-    extras = ("velocity",)
 
     def _made(self, n: int, wide: bool, rooms: Any) -> Any:
         return native.kernels().MomentumMemory(n, wide, rooms, self.form.options["momentum"])
@@ -144,13 +148,6 @@ class MomentumMemory(Memory):
     def sum(self) -> Array:
         """Return v, the sum that has not been sent yet."""
         return self._main()
-
-    @property
-    def velocity(self) -> Array:
-        """Return u, the velocity."""
-        velocity = self._state("velocity")
-        assert velocity is not None
-        return velocity
 
     def own(self, codec: Codec, data: Flat, span: slice) -> Array:
         if codec.encoder is not None:

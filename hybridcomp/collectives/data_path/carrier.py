@@ -163,6 +163,5 @@ class Carrier(Coder):
 
     def keep_lost(self, corrected: Flat, own: Array, memory: Any) -> None:
         """Keep in the memory what ``own`` lacks of the corrected data, unless that is not finite."""
-        memory.native.keep(
-            corrected.data, own.copy(), 0, 1.0
-        )  # which is the result, too, and would be used up
+        # A copy: it is the result, too, and would be used up.
+        memory.native.keep(corrected.data, own.copy(), 0, 1.0)

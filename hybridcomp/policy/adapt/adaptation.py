@@ -89,7 +89,7 @@ class Adaptation:
         self._due = 0  # the step from which on what is pending decides
         self._wait: Callable[[], Array] | None = None
         if adapt.freeze is not None and writes:
-            files.add(adapt.freeze, self.history)
+            files.add_source(adapt.freeze, self.history)
 
     def history(self) -> list[Decision]:
         """Return the decisions up to now, in the order of their steps."""

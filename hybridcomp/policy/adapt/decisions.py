@@ -11,17 +11,15 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import threading
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hybridcomp.codecs import get_codec
-from hybridcomp.errors import HybridcompError, PolicyError
-from hybridcomp.files import write_whole
+from hybridcomp.errors import HybridcompError
+from hybridcomp.policy.at_exit import FilesAtExit
 
 _KINDS: dict[str, type] = {"step": int, "codec": str, "name": str, "why": str}
 _MOST_STEP = 1 << 62
@@ -85,43 +83,9 @@ def _decision(path: Path, number: int, table: Any) -> Decision:
     return Decision(table["step"], codec, table.get("name", ""), table.get("why", ""))
 
 
-class DecisionFiles:
-    """The files that this process writes as it ends, each with the decisions that were made for it."""
-
-    def __init__(self) -> None:
-        self._sources: dict[Path, list[Callable[[], list[Decision]]]] = {}
-        self._lock = threading.Lock()
-
-    def add(self, path: str, decisions: Callable[[], list[Decision]]) -> None:
-        """Have decisions written to a file.
-
-        Raises:
-            PolicyError: the file's folder does not exist.
-        """
-        file = Path(path).absolute()
-        if not file.parent.is_dir() or file.is_dir():
-            raise PolicyError(f"cannot write decisions to {path}: it is no file of a folder that exists")
-        with self._lock:
-            if not self._sources:
-                atexit.register(self.write)
-            self._sources.setdefault(file, []).append(decisions)
-
-    def write(self) -> None:
-        """Write all files: each whole, or not at all.
-
-        Raises:
-            PolicyError: one cannot be written.
-        """
-        with self._lock:
-            sources = {path: list(found) for path, found in self._sources.items()}
-        for path, found in sources.items():
-            decisions = sorted(decision for source in found for decision in source())
-            if not decisions:
-                continue
-            try:
-                write_whole(path, to_toml(decisions).encode())
-            except OSError as error:
-                raise PolicyError(f"cannot write decisions to {path}: {error.strerror}") from error
+def _text(sources: Sequence[Callable[[], list[Decision]]]) -> str:
+    decisions = sorted(decision for source in sources for decision in source())
+    return to_toml(decisions) if decisions else ""
 
 
-files = DecisionFiles()
+files: FilesAtExit[Callable[[], list[Decision]]] = FilesAtExit("write decisions", _text)

@@ -20,19 +20,15 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
-import threading
 from collections.abc import Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import get_codec, parse_form
-from hybridcomp.errors import HybridcompError, PolicyError
-from hybridcomp.files import write_whole
+from hybridcomp.errors import HybridcompError
+from hybridcomp.policy.at_exit import FilesAtExit
 from hybridcomp.policy.auto.candidates import allowed
 from hybridcomp.policy.auto.signature import FrozenChoice, Signature
 from hybridcomp.policy.auto.spec import CLASSES, Auto, checked_class
@@ -143,12 +139,11 @@ def _choice(auto: Auto, number: int, table: dict[str, Any]) -> FrozenChoice:
     return FrozenChoice(signature, codec.spec, feedback, table.get("reason", ""))
 
 
-class Freezer:
+class Freezer(FilesAtExit[tuple[Auto, Frozen]]):
     """The files that this process writes as it ends, each with the choices of its communicators."""
 
     def __init__(self) -> None:
-        self._deciders: dict[str, tuple[Auto, list[Frozen]]] = {}
-        self._lock = threading.Lock()
+        super().__init__("freeze choices", _text)
 
     def add(self, auto: Auto, decider: Frozen) -> None:
         """Have what a decider has decided written to the file that ``auto`` names.
@@ -157,37 +152,14 @@ class Freezer:
             PolicyError: the file's folder does not exist.
         """
         assert auto.freeze is not None
-        path = os.path.abspath(auto.freeze)
-        if not os.path.isdir(os.path.dirname(path)) or os.path.isdir(path):
-            raise PolicyError(
-                f"cannot freeze choices to {auto.freeze}: it is no file of a folder that exists"
-            )
-        with self._lock:
-            if not self._deciders:
-                atexit.register(self.write)
-            self._deciders.setdefault(path, (auto, []))[1].append(decider)
-
-    def write(self) -> None:
-        """Write all files: each whole, or not at all.
-
-        Raises:
-            PolicyError: one cannot be written.
-        """
-        with self._lock:
-            files = {path: (auto, list(deciders)) for path, (auto, deciders) in self._deciders.items()}
-        for path, (auto, deciders) in files.items():
-            choices: dict[Signature, FrozenChoice] = {}
-            for decider in deciders:
-                choices |= {choice.signature: choice for choice in decider.choices()}
-            if choices:
-                _write(Path(path), to_toml(auto, list(choices.values())))
+        self.add_source(auto.freeze, (auto, decider))
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        write_whole(path, text.encode())
-    except OSError as error:
-        raise PolicyError(f"cannot freeze choices to {path}: {error.strerror}") from error
+def _text(sources: Sequence[tuple[Auto, Frozen]]) -> str:
+    choices: dict[Signature, FrozenChoice] = {}
+    for _, decider in sources:
+        choices |= {choice.signature: choice for choice in decider.choices()}
+    return to_toml(sources[0][0], list(choices.values())) if choices else ""
 
 
 freezer = Freezer()

@@ -40,7 +40,7 @@ _CALMER = 1.15  # times as much it takes after a change that changed no choice
 
 Row = tuple[str, str, str, int, int, float]  # operation, codec, reason, calls, raw bytes, seconds
 Totals = dict[tuple[str, str, str], tuple[int, int, float]]
-Exchange = Callable[[Array], Callable[[], Array]]
+Gather = Callable[[Array], Callable[[], Array]]
 
 
 class Reviews:
@@ -49,7 +49,7 @@ class Reviews:
     Args:
         decider: whose decisions.
         rows: returns the totals of operations that have ended here.
-        exchange: starts to find the largest values of all ranks; returns what waits for them.
+        gather: starts to gather all ranks' values [n]; returns what waits for them, [ranks, n].
         changed: called where answers may be other ones now.
         clock: returns seconds; of what exchanges cost, which decides how often they come.
     """
@@ -58,11 +58,11 @@ class Reviews:
         self,
         decider: Decider,
         rows: Callable[[], Iterable[Row]],
-        exchange: Exchange,
+        gather: Gather,
         changed: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._decider, self._rows, self._exchange, self._changed = decider, rows, exchange, changed
+        self._decider, self._rows, self._gather, self._changed = decider, rows, gather, changed
         self._clock = clock
         self._steps = self._run()
         self._operation = 0
@@ -90,6 +90,11 @@ class Reviews:
                 yield idle
                 idle = min(2 * idle, _MOST_IDLE)
 
+    def _largest(self, values: Array) -> Callable[[], Array]:
+        """Start to find the largest of all ranks' values; return what waits for them."""
+        wait = self._gather(values)
+        return lambda: wait().max(axis=0)
+
     def _totals(self) -> Totals:
         totals: Totals = {}
         for op, codec, reason, calls, nbytes, seconds in self._rows():
@@ -116,7 +121,7 @@ class Reviews:
                         rounds[number, row, index] = seconds / nbytes
         decider.try_option(trials, 0)
         self._changed()
-        wait = self._exchange(_middle(rounds).ravel())
+        wait = self._largest(_middle(rounds).ravel())
         yield LAG
         decider.settle(trials, wait(), self._operation)
         self._changed()
@@ -156,7 +161,7 @@ class Reviews:
             each = np.full(len(watched), -1.0)
             some = telling & (found[:, 0] > 0) & (found[:, 1] > 0)
             each[some] = found[some, 2] / found[some, 1]
-            wait = self._exchange(np.concatenate([each, found[:, 1], [took, cost]]))
+            wait = self._largest(np.concatenate([each, found[:, 1], [took, cost]]))
             cost = self._clock() - began
             yield LAG
             began = self._clock()

@@ -55,7 +55,7 @@ class Automatic:
         if policy.auto is not None and policy.auto.freeze is not None and self._group.rank == 0:
             freezer.add(policy.auto, decider)
         self._reviews = Reviews(
-            decider, lambda: [row.measured for row in self._table.rows()], self._largest, lambda: None
+            decider, lambda: [row.measured for row in self._table.rows()], self.gather, lambda: None
         )
         return decider
 
@@ -63,10 +63,6 @@ class Automatic:
         """Do what is due before the operation of this number."""
         if self._reviews is not None and operation >= self._due:
             self._due = operation + self._reviews.review(operation)
-
-    def _largest(self, values: Array) -> Callable[[], Array]:
-        wait = self.gather(values)
-        return lambda: wait().max(axis=0)
 
     def gather(self, values: Array) -> Callable[[], Array]:
         """Gather all ranks' values once what was started has ended; return what waits for them."""

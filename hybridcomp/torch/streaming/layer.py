@@ -35,16 +35,14 @@ class StreamedLinear(nn.Linear):
         values = [input, self.weight, *([] if self.bias is None else [self.bias])]
         if torch.is_autocast_enabled(input.device.type):
             dtype = torch.get_autocast_dtype(input.device.type)
-            values = [
-                v if v.dtype is torch.float64 else v.to(dtype) for v in values
-            ]  # as autocast spares those
+            # As autocast does, which spares float64.
+            values = [v if v.dtype is torch.float64 else v.to(dtype) for v in values]
         x, weight, *bias = values
         # Backward comes only where something requires a gradient: neither data nor a frozen weight does.
         alone = not any(v.requires_grad for v in values)
         anchor = torch.empty(0, requires_grad=True) if alone else None
-        rows = x.reshape(
-            -1, self.in_features
-        )  # here: what a function returns must be no view to be changed in place
+        # Out here: what a function returns must be no view, to be changed in place.
+        rows = x.reshape(-1, self.in_features)
         output: Tensor = _Streamed.apply(self.factors, anchor, rows, weight, *bias)  # type: ignore[no-untyped-call]
         return output.view(*x.shape[:-1], self.out_features)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from hybridcomp.codecs.linear.powersgd import matrix_shape
 from hybridcomp.codecs.linear.powersgd_start import initial_q
 from hybridcomp.train.gossip.neighbours import HEADER, Neighbours
-from hybridcomp.train.gossip.rules import Array, Rule, Tensors, matrix_of
+from hybridcomp.train.gossip.rules import Array, Rule, Tensors
 
 _WEAK = 1e-6  # of a factor's strongest column: a weaker one is rounding
 
@@ -40,7 +41,11 @@ class PowerGossip(Rule):
         """
         super().__init__(tensors, neighbours)
         self.rank = rank
-        self._matrices = {name: matrix_of(t) for name, t in tensors.items() if t.ndim > 1 and self._pays(t)}
+        self._matrices = {
+            name: t.reshape(matrix_shape(t.shape))
+            for name, t in tensors.items()
+            if t.ndim > 1 and self._pays(t)
+        }
         self._whole = {name: tensor for name, tensor in tensors.items() if name not in self._matrices}
         self._round = np.zeros(1, np.int64)
         room = sum(max(m.shape) * rank for m in self._matrices.values())
@@ -52,7 +57,7 @@ class PowerGossip(Rule):
                 )
 
     def _pays(self, tensor: Array) -> bool:
-        return bool(self.rank < min(matrix_of(tensor).shape))
+        return bool(self.rank < min(matrix_shape(tensor.shape)))
 
     def _bases(self, other: int, after: int = 0) -> dict[str, Array]:
         """Return a pair's p of each matrix, [rows or columns, rank]: of the next mixing, or ``after`` so many."""

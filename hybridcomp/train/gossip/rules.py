@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,8 +113,3 @@ def differences(own: Array, theirs: Mapping[int, Array], neighbours: Neighbours)
         part *= weight
         total += part
     return total
-
-
-def matrix_of(tensor: Array) -> Array:
-    """Return a tensor of two and more dimensions as a matrix: the first by all the rest."""
-    return tensor.reshape(tensor.shape[0], math.prod(tensor.shape[1:]))

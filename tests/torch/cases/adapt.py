@@ -51,7 +51,7 @@ def average(ddp: DistributedDataParallel, step: int) -> torch.Tensor:
 
 
 def case_ranks_decide_alike_and_nothing_is_lost() -> None:
-    """What was averaged over the steps, and what the ranks still owe, are the sum of all gradients."""
+    """Check that what was averaged over the steps, and what the ranks still owe, are the sum of all gradients."""
     ranks, steps = dist.get_world_size(), 24
     for backend in BACKENDS:
         for rule, kinds in (

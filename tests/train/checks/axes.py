@@ -130,7 +130,7 @@ def recomputed_bits_are_equal(kept: Outcome, recomputed: Outcome) -> list[str]:
 
 
 def codes_are_summed(alone: Outcome, *together: Outcome) -> list[str]:
-    """Whether autoencoders train over tp as they do where nothing is summed."""
+    """Check that autoencoders train over tp as they do where nothing is summed."""
     problems = []
     for run in together:
         for (step, a, n), (_, b, m) in zip(alone.results, run.results, strict=True):

@@ -21,10 +21,8 @@ from hybridcomp.train.checkpoints.resume import Checkpoint
 from hybridcomp.train.config import CYCLIC
 from hybridcomp.train.pipelines import Run, make_schedule
 from hybridcomp.train.pipelines.cyclic import is_fresh
-from hybridcomp.train.start import prepare
-from hybridcomp.train.topology import Topology, make_topology
-from hybridcomp.train.trainer import process_group
-from tests.train.tally import tell
+from hybridcomp.train.topology import Topology
+from tests.train.tally import check_all
 
 COMMON = (
     "--d-model 32 --heads 2 --seq-len 16 --micro-batch-size 1 --eval-batches 0 --warmup-steps 2 --lr 1e-2 "
@@ -35,15 +33,7 @@ TRAFFIC = torch.zeros(2, 3, dtype=torch.int64)
 
 
 def main(folder: Path, cases: list[str]) -> list[str]:
-    jobs = [prepare([*COMMON.split(), *case.split()]) for case in cases]
-    problems: list[str] = []
-    with process_group(jobs[0]):
-        rank = dist.get_rank()
-        for number, (case, job) in enumerate(zip(cases, jobs, strict=True)):
-            topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
-            problems += [f"rank {rank}: {case}: {p}" for p in check(job, topology, folder / str(number))]
-        tell(len(cases), problems)
-    return problems
+    return check_all(COMMON, cases, lambda job, topology, number: check(job, topology, folder / str(number)))
 
 
 def check(job, topology: Topology, folder: Path) -> list[str]:

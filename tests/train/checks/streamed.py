@@ -13,18 +13,15 @@ import warnings
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from hybridcomp.train.model.gpt import ModelShape
 from hybridcomp.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
 from hybridcomp.train.pipelines import Run, make_schedule
-from hybridcomp.train.start import prepare
-from hybridcomp.train.topology import Topology, make_topology
-from hybridcomp.train.trainer import process_group
+from hybridcomp.train.topology import Topology
 from tests.torch.models.streaming import Rule
 from tests.train.checks.schedules import CLOSE, close
 from tests.train.reference import Reference
-from tests.train.tally import tell
+from tests.train.tally import check_all
 
 COMMON = (
     "--policy none --d-model 16 --heads 2 --seq-len 8 --micro-batch-size 1 --eval-batches 0 --steps 6 --warmup-steps 2 "
@@ -67,15 +64,7 @@ class Streamed(Reference):
 
 def main(cases: list[str]) -> list[str]:
     torch.set_default_dtype(torch.float64)
-    jobs = [prepare([*COMMON.split(), *case.split()]) for case in cases]
-    problems: list[str] = []
-    with process_group(jobs[0]):
-        rank = dist.get_rank()
-        for case, job in zip(cases, jobs, strict=True):
-            topology = make_topology(job.config.dp, 1, 1)
-            problems += [f"rank {rank}: {case}: {p}" for p in check(job, topology)]
-        tell(len(cases), problems)
-    return problems
+    return check_all(COMMON, cases, lambda job, topology, _: check(job, topology))
 
 
 def check(job, topology: Topology) -> list[str]:

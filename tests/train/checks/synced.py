@@ -19,14 +19,12 @@ import torch.distributed as dist
 from hybridcomp.train.gossip.graph import make_graph
 from hybridcomp.train.model.gpt import ModelShape, loss_of
 from hybridcomp.train.pipelines import Run, make_schedule
-from hybridcomp.train.start import prepare
 from hybridcomp.train.sync import Event, parse_sync
-from hybridcomp.train.topology import Topology, make_topology
-from hybridcomp.train.trainer import process_group
+from hybridcomp.train.topology import Topology
 from tests.train import mixing
 from tests.train.checks.schedules import CLOSE, close, held
 from tests.train.reference import Reference
-from tests.train.tally import tell
+from tests.train.tally import check_all
 
 COMMON = (
     "--policy none --d-model 16 --heads 2 --seq-len 8 --micro-batch-size 1 --eval-batches 2 --steps 7 --warmup-steps 2 "
@@ -153,15 +151,7 @@ def make_rule(job, schedule):
 
 def main(cases: list[str]) -> list[str]:
     torch.set_default_dtype(torch.float64)
-    jobs = [prepare([*COMMON.split(), *case.split()]) for case in cases]
-    problems: list[str] = []
-    with process_group(jobs[0]):
-        rank = dist.get_rank()
-        for case, job in zip(cases, jobs, strict=True):
-            topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
-            problems += [f"rank {rank}: {case}: {p}" for p in check(job, topology)]
-        tell(len(cases), problems)
-    return problems
+    return check_all(COMMON, cases, lambda job, topology, _: check(job, topology))
 
 
 def check(job, topology: Topology) -> list[str]:

@@ -1,0 +1,59 @@
+"""Write files as a process ends, each with what several communicators have decided."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from hybridcomp.errors import PolicyError
+from hybridcomp.files import write_whole
+
+Source = TypeVar("Source")
+
+
+class FilesAtExit(Generic[Source]):
+    """The files that this process writes as it ends.
+
+    Args:
+        what: is written, as the object of an error's sentence: ``"freeze choices"``.
+        text: makes a file's text of its sources; ``""`` for no file.
+    """
+
+    def __init__(self, what: str, text: Callable[[list[Source]], str]) -> None:
+        self._what, self._text = what, text
+        self._sources: dict[Path, list[Source]] = {}
+        self._lock = threading.Lock()
+
+    def add_source(self, path: str, source: Source) -> None:
+        """Have a file written, of this source and of others that name the same file.
+
+        Raises:
+            PolicyError: the file's folder does not exist.
+        """
+        file = Path(path).absolute()
+        if not file.parent.is_dir() or file.is_dir():
+            raise PolicyError(f"cannot {self._what} to {path}: it is no file of a folder that exists")
+        with self._lock:
+            if not self._sources:
+                atexit.register(self.write)
+            self._sources.setdefault(file, []).append(source)
+
+    def write(self) -> None:
+        """Write all files: each whole, or not at all.
+
+        Raises:
+            PolicyError: one cannot be written.
+        """
+        with self._lock:
+            sources = {path: list(found) for path, found in self._sources.items()}
+        for path, found in sources.items():
+            text = self._text(found)
+            if not text:
+                continue
+            try:
+                write_whole(path, text.encode())
+            except OSError as error:
+                raise PolicyError(f"cannot {self._what} to {path}: {error.strerror}") from error
