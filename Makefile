@@ -259,8 +259,9 @@ bench-step: $(VENV)/.installed
 	HYBRIDCOMP_SUMMARY=0 $(BIN)/python benchmarks/step_profile.py --json $(RESULTS)/step_profile.json $(STEP)
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/step_profile_doc.py)
 
-# Every study of studies/: six hours on two cores. It goes on where it was ended.
-STUDIES ?= policies axes slow-link cyclic
+# Every study of studies/ but auto, whose results are in a folder of its own: a night on two cores and more. It goes on where
+# it was ended.
+STUDIES ?= $(filter-out auto,$(basename $(notdir $(wildcard studies/*.toml))))
 studies: $(VENV)/.installed
 	set -e; for study in $(STUDIES); do \
 	  HYBRIDCOMP_SUMMARY=0 $(BIN)/hybridcomp study studies/$$study.toml --results $(RESULTS)/$$study; \
