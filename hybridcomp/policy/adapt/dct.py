@@ -18,6 +18,7 @@ import numpy as np
 
 from hybridcomp.codecs import Codec
 from hybridcomp.policy.adapt.controller import Array, Controller
+from hybridcomp.policy.adapt.thresholds import is_stale, threshold_of, upper_quantile
 
 _ALL = ""
 
@@ -77,10 +78,10 @@ class DctController(Controller):
         changed = False
         for name, quantile, density in zip(self._names, quantiles.tolist(), densities.tolist(), strict=True):
             known = name in self._taus
-            drifted = known and abs(density / self._density - 1) > self._drift
-            if quantile > 0 and (due or drifted or not known):
+            drifted = known and is_stale(density, self._density, self._drift)
+            tau = threshold_of(quantile)
+            if tau is not None and (due or drifted or not known):
                 changed = True
-                tau = float(f"{quantile:.6g}")  # specs are to be read
                 self._taus[name], self._codecs[name] = tau, self._variant(rel=None, abs=tau)
                 self._note(step, self._codecs[name], f"density {density:.3g}" if known else "first", name)
         if due:
@@ -97,11 +98,3 @@ class DctController(Controller):
     def load(self, state: dict[str, Any]) -> None:
         self._taus, self._refreshed, self._names = dict(state["taus"]), state["refreshed"], state["names"]
         self._codecs = {name: self._variant(rel=None, abs=tau) for name, tau in self._taus.items()}
-
-
-def upper_quantile(values: Array, weights: Array, share: float) -> float:
-    """Return the largest of values [m] such that a share of the weights [m] belongs to values that reach it."""
-    order = np.argsort(-values, kind="stable")
-    passed = np.cumsum(weights[order])
-    at = int(np.searchsorted(passed, share * passed[-1]))
-    return float(values[order[min(at, order.size - 1)]])

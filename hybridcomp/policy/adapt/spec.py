@@ -12,6 +12,7 @@ from typing import Any
 from hybridcomp.codecs import Codec, checks, parse_form
 from hybridcomp.codecs.registry import FIRST, parse_spec
 from hybridcomp.policy.adapt.decisions import Decision, read_decisions
+from hybridcomp.policy.adapt.thresholds import DRIFT
 
 GRAVAC, DCT, FROZEN = KINDS = ("gravac", "dct", "frozen")
 SCOPES = ("all", "tensor")
@@ -26,7 +27,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "every": 10,
         "window": 30,
     },
-    DCT: {"density": 0.005, "every": 1000, "check": 50, "drift": 0.25, "scope": "all"},
+    DCT: {"density": 0.005, "every": 1000, "check": 50, "drift": DRIFT, "scope": "all"},
 }
 _CODECS = {GRAVAC: ("topk", "sidco"), DCT: ("threshold",)}
 _WHOLE = ("every", "window", "check")

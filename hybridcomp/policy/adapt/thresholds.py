@@ -1,0 +1,35 @@
+"""Find thresholds that a wanted share of magnitudes reaches, and tell when they no longer do.
+
+The rule of DCT (Gupta et al. 2021, arXiv:2010.08899): a threshold is a quantile, found anew every so many steps and
+kept between; and earlier, where the share that reaches it has left the wanted one by too much. :mod:`.dct` has it for
+gradients, the trainer's ``pp_neurons`` for activations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridcomp.policy.adapt.controller import Array
+
+DRIFT = 0.25
+"""The part of a wanted share by which the share that reaches a threshold may be off until it is found anew."""
+
+
+def upper_quantile(values: Array, weights: Array, share: float) -> float:
+    """Return the largest of values [m] such that a share of the weights [m] belongs to values that reach it."""
+    order = np.argsort(-values, kind="stable")
+    passed = np.cumsum(weights[order])
+    at = int(np.searchsorted(passed, share * passed[-1]))
+    return float(values[order[min(at, order.size - 1)]])
+
+
+def is_stale(reached: float, wanted: float, drift: float = DRIFT) -> bool:
+    """Tell whether the share that reaches a threshold is off the wanted one by more than ``drift`` of it."""
+    return abs(reached / wanted - 1) > drift
+
+
+def threshold_of(quantile: float) -> float | None:
+    """Return the threshold that a quantile gives, of six digits; None for one that none can be made of."""
+    return (
+        float(f"{quantile:.6g}") if np.isfinite(quantile) and quantile > 0 else None
+    )  # specs are to be read
