@@ -19,7 +19,7 @@ def check_config(config: TrainConfig) -> None:
     """
     positive = (
         "dp pp tp virtual_stages layers d_model heads seq_len steps micro_batches micro_batch_size keep "
-        "log_every threads lr stream_lr timeout bucket_mb expert_every capacity_factor"
+        "log_every threads lr stream_lr timeout bucket_mb expert_every capacity_factor pp_neurons_refresh"
     )
     for name in positive.split():
         if not 0 < getattr(config, name) < math.inf:
@@ -49,6 +49,7 @@ def check_config(config: TrainConfig) -> None:
             "different times"
         )
     _check_schedule(config)
+    _check_neurons(config)
     _check_replicas(config)
 
 
@@ -187,6 +188,40 @@ def _check_sequence(config: TrainConfig) -> None:
     if config.sequence_parallel and config.seq_len % config.tp:
         raise ConfigError(
             f"seq_len ({config.seq_len}) must be divisible by tp ({config.tp}) with sequence_parallel"
+        )
+
+
+def _check_neurons(config: TrainConfig) -> None:
+    if not 0 <= config.pp_neurons <= 1:
+        raise ConfigError(f"pp_neurons must be from 0 to 1, not {config.pp_neurons}")
+    if not config.pp_neurons:
+        if config.pp_neurons_after is not None:
+            raise ConfigError(
+                "pp_neurons_after says where only a share of values goes on: pp_neurons must be above 0"
+            )
+        return
+    of = f"pp_neurons ({config.pp_neurons})"
+    borders = config.neuron_borders
+    if not borders:
+        raise ConfigError(
+            f"{of} is of what stages send: pp must be at least 2, or pp_neurons_after name layers"
+        )
+    after = f"pp_neurons_after ({', '.join(map(str, borders))})"
+    if list(borders) != sorted({*borders}) or borders[0] < 0 or borders[-1] >= config.layers - 1:
+        raise ConfigError(
+            f"{after} must be ascending numbers of layers, from 0 to the last but one ({config.layers - 2})"
+        )
+    if not set(config.stage_ends) <= set(borders):
+        ends = ", ".join(map(str, config.stage_ends))
+        raise ConfigError(f"{after} must have the last layers of all stages but the last one ({ends})")
+    allowed = (*FLUSHED, "2bw")
+    if config.schedule not in allowed:
+        raise ConfigError(
+            f"{of} are kept forward and backward: schedule must be one of {', '.join(allowed)}, not {config.schedule}"
+        )
+    if config.sync is not None:
+        raise ConfigError(
+            f"{of} are found by all replicas in every step: sync must be left out, not {config.sync}"
         )
 
 

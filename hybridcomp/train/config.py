@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,6 +71,15 @@ class TrainConfig:
     with the model. 0: none. See docs/techniques.md."""
     tp_autoencoder_from: int = 0
     """The first block that has an autoencoder: earlier ones bear it less."""
+    pp_neurons: float = 0.0
+    """Share of the residual stream's values that a stage sends on, the largest; the others are zero, and gradients are
+    of those alone. 0: all are sent. See docs/techniques.md."""
+    pp_neurons_refresh: int = 1000
+    """Steps after which the least magnitude that is sent on is found anew; earlier where it no longer gives
+    pp_neurons."""
+    pp_neurons_after: tuple[int, ...] | None = None
+    """Layers after which only those values go on, in ascending order; by default the last ones of the stages. They are
+    the same model on any number of ranks."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """What forward and backward compute in, and send: fp32, or bf16 by autocast. Weights stay in fp32."""
     recompute: Literal["none", "blocks"] = "none"
@@ -195,6 +205,20 @@ class TrainConfig:
         """Return the numbers of the layers that a stage has."""
         cut = self.cut
         return range(sum(cut[:stage]), sum(cut[: stage + 1]))
+
+    @property
+    def neuron_borders(self) -> tuple[int, ...]:
+        """Return the numbers of the layers after which only the largest values go on."""
+        if not self.pp_neurons:
+            return ()
+        if self.pp_neurons_after is not None:
+            return self.pp_neurons_after
+        return self.stage_ends
+
+    @property
+    def stage_ends(self) -> tuple[int, ...]:
+        """Return the numbers of the layers whose output is sent to another stage."""
+        return tuple(end - 1 for end in itertools.accumulate(self.cut))[:-1]
 
     def recomputed(self, stage: int) -> range:
         """Return the numbers of a stage's layers that backward computes again."""

@@ -39,11 +39,12 @@ def load_model(checkpoint: Checkpoint) -> GPT:
         assert match is not None
         parts.setdefault(match[4], {})[int(match[1]), int(match[3] or 0), int(match[2])] = tensor
     model = GPT(shape)
-    missing = sorted(set(dict(model.named_parameters())) - set(parts))
+    trained = dict(model.named_parameters()) | dict(model.named_buffers())
+    missing = sorted(set(trained) - set(parts))
     if missing:
         raise ConfigError(f"{checkpoint.path} lacks {missing[0]} and {len(missing) - 1} other parameters")
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained.items():
             last = max(stage for stage, *_ in parts[name])  # with schedule local every stage has a head
             replicas: dict[int, list[Tensor]] = {}
             for (stage, replica, _), piece in sorted(parts[name].items()):

@@ -24,7 +24,7 @@ from hybridcomp.train.checks import check_policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.reading import parse
-from hybridcomp.train.techniques import check_techniques
+from hybridcomp.train.techniques import check_techniques, with_sparse_sends
 from hybridcomp.train.text import Corpus, load_corpus
 
 _EXTRAS = ("torch", "tyro", "rich")
@@ -58,7 +58,7 @@ def read_policy(config: TrainConfig) -> Policy:
         PolicyError: names the file, line and key.
         ConfigError: it does not suit, or the schedule has nothing of the kind.
     """
-    policy = _named_policy(config)
+    policy = with_sparse_sends(_named_policy(config), config)
     policy.require_axes(config.axes)
     check_policy(config, policy)
     check_techniques(policy, config)
@@ -164,7 +164,7 @@ def with_policy(job: Job, name: str) -> Job:
     """Return the job with the default policy that rank 0 has: not every host has a profile."""
     if not job.policy.default or job.policy.name == name:
         return job
-    policy = dataclasses.replace(load_policy(name), default=True)
+    policy = with_sparse_sends(dataclasses.replace(load_policy(name), default=True), job.config)
     check_policy(job.config, policy)
     return dataclasses.replace(job, policy=policy)
 

@@ -5,18 +5,44 @@ Imports no torch: ranks do not exist yet.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from hybridcomp.arrays import DType
-from hybridcomp.codecs import Codec, parse_form
+from hybridcomp.codecs import Codec, get_codec, parse_form
 from hybridcomp.errors import ConfigError
 from hybridcomp.policy import PHASES, Message, Policy, Rule
+from hybridcomp.policy.auto.spec import axes_of
 from hybridcomp.train.config import TrainConfig
 
 _OPS = {
     "pp": "send",
     "tp": "all_reduce",
 }  # by axis, what carries activations forward and their gradients backward
+
+NONZERO = "threshold:abs=5e-324"
+"""The codec of all values but zeros, as they are."""
+
+
+def with_sparse_sends(policy: Policy, config: TrainConfig) -> Policy:
+    """Return a run's policy, with :data:`NONZERO` for what stages send, where only a share of the values goes on.
+
+    A policy that is asked for and names a codec for pp keeps it.
+    """
+    if not config.pp_neurons or config.pp == 1 or (config.policy is not None and _names_sends(policy)):
+        return policy
+    axes = {**policy.axes, "pp": Rule((get_codec(NONZERO),), min_bytes=0)}
+    entries = {axis: rules for axis, rules in policy.entries.items() if axis != "pp"}
+    return dataclasses.replace(policy, axes=axes, entries=entries)
+
+
+def _names_sends(policy: Policy) -> bool:
+    if "pp" in policy.axes:
+        return True
+    if policy.auto is None:
+        return bool(policy.codecs("pp", "send"))
+    return bool(policy.auto.frozen) or "pp" in axes_of(policy.auto.classes)
 
 
 def check_techniques(policy: Policy, config: TrainConfig) -> None:
@@ -34,12 +60,13 @@ def check_techniques(policy: Policy, config: TrainConfig) -> None:
 
 
 def concerns(policy: Policy, config: TrainConfig) -> list[str]:
-    """List warnings about a run's policy: what has momentum twice, and where gradients of activations are too coarse.
+    """List warnings about a run's policy.
 
+    They are of what has momentum twice, of zeros that are sent, and of gradients of activations that are too coarse.
     These need the finer codec of the two (arXiv:2401.07788), unless error feedback makes up for it: which sends of a
     pipeline have, and sums over tp, whose messages have no names, have not.
     """
-    return [*_momentum_twice(policy, config), *_coarse(policy, config)]
+    return [*_momentum_twice(policy, config), *_zeros(policy, config), *_coarse(policy, config)]
 
 
 def _momentum_twice(policy: Policy, config: TrainConfig) -> list[str]:
@@ -57,17 +84,34 @@ def _momentum_twice(policy: Policy, config: TrainConfig) -> list[str]:
     ]
 
 
+def _zeros(policy: Policy, config: TrainConfig) -> list[str]:
+    if not config.pp_neurons or config.pp == 1 or config.backend != "hybridcomp":
+        return []
+    codecs = {policy.choose(message).codec for message in _messages("pp", config)}
+    dense = sorted(codec.spec for codec in codecs if codec.fixed_size)
+    return [
+        f"policy {policy.name}: pp sends the zeros, too, by {spec}, and pp_neurons ({config.pp_neurons}) saves no "
+        f"bytes: {NONZERO} does, or a policy without a codec for pp"
+        for spec in dense
+    ]
+
+
+def _messages(axis: str, config: TrainConfig) -> list[Message]:
+    """Return the messages of activations and of their gradients over an axis."""
+    shape = (config.micro_batch_size * config.seq_len, config.d_model)
+    nbytes = 4 * shape[0] * shape[1]
+    return [Message(axis, _OPS[axis], phase, DType.FLOAT32, nbytes, shape=shape) for phase in PHASES]
+
+
 def _coarse(policy: Policy, config: TrainConfig) -> list[str]:
     if config.backend != "hybridcomp":
         return []
     shape = (config.micro_batch_size * config.seq_len, config.d_model)
-    nbytes = 4 * shape[0] * shape[1]
     found = []
-    for axis, op in _OPS.items():
+    for axis in _OPS:
         if getattr(config, axis) == 1:
             continue
-        messages = [Message(axis, op, phase, DType.FLOAT32, nbytes, shape=shape) for phase in PHASES]
-        forward, backward = map(policy.choose, messages)
+        forward, backward = map(policy.choose, _messages(axis, config))
         if axis == "pp" and backward.feedback is not None:
             continue
         there, back = (_bits(choice.codec, shape) for choice in (forward, backward))

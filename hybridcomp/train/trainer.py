@@ -206,7 +206,12 @@ class Trainer:
         """Return the state to save or load now."""
         updater = self._schedule.updater
         return Trained(
-            updater.parameters, updater.optimizer, self._schedule.state(), updater.apart, updater.whole
+            updater.parameters,
+            updater.optimizer,
+            self._schedule.state(),
+            updater.apart,
+            updater.whole,
+            self._schedule.run.model.buffers,
         )
 
     def _announce(self) -> None:

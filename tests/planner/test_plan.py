@@ -242,10 +242,11 @@ def test_scale_draws_curves_for_each_rate_and_policy(files, capsys):
         ({"schedule": "cdp-v1", "micro_batches": 1}, "cdp-v1 is not predicted; allowed: gpipe"),
         ({"sync": "local_sgd:every=4"}, "not predicted: leave sync local_sgd:every=4 out"),
         ({"tp_autoencoder": 16}, "not predicted: leave tp_autoencoder 16 out"),
+        ({"pp": 2, "dp": 2, "pp_neurons": 0.5}, "not predicted: leave pp_neurons 0.5 out"),
     ],
 )
 def test_what_is_not_predicted_is_named(files, more, words):
-    config = TrainConfig(dp=4, layers=4, d_model=64, heads=4, seq_len=32, **more)
+    config = TrainConfig(**{"dp": 4, "layers": 4, "d_model": 64, "heads": 4, "seq_len": 32, **more})
     with pytest.raises(ConfigError, match=words):
         predict_step(config, read_site(str(files / "site.toml"), 2, 2))
 

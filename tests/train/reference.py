@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
@@ -10,6 +11,7 @@ from torch.func import functional_call
 from hybridcomp.train.model.experts import Mixture
 from hybridcomp.train.model.gpt import OwnLoss, build_gpt, keep_stage, loss_of
 from hybridcomp.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
+from tests.train.kept import Kept
 
 MEAN = {"adamw": "exp_avg", "lans": "exp_avg", "sgd": "momentum_buffer"}
 Weights = dict[str, torch.Tensor]
@@ -25,11 +27,13 @@ class Reference:
     Attributes:
         versions: W(0), W(1), ...
         losses, norms: of each step.
+        kept: the values that go on from block to block, where that is a share of them.
     """
 
     def __init__(self, shape, config, rule: str) -> None:
         self.config, self.rule = config, rule
-        self.model = build_gpt(shape, config.seed)
+        self.model = build_gpt(dataclasses.replace(shape, pp_neurons=0.0, pp_neurons_after=()), config.seed)
+        self.kept = Kept(self.model, config)
         self.mixtures: list[DenseMixture] = []
         for block in self.model.blocks.values():
             if isinstance(block.mlp, Mixture):
@@ -47,9 +51,11 @@ class Reference:
     def step(self, batches: list[torch.Tensor]) -> None:
         """Train on the replicas' batches; as many as dp."""
         t = len(self.versions) - 1
+        self.kept.version = t
         for worker, batch in enumerate(batches, 1):
             for micro in batch.chunk(self.config.micro_batches):
                 self._add_gradient(t, self.seen(t, worker), micro, len(batches) * self.config.micro_batches)
+        self.kept.end_step()
         self.norms.append(math.sqrt(sum(p.grad.square().sum().item() for p in self.parameters.values())))
         limit = self.config.clip
         for p in self.parameters.values():
@@ -80,6 +86,7 @@ class Reference:
 
     def logits(self, version: int, x: torch.Tensor) -> torch.Tensor:
         """What the model with a version of the weights gives."""
+        self.kept.version = version
         return functional_call(self.model, self.versions[version], (x,))
 
     def seen(self, t: int, worker: int) -> Weights:

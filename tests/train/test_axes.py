@@ -37,6 +37,7 @@ def check(ranks: int, cases: list[list[str]]) -> None:
 
 
 EXPERTS = "--dp 2 --experts 4 --expert-every 1"
+TENTH = "--pp-neurons 0.1 --lr 1e-4"  # so slow that the share is the same in all steps
 CODES = "--tp-autoencoder 8 --tp-autoencoder-from 1"
 OTHERS = [
     "--dp 2 --dtype bf16 --schedule cdp-v2 --clip 0 --micro-batches 1",
@@ -93,6 +94,8 @@ def test_bf16_is_near_fp32_and_sends_half_as_much_uncompressed(tmp_path):
             ["bf16_is_near_and_half_as_long", TWO, f"{TWO} --dtype bf16"],
             ["bf16_is_near_and_half_as_long", f"{TWO} --schedule 2bw", f"{TWO} --schedule 2bw --dtype bf16"],
             ["recomputed_bits_are_equal", all_of_it, f"{all_of_it} --recompute blocks"],
+            ["sends_shrink", TWO, f"{TWO} {TENTH}"],
+            ["sends_shrink", f"{TWO} --dtype bf16", f"{TWO} --dtype bf16 --schedule 2bw {TENTH}"],
         ],
     )
 

@@ -32,7 +32,7 @@ def run(tmp_path_factory) -> Path:
     """A run over pp and tp, with parts of sequences, that has learned a line by heart."""
     folder = tmp_path_factory.mktemp("generate")
     (folder / "text.txt").write_text(TEXT * 600)
-    done = train(f"{SMALL} --pp 2 --tp 2 --sequence-parallel --steps 80", folder)
+    done = train(f"{SMALL} --pp 2 --tp 2 --sequence-parallel --pp-neurons 0.5 --steps 80", folder)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 

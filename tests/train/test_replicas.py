@@ -33,6 +33,7 @@ CASES = {
     f"{MESH} --shard zero1 --optimizer lans": "int8:block=32",
     f"{MESH} --shard zero1 --experts 4 --expert-every 1": "int8:block=32",
     f"{MESH} --schedule 2bw --optimizer sgd --momentum 0": "int8:block=32",
+    f"{MESH} --schedule 2bw --pp-neurons 0.2 --pp-neurons-refresh 2": "int8:block=32",
     f"{CYCLIC} cdp-v1": "int8:block=32",
     f"{CYCLIC} cdp-v2 --clip 0": "int8:block=32",
     f"{CYCLIC} cdp-v1 --clip 0": "lossless",  # totals of any length

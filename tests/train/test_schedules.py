@@ -18,6 +18,7 @@ SMALL = "--layers 2 --heads 2 --micro-batches 2"
 EXPERTS = "--experts 4 --expert-every 1"
 ZERO = "--shard zero1 --bucket-mb 0.05"
 HANDED = "--shard stages"
+NEURONS = "--pp-neurons 0.3 --pp-neurons-refresh 2"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 # All of a number of ranks in one start of them.
 CASES = {
@@ -33,6 +34,7 @@ CASES = {
         f"--dp 2 --layers 2 {CYCLIC} cdp-v2 --clip 0",
         f"--layers 2 --heads 2 {SEQUENCE}",
         f"--dp 2 {SMALL} {EXPERTS} {ZERO}",
+        f"--dp 2 --layers 3 --heads 2 --micro-batches 2 {NEURONS} --pp-neurons-after 0 1",
     ],
     (3, "hybridcomp"): [
         "--dp 3 --layers 1 --heads 2 --micro-batches 3",
@@ -44,6 +46,7 @@ CASES = {
         "--dp 3 --layers 2 --heads 2 --micro-batches 2 --experts 6 --capacity-factor 1 --balance-loss 0.1",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v1 {HANDED}",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v2 --clip 0 {HANDED} --recompute blocks",
+        f"--pp 3 --layers 3 --heads 2 --micro-batches 4 {NEURONS} --recompute blocks",
     ],
     (4, "hybridcomp"): [
         f"{TWO} {SEQUENCE}",
@@ -68,6 +71,9 @@ CASES = {
         f"--dp 2 {SMALL} {SEQUENCE} {ZERO}",
         f"--dp 4 --layers 4 {CYCLIC} cdp-v1 {HANDED}",
         f"--dp 4 --layers 4 {CYCLIC} cdp-v2 --clip 0 {HANDED}",
+        f"--pp 4 --layers 4 --heads 2 --micro-batches 4 --schedule gpipe {NEURONS}",
+        f"{TWO} {SEQUENCE} {INTERLEAVED} {NEURONS}",
+        f"{TWO} --dp 2 --schedule 2bw {NEURONS} --optimizer lans",
     ],
     (5, "hybridcomp"): [
         f"--dp 5 --layers 5 {CYCLIC} cdp-v1 {HANDED}",

@@ -76,6 +76,10 @@ def predict_step(config: TrainConfig, cluster: Cluster, policy: Policy | None = 
         raise ConfigError(
             f"steps with an autoencoder are not predicted: leave tp_autoencoder {config.tp_autoencoder} out"
         )
+    if config.pp_neurons:
+        raise ConfigError(
+            f"steps whose stages send a share of the values are not predicted: leave pp_neurons {config.pp_neurons} out"
+        )
     rules = load_policy(config.policy or "hybrid") if policy is None else policy
     steps = _AHEAD if config.schedule in ("2bw", "local") else 1
     writer = Writer(config, cluster, rules)

@@ -35,6 +35,7 @@ class Trained:
         extra: what the schedule needs beside, by name.
         apart: names of the parameters that this replica alone has.
         whole: parameters of the model of which ``parameters`` has flat parts, by name.
+        buffers: of the model, by name.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -42,6 +43,7 @@ class Trained:
     extra: Mapping[str, Tensor]
     apart: frozenset[str] = frozenset()
     whole: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def save_checkpoint(
@@ -135,6 +137,7 @@ def _model_state(trained: Trained, topology: Topology) -> dict[str, Tensor]:
     place = f"pp{topology.pp}.tp{topology.tp}."
     state = {f"{place}schedule.{name}": tensor for name, tensor in trained.extra.items()}
     state |= {f"{place}model.{name}": parameter.detach() for name, parameter in trained.whole.items()}
+    state |= {f"{place}model.{name}": buffer for name, buffer in trained.buffers.items()}
     for name, parameter in trained.parameters.items():
         prefix = f"{place}dp{topology.dp}." if name in trained.apart else place
         kind = "part" if name in trained.whole else "model"

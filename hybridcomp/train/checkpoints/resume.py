@@ -20,10 +20,13 @@ _OWN = "crc32"  # key of the record's own checksum
 _PIECE_BYTES = 1 << 22
 _SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard", "sync", "optimizer", "stream_rank")
 # What runs were that do not say it.
-_BEFORE = {"optimizer": "adamw", "stream_rank": None, "tp_autoencoder": 0, "tp_autoencoder_from": 0}
+_BEFORE: dict[str, Any] = {
+    "optimizer": "adamw", "stream_rank": None, "tp_autoencoder": 0, "tp_autoencoder_from": 0, "pp_neurons": 0.0,
+    "pp_neurons_after": [],
+}  # fmt: skip
 _SAME_MODEL = (
     "layers", "d_model", "heads", "seq_len", "tie_embeddings", "experts", "expert_every", "capacity_factor",
-    "tp_autoencoder", "tp_autoencoder_from",
+    "tp_autoencoder", "tp_autoencoder_from", "pp_neurons",
 )  # fmt: skip
 _SAME_BATCHES = ("micro_batches", "micro_batch_size", "seed")
 
@@ -74,7 +77,12 @@ def run_identity(config: TrainConfig, vocab_size: int, data: str) -> dict[str, A
     """Return the settings that a checkpoint and a run resuming it share: topology, schedule, model, batches, text."""
     names = _SAME_TOPOLOGY + _SAME_MODEL + _SAME_BATCHES
     cut = None if config.stage_layers is None else list(config.stage_layers)  # as JSON has it
-    own = {"stage_layers": cut, "vocab_size": vocab_size, "data": data}
+    own = {
+        "pp_neurons_after": list(config.neuron_borders),
+        "stage_layers": cut,
+        "vocab_size": vocab_size,
+        "data": data,
+    }
     return {name: getattr(config, name) for name in names} | own
 
 

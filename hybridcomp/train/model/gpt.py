@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from hybridcomp.train.model.autoencoder import Autoencoder
 from hybridcomp.train.model.experts import Mixture
+from hybridcomp.train.model.neurons import Neurons, received
 
 _INIT_STD = 0.02  # GPT-2's
 
@@ -36,6 +37,8 @@ class ModelShape:
     capacity_factor: float = 1.25
     tp_autoencoder: int = 0
     tp_autoencoder_from: int = 0
+    pp_neurons: float = 0.0
+    pp_neurons_after: Sequence[int] = ()
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ModelShape:
@@ -120,6 +123,7 @@ class GPT(nn.Module):
     Attributes:
         embed: only in the first stage.
         blocks: the stage's blocks by their number in the whole model.
+        neurons: after some of them, what keeps the largest values; by the same numbers.
         final_norm: only in the last stage, as ``head``.
     """
 
@@ -138,6 +142,7 @@ class GPT(nn.Module):
         if shape.experts:
             for i in range(shape.expert_every - 1, shape.layers, shape.expert_every):
                 self.blocks[str(i)].mlp = Mixture(shape.d_model, shape.experts, shape.capacity_factor)
+        self.neurons = nn.ModuleDict({str(i): Neurons(shape.pp_neurons) for i in shape.pp_neurons_after})
         self.final_norm = nn.LayerNorm(shape.d_model)
         self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
         if shape.tie_embeddings:
@@ -159,8 +164,12 @@ class GPT(nn.Module):
         """Compute activations, whatever the stage: the forward pass without norm and head."""
         if self.embed is not None:
             x = self.embed(x)
-        for block in self.blocks.values():
+        elif min(map(int, self.blocks)) - 1 in self.shape.pp_neurons_after:
+            x = received(x)
+        for number, block in self.blocks.items():
             x = block(x)
+            if number in self.neurons:
+                x = self.neurons[number](x)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -219,6 +228,7 @@ def keep_stage(
     per_stage = model.shape.layers // count
     mine = range(index * per_stage, (index + 1) * per_stage) if blocks is None else blocks
     model.blocks = nn.ModuleDict({str(i): model.blocks[str(i)] for i in mine})
+    model.neurons = nn.ModuleDict({i: kept for i, kept in model.neurons.items() if int(i) in mine})
     if index != 0:
         model.embed = None
     if index != count - 1 and not own_head:

@@ -104,6 +104,11 @@ class RankModel:
         """Return the names of the parameters that are copies of one in an earlier stage."""
         return frozenset(COPIES[1:] if self.embedding is not None else ()).intersection(self.parameters)
 
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Return what training changes in the stages beside parameters, by name: alike on all replicas."""
+        return {name: buffer for stage in self.stages for name, buffer in stage.plain.named_buffers()}
+
 
 def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology: Topology) -> RankModel:
     """Build this rank's stages; collective. All build the whole model from the seed and keep their part."""
@@ -157,8 +162,9 @@ def _replicate(
     module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
     if config.dp == 1 or config.schedule in CYCLIC or config.shard != "none" or config.sync is not None:
         return module, None
-    # A shared embedding's gradient is summed over the stages, too.
-    elsewhere = [*apart, *(COPIES if is_shared(config) else ())]
+    # A shared embedding's gradient is summed over the stages, too; and replicas change buffers alike by themselves.
+    buffers = (name for name, _ in module.named_buffers())
+    elsewhere = [*apart, *(COPIES if is_shared(config) else ()), *buffers]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, elsewhere)  # type: ignore[no-untyped-call]
     group = topology.group("dp")
     ddp = DistributedDataParallel(

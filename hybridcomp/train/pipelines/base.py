@@ -15,6 +15,7 @@ from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model.gpt import ModelShape
 from hybridcomp.train.optimizer.streamed import StreamedUpdater
 from hybridcomp.train.optimizer.update import Result, Updater
+from hybridcomp.train.parallel.neurons import find_thresholds
 from hybridcomp.train.parallel.residual_stream import stream_of
 from hybridcomp.train.parallel.stages import RankModel, build_model, rehearse
 from hybridcomp.train.pipelines.evaluation import evaluate
@@ -69,6 +70,7 @@ class Run:
         config, shape = job.config, ModelShape.of(job.identity)
         model = build_model(shape, config, job.policy, topology)
         rehearse(model, config)
+        find_thresholds(model, config, topology)
         nothing = torch.zeros(2, len(config.axes), dtype=torch.int64)
 
         def batch(step: int) -> Tensor:

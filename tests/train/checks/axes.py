@@ -146,6 +146,15 @@ def codes_are_summed(alone: Outcome, *together: Outcome) -> list[str]:
     return problems
 
 
+def sends_shrink(all_values: Outcome, tenth: Outcome) -> list[str]:
+    """Check that stages send a tenth of the values, each with two bytes of its place at most, and little else."""
+    sends = [[row for row in run.rows if (row.axis, row.op) == ("pp", "send")] for run in (all_values, tenth)]
+    plain = [sum(row.plain_bytes for row in rows) for rows in sends]
+    share = sum(row.wire_bytes for row in sends[1]) / plain[1]
+    # Within a quarter of a tenth; a value of bf16 has two bytes itself.
+    return [] if plain[0] == plain[1] and 0.075 < share < 0.26 else [f"{share} of {plain} bytes were sent"]
+
+
 def uneven_stages_train_alike(even: Outcome, uneven: Outcome) -> list[str]:
     """Check that another cut of the layers has other blocks, and the same losses and weights."""
     blocks = [

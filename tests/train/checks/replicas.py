@@ -156,7 +156,10 @@ def tensors(schedule) -> dict[str, torch.Tensor]:
 
 def trained(schedule) -> Trained:
     updater = schedule.updater
-    return Trained(updater.parameters, updater.optimizer, schedule.state(), updater.apart, updater.whole)
+    buffers = schedule.run.model.buffers
+    return Trained(
+        updater.parameters, updater.optimizer, schedule.state(), updater.apart, updater.whole, buffers
+    )
 
 
 if __name__ == "__main__":

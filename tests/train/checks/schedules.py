@@ -76,6 +76,11 @@ def check(job, topology: Topology, reference, problems: list[str]) -> list[str]:
         wanted = part(reference.moment(original(name, config), topology.pp), name, schedule, topology)
         if not close(schedule.updater.optimizer.state[parameter][MEAN[config.optimizer]], wanted):
             problems.append(f"{name}: other moments")
+    for border in config.neuron_borders:
+        name = f"neurons.{border}.threshold"
+        got, wanted = run.model.buffers.get(name), reference.kept.thresholds[config.steps][border]
+        if got is not None and got.item() != wanted:
+            problems.append(f"{name} is {got.item()}, not {wanted}")
     if config.tie_embeddings:
         compare_copies(problems, schedule)
     if config.shard == "zero1":
@@ -113,6 +118,8 @@ def make_reference(job):
             other.step(batch)
     if config.experts and not all(mixture.passed_on for mixture in reference.mixtures):
         problems.append("experts took all tokens: this check says nothing of capacity")
+    if config.pp_neurons and not all(0 < share < 0.5 for share in reference.kept.shares[-1].values()):
+        problems.append("most values went on: this check says little of the others")
     if difference(reference, other) < 1e4 * CLOSE:
         problems.append("the rules do not differ: this check could not fail")
     return reference, problems
