@@ -22,6 +22,7 @@ SPECS = [
     "threshold:rel=2.0",
     "sidco:ratio=0.02",
     "sidco:ratio=0.4,stages=3",
+    "sidco:ratio=0.05,stages=2,fit=pareto",
     "sidco:ratio=1.0",
 ]
 OTHER_VALUES = [
@@ -123,7 +124,14 @@ def test_a_fit_that_finds_too_few() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["sidco:ratio=0.001", "sidco:ratio=0.01,stages=2", "sidco:ratio=0.2,stages=8"]
+    "spec",
+    [
+        "sidco:ratio=0.001",
+        "sidco:ratio=0.01,stages=2",
+        "sidco:ratio=0.2,stages=8",
+        "sidco:ratio=0.01,fit=pareto",
+        "sidco:ratio=0.01,stages=3,fit=pareto",
+    ],
 )
 def test_fits_of_many_shapes(spec: str) -> None:
     """Stages that go too far, corrections by counting, limits given up."""

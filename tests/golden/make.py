@@ -48,6 +48,7 @@ SPECS = [
     "threshold:rel=0.75,values=(int8:block=8)",
     "sidco:ratio=0.25",
     "sidco:ratio=0.3,values=bf16,stages=2",
+    "sidco:ratio=0.2,stages=3,fit=pareto",
     "powersgd:rank=1",
     "powersgd:rank=2,seed=5",
     "zfp:rate=4",

@@ -261,7 +261,7 @@ class SIDCoDriver(_SparseDriver):
             blocks = queue.blocks(stride * 16, _THREADS)
             queue.launch("sparse_fit", f"sparse_fit_sample_{suffix(dtype)}", blocks, _THREADS, *sample)
             kernel = "sparse_fit_64" if dtype is DType.FLOAT64 else "sparse_fit_32"
-            fit = (keys, n, k, size, stride, stages, int(dtype), state)
+            fit = (keys, n, k, size, stride, stages, codec.distribution, int(dtype), state)
             queue.launch("sparse_fit", kernel, 1, 512, *fit)
             selection.filter("reach")
         most = codec.most(n)

@@ -9,6 +9,11 @@ added while too many remain, and one that went too far is taken back between the
 twice the share is left. One pass over the tensor takes what reaches that limit; the last stages count all of
 those, so that the share is right within a tenth whatever the sample missed.
 
+With ``fit=pareto`` what exceeds the last limit, x, is taken as generalised Pareto: a share (1 - k x / alpha)^(1 / k)
+exceeds x, where the moments give, with the mean mu and the variance var of x, k = (mu^2 / var - 1) / 2 and alpha =
+mu (mu^2 / var + 1) / 2. Tails may then be lighter or heavier than exponential ones, whose k is zero. mu^2 / var above
+64 counts as 64.
+
 If no limit finds 0.8 k to 1.25 k elements (many equal magnitudes), or the sample misled so much that the pass
 took fewer or over twenty times as many, exactly the k largest are sent as by ``topk``, lower indices first among
 equals. So a tensor of one value sends its first k elements. Zeros are never sent, even where fewer than k elements
@@ -34,6 +39,9 @@ from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.sparse.base import RatioCodec
 from hybridcomp.codecs.table import register
 
+FITS = ("exponential", "pareto")  # by the kernels' numbers
+MOST_STAGES = 16
+
 
 @register
 class SIDCoCodec(RatioCodec):
@@ -42,17 +50,21 @@ class SIDCoCodec(RatioCodec):
     Args:
         ratio: share of the elements that is aimed at; above 0, at most 1.
         values: codec of the sent values, as for ``topk``.
-        stages: 0: as many fits as it takes; 1 to 8: the paper's, that many, whatever number of elements they
-            find up to 1.25 k (if more, the k largest).
+        stages: 0: as many fits as it takes; 1 to 16: the paper's, that many, whatever number of elements they
+            find up to 1.25 k (if more, the k largest). A rule's ``adapt = "sidco"`` changes it as training goes on.
+        fit: what magnitudes are taken as, ``exponential`` or ``pareto``.
     """
 
     name = "sidco"
     wire_id = 18
-    seldom = frozenset({"stages"})
+    seldom = frozenset({"stages", "fit"})
 
-    def __init__(self, ratio: float = 0.001, values: str | Codec = "none", stages: int = 0) -> None:
+    def __init__(
+        self, ratio: float = 0.001, values: str | Codec = "none", stages: int = 0, fit: str = FITS[0]
+    ) -> None:
         super().__init__(ratio, values)
-        self._stages = checks.integer("stages", stages, 0, 8)
+        self._stages = checks.integer("stages", stages, 0, MOST_STAGES)
+        self._fit = checks.choice("fit", fit, FITS)
 
     @property
     def stages(self) -> int:
@@ -60,8 +72,23 @@ class SIDCoCodec(RatioCodec):
         return self._stages
 
     @property
+    def fit(self) -> str:
+        """Return what magnitudes are taken as."""
+        return self._fit
+
+    @property
+    def distribution(self) -> int:
+        """Return the kernels' number of what magnitudes are taken as."""
+        return FITS.index(self._fit)
+
+    @property
     def params(self) -> dict[str, Any]:
-        return {"ratio": self._ratio, "values": self._values.spec, "stages": self._stages}
+        return {
+            "ratio": self._ratio,
+            "values": self._values.spec,
+            "stages": self._stages,
+            "fit": self._fit,
+        }
 
     def most(self, n: int) -> int:
         return int(native.kernels().sparse_sidco_most(n, self.k(n)))
@@ -69,7 +96,20 @@ class SIDCoCodec(RatioCodec):
     @property
     def selection(self) -> dict[str, Any] | None:
         by = super().selection
-        return by and {**by, "stages": self._stages}
+        return by and {**by, "stages": self._stages, "distribution": self.distribution}
 
     def select(self, src: Flat) -> Any:
-        return native.kernels().sparse_sidco(src.data, src.dtype, self.k(src.size), self._stages)
+        how = (self.k(src.size), self._stages, self.distribution)
+        return native.kernels().sparse_sidco(src.data, src.dtype, *how)
+
+    def limit(self, src: Flat) -> float:
+        """Return the limit that the fits of at least one stage give, before anyone counts what reaches it.
+
+        Args:
+            src: at least one element.
+
+        Returns:
+            That magnitude; infinity where more than the share of the elements is not finite.
+        """
+        how = (self.k(src.size), self._stages, self.distribution)
+        return float(native.kernels().sparse_sidco_limit(src.data, src.dtype, *how))

@@ -58,11 +58,12 @@ Encoder make_threshold(CodecId id, const Parameters& parameters) {
 
 Encoder make_sidco(CodecId id, const Parameters& parameters) {
   const Share share(parameters);
-  const int stages = parameters.whole<int>("stages", 0, 8);
+  const SidcoFit fits{parameters.whole<int>("stages", 0, kMostStages),
+                      static_cast<Distribution>(parameters.whole<std::uint32_t>("distribution", 0, kPareto))};
   return encoder_of(
       id, parameters, [=](std::size_t n) { return sidco_most(n, share.of(n)); },
       [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads) {
-        return select_sidco(k, src, dtype, n, share.of(n), stages, threads);
+        return select_sidco(k, src, dtype, n, share.of(n), fits, threads);
       });
 }
 

@@ -20,6 +20,9 @@ struct FitKernels {
   // Of n keys of floats (doubles if wide): how many are at least `limit`, and the sum of those.
   std::size_t (*tail)(const void* keys, bool wide, std::size_t n, std::uint64_t limit, double* sum);
 
+  // The sum of the squares of the same keys.
+  double (*tail_squares)(const void* keys, bool wide, std::size_t n, std::uint64_t limit);
+
   // How many of n aligned elements have key >= limit.
   std::size_t (*reaching)(const void* src, DTypeCode dtype, std::size_t n, std::uint64_t limit);
 };

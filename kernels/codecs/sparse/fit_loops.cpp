@@ -113,6 +113,24 @@ std::size_t fit_tail(const void* keys, bool wide, std::size_t n, std::uint64_t l
   return count;
 }
 
+template <typename U>
+double tail_squares(const U* keys, std::size_t n, U limit) {
+  double lanes[kLanes] = {};
+  for (std::size_t at = 0; at < n; at += kLanes) {
+    const std::size_t part = smaller(static_cast<std::size_t>(kLanes), n - at);
+    for (std::size_t i = 0; i < part; ++i) {
+      const double x = keys[at + i] >= limit ? summand(keys[at + i]) : 0.0;
+      lanes[i] += x * x;
+    }
+  }
+  return sum_of_lanes(lanes);
+}
+
+double fit_tail_squares(const void* keys, bool wide, std::size_t n, std::uint64_t limit) {
+  return wide ? tail_squares(static_cast<const std::uint64_t*>(keys), n, limit)
+              : tail_squares(static_cast<const std::uint32_t*>(keys), n, static_cast<std::uint32_t>(limit));
+}
+
 // The keys of n values, zero where they are not finite; returns how many are not.
 template <typename T>
 inline std::size_t finite_keys(const T* x, std::size_t n, typename Real<T>::Bits* keys) {
@@ -269,6 +287,6 @@ std::size_t fit_reaching(const void* src, DTypeCode dtype, std::size_t n, std::u
 }  // namespace
 
 extern const FitKernels fit_kernels;
-const FitKernels fit_kernels = {fit_squares, fit_sample, fit_tail, fit_reaching};
+const FitKernels fit_kernels = {fit_squares, fit_sample, fit_tail, fit_tail_squares, fit_reaching};
 
 }  // namespace hybridcomp::HC_ISA

@@ -9,6 +9,7 @@
 #include "codecs/common/kernels.hpp"
 #include "codecs/common/parallel.hpp"
 #include "codecs/sparse/sparse.hpp"
+#include "hybridcomp/sparse.hpp"
 
 namespace hybridcomp {
 
@@ -96,8 +97,16 @@ Selected select_threshold(const Kernels& kernels, const std::uint8_t* src, DType
 
 // SIDCo: about k of n elements (never more than sidco_most), by a limit that `stages` fits give (0: as many
 // as it takes).
+struct SidcoFit {
+  int stages;
+  Distribution distribution;
+};
 Selected select_sidco(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                      std::size_t k, int stages, int threads);
+                      std::size_t k, SidcoFit fits, int threads);
+
+// The limit of that many stages, at least one; infinity where more than k are not finite.
+double sidco_limit(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                   std::size_t k, SidcoFit fits);
 constexpr std::size_t sidco_most(std::size_t n, std::size_t k) { return k + k / 4 < n ? k + k / 4 : n; }
 
 }  // namespace hybridcomp

@@ -1,4 +1,4 @@
-// SIDCo's limit: stages of exponential fits on a sample (hybridcomp/sparse.hpp), then one pass over the
+// SIDCo's limit: stages of fits on a sample (hybridcomp/sparse.hpp), then one pass over the
 // tensor.
 #include <algorithm>
 
@@ -30,8 +30,8 @@ std::uint64_t next_key(std::uint64_t fitted, std::uint64_t low, std::uint64_t hi
 class Fit {
  public:
   Fit(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n, std::size_t k,
-      SampleSize sample)
-      : kernels_(kernels), wide_(dtype == kFloat64) {
+      Distribution distribution, SampleSize sample)
+      : kernels_(kernels), distribution_(distribution), wide_(dtype == kFloat64) {
     const std::uint64_t groups = sample_groups(n, k, sample);
     size_ = groups ? groups * kGroupOfSample : n;
     keys_.reserve(size_ * (wide_ ? 8 : 4));
@@ -51,7 +51,7 @@ class Fit {
     for (int stage = 0; stage < kMostStages && low.tail.count > want * (1 + kNear); ++stage) {
       const bool bracket = high.key != kNone;
       const double goal = bracket ? want : std::max(want, low.tail.count * kFirstShare);
-      double limit = exponential_limit(low.tail, goal);
+      double limit = fitted_limit(low.tail, goal, distribution_);
       if (bracket && !(limit < high.tail.limit)) limit = limit_between(low.tail, high.tail, goal);
       const std::uint64_t key = next_key(key_of(limit), low.key, high.key, stage);
       if (key <= low.key) break;
@@ -68,13 +68,12 @@ class Fit {
     const double first = stages > 1 && share < kFirstShare ? kFirstShare : share;
     Point point = measure(0);
     point.tail.count = finite_;
-    double limit = exponential_limit(point.tail, finite_ * first);
+    double limit = fitted_limit(point.tail, finite_ * first, distribution_);
     const double step = natural_log(first / share) / (stages > 1 ? stages - 1 : 1);
     for (int stage = 1; stage < stages && first > share; ++stage) {
       point = measure(key_of(limit));
       if (point.tail.count < 0.5) break;
-      const double excess = point.tail.sum / point.tail.count - limit;
-      limit += (excess > 0 ? excess : 0.0) * step;
+      limit += tail_distance(point.tail, limit, step, distribution_);
     }
     return limit;
   }
@@ -93,10 +92,13 @@ class Fit {
     Point point{key, {key_value(key, key_format(kind())), 0, 0}};
     point.tail.count =
         static_cast<double>(kernels_.fit->tail(keys_.data(), wide_, size_, key, &point.tail.sum));
+    if (distribution_ == kPareto)
+      point.tail.squares = kernels_.fit->tail_squares(keys_.data(), wide_, size_, key);
     return point;
   }
 
   const Kernels& kernels_;
+  Distribution distribution_;
   bool wide_;
   std::size_t size_;
   Scratch keys_;
@@ -137,9 +139,10 @@ std::uint64_t refined(const Kernels& kernels, const Selected& taken, std::uint64
 }  // namespace
 
 Selected select_sidco(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
-                      std::size_t k, int stages, int threads) {
+                      std::size_t k, SidcoFit fits, int threads) {
+  const int stages = fits.stages;
   if (!k) return select_largest(kernels, src, dtype, n, 0, false, threads);
-  Fit fit(kernels, src, dtype, n, k, stages ? kFixedSample : kAdaptedSample);
+  Fit fit(kernels, src, dtype, n, k, fits.distribution, stages ? kFixedSample : kAdaptedSample);
   const Start start = stages ? Start{fit.fixed(stages), 0.0} : fit.adapted();
   Selected selected(dtype, n);
   const std::size_t most = sidco_most(n, k), least = stages ? 0 : k - k / 5;
@@ -155,6 +158,11 @@ Selected select_sidco(const Kernels& kernels, const std::uint8_t* src, DTypeCode
     return selected;
   }
   return select_largest(kernels, src, dtype, n, k, false, threads);
+}
+
+double sidco_limit(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                   std::size_t k, SidcoFit fits) {
+  return Fit(kernels, src, dtype, n, k, fits.distribution, kFixedSample).fixed(fits.stages);
 }
 
 }  // namespace hybridcomp

@@ -38,15 +38,17 @@ struct Survivors {
   U* next;  // those of the limit measured last
   uint32_t length, left;
   double* sums;  // shared memory, kLanes of each; then the whole sample's size
+  double* squares;
   uint32_t* counts;
+  Distribution distribution;
 };
 template <typename U>
 constexpr uint32_t kLoads = 64 / sizeof(U);  // of a sum that are on their way together
 template <typename U>
 constexpr DTypeCode kKind = sizeof(U) == 8 ? kFloat64 : kFloat32;
 
-template <typename U>
-HC_DEVICE double sum_of(const U* keys, uint32_t n) {
+template <typename U, typename F>
+HC_DEVICE double sum_of(const U* keys, uint32_t n, F term) {
   double sum = 0;
   uint32_t i = 0;
   for (; i + kLoads<U> <= n; i += kLoads<U>) {
@@ -54,14 +56,14 @@ HC_DEVICE double sum_of(const U* keys, uint32_t n) {
 #pragma unroll
     for (uint32_t j = 0; j < kLoads<U>; ++j) x[j] = keys[i + j];
 #pragma unroll
-    for (uint32_t j = 0; j < kLoads<U>; ++j) sum += summand(x[j]);
+    for (uint32_t j = 0; j < kLoads<U>; ++j) sum += term(summand(x[j]));
   }
 #pragma unroll 1
-  for (; i < n; ++i) sum += summand(keys[i]);
+  for (; i < n; ++i) sum += term(summand(keys[i]));
   return sum;
 }
 
-// How many survivors reach `key`, and their sum: in all threads.
+// How many survivors reach `key`, and their sums: in all threads.
 template <typename U>
 HC_DEVICE Tail measure(Survivors<U>* own, uint64_t key) {
   const U limit = static_cast<U>(key);
@@ -81,11 +83,13 @@ HC_DEVICE Tail measure(Survivors<U>* own, uint64_t key) {
     __syncwarp();
   }
   if (lane_of() == 0) {
-    own->sums[warp_of()] = sum_of(summed, own->left);
+    own->sums[warp_of()] = sum_of(summed, own->left, [](double x) { return x; });
+    own->squares[warp_of()] =
+        own->distribution == kPareto ? sum_of(summed, own->left, [](double x) { return x * x; }) : 0.0;
     own->counts[warp_of()] = own->left;
   }
   __syncthreads();
-  Tail tail{key_value(key, key_format(kKind<U>)), 0, sum_of_lanes(own->sums)};
+  Tail tail{key_value(key, key_format(kKind<U>)), 0, sum_of_lanes(own->sums), sum_of_lanes(own->squares)};
   uint64_t count = 0;
 #pragma unroll
   for (int lane = 0; lane < kLanes; ++lane) count += own->counts[lane];
@@ -128,7 +132,7 @@ HC_DEVICE Start adapted(Survivors<U>* own, double finite, double target) {
     const bool bracket = high_key != kNoKey;
     const double quarter = low.count * kFirstShare;
     const double goal = bracket || !(want < quarter) ? want : quarter;
-    double limit = exponential_limit(low, goal);
+    double limit = fitted_limit(low, goal, own->distribution);
     if (bracket && !(limit < high.limit)) limit = limit_between(low, high, goal);
     const uint64_t key = next_key(least_key_of_warp(limit, kKind<U>), low_key, high_key, stage);
     if (key <= low_key) break;
@@ -152,7 +156,7 @@ HC_DEVICE double fixed(Survivors<U>* own, double finite, double target, int stag
   const double first = stages > 1 && share < kFirstShare ? kFirstShare : share;
   Tail tail = measure(own, 0);
   tail.count = finite;
-  double limit = exponential_limit(tail, finite * first);
+  double limit = fitted_limit(tail, finite * first, own->distribution);
   const double step = natural_log(first / share) / (stages > 1 ? stages - 1 : 1);
 #pragma unroll 1
   for (int stage = 1; stage < stages && first > share; ++stage) {
@@ -160,8 +164,7 @@ HC_DEVICE double fixed(Survivors<U>* own, double finite, double target, int stag
     tail = measure(own, key);
     keep(own, key);  // limits only grow
     if (tail.count < 0.5) break;
-    const double excess = tail.sum / tail.count - limit;
-    limit += (excess > 0 ? excess : 0.0) * step;
+    limit += tail_distance(tail, limit, step, own->distribution);
   }
   return limit;
 }
@@ -169,8 +172,9 @@ HC_DEVICE double fixed(Survivors<U>* own, double finite, double target, int stag
 // `keys` is room for two samples, the first of which is there.
 template <typename U>
 HC_DEVICE void fit(U* keys, uint64_t n, uint64_t k, uint64_t size, uint64_t stride, int stages,
-                   DTypeCode dtype, Search* s) {
+                   Distribution distribution, DTypeCode dtype, Search* s) {
   HC_SHARED(double, sums, kLanes + 1);
+  HC_SHARED(double, squares, kLanes);
   HC_SHARED(uint32_t, counts, kLanes);
   const uint64_t others = s->others;
   const double target = static_cast<double>(k) * (static_cast<double>(size) / static_cast<double>(n)) -
@@ -179,7 +183,8 @@ HC_DEVICE void fit(U* keys, uint64_t n, uint64_t k, uint64_t size, uint64_t stri
   const uint64_t lane = warp_of();
   if (threadIdx.x == 0) sums[kLanes] = static_cast<double>(size);  // read after a barrier
   U* const list = keys + lane * stride;
-  Survivors<U> own{list, list + kLanes * stride, static_cast<uint32_t>(stride), 0, sums, counts};
+  Survivors<U> own{
+      list, list + kLanes * stride, static_cast<uint32_t>(stride), 0, sums, squares, counts, distribution};
   Start start{0, 0};
   if (stages)
     start.limit = fixed(&own, finite, target, stages);
@@ -331,8 +336,9 @@ HC_EACH_INPUT(HC_FIT_SAMPLE, sparse_fit_sample)
 #define HC_FIT(name, U)                                                                                      \
   HC_KERNEL(hybridcomp::kFitThreads)                                                                         \
   name(U* keys, std::uint64_t n, std::uint64_t k, std::uint64_t size, std::uint64_t stride,                  \
-       std::uint32_t stages, std::uint32_t dtype, void* search) {                                            \
+       std::uint32_t stages, std::uint32_t distribution, std::uint32_t dtype, void* search) {                \
     hybridcomp::fit<U>(keys, n, k, size, stride, static_cast<int>(stages),                                   \
+                       static_cast<hybridcomp::Distribution>(distribution),                                  \
                        static_cast<hybridcomp::DTypeCode>(dtype), static_cast<hybridcomp::Search*>(search)); \
   }
 HC_FIT(sparse_fit_32, std::uint32_t)

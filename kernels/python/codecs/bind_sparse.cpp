@@ -1,6 +1,7 @@
 #include <nanobind/ndarray.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "codecs/sparse/indices.hpp"
@@ -14,7 +15,7 @@ namespace {
 
 // Calls select(bytes, dtype, elements) without the GIL.
 template <typename F>
-Selected selected(nb::handle src, int dtype, F select) {
+auto selected(nb::handle src, int dtype, F select) {
   const DTypeCode type = float_dtype(dtype);
   const Buffer from(src, false);
   const std::size_t n = from.elements(size_of(type), "src");
@@ -36,11 +37,26 @@ Selected sparse_threshold(nb::handle src, int dtype, double limit, bool relative
   });
 }
 
-Selected sparse_sidco(nb::handle src, int dtype, std::size_t k, int stages) {
-  if (stages < 0 || stages > 8) Buffer::fail("stages must be from 0 to 8");
-  return selected(src, dtype, [k, stages](const std::uint8_t* data, DTypeCode type, std::size_t n) {
+SidcoFit sidco_fit(int stages, unsigned distribution, int least) {
+  if (stages < least || stages > kMostStages)
+    Buffer::fail("stages must be from " + std::to_string(least) + " to " + std::to_string(kMostStages));
+  if (distribution > kPareto) Buffer::fail("distribution must be 0 or 1");
+  return {stages, static_cast<Distribution>(distribution)};
+}
+
+Selected sparse_sidco(nb::handle src, int dtype, std::size_t k, int stages, unsigned distribution) {
+  const SidcoFit fits = sidco_fit(stages, distribution, 0);
+  return selected(src, dtype, [k, fits](const std::uint8_t* data, DTypeCode type, std::size_t n) {
     if (k > n) throw nb::value_error("k is larger than the number of elements");
-    return select_sidco(kernels(), data, type, n, k, stages, thread_count());
+    return select_sidco(kernels(), data, type, n, k, fits, thread_count());
+  });
+}
+
+double sparse_sidco_limit(nb::handle src, int dtype, std::size_t k, int stages, unsigned distribution) {
+  const SidcoFit fits = sidco_fit(stages, distribution, 1);
+  return selected(src, dtype, [k, fits](const std::uint8_t* data, DTypeCode type, std::size_t n) {
+    if (!k || k > n) throw nb::value_error("k must be from 1 to the number of elements");
+    return sidco_limit(kernels(), data, type, n, k, fits);
   });
 }
 
@@ -97,7 +113,8 @@ void bind_sparse(nb::module_& m) {
       .def("write_indices", &write_indices, "indices"_a, "Returns the bytes of the index section.");
   m.def("sparse_topk", &sparse_topk, "src"_a, "dtype"_a, "k"_a);
   m.def("sparse_threshold", &sparse_threshold, "src"_a, "dtype"_a, "limit"_a, "relative"_a);
-  m.def("sparse_sidco", &sparse_sidco, "src"_a, "dtype"_a, "k"_a, "stages"_a);
+  m.def("sparse_sidco", &sparse_sidco, "src"_a, "dtype"_a, "k"_a, "stages"_a, "distribution"_a);
+  m.def("sparse_sidco_limit", &sparse_sidco_limit, "src"_a, "dtype"_a, "k"_a, "stages"_a, "distribution"_a);
   m.def("sparse_sidco_most", &sidco_most, "n"_a, "k"_a);
   m.def("sparse_index_bound", &sparse_index_bound, "n"_a, "k"_a);
   m.def("sparse_scatter", &sparse_scatter, "indices"_a, "n"_a, "k"_a, "values"_a, "out"_a, "dtype"_a,

@@ -1,4 +1,4 @@
-"""sidco: a model of its fit in Python, the numbers of elements it finds, and what no limit can split."""
+"""sidco: the model of its fit (sidco_model.py), the numbers of elements it finds, and what no limit can split."""
 
 from __future__ import annotations
 
@@ -9,170 +9,9 @@ import pytest
 
 import hybridcomp as hc
 from hybridcomp.arrays import flatten
+from hybridcomp.codecs.sparse.sidco import SIDCoCodec
 from tests.codecs import common
-from tests.codecs.sparse.test_topk import model as topk_model
-
-FLOAT32 = np.float32
-
-
-# -- the model: the arithmetic of kernels/include/hybridcomp/sparse.hpp --------------------------------------
-
-
-def logarithm(x: float) -> float:
-    m, exponent = math.frexp(x)
-    m, exponent = m * 2, exponent - 1
-    if m > 1.4142135623730951:
-        m, exponent = m / 2, exponent + 1
-    s = (m - 1) / (m + 1)
-    series = 1.0 / 17
-    for odd in range(15, 0, -2):
-        series = series * (s * s) + 1.0 / odd
-    return exponent * 0.6931471805599453 + (s + s) * series
-
-
-def sample(x: np.ndarray, k: int, stages: int) -> np.ndarray:
-    n = x.size
-    selected, least, share = (512, 16384, 8) if stages else (32, 2048, 32)
-    if n <= 2 * least:
-        return x
-    groups = max(least, min((n // k + 1) * selected, n // share)) // 32
-    slot, picked = n // groups, []
-    for g in range(groups):
-        h = (g * 0x9E3779B9 + 0x7F4A7C15) & 0xFFFFFFFF
-        h = ((h ^ (h >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
-        h = ((h ^ (h >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
-        h ^= h >> 16
-        begin = slot * g + (h * (slot // 32) >> 32) * 32
-        picked.append(x[begin : begin + 32])
-    return np.concatenate(picked)
-
-
-class Fit:
-    def __init__(self, x: np.ndarray, k: int, stages: int) -> None:
-        magnitudes = np.abs(sample(x, k, stages)).astype(FLOAT32)
-        finite = np.isfinite(magnitudes)
-        self.keys = np.where(finite, magnitudes, FLOAT32(0)).view(np.uint32)
-        self.finite = float(finite.sum())
-        self.target = k * (finite.size / x.size) - float((~finite).sum())
-
-    def measure(self, key: int) -> tuple[int, float, float, float]:
-        """Key, limit, survivors, their sum."""
-        reach = self.keys >= key
-        wide = self.keys.view(FLOAT32).astype(np.float64)
-        terms = np.where(reach & (wide >= 2.0**-100), wide, 0.0)
-        lanes = np.cumsum(np.pad(terms, (0, -terms.size % 16)).reshape(-1, 16), axis=0)[-1]
-        while lanes.size > 1:
-            lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
-        limit = float(np.uint32(key).view(FLOAT32))
-        return key, limit, float(reach.sum()), float(lanes[0])
-
-    @staticmethod
-    def key_of(limit: float) -> int:
-        nearest = FLOAT32(limit)
-        if float(nearest) < limit:
-            nearest = np.nextafter(nearest, FLOAT32(np.inf))
-        return int(nearest.view(np.uint32))
-
-    def adapted(self) -> tuple[float, float]:
-        """A limit that about twice the target reaches, and their mean excess over it."""
-        want = 2 * max(self.target, 0.0) + 8
-        low, high = self.measure(0), None
-        low = (0, 0.0, self.finite, low[3])
-        for stage in range(16):
-            if low[2] <= want * 1.1:
-                break
-            goal = want if high else max(want, low[2] * 0.25)
-            limit = low[1] + max(low[3] / low[2] - low[1], 0.0) * logarithm(low[2] / goal)
-            if high and not limit < high[1]:
-                limit = between(low, high, goal)
-            key = self.key_of(limit)
-            if high and stage >= 8:
-                key = low[0] + (high[0] - low[0]) // 2
-            key = max(key, low[0] + 1)
-            if high:
-                key = min(key, high[0] - 1)
-            if key <= low[0]:
-                break
-            point = self.measure(key)
-            if point[2] >= want * 0.9:
-                low = point
-            else:
-                high = point
-        return low[1], low[3] / low[2] - low[1] if low[2] else 0.0
-
-    def fixed(self, stages: int) -> float:
-        if self.target < 0.5:
-            return math.inf
-        share = min(1.0, self.target / self.finite)
-        first = 0.25 if stages > 1 and share < 0.25 else share
-        mean = self.measure(0)[3] / self.finite
-        limit = mean * logarithm(self.finite / (self.finite * first))
-        for _ in range(stages - 1 if first > share else 0):
-            _, _, count, total = self.measure(self.key_of(limit))
-            if count == 0:
-                break
-            limit += max(total / count - limit, 0.0) * (logarithm(first / share) / (stages - 1))
-        return limit
-
-
-def between(
-    low: tuple[int, float, float, float], high: tuple[int, float, float, float], goal: float
-) -> float:
-    part = logarithm(low[2] / goal) / logarithm(low[2] / max(high[2], 0.5))
-    return low[1] + (high[1] - low[1]) * part
-
-
-def refined(keys: np.ndarray, limit: float, excess: float, k: int) -> int | None:
-    """The key of a limit that k of ``keys`` reach, within a tenth, starting from one that more do."""
-
-    def point(key: int) -> tuple[int, float, float, float]:
-        return key, float(np.uint32(key).view(FLOAT32)), float((keys >= key).sum()), 0.0
-
-    low, high = point(max(1, Fit.key_of(limit))), None
-    for stage in range(16):
-        if low[2] <= k * 1.1:
-            break
-        at = between(low, high, k) if high else low[1] + excess * logarithm(low[2] / k)
-        key = Fit.key_of(at)
-        if high and stage >= 8:
-            key = low[0] + (high[0] - low[0]) // 2
-        key = max(key, low[0] + 1)
-        if high:
-            key = min(key, high[0] - 1)
-        if key <= low[0]:
-            break
-        found = point(key)
-        if found[2] >= k * 0.9:
-            if not high:
-                across = logarithm(low[2] / found[2])
-                excess = (found[1] - low[1]) / across if across > 0 else 2 * excess
-            low = found
-        else:
-            high = found
-    if low[2] <= most(keys.size, k):
-        return low[0]
-    return high[0] if high and high[2] >= k - k // 5 else None
-
-
-def most(n: int, k: int) -> int:
-    return min(k + k // 4, n)
-
-
-def model(x: np.ndarray, k: int, stages: int = 0) -> np.ndarray:
-    fit = Fit(x, k, stages)
-    keys = np.abs(x).view(np.uint32)
-    limit, excess = (fit.fixed(stages), 0.0) if stages else fit.adapted()
-    key: int | None = max(1, Fit.key_of(limit))
-    taken = int((keys >= key).sum())
-    if stages:
-        key = key if taken <= most(x.size, k) else None
-    elif k - k // 5 <= taken <= 16 * most(x.size, k):
-        key = refined(keys, limit, excess, k)
-    else:
-        key = None
-    if key is None:
-        return topk_model(np.where(x == 0, FLOAT32(0), x), k)  # no zero is sent, nor its sign
-    return np.where(keys >= key, x, np.zeros_like(x))
+from tests.codecs.sparse.sidco_model import FLOAT32, model
 
 
 def distribution(name: str, n: int, seed: int = 0) -> np.ndarray:
@@ -213,6 +52,36 @@ def test_is_the_model(kind, name):
             with common.isa(name):
                 y = hc.decode(codec.encode(x))
             assert y.tobytes() == model(x, codec.k(n), stages).tobytes()
+    for n, ratio in ((4097, 0.001), (70000, 0.01)):
+        x = distribution(kind, n, seed=n)
+        for stages in (0, 1, 3):
+            codec = hc.get_codec("sidco", ratio=ratio, stages=stages, fit="pareto")
+            with common.isa(name):
+                y = hc.decode(codec.encode(x))
+            assert y.tobytes() == model(x, codec.k(n), stages, pareto=True).tobytes()
+
+
+@pytest.mark.parametrize("fit", ["exponential", "pareto"])
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "student"])
+def test_limits_are_the_papers_formulas(kind, fit):
+    """Written as the paper has them, without the kernels' sample, order of sums, keys and logarithm."""
+    x = distribution(kind, 30000).astype(np.float64)
+    for ratio, stages in ((0.01, 1), (0.01, 2), (0.001, 4), (0.3, 3)):
+        magnitudes, limit = np.abs(x), 0.0
+        first = 0.25 if stages > 1 and ratio < 0.25 else ratio
+        shares = [first] + [(ratio / first) ** (1 / max(stages - 1, 1))] * (stages - 1)
+        for share in shares:
+            beyond = magnitudes[magnitudes >= limit] - limit
+            mean, variance = beyond.mean(), beyond.var()
+            if fit == "pareto":
+                alpha = mean * (mean**2 / variance + 1) / 2
+                k = (mean**2 / variance - 1) / 2
+                limit += alpha * (1 - share**k) / k
+            else:
+                limit += -mean * math.log(share)
+        codec = hc.get_codec("sidco", ratio=ratio, stages=stages, fit=fit)
+        assert isinstance(codec, SIDCoCodec)
+        assert codec.limit(flatten(x)) == pytest.approx(limit, rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
@@ -266,10 +135,11 @@ def test_fixed_stages_are_the_papers():
 
 @pytest.mark.parametrize("n", [1, 2, 100, 40000, 140000])
 @pytest.mark.parametrize("value", [1.0, -3e38, 1e-45, np.inf, np.nan])
-def test_equal_elements_send_the_first(n, value):
+@pytest.mark.parametrize("fit", ["exponential", "pareto"])
+def test_equal_elements_send_the_first(n, value, fit):
     x = np.full(n, value, FLOAT32)
     for ratio in (0.001, 0.3, 1.0):
-        codec = hc.get_codec("sidco", ratio=ratio)
+        codec = hc.get_codec("sidco", ratio=ratio, fit=fit)
         msg = codec.encode(x)
         assert msg.size <= codec.bound(n)
         sent = hc.decode(msg).view(np.uint32) != 0
@@ -297,6 +167,17 @@ def test_two_values():
         assert codec.select(flatten(x)).count == pytest.approx(expected * codec.k(x.size), rel=0.01)
 
 
+def test_a_pareto_fit_knows_tails():
+    """Where an exponential's single stage is far off: two stages find heavy tails and light ones."""
+    for kind in ("gaussian", "student", "laplace"):
+        for ratio in (0.01, 0.001):
+            codec = hc.get_codec("sidco", ratio=ratio, stages=2, fit="pareto")
+            x = distribution(kind, 1 << 19)
+            assert isinstance(codec, SIDCoCodec)
+            reached = np.count_nonzero(np.abs(x) >= codec.limit(flatten(x)))
+            assert 0.8 < reached / codec.k(x.size) < 1.2
+
+
 @pytest.mark.parametrize("stages", [0, 1, 4])
 def test_non_finite_elements_are_sent_and_not_fitted(stages):
     x = distribution("gaussian", 60000)
@@ -312,8 +193,8 @@ def test_bound_holds_for_any_values():
     rng = np.random.default_rng(1)
     for n in (1, 5, 1000, 66000):
         for ratio in (1e-9, 0.01, 0.5, 1.0):
-            for stages in (0, 1, 8):
-                codec = hc.get_codec("sidco", ratio=ratio, stages=stages)
+            for stages, fit in ((0, "exponential"), (1, "exponential"), (16, "exponential"), (2, "pareto")):
+                codec = hc.get_codec("sidco", ratio=ratio, stages=stages, fit=fit)
                 for _ in range(3):
                     x = rng.integers(0, 2**32, n, np.uint32).view(FLOAT32)
                     msg = codec.encode(x)
@@ -324,8 +205,12 @@ def test_bound_holds_for_any_values():
 def test_config():
     assert hc.get_codec("sidco").spec == "sidco:ratio=0.001:values=none"
     assert hc.get_codec("sidco:0.01,stages=2").spec == "sidco:ratio=0.01:values=none:stages=2"
-    for stages in (-1, 9, 1.0, True):
-        with pytest.raises(ValueError, match="stages must be an integer from 0 to 8"):
+    given = hc.get_codec("sidco:0.01,stages=16,fit=pareto")
+    assert given.spec == "sidco:ratio=0.01:values=none:stages=16:fit=pareto"
+    for stages in (-1, 17, 1.0, True):
+        with pytest.raises(ValueError, match="stages must be an integer from 0 to 16"):
             hc.get_codec("sidco", stages=stages)
+    with pytest.raises(ValueError, match="fit must be one of exponential, pareto, not 'gamma'"):
+        hc.get_codec("sidco", fit="gamma")
     with pytest.raises(ValueError, match="ratio must be"):
         hc.get_codec("sidco", ratio=0)

@@ -164,8 +164,11 @@ def test_kernels_check_their_arguments():
         lambda: k.sparse_threshold(x, 1, math.nan, False),
         lambda: k.sparse_threshold(x, 1, math.nan, True),
         lambda: k.sparse_threshold(x, 5, 1.0, False),
-        lambda: k.sparse_sidco(x, 1, 9, 0),
-        lambda: k.sparse_sidco(x, 1, 1, 9),
+        lambda: k.sparse_sidco(x, 1, 9, 0, 0),
+        lambda: k.sparse_sidco(x, 1, 1, 17, 0),
+        lambda: k.sparse_sidco(x, 1, 1, 2, 2),
+        lambda: k.sparse_sidco_limit(x, 1, 1, 0, 0),
+        lambda: k.sparse_sidco_limit(x, 1, 0, 1, 0),
         lambda: k.sparse_topk(x, 1, 9),
     ):
         with pytest.raises(ValueError, match=r"must|larger|not a"):
