@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,76 +11,14 @@ import hybridcomp as hc
 from hybridcomp.arrays import DType
 from hybridcomp.errors import PolicyError
 from hybridcomp.policy import Message, load_policy
-from hybridcomp.policy.adapt.adaptation import Adaptation
 from hybridcomp.policy.adapt.decisions import Decision, to_toml
 from hybridcomp.policy.adapt.gravac import ladder
 from hybridcomp.policy.load import frozen_to
 from hybridcomp.policy.toml import parse_policy
+from tests.policy.job import NAMES, SIDCO, Job, drawn, rule
 
 GRAVAC = '{ codec = "topk:ratio=0.1", feedback = "ef", adapt = "gravac:OPTIONS" }'
 DCT = '{ codec = "threshold", feedback = "ef", adapt = "dct:OPTIONS" }'
-NAMES = ("first", "second")
-
-
-def rule(text: str, options: str = ""):
-    policy = parse_policy(
-        f"dp.all_reduce = {text.replace(':OPTIONS', f':{options}' if options else '')}", "it"
-    )
-    found = policy.adapting("dp", "all_reduce")
-    assert found is not None
-    return policy, found
-
-
-class Job:
-    """Ranks that send arrays of a test's making, one step after the other."""
-
-    def __init__(self, policy, found, values: Callable[[int, int, str], np.ndarray], ranks: int = 3):
-        self.values, self.now, self.ranks = values, 0.0, ranks
-        self.offers: dict[int, list[np.ndarray]] = {}
-        self.sent = [0] * ranks
-        self.seconds: Callable[[str], float] = lambda codec: 1.0
-        self.each = [
-            Adaptation(
-                found.adapt,
-                found.codecs,
-                policy,
-                "dp",
-                "all_reduce",
-                lambda v, r=rank: self._gather(v, r),
-                clock=lambda: self.now,
-            )
-            for rank in range(ranks)
-        ]
-        self.codecs: list[str] = []
-
-    def _gather(self, values: np.ndarray, rank: int) -> Callable[[], np.ndarray]:
-        number = self.sent[rank]
-        self.sent[rank] += 1
-        self.offers.setdefault(number, []).append(values)
-        return lambda: np.array(self.offers[number])
-
-    def run(self, first: int, last: int) -> None:
-        for step in range(first, last):
-            chosen = set()
-            for rank, one in enumerate(self.each):
-                one.begin(step)
-                for name in NAMES:
-                    values = self.values(step, rank, name)
-                    about = Message(
-                        "dp", "all_reduce", "backward", DType.FLOAT32, 4 * values.size, name, step
-                    )
-                    chosen.add(one.choose(about).codec.spec.removesuffix(":values=none"))
-                    if one.measuring:
-                        one.observe(name, values[one.sample(values.size)], values.size)
-            spec = " ".join(sorted(chosen))
-            self.codecs.append(spec)
-            self.now += self.seconds(spec)
-
-
-def drawn(step: int, rank: int, name: str, n: int = 4000) -> np.ndarray:
-    """Return heavy-tailed values, as gradients are."""
-    values = np.random.default_rng([step, rank, len(name)]).standard_t(3, n)
-    return values.astype(np.float32)
 
 
 # -- gravac -----------------------------------------------------------------------------------------------------
@@ -209,7 +146,12 @@ def test_zeros_have_no_threshold():
 
 
 @pytest.mark.parametrize(
-    ("text", "options"), [(GRAVAC, "eps=0.2,every=3,window=9"), (DCT, "check=5,density=0.02")]
+    ("text", "options"),
+    [
+        (GRAVAC, "eps=0.2,every=3,window=9"),
+        (DCT, "check=5,density=0.02"),
+        (SIDCO.replace("0.01", "0.01,stages=3"), "every=4,drift=0.05"),
+    ],
 )
 @pytest.mark.parametrize("at", [20, 21, 22])
 def test_a_resumed_job_decides_what_an_uninterrupted_one_does(text, options, at):
@@ -234,12 +176,17 @@ def test_a_state_that_is_none():
         job.each[0].load_memory({"state": np.frombuffer(b"{}", np.uint8)})
 
 
-def test_frozen_decisions_are_made_at_their_steps(tmp_path: Path):
-    job = Job(*rule(GRAVAC, "eps=0.2,every=3,window=9"), drawn)
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [(GRAVAC, "eps=0.2,every=3,window=9"), (SIDCO.replace("0.01", "0.01,stages=4"), "every=2,drift=0.02")],
+)
+def test_frozen_decisions_are_made_at_their_steps(tmp_path: Path, text, options):
+    job = Job(*rule(text, options), drawn)
     job.run(0, 80)
     file = tmp_path / "decided.toml"
     file.write_text(to_toml(job.each[0].history()))
-    again = Job(*rule(GRAVAC.replace("gravac:OPTIONS", f"frozen:{file}")), drawn)
+    kind = "gravac" if text == GRAVAC else "sidco"
+    again = Job(*rule(text.replace(f'"{kind}:OPTIONS', f'"frozen:{file}')), drawn)
     again.run(0, 80)
     assert again.codecs == job.codecs
     assert len(set(job.codecs)) > 2
@@ -300,7 +247,14 @@ def test_presets_of_slow_links_begin_with_four_bits(name):
     [
         ('{ codec = "int4", adapt = "gravac" }', "adapt gravac decides about codec topk or sidco, not int4"),
         ('{ codec = "topk", adapt = "dct" }', "adapt dct decides about codec threshold, not topk"),
-        ('{ codec = "topk", adapt = "gravel" }', "adapt must be one of gravac, dct, frozen, not 'gravel'"),
+        (
+            '{ codec = "topk", adapt = "gravel" }',
+            "adapt must be one of gravac, dct, sidco, frozen, not 'gravel'",
+        ),
+        ('{ codec = "topk", adapt = "sidco" }', "adapt sidco decides about codec sidco, not topk"),
+        ('{ codec = "sidco", adapt = "sidco:every=0" }', "every must be an integer from 1"),
+        ('{ codec = "sidco", adapt = "sidco:drift=1.5" }', "drift must be a number above 0 and at most 1"),
+        ('{ codec = "sidco", adapt = "sidco:stages=2" }', "no parameter 'stages'; it takes every, drift"),
         ('{ codec = "topk", adapt = 3 }', "adapt must be a text such as"),
         (
             '{ codec = "topk", feedback = "dgc", adapt = "gravac" }',

@@ -23,7 +23,8 @@ from hybridcomp.policy.adapt.dct import DctController
 from hybridcomp.policy.adapt.decisions import Decision, files
 from hybridcomp.policy.adapt.frozen import FrozenController
 from hybridcomp.policy.adapt.gravac import GravacController
-from hybridcomp.policy.adapt.spec import DCT, FROZEN, GRAVAC, Adapt
+from hybridcomp.policy.adapt.sidco import SidcoController
+from hybridcomp.policy.adapt.spec import DCT, FROZEN, GRAVAC, SIDCO, Adapt
 from hybridcomp.policy.message import Choice, Message
 
 Gather = Callable[[Array], Callable[[], Array]]
@@ -219,5 +220,7 @@ def make_controller(adapt: Adapt, codec: Codec) -> Controller:
         return GravacController(codec, adapt.options)
     if adapt.kind == DCT:
         return DctController(codec, adapt.options)
+    if adapt.kind == SIDCO:
+        return SidcoController(codec, adapt.options)
     assert adapt.kind == FROZEN
     return FrozenController(codec, adapt.frozen)

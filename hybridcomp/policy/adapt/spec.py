@@ -1,4 +1,4 @@
-"""Parse a rule's ``adapt``: ``"gravac:eps=0.75"``, ``"dct:density=0.005,every=1000"``, ``"frozen:decisions.toml"``."""
+"""Parse a rule's ``adapt``: ``"gravac:eps=0.75"``, ``"dct:density=0.005"``, ``"sidco:every=5"``, ``"frozen:FILE"``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridcomp.codecs.registry import FIRST, parse_spec
 from hybridcomp.policy.adapt.decisions import Decision, read_decisions
 from hybridcomp.policy.adapt.thresholds import DRIFT
 
-GRAVAC, DCT, FROZEN = KINDS = ("gravac", "dct", "frozen")
+GRAVAC, DCT, SIDCO, FROZEN = KINDS = ("gravac", "dct", "sidco", "frozen")
 SCOPES = ("all", "tensor")
 _DEFAULTS: dict[str, dict[str, Any]] = {
     GRAVAC: {
@@ -28,8 +28,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "window": 30,
     },
     DCT: {"density": 0.005, "every": 1000, "check": 50, "drift": DRIFT, "scope": "all"},
+    SIDCO: {"every": 5, "drift": 0.2},
 }
-_CODECS = {GRAVAC: ("topk", "sidco"), DCT: ("threshold",)}
+_CODECS = {GRAVAC: ("topk", "sidco"), DCT: ("threshold",), SIDCO: ("sidco",)}
 _WHOLE = ("every", "window", "check")
 _MOST = 1 << 31
 

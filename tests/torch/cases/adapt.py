@@ -17,6 +17,7 @@ GRAVAC = (
     'adapt = "gravac:first=0.5,least=0.06,every=2,window=4,eps=0.2,omega=0.9" }'
 )
 DCT = '{ codec = "threshold", feedback = "ef", adapt = "dct:density=0.2,check=2,every=6,scope=tensor" }'
+SIDCO = '{ codec = "sidco:ratio=0.05,stages=2", feedback = "ef", adapt = "sidco:every=2,drift=0.1" }'
 STEPS = (
     '{ codec = "int4:block=64", feedback = "ef", steps = { 3 = "powersgd:rank=2", 6 = "topk:ratio=0.1" } }'
 )
@@ -57,6 +58,7 @@ def case_ranks_decide_alike_and_nothing_is_lost() -> None:
         for rule, kinds in (
             (GRAVAC, {"none", "topk"}),
             (DCT, {"threshold"}),
+            (SIDCO, {"sidco"}),
             (STEPS, {"int4", "powersgd", "topk"}),
         ):
             ddp = adapting(backend, rule)
@@ -89,19 +91,19 @@ def case_ranks_decide_alike_and_nothing_is_lost() -> None:
 
 def case_a_resumed_hook_has_the_bits_of_an_uninterrupted_one() -> None:
     for backend in BACKENDS:
-        for at in (4, 5):
-            whole = adapting(backend, DCT)
+        for rule, at in ((DCT, 4), (DCT, 5), (SIDCO, 5)):
+            whole = adapting(backend, rule)
             wanted = [average(whole, step) for step in range(12)]
             del whole
-            first = adapting(backend, DCT)
+            first = adapting(backend, rule)
             for step in range(at):
                 average(first, step)
             saved = hct.state_dict()
             del first
-            second = adapting(backend, DCT)
+            second = adapting(backend, rule)
             hct.load_state_dict(saved)
             for step in range(at, 12):
-                assert torch.equal(average(second, step), wanted[step]), (backend, at, step)
+                assert torch.equal(average(second, step), wanted[step]), (backend, rule, at, step)
             del second
 
 
