@@ -30,6 +30,6 @@ def is_stale(reached: float, wanted: float, drift: float = DRIFT) -> bool:
 
 def threshold_of(quantile: float) -> float | None:
     """Return the threshold that a quantile gives, of six digits; None for one that none can be made of."""
-    return (
-        float(f"{quantile:.6g}") if np.isfinite(quantile) and quantile > 0 else None
-    )  # specs are to be read
+    if not (np.isfinite(quantile) and quantile > 0):
+        return None
+    return float(f"{quantile:.6g}")  # specs are to be read
