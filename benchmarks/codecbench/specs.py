@@ -76,6 +76,8 @@ ENTRIES = [
     Entry("zfp:rate=16", "error-bounded", Expect(l2=3e-4)),
     Entry("bounded:abs=1e-3", "error-bounded", Expect(absolute=1e-3)),
     Entry("bounded:rel=1e-3", "error-bounded", Expect(span=1e-3)),
+    Entry("bounded:abs=1e-3,coder=lz", "error-bounded", Expect(absolute=1e-3)),
+    Entry("bounded:abs=1e-3,coder=huffman", "error-bounded", Expect(absolute=1e-3)),
     Entry("topk:ratio=0.01", "sparse", Expect(kept=True)),
     Entry("topk:ratio=0.01,values=bf16", "sparse", Expect(l2=1.0)),
     Entry("threshold:abs=2.5758", "sparse", Expect(kept=True)),  # 1 % of Gaussian values

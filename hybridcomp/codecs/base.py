@@ -121,6 +121,11 @@ class Codec(abc.ABC):
         return self
 
     @property
+    def on_device(self) -> bool:
+        """Tell whether there are kernels for devices of this form of the codec, if there are for its name."""
+        return True
+
+    @property
     def integer_blocks(self) -> tuple[int, int] | None:
         """Return (bits, block) if a message holds only scales and the nearest integers of :mod:`.quantize`.
 

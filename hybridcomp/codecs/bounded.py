@@ -25,6 +25,15 @@ code   block
 ===== ===================================================================================================
 
 The last block's planes count missing elements as equal to the last one.
+
+Two other coders take the same integers one by one, and keep single elements bit for bit, after "Accelerating
+Communication in Deep Learning Recommendation Model Training with Dual-Level Adaptive Lossy Compression" (Feng et al.,
+SC'24, arXiv:2407.04272). In their payloads the two uint32 are the elements of a row and 1 (``lz``), or 32,768 and 2
+(``huffman``); what follows, :file:`kernels/codecs/bounded/rows.cpp` and :file:`huffman.cpp` say.
+
+*   ``coder=lz``: a row of ``vector`` elements, an embedding, that equals one of the last 255 distinct rows is sent as
+    one byte; others as integers of as many bits as the row needs.
+*   ``coder=huffman``: a canonical Huffman code of up to 12 bits for each 32,768 elements.
 """
 
 from __future__ import annotations
@@ -34,6 +43,7 @@ from typing import Any
 
 from hybridcomp import arrays
 from hybridcomp.arrays import DType
+from hybridcomp.codecs import checks
 from hybridcomp.codecs.kernel_codec import KernelCodec
 from hybridcomp.codecs.table import register
 from hybridcomp.wire import HEADER_BYTES
@@ -41,6 +51,10 @@ from hybridcomp.wire import HEADER_BYTES
 _PREFIX_BYTES = 16
 _BLOCK = 64
 _DEFAULT_REL = 1e-3
+CODERS = ("planes", "lz", "huffman")
+MOST_VECTOR = 1024
+_DEFAULT_VECTOR = 16
+_CHUNK = 32768
 
 
 @register
@@ -51,20 +65,34 @@ class BoundedCodec(KernelCodec):
         rel: bound as a share of the range (largest minus smallest) of the finite values; 0.001 unless ``abs``
             is given.
         abs: bound in the values' own unit.
+        coder: of the integers: ``planes`` of bits in blocks, ``lz`` of rows, or ``huffman``.
+        vector: elements of a row of ``lz``, from 1 to 1024; 16 unless given. Only with it.
     """
 
     name = "bounded"
     wire_id = 11
     carries_values = True
     fixed_size = False
+    seldom = frozenset({"coder"})
 
-    def __init__(self, rel: float | None = None, abs: float | None = None) -> None:
+    def __init__(
+        self,
+        rel: float | None = None,
+        abs: float | None = None,
+        coder: str = "planes",
+        vector: int | None = None,
+    ) -> None:
         if rel is not None and abs is not None:
             raise ValueError(f"give rel or abs, not both: rel={rel!r}, abs={abs!r}")
         if rel is None and abs is None:
             rel = _DEFAULT_REL
         self._rel = None if rel is None else _bound("rel", rel)
         self._abs = None if abs is None else _bound("abs", abs)
+        self._coder = checks.choice("coder", coder, CODERS)
+        if vector is not None and coder != "lz":
+            raise ValueError(f"vector goes with coder=lz, not with coder={coder}")
+        chosen = _DEFAULT_VECTOR if vector is None else vector
+        self._vector = checks.integer("vector", chosen, 1, MOST_VECTOR) if coder == "lz" else None
 
     @property
     def rel(self) -> float | None:
@@ -77,11 +105,31 @@ class BoundedCodec(KernelCodec):
         return self._abs
 
     @property
+    def coder(self) -> str:
+        """Return what codes the integers: ``planes``, ``lz`` or ``huffman``."""
+        return self._coder
+
+    @property
+    def vector(self) -> int | None:
+        """Return the elements of a row of ``lz``; None of the other coders."""
+        return self._vector
+
+    @property
+    def on_device(self) -> bool:
+        return self._coder == "planes"
+
+    @property
     def params(self) -> dict[str, Any]:
-        return {"abs": self._abs} if self._rel is None else {"rel": self._rel}
+        error = {"abs": self._abs} if self._rel is None else {"rel": self._rel}
+        row = {} if self._vector is None else {"vector": self._vector}
+        return {**error, "coder": self._coder, **row}
 
     def bound(self, n: int, dtype: arrays.DTypeLike = DType.FLOAT32) -> int:
-        return HEADER_BYTES + _PREFIX_BYTES + -(-n // _BLOCK) + n * arrays.as_dtype(dtype).itemsize
+        if self._vector is not None:
+            heads = 2 * -(-n // self._vector)
+        else:
+            heads = 5 * -(-n // _CHUNK) if self._coder == "huffman" else -(-n // _BLOCK)
+        return HEADER_BYTES + _PREFIX_BYTES + heads + n * arrays.as_dtype(dtype).itemsize
 
 
 def _bound(name: str, value: Any) -> float:

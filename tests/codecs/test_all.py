@@ -85,6 +85,8 @@ def test_hostile_bytes(spec, n):
         "lossless",
         "mpc",
         "exponent",
+        "bounded:abs=0.1,coder=lz,vector=7",
+        "bounded:abs=0.1,coder=huffman",
         "lattice",
         "sketch",
         "randomblock",

@@ -13,12 +13,24 @@ from tests.cuda import common
 
 # Names of codecs that have no driver: what they carry from a device goes by way of the host's memory.
 HOST_ONLY: set[str] = set()
-ON_DEVICE = [spec for spec in SPECS if hc.get_codec(spec).name not in HOST_ONLY]
+ON_DEVICE = [spec for spec in SPECS if has_driver(hc.get_codec(spec))]
 
 
 def test_every_codec_is_here() -> None:
     assert {hc.get_codec(spec).name for spec in SPECS} == set(names())
     assert {name for name in names() if not has_driver(hc.get_codec(name))} == HOST_ONLY
+    assert {hc.get_codec(spec).spec for spec in SPECS} - {hc.get_codec(spec).spec for spec in ON_DEVICE} == {
+        hc.get_codec(spec).spec for spec in SPECS if "coder=" in spec
+    }
+
+
+def test_coders_without_kernels_say_so() -> None:
+    codec = hc.get_codec("bounded:abs=0.1,coder=lz")
+    x = np.ones(64, np.float32)
+    with pytest.raises(hc.CudaUnavailableError, match="'bounded' has kernels for coder=planes alone"):
+        codec.encode(common.to_device(x))
+    with pytest.raises(hc.CudaUnavailableError, match="'bounded' has kernels for coder=planes alone"):
+        hc.decode(common.to_device(codec.encode(x)))
 
 
 @pytest.mark.parametrize("spec", ON_DEVICE)

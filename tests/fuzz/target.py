@@ -38,6 +38,8 @@ IN_PARTS = (
         "mpc",
         "sketch",
         "bounded:abs=1e-2",
+        "bounded:abs=1e-2,coder=lz",
+        "bounded:abs=1e-2,coder=huffman",
         "zfp:rate=4",
     ),
     *("int4", "sign", "fp8", "mxfp4"),

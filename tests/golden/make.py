@@ -41,6 +41,8 @@ SPECS = [
     "mxfp4",
     "bounded:abs=0.1",
     "bounded:rel=0.01",
+    "bounded:abs=0.1,coder=lz,vector=5",
+    "bounded:abs=0.3,coder=huffman",
     "topk:ratio=0.1",
     "topk:ratio=0.9,values=bf16",
     "topk:ratio=0.3,values=(int8:block=8)",
@@ -64,7 +66,11 @@ SPECS = [
 ]
 DTYPES = [DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16]
 COUNTS = [0, 1, 13, 35]
-LONG = {"exponent": 300}  # less than a block of 256 is stored as it is
+LONG = {
+    "exponent": 300,  # less than a block of 256 is stored as it is
+    "bounded:abs=0.1,coder=lz,vector=5": 600,  # rows come again
+    "bounded:abs=0.3,coder=huffman": 300,  # a table pays
+}
 
 
 def counts(spec: str) -> list[int]:

@@ -12,9 +12,14 @@ from hybridcomp.codecs.bounded import BoundedCodec
 from hybridcomp.codecs.device.driver import Driver, suffix
 from hybridcomp.codecs.zfp import ZfpCodec
 from hybridcomp.device import DeviceArray, Queue
+from hybridcomp.errors import CudaUnavailableError
 from hybridcomp.wire import HEADER_BYTES, Header
 
 _THREADS = 256
+_CODER = slice(12, 16)  # of a payload of ``bounded``; zeros: planes
+_NO_KERNELS = (
+    "'bounded' has kernels for coder=planes alone: encode and decode other coders' messages in host memory"
+)
 
 
 class ZfpDriver(Driver):
@@ -85,10 +90,20 @@ class BoundedDriver(Driver):
     def finds_faults(self) -> bool:
         return True
 
+    def on_host(self, head: bytes) -> bool:
+        return any(head[_CODER])
+
+    def check(self, header: Header, head: bytes) -> None:
+        super().check(header, head)
+        if self.on_host(head):
+            raise CudaUnavailableError(_NO_KERNELS)
+
     def encode(
         self, codec: Codec, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
     ) -> int | DeviceArray:
         assert isinstance(codec, BoundedCodec)
+        if not codec.on_device:
+            raise CudaUnavailableError(_NO_KERNELS)
         n, name = src.size, suffix(dtype)
         chunks = -(-n // self.chunk)
         lows = highs = None

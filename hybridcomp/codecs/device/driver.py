@@ -150,6 +150,10 @@ class Driver(abc.ABC):
         """
         return None
 
+    def on_host(self, head: bytes) -> bool:
+        """Tell whether a payload that begins so is of a form that has no kernels, and is decoded in host memory."""
+        return False
+
     def finds_faults(self) -> bool:
         """Tell whether kernels of :meth:`decode` may set the queue's status: the host then looks at it."""
         return False
@@ -176,6 +180,11 @@ def driver_of(wire_id: int) -> Driver:
 
 def has_driver(codec: Codec | type[Codec]) -> bool:
     """Tell whether a codec runs on devices; one that does not is carried through host memory."""
+    inner = getattr(codec, "values", None)
+    if isinstance(codec, Codec) and not (
+        codec.on_device and (not isinstance(inner, Codec) or has_driver(inner))
+    ):
+        return False
     try:
         driver_of(codec.wire_id)
     except CudaUnavailableError:

@@ -306,7 +306,7 @@ class DeviceCarrier(DeviceReader):
         with self.call.decoding(), self._naming(message):
             header, head = message.see()
             codec = codec_for(header)
-            if not has_driver(codec):
+            if not has_driver(codec) or driver_of(codec.wire_id).on_host(head):
                 return self._take_on_host(message, codec, out)
             self._fits(message, header, out.size)
             raw = self._raw(message, header)

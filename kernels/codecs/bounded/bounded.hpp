@@ -21,6 +21,15 @@ struct BoundedKernels {
   // Decode to, or add to, `out`. The codes are valid and the blocks take no more than `bytes` at `data`.
   void (*decode)(const std::uint8_t* codes, const std::uint8_t* data, std::size_t bytes, DTypeCode dtype,
                  std::size_t n, double bound, void* out, DTypeCode out_dtype, bool add);
+
+  // The integers of m elements, at most kBoundedTile: kBoundedKept for those that are to be kept.
+  void (*integers)(const void* src, DTypeCode dtype, std::size_t m, double bound, std::int32_t* q);
+
+  // Decode m integers of elements of `dtype`, at most kBoundedTile, to `out`, or add them to it.
+  void (*values)(const std::int32_t* q, DTypeCode dtype, std::size_t m, double bound, void* out,
+                 DTypeCode out_dtype, bool add);
 };
+
+constexpr std::size_t kBoundedTile = 2048;
 
 }  // namespace hybridcomp

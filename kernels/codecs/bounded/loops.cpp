@@ -274,9 +274,47 @@ void decode(const std::uint8_t* codes, const std::uint8_t* data, std::size_t byt
   });
 }
 
+// -- integers of elements one by one, for the coders that are not of blocks --------------------------------
+
+static_assert(kBoundedTile <= kTile, "a tile is converted at once");
+
+template <DTypeCode D>
+void integers_one_by_one(const std::uint8_t* src, std::size_t m, double bound, std::int32_t* q) {
+  using T = ComputeOf<D>;
+  alignas(64) T buffer[kTile];
+  const T* x = view<D>(src, m, buffer);
+  const BoundedStep<T> step = bounded_step<D, T>(bound);
+  if (step.step == T(0)) {  // no arithmetic: the processor's modes might flush a denormal number to zero
+    for (std::size_t i = 0; i < m; ++i) q[i] = magnitude(x[i]) ? kBoundedKept : 0;
+    return;
+  }
+  for (std::size_t i = 0; i < m; ++i) {
+    const std::int32_t v = bounded_integer(x[i], step.inverse);
+    const T y = bounded_stored<D>(bounded_value<T>(v, step.step));
+    q[i] = bounded_holds(x[i], y, step.limit) ? v : kBoundedKept;
+  }
+}
+
+void integers(const void* src, DTypeCode dtype, std::size_t m, double bound, std::int32_t* q) {
+  with_dtype(dtype, [&]<DTypeCode D>() {
+    integers_one_by_one<D>(static_cast<const std::uint8_t*>(src), m, bound, q);
+  });
+}
+
+void values(const std::int32_t* q, DTypeCode dtype, std::size_t m, double bound, void* out,
+            DTypeCode out_dtype, bool add) {
+  with_dtype(dtype, [&]<DTypeCode D>() {
+    using T = ComputeOf<D>;
+    const T step = bounded_step<D, T>(bound).step;
+    alignas(64) T y[kTile];
+    for (std::size_t i = 0; i < m; ++i) y[i] = bounded_value<T>(q[i], step);
+    put_tile(y, m, static_cast<std::uint8_t*>(out), 0, out_dtype, add);
+  });
+}
+
 }  // namespace
 
 extern const BoundedKernels bounded_kernels;
-const BoundedKernels bounded_kernels = {range, encode, decode};
+const BoundedKernels bounded_kernels = {range, encode, decode, integers, values};
 
 }  // namespace hybridcomp::HC_ISA

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "codecs/bounded/bounded.hpp"
+#include "codecs/bounded/coders.hpp"
 #include "codecs/common/parallel.hpp"
 #include "codecs/messages/codec_entry.hpp"
 #include "codecs/messages/opening.hpp"
@@ -87,16 +88,29 @@ std::size_t most_bytes(std::size_t n, DTypeCode dtype) {
   return sizeof(BoundedPrefix) + blocks_of(n, kBoundedBlock) + n * size_of(dtype);
 }
 
-int check_head(const std::uint8_t* head, std::size_t bytes, DTypeCode, std::size_t n) {
+BoundedPrefix prefix_of(const std::uint8_t* payload) {
   BoundedPrefix prefix;
-  if (bytes < sizeof(prefix)) return kBadLength;
-  std::memcpy(&prefix, head, sizeof(prefix));
-  if (prefix.block != kBoundedBlock || prefix.reserved) return kBadBoundedBlock;
-  if (bits_of(prefix.bound) >= Real<double>::kInfinity) return kBadBound;  // negative, infinite or NaN
-  return blocks_of(n, kBoundedBlock) <= bytes - sizeof(prefix) ? kOk : kBadLength;
+  std::memcpy(&prefix, payload, sizeof(prefix));
+  return prefix;
 }
 
-// Check a payload and find where the data of each of `ranges` ranges of elements begins.
+// Null of blocks, and where there is no such coder.
+const BoundedCoder* coder_of(std::uint32_t code) {
+  return code == kBoundedRows ? &kRowCoder : code == kBoundedHuffman ? &kHuffmanCoder : nullptr;
+}
+
+int check_head(const std::uint8_t* head, std::size_t bytes, DTypeCode, std::size_t n) {
+  if (bytes < sizeof(BoundedPrefix)) return kBadLength;
+  const BoundedPrefix prefix = prefix_of(head);
+  const BoundedCoder* const coder = coder_of(prefix.coder);
+  if (prefix.coder == kBoundedPlanes && prefix.block != kBoundedBlock) return kBadBoundedBlock;
+  if (prefix.coder != kBoundedPlanes && (!coder || !coder->takes(prefix.block))) return kBadCoder;
+  if (bits_of(prefix.bound) >= Real<double>::kInfinity) return kBadBound;  // negative, infinite or NaN
+  const std::size_t least = coder ? coder->least(n, prefix.block) : blocks_of(n, kBoundedBlock);
+  return least <= bytes - sizeof(prefix) ? kOk : kBadLength;
+}
+
+// Check a payload of blocks and find where the data of each of `ranges` ranges of elements begins.
 int open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n, int ranges,
          std::size_t* starts) {
   const int status = check_head(payload, bytes, dtype, n);
@@ -118,11 +132,9 @@ int open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::s
   return sum == bytes ? kOk : kBadLength;
 }
 
-// `error` is absolute, or relative to the range of the values.
-std::size_t write(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, double error,
-                  bool relative, CodecId id, int threads, std::uint8_t* out) {
-  const double bound = relative ? relative_bound(k, src, dtype, n, error, threads) : error;
-  const BoundedPrefix prefix{bound, kBoundedBlock, 0};
+std::size_t write_blocks(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                         double bound, CodecId id, int threads, std::uint8_t* out) {
+  const BoundedPrefix prefix{bound, kBoundedBlock, kBoundedPlanes};
   std::memcpy(out + sizeof(Header), &prefix, sizeof(prefix));
   std::uint8_t* const codes = out + sizeof(Header) + sizeof(prefix);
   std::uint8_t* const data = codes + blocks_of(n, kBoundedBlock);
@@ -153,31 +165,71 @@ std::size_t write(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, st
   return sizeof(header) + payload;
 }
 
+std::size_t write_coded(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
+                        BoundedPrefix prefix, CodecId id, int threads, std::uint8_t* out) {
+  std::uint8_t* const data = out + sizeof(Header) + sizeof(prefix);
+  std::memcpy(out + sizeof(Header), &prefix, sizeof(prefix));
+  const std::size_t bytes =
+      coder_of(prefix.coder)->encode(k, src, dtype, n, prefix.bound, prefix.block, threads, data);
+  const Header header = header_of(id, dtype, n, sizeof(prefix) + bytes);
+  std::memcpy(out, &header, sizeof(header));
+  const std::uint32_t crc = k.crc32c(out + sizeof(header), sizeof(prefix) + bytes, k.crc32c(out, kCrcAt, 0));
+  std::memcpy(out + kCrcAt, &crc, sizeof(crc));
+  return sizeof(header) + sizeof(prefix) + bytes;
+}
+
+// How parameters say that integers are coded, with a bound of 0.
+BoundedPrefix coded_by(const Parameters& parameters) {
+  const std::string& coder = parameters.word("coder");
+  if (coder == "planes") return {0, kBoundedBlock, kBoundedPlanes};
+  if (coder == "huffman") return {0, kHuffmanChunk, kBoundedHuffman};
+  if (coder != "lz") Parameters::refuse("coder", "planes, lz or huffman");
+  return {0, parameters.whole<std::uint32_t>("vector", 1, kMostRow), kBoundedRows};
+}
+
 Encoder make(CodecId id, const Parameters& parameters) {
   const bool relative = !parameters.has("abs");
   const char* const name = relative ? "rel" : "abs";
   const double error = parameters.number(name);
   if (bits_of(error) == 0 || bits_of(error) >= Real<double>::kInfinity)
     Parameters::refuse(name, "a number above 0");
+  const BoundedPrefix like = coded_by(parameters);
+  const BoundedCoder* const coder = coder_of(like.coder);
   return {{id},
-          [](std::size_t n, DTypeCode dtype) { return sizeof(Header) + most_bytes(n, dtype); },
+          [=](std::size_t n, DTypeCode dtype) {
+            return sizeof(Header) +
+                   (coder ? sizeof(like) + coder->most(n, dtype, like.block) : most_bytes(n, dtype));
+          },
           [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
-              std::uint8_t* out) { return write(k, src, dtype, n, error, relative, id, threads, out); }};
+              std::uint8_t* out) {
+            const double bound = relative ? relative_bound(k, src, dtype, n, error, threads) : error;
+            if (!coder) return write_blocks(k, src, dtype, n, bound, id, threads, out);
+            return write_coded(k, src, dtype, n, {bound, like.block, like.coder}, id, threads, out);
+          }};
 }
 
 int check(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n) {
+  const int status = check_head(payload, bytes, dtype, n);
+  if (status != kOk) return status;
+  const BoundedPrefix prefix = prefix_of(payload);
+  if (const BoundedCoder* const coder = coder_of(prefix.coder))
+    return coder->check(payload + sizeof(prefix), bytes - sizeof(prefix), dtype, n, prefix.block);
   std::size_t start;
   return open(payload, bytes, dtype, n, 1, &start);
 }
 
 int decode(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::size_t n,
            int threads, std::uint8_t* out, DTypeCode out_dtype, bool add) {
+  int status = check_head(payload, bytes, dtype, n);
+  if (status != kOk) return status;
+  const BoundedPrefix prefix = prefix_of(payload);
+  if (const BoundedCoder* const coder = coder_of(prefix.coder))
+    return coder->decode(k, {payload + sizeof(prefix), bytes - sizeof(prefix), dtype, n, prefix.bound},
+                         prefix.block, threads, {out, out_dtype, add});
   std::size_t starts[kMaxThreads];
   const int ranges = ranges_of(n, kStep, threads);
-  const int status = open(payload, bytes, dtype, n, ranges, starts);
+  status = open(payload, bytes, dtype, n, ranges, starts);
   if (status != kOk) return status;
-  BoundedPrefix prefix;
-  std::memcpy(&prefix, payload, sizeof(prefix));
   split(n, kStep, ranges, [&](int r, std::size_t begin, std::size_t end) {
     k.bounded->decode(payload + sizeof(prefix) + begin / kBoundedBlock, payload + starts[r],
                       bytes - starts[r], dtype, end - begin, prefix.bound, out + begin * size_of(out_dtype),

@@ -40,9 +40,15 @@ const char* status_text(int code) {
     case kBadBound:
       return "the error bound is not a number of at least 0";
     case kBadBoundedBlock:
-      return "the block size is not 64, or reserved bits are set";
+      return "the block size is not 64";
     case kBadBoundedCode:
       return "a block has an unknown code";
+    case kBadCoder:
+      return "there is no such coder, or its rows or chunks are of another size than it allows";
+    case kBadWindow:
+      return "a row refers to more distinct rows back than there are";
+    case kBadCodeLengths:
+      return "the lengths of a Huffman code make no complete code of up to 12 bits";
     case kBadLattice:
       return "the integers' width or the number of contributions is out of range";
     case kBadScale:

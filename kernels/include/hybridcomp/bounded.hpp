@@ -22,11 +22,14 @@ constexpr std::uint8_t kBoundedRaw = 64;       // the elements as they are
 constexpr std::uint8_t kBoundedConstant = 65;  // one element, which all the others are equal to bit for bit
 constexpr std::size_t kBoundedSample = 16;     // elements that tell whether differences may pay
 
-// Payload: this, a code per block, the blocks' bytes one after another.
+// How the integers of a message are coded. Those of blocks alone are coded on devices, too.
+enum BoundedCoderCode : std::uint32_t { kBoundedPlanes = 0, kBoundedRows = 1, kBoundedHuffman = 2 };
+
+// Payload: this; then of blocks a code for each, and their bytes one after another.
 struct BoundedPrefix {
-  double bound;            // absolute; at least 0
-  std::uint32_t block;     // kBoundedBlock
-  std::uint32_t reserved;  // zero
+  double bound;         // absolute; at least 0
+  std::uint32_t block;  // elements of a block, a row or a chunk; kBoundedBlock of blocks
+  std::uint32_t coder;  // a BoundedCoderCode
 };
 static_assert(sizeof(BoundedPrefix) == 16, "the prefix is 16 bytes on the wire");
 
@@ -101,6 +104,9 @@ HC_HD std::int32_t bounded_integer(double x, double inverse) {
   const std::uint64_t q = bits_of(v + float_of(Real<double>::kRoundBits)) - Real<double>::kRoundBits;
   return magnitude(v) < 0x41D0000000000000ull ? static_cast<std::int32_t>(q) : INT32_MIN;  // 2^30
 }
+
+// In the place of an integer: the element is no integer's, and is kept as it is.
+constexpr std::int32_t kBoundedKept = INT32_MIN;
 
 template <typename T>
 HC_HD T bounded_value(std::int32_t q, T step) {

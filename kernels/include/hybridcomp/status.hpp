@@ -14,8 +14,11 @@ enum Status : int {
   kOtherValues = 7,       // not wrong: values that went through a codec, or of another type
   kOtherCodec = 8,        // not wrong: a codec that is decoded elsewhere
   kBadBound = 16,         // an error bound that is negative, infinite or NaN
-  kBadBoundedBlock = 17,  // not the block size of this version, or reserved bits set
+  kBadBoundedBlock = 17,  // not the block size of this version
   kBadBoundedCode = 18,   // a block code that there is not
+  kBadCoder = 19,         // a coder of integers that there is not, or its unit out of range
+  kBadWindow = 20,        // a row that refers to one which there is not
+  kBadCodeLengths = 21,   // lengths of a Huffman code that are too long, or no complete code
   kBadZfpBits = 24,       // zfp: bits per block out of range for the dtype, or reserved bits set
   kBadLag = 32,           // a lag out of range, or reserved bits set
   kBadZeros = 33,         // a chunk not as long as its bitmap says

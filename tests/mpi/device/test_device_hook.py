@@ -33,6 +33,7 @@ def test_codecs(sides, codec, dtype):
             "int4:rounding=stochastic",
             "threshold:rel=2",
             "bounded:abs=0.01",
+            "bounded:abs=0.01,coder=huffman",  # by way of the host
             "mpc",
             "exponent",
             "lossless",
