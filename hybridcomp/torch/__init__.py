@@ -25,7 +25,7 @@ import torch
 from hybridcomp import plugin
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import summary as summarize
-from hybridcomp.policy import in_place
+from hybridcomp.policy import TablePlan, homogenization_index, in_place, plan_table, table_policy
 from hybridcomp.torch import phases, zero
 from hybridcomp.torch.adapting import Decided, decisions
 from hybridcomp.torch.backend import gloo_only, mesh
@@ -53,14 +53,18 @@ __all__ = [
     "Options",
     "StreamedLayers",
     "StreamedSGD",
+    "TablePlan",
     "comm_hook",
     "compress_fsdp",
     "decisions",
+    "homogenization_index",
     "in_phase",
     "in_place",
+    "plan_table",
     "reshard_state",
     "set_policy",
     "stream_linear",
+    "table_policy",
     "export_environment",
     "stats",
     "summary",
