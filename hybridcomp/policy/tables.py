@@ -137,7 +137,9 @@ def table_policy(
 
 def _widened(codec: BoundedCodec, factor: float) -> BoundedCodec:
     assert codec.abs is not None
-    return BoundedCodec(**{**codec.params, "abs": factor * codec.abs})
+    return BoundedCodec(
+        **{**codec.params, "abs": float(f"{factor * codec.abs:.12g}")}
+    )  # 0.075, not its last bit
 
 
 def _checked(rows: Any) -> tuple[tuple[int, int], DType]:

@@ -19,7 +19,7 @@ from tests.warm import python
 FOLDER = ROOT / "examples"
 pytestmark = pytest.mark.timeout(400)  # a test starts up to three programs, each of which imports torch
 PROGRAMS = {
-    *("ddp", "fsdp2", "tp_pp", "moe", "nanogpt", "torchrun_hook"),
+    *("ddp", "fsdp2", "tp_pp", "moe", "dlrm", "nanogpt", "torchrun_hook"),
     *("hf_accelerate", "hf_trainer", "lightning_ddp", "ray_train"),
 }
 

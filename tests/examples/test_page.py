@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "torch.md"
 def test_the_code_runs():
     done = mpiexec(4, str(HERE.parent / "examples" / "page.py"), str(PAGE))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ran 9 blocks") == 4, done.stdout
+    assert done.stdout.count("ran 10 blocks") == 4, done.stdout
 
 
 @pytest.mark.long

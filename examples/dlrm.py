@@ -1,0 +1,301 @@
+"""A recommendation model: embedding tables split over the ranks, whose rows travel compressed to the samples.
+
+    torchrun --standalone --nproc-per-node 4 examples/dlrm.py
+    torchrun --standalone --nproc-per-node 4 examples/dlrm.py --compress one --bound 0.02
+    torchrun --standalone --nproc-per-node 4 examples/dlrm.py --backend gloo       # for comparison
+
+DLRM (Naumov et al., arXiv:1906.00091) at a small size: an MLP of dense features, dot products of its output and the
+rows of 8 tables, an MLP above. Each table lives on one rank; the MLPs are DDP's. Clicks are drawn: ids by Zipf's law,
+labels from a fixed teacher. The rows of a batch are an all-to-all [1], of a group whose policy [2] compresses it; their
+gradients come back as they are [3]. With `--compress dual` each table has a bound and a coder of its own, found from
+the rows of step `--plan-step` [4], and the bounds are wider in the steps after it (arXiv:2407.04272).
+"""
+
+import argparse
+import itertools
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hybridcomp.torch as hct
+
+TABLES, DENSE, TEACHER = 8, 13, 4
+TEST = 1 << 20  # added to the step whose samples are held out
+
+
+class Clicks:
+    """Samples of dense features, an id for each table, and a label."""
+
+    def __init__(self, seed: int, rows: int) -> None:
+        self.seed = seed
+        self.rows = [round(50 * (rows / 50) ** (t / (TABLES - 1))) for t in range(TABLES)]
+        ranks = [torch.arange(1, n + 1, dtype=torch.float64) for n in self.rows]
+        self.shares = [(r ** -(1.05 + 0.05 * t)).cumsum(0) for t, r in enumerate(ranks)]
+        g = torch.Generator().manual_seed(7)  # the same teacher for all seeds
+        self.weights = [0.5 * torch.randn(n, generator=g) for n in self.rows]
+        self.vectors = [0.7 * torch.randn(n, TEACHER, generator=g) for n in self.rows]
+        self.dense = 0.4 * torch.randn(DENSE, generator=g)
+
+    def draw(self, step: int, rank: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The samples of a rank's step: dense float32 [n, DENSE], ids int64 [n, TABLES], labels float32 [n]."""
+        g = torch.Generator().manual_seed(hash((self.seed, step, rank)))
+        dense = torch.randn(n, DENSE, generator=g)
+        chance = torch.rand(n, TABLES, generator=g, dtype=torch.float64)
+        ids = torch.stack(
+            [torch.searchsorted(s, chance[:, t] * s[-1]) for t, s in enumerate(self.shares)], dim=1
+        )
+        logit = dense @ self.dense - 1
+        vectors = [v[ids[:, t]] for t, v in enumerate(self.vectors)]
+        for t, weights in enumerate(self.weights):
+            logit += weights[ids[:, t]] + (vectors[t] * vectors[t - 1]).sum(1)
+        return dense, ids, (torch.rand(n, generator=g) < logit.sigmoid()).float()
+
+
+def table(t: int, rows: int, width: int, seed: int, dtype: torch.dtype) -> nn.Embedding:
+    """Table t as DLRM begins: uniform within 1 / sqrt(rows)."""
+    g = torch.Generator().manual_seed(hash((seed, t)))
+    first = (2 * torch.rand(rows, width, generator=g) - 1) / math.sqrt(rows)
+    return nn.Embedding.from_pretrained(first.to(dtype), freeze=False, sparse=True)
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    layers = [[nn.Linear(a, b), nn.ReLU()] for a, b in itertools.pairwise(widths)]
+    return nn.Sequential(*itertools.chain.from_iterable(layers))[:-1]
+
+
+class Interaction(nn.Module):
+    """What all ranks share: the MLPs, and the products between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        pairs = (TABLES + 1) * TABLES // 2
+        self.bottom, self.top = mlp(DENSE, 64, width), mlp(width + pairs, 64, 32, 1)
+        self.pairs = torch.tril_indices(TABLES + 1, TABLES + 1, -1).tolist()
+
+    def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Dense features [n, DENSE] and rows [n, TABLES, width] to logits [n]."""
+        x = self.bottom(dense)
+        z = torch.cat([x[:, None], rows], dim=1)
+        dots = (z @ z.mT)[:, self.pairs[0], self.pairs[1]]
+        return self.top(torch.cat([x, dots], dim=1))[:, 0]
+
+
+class Exchange(torch.autograd.Function):
+    """Send rows to the ranks whose samples asked for them; gradients go back over a group of their own."""
+
+    @staticmethod
+    def forward(ctx, rows, sends, receives, there, back):  # type: ignore[no-untyped-def]
+        ctx.sends, ctx.receives, ctx.back = sends, receives, back
+        arrived = rows.new_empty(sum(receives), rows.shape[1])
+        dist.all_to_all_single(arrived, rows.contiguous(), receives, sends, group=there)  # [1]
+        return arrived
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        home = grad.new_empty(sum(ctx.sends), grad.shape[1])
+        dist.all_to_all_single(home, grad.contiguous(), ctx.sends, ctx.receives, group=ctx.back)  # [3]
+        return home / dist.get_world_size(), None, None, None, None  # the mean over ranks, as DDP's
+
+
+class Tables(nn.Module):
+    """The tables of this rank, and the rows of all that its samples ask for."""
+
+    def __init__(
+        self, clicks: Clicks, width: int, seed: int, dtype: torch.dtype, back: dist.ProcessGroup
+    ) -> None:
+        super().__init__()
+        self.rank, self.ranks, self.width, self.back = dist.get_rank(), dist.get_world_size(), width, back
+        self.order = [
+            t for r in range(self.ranks) for t in range(r, TABLES, self.ranks)
+        ]  # by the rank that holds it
+        self.own = [t for t in self.order if self.holder(t) == self.rank]
+        self.tables = nn.ModuleList(table(t, clicks.rows[t], width, seed, dtype) for t in self.own)
+        self.register_buffer("none", torch.empty(0, width, dtype=dtype), persistent=False)
+        self.groups = [back] * TABLES  # by table
+
+    def holder(self, t: int) -> int:
+        return t % self.ranks
+
+    def lookups(self, ids: torch.Tensor) -> torch.Tensor:
+        """What all ranks ask of this rank's tables: ids [n, TABLES] of its samples to [ranks, own tables, n]."""
+        n = len(ids)
+        sends = [n * sum(self.holder(t) == r for t in self.order) for r in range(self.ranks)]
+        asked = ids.new_empty(self.ranks * len(self.own) * n)
+        dist.all_to_all_single(asked, ids[:, self.order].T.flatten(), [len(self.own) * n] * self.ranks, sends)
+        return asked.view(self.ranks, len(self.own), n)
+
+    def forward(self, ids: torch.Tensor, *, exact: bool = False) -> torch.Tensor:
+        """Ids int64 [n, TABLES] to rows [n, TABLES, width]; uncompressed if ``exact``."""
+        n, asked, found = len(ids), self.lookups(ids), {}
+        groups = [self.back] * TABLES if exact else self.groups
+        for group in dict.fromkeys(groups):  # an all-to-all for the tables of each
+            mine = [j for j, t in enumerate(self.own) if groups[t] is group]
+            tables = [t for t in self.order if groups[t] is group]
+            rows = [self.tables[j](asked[:, j]) for j in mine]
+            # Of a rank that has none of them, too: its backward pass must go on to the all-to-all.
+            flat = torch.stack(rows, 1).flatten(0, 2) if rows else self.none.clone().requires_grad_()
+            receives = [n * sum(self.holder(t) == r for t in tables) for r in range(self.ranks)]
+            arrived = Exchange.apply(flat, [n * len(mine)] * self.ranks, receives, group, self.back)
+            found.update(zip(tables, arrived.view(len(tables), n, self.width), strict=True))
+        return torch.stack([found[t] for t in range(TABLES)], dim=1)
+
+    @torch.no_grad()
+    def plan(self, ids: torch.Tensor, bounds: list[float], rate: float | None) -> list[hct.TablePlan]:
+        """Plan all tables from the rows of a batch; alike on all ranks, since each is planned by its holder."""
+        asked = self.lookups(ids)
+        mine = {
+            t: hct.plan_table(self.tables[j](asked[:, j]).flatten(0, 1).cpu(), bounds=bounds, rate=rate)
+            for j, t in enumerate(self.own)
+        }
+        of_all = [mine] * self.ranks
+        dist.all_gather_object(of_all, mine)
+        return [of_all[self.holder(t)][t] for t in range(TABLES)]
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The chance that a click has a higher score than no click: by ranks, ties counting a half."""
+    _, place, many = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(many) - (many - 1) / 2)[place]
+    clicks = int(labels.sum())
+    return float((ranks[labels > 0].sum() - clicks * (clicks + 1) / 2) / (clicks * (len(labels) - clicks)))
+
+
+def gathered(values: torch.Tensor) -> np.ndarray:
+    """The values of all ranks."""
+    of_all = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_all, values)
+    return torch.stack(of_all).cpu().numpy()
+
+
+def group_of(axis: str, codec: str = "none", until: int = 0) -> dist.ProcessGroup:
+    if dist.get_backend() != "hybridcomp":
+        return dist.new_group()
+    policy = "none" if codec == "none" else hct.table_policy(codec, axis, until=until)
+    return dist.new_group(pg_options=hct.Options(policy=policy, axis=axis))  # [2]
+
+
+def groups_of(codecs: list[str], until: int = 0) -> list[dist.ProcessGroup]:
+    """One for each codec: the all-to-alls of the tables that go by it."""
+    made = {codec: group_of("emb", codec, until) for codec in sorted(set(codecs))}
+    return [made[codec] for codec in codecs]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--backend", default="hybridcomp", help="or gloo, which compresses nothing")
+    parser.add_argument(
+        "--compress", choices=("none", "one", "dual"), default="dual", help="one bound, or two levels"
+    )
+    parser.add_argument("--bound", type=float, default=0.01, help="absolute, of one")
+    parser.add_argument("--coder", choices=("lz", "huffman"), default="huffman", help="of one")
+    parser.add_argument("--bounds", type=float, nargs=3, default=[0.05, 0.03, 0.01], help="of dual's classes")
+    parser.add_argument("--plan-step", type=int, default=20, help="of dual; uncompressed before")
+    parser.add_argument(
+        "--until", type=int, default=100, help="steps in which dual's bounds fall from twice to once"
+    )
+    parser.add_argument(
+        "--rate", type=float, help="bytes/s of the link by which dual chooses coders; else by bytes"
+    )
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=256, help="samples of each rank and step")
+    parser.add_argument("--rows", type=int, default=20000, help="of the largest table; the smallest has 50")
+    parser.add_argument("--width", type=int, default=16, help="elements of a row")
+    parser.add_argument("--lr", type=float, default=0.02, help="of Adagrad")
+    parser.add_argument("--test", type=int, default=8192, help="held-out samples of each rank")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--json", type=Path, help="file for what was found, losses of all steps included")
+    args = parser.parse_args()
+    if args.backend != "hybridcomp":
+        args.compress = "none"
+    if args.compress == "dual" and not 1 <= args.plan_step <= args.steps:
+        parser.error(f"--plan-step must be from 1 to --steps ({args.steps}), not {args.plan_step}")
+    return args
+
+
+def report(
+    args: argparse.Namespace, found: dict[str, Any], plans: list[hct.TablePlan], rows: list[int]
+) -> None:
+    for t, plan in enumerate(plans):
+        print(f"table {t}, {rows[t]} rows: index {plan.index:.3f}, {plan.codec}")
+    print(f"AUC {found['auc']:.6f} on {found['held_out']} held-out clicks")
+    speed, plain, wire = found["samples_per_second"], found["plain_bytes"], found["wire_bytes"]
+    print(f"{found['seconds']:.2f} s, {speed:.0f} samples/s; replicas agree: {found['agree']}")
+    print(
+        f"rows: sent {wire / 1e6:.2f} MB in the place of {plain / 1e6:.2f} MB, ratio {plain / max(wire, 1):.2f}"
+    )
+    if args.json:
+        args.json.write_text(json.dumps(found | {"codecs": [plan.codec for plan in plans]}) + "\n")
+
+
+def main() -> None:
+    args = arguments()
+    torch.sparse.check_sparse_tensor_invariants.disable()  # or Adagrad warns that nobody has said so
+    hct.set_policy("none")
+    dist.init_process_group(args.backend)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    dtype = getattr(torch, args.dtype)
+
+    clicks = Clicks(args.seed, args.rows)
+    tables = Tables(clicks, args.width, args.seed, dtype, group_of("emb_grad")).to(device)
+    one = f"bounded:abs={args.bound},coder={args.coder}" + f",vector={args.width}" * (args.coder == "lz")
+    tables.groups = groups_of([one if args.compress == "one" else "none"] * TABLES)
+    torch.manual_seed(args.seed)
+    ddp = DistributedDataParallel(Interaction(args.width).to(device, dtype))
+    optimizer = torch.optim.Adagrad([*ddp.parameters(), *tables.parameters()], lr=args.lr)
+
+    def drawn(step: int, n: int) -> list[torch.Tensor]:
+        return [x.to(device, dtype if x.is_floating_point() else None) for x in clicks.draw(step, rank, n)]
+
+    losses, plans = [], []
+    began = time.perf_counter()
+    for step in range(1, args.steps + 1):
+        dense, ids, labels = drawn(step, args.batch)
+        if args.compress == "dual" and step == args.plan_step:
+            plans = tables.plan(ids, args.bounds, args.rate)  # [4]
+            tables.groups = groups_of([plan.codec for plan in plans], args.until)
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(ddp(dense, tables(ids)), labels)
+        loss.backward()
+        optimizer.step()
+        hct.advance_step()
+        losses.append(loss.detach())
+        if step in (1, args.steps) or step % 50 == 0:
+            mean = gathered(losses[-1]).mean()
+            if rank == 0:
+                print(f"step {step}: loss {mean:.6f}")
+    seconds = time.perf_counter() - began
+
+    dense, ids, labels = drawn(TEST, args.test)
+    with torch.no_grad():
+        scores = ddp.module(dense, tables(ids, exact=True))
+    sent = [[row.plain_bytes, row.wire_bytes] for row in hct.stats() if row.axis == "emb"]
+    plain, wire = gathered(torch.tensor(sent or [[0, 0]], device=device).sum(0)).sum(0).tolist()
+    shared = gathered(torch.cat([p.detach().flatten() for p in ddp.parameters()]))
+    found = {
+        "losses": gathered(torch.stack(losses)).mean(0).tolist(),
+        "auc": auc(gathered(scores).ravel(), gathered(labels).ravel()),
+        "held_out": args.test * ranks,
+        "seconds": seconds,
+        "samples_per_second": args.steps * args.batch * ranks / seconds,
+        "plain_bytes": plain,
+        "wire_bytes": wire,
+        "agree": bool((shared == shared[0]).all()),
+    }
+    if rank == 0:
+        report(args, found, plans, clicks.rows)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
