@@ -7,8 +7,9 @@
 DLRM (Naumov et al., arXiv:1906.00091) at a small size: an MLP of dense features, dot products of its output and the
 rows of 8 tables, an MLP above. Each table lives on one rank; the MLPs are DDP's. Clicks are drawn: ids by Zipf's law,
 labels from a fixed teacher. The rows of a batch are an all-to-all [1], of a group whose policy [2] compresses it; their
-gradients come back as they are [3]. With `--compress dual` each table has a bound and a coder of its own, found from
-the rows of step `--plan-step` [4], and the bounds are wider in the steps after it (arXiv:2407.04272).
+gradients come back as they are [3]. The first steps are exact. With `--compress dual` each table has a bound and a
+coder of its own, found from the rows of step `--from-step` [4], and bounds are wider in the steps after it
+(arXiv:2407.04272).
 """
 
 import argparse
@@ -196,8 +197,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--bound", type=float, default=0.01, help="absolute, of one")
     parser.add_argument("--coder", choices=("lz", "huffman"), default="huffman", help="of one")
-    parser.add_argument("--bounds", type=float, nargs=3, default=[0.05, 0.03, 0.01], help="of dual's classes")
-    parser.add_argument("--plan-step", type=int, default=20, help="of dual; uncompressed before")
+    parser.add_argument(
+        "--bounds", type=float, nargs=3, default=[0.02, 0.01, 0.005], help="of dual's classes"
+    )
+    parser.add_argument("--from-step", type=int, default=20, help="the first whose rows are compressed")
     parser.add_argument(
         "--until", type=int, default=100, help="steps in which dual's bounds fall from twice to once"
     )
@@ -216,8 +219,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.backend != "hybridcomp":
         args.compress = "none"
-    if args.compress == "dual" and not 1 <= args.plan_step <= args.steps:
-        parser.error(f"--plan-step must be from 1 to --steps ({args.steps}), not {args.plan_step}")
+    if args.compress != "none" and not 1 <= args.from_step <= args.steps:
+        parser.error(f"--from-step must be from 1 to --steps ({args.steps}), not {args.from_step}")
     return args
 
 
@@ -249,7 +252,7 @@ def main() -> None:
     clicks = Clicks(args.seed, args.rows)
     tables = Tables(clicks, args.width, args.seed, dtype, group_of("emb_grad")).to(device)
     one = f"bounded:abs={args.bound},coder={args.coder}" + f",vector={args.width}" * (args.coder == "lz")
-    tables.groups = groups_of([one if args.compress == "one" else "none"] * TABLES)
+    tables.groups = groups_of(["none"] * TABLES)
     torch.manual_seed(args.seed)
     ddp = DistributedDataParallel(Interaction(args.width).to(device, dtype))
     optimizer = torch.optim.Adagrad([*ddp.parameters(), *tables.parameters()], lr=args.lr)
@@ -261,7 +264,9 @@ def main() -> None:
     began = time.perf_counter()
     for step in range(1, args.steps + 1):
         dense, ids, labels = drawn(step, args.batch)
-        if args.compress == "dual" and step == args.plan_step:
+        if step == args.from_step and args.compress == "one":
+            tables.groups = groups_of([one] * TABLES)
+        elif step == args.from_step and args.compress == "dual":
             plans = tables.plan(ids, args.bounds, args.rate)  # [4]
             tables.groups = groups_of([plan.codec for plan in plans], args.until)
         optimizer.zero_grad()

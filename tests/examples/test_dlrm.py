@@ -77,8 +77,21 @@ def test_rows_arrive_within_their_bounds(ranks: int):
 
 @pytest.mark.long
 def test_dual_levels(tmp_path: Path):
-    more = ("--rows", "2000", "--test", "512", "--until", "10", "--json", str(tmp_path / "found"))
-    said = run(3, "dlrm", "--steps", "25", "--plan-step", "3", *more)
+    more = (
+        "--rows",
+        "2000",
+        "--bounds",
+        "0.05",
+        "0.03",
+        "0.01",
+        "--test",
+        "512",
+        "--until",
+        "10",
+        "--json",
+        str(tmp_path / "found"),
+    )
+    said = run(3, "dlrm", "--steps", "25", "--from-step", "3", *more)
     check(said, falls_to=0.9, saved=3)
     codecs = json.loads((tmp_path / "found").read_text())["codecs"]
     assert len(codecs) == 8
@@ -98,7 +111,7 @@ def test_auc_is_the_share_of_pairs_in_order(program: dict[str, Any]):
 def test_wrong_steps_are_told(
     program: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("sys.argv", ["dlrm.py", "--plan-step", "300"])
+    monkeypatch.setattr("sys.argv", ["dlrm.py", "--from-step", "300"])
     with pytest.raises(SystemExit, match="2"):
         program["arguments"]()
-    assert "--plan-step must be from 1 to --steps (200), not 300" in capsys.readouterr().err
+    assert "--from-step must be from 1 to --steps (200), not 300" in capsys.readouterr().err
