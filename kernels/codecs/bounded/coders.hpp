@@ -1,5 +1,5 @@
 // The forms of the codec `bounded` that code integers one by one, not in blocks' bit planes: payloads from
-// the prefix on. rows.cpp and huffman.cpp say what they hold.
+// the prefix on. rows.cpp and huffman.hpp say what they hold.
 #pragma once
 
 #include <cstddef>
