@@ -100,9 +100,7 @@ def train(lab: Lab, variant: str, rate: str, seed: int, flags: str) -> Run:
         command = [
             "python",
             str(PROGRAM),
-            *MODEL.split(),
-            "--seed",
-            str(seed),
+            *f"{MODEL} --seed {seed}".split(),
             *VARIANTS[variant],
             *flags.split(),
         ]

@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import time
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--bound", type=float, default=0.01, help="absolute, of one")
     parser.add_argument("--coder", choices=("lz", "huffman"), default="huffman", help="of one")
     parser.add_argument(
-        "--bounds", type=float, nargs=3, default=[0.02, 0.01, 0.005], help="of dual's classes"
+        "--bounds", type=float, nargs=3, default=[0.01, 0.005, 0.0025], help="of dual's classes"
     )
     parser.add_argument("--from-step", type=int, default=20, help="the first whose rows are compressed")
     parser.add_argument(
@@ -216,12 +217,42 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--json", type=Path, help="file for what was found, losses of all steps included")
+    parser.add_argument(
+        "--folder", type=Path, help="of a checkpoint: written after the last step, and gone on from if there"
+    )
     args = parser.parse_args()
     if args.backend != "hybridcomp":
         args.compress = "none"
     if args.compress != "none" and not 1 <= args.from_step <= args.steps:
         parser.error(f"--from-step must be from 1 to --steps ({args.steps}), not {args.from_step}")
     return args
+
+
+class Checkpoint:
+    """A file of this rank: its tables, the replica, the optimizer, codecs, and what compression keeps."""
+
+    def __init__(self, folder: Path | None, parts: dict[str, Any]) -> None:
+        self.file = folder and folder / f"rank{dist.get_rank()}.pt"
+        self.parts = parts  # by name, whatever has a state
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def resume(self, tables: Tables, until: int) -> tuple[int, list[str], list[hct.TablePlan]]:
+        """Load the parts, if there is a file; return the steps that are done, the tables' codecs and their plans."""
+        if not self.file or not self.file.exists():
+            return 0, [], []
+        saved = torch.load(self.file)
+        for name, part in self.parts.items():
+            part.load_state_dict(saved[name])
+        codecs, plans = saved["codecs"], [hct.TablePlan(*plan) for plan in saved["plans"]]
+        if codecs:
+            tables.groups = groups_of(codecs, until if plans else 0)
+        hct.load_state_dict(saved["compression"])  # the steps that groups have counted, too
+        return saved["step"], codecs, plans
+
+    def save(self, **more: Any) -> None:
+        if self.file:
+            torch.save({n: part.state_dict() for n, part in self.parts.items()} | more, self.file)
 
 
 def report(
@@ -260,15 +291,16 @@ def main() -> None:
     def drawn(step: int, n: int) -> list[torch.Tensor]:
         return [x.to(device, dtype if x.is_floating_point() else None) for x in clicks.draw(step, rank, n)]
 
-    losses, plans = [], []
+    checkpoint = Checkpoint(args.folder, {"tables": tables, "ddp": ddp, "optimizer": optimizer})
+    done, codecs, plans = checkpoint.resume(tables, args.until)
+    losses: list[torch.Tensor] = []
     began = time.perf_counter()
-    for step in range(1, args.steps + 1):
+    for step in range(done + 1, args.steps + 1):
         dense, ids, labels = drawn(step, args.batch)
-        if step == args.from_step and args.compress == "one":
-            tables.groups = groups_of([one] * TABLES)
-        elif step == args.from_step and args.compress == "dual":
-            plans = tables.plan(ids, args.bounds, args.rate)  # [4]
-            tables.groups = groups_of([plan.codec for plan in plans], args.until)
+        if step == args.from_step and args.compress != "none":
+            plans = tables.plan(ids, args.bounds, args.rate) if args.compress == "dual" else []  # [4]
+            codecs = [plan.codec for plan in plans] or [one] * TABLES
+            tables.groups = groups_of(codecs, args.until if plans else 0)
         optimizer.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(ddp(dense, tables(ids)), labels)
         loss.backward()
@@ -280,6 +312,8 @@ def main() -> None:
             if rank == 0:
                 print(f"step {step}: loss {mean:.6f}")
     seconds = time.perf_counter() - began
+    kept = {"codecs": codecs, "plans": [astuple(plan) for plan in plans]}
+    checkpoint.save(step=args.steps, compression=hct.state_dict(), **kept)
 
     dense, ids, labels = drawn(TEST, args.test)
     with torch.no_grad():
@@ -292,7 +326,7 @@ def main() -> None:
         "auc": auc(gathered(scores).ravel(), gathered(labels).ravel()),
         "held_out": args.test * ranks,
         "seconds": seconds,
-        "samples_per_second": args.steps * args.batch * ranks / seconds,
+        "samples_per_second": len(losses) * args.batch * ranks / seconds,
         "plain_bytes": plain,
         "wire_bytes": wire,
         "agree": bool((shared == shared[0]).all()),
