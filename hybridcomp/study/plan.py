@@ -57,11 +57,13 @@ class Speed:
         rates: of the links, as :class:`~hybridcomp.lab.Rate` has them.
         rounds: runs of each variant at each rate.
         fields: of the trainer.
+        cores: what the hosts may use of this machine's, as :func:`~hybridcomp.lab.hosts.cores_of` has it; None: all.
     """
 
     rates: tuple[str, ...]
     rounds: int
     fields: Fields
+    cores: str | None = None
 
 
 Kind = Literal["faster", "lower_loss", "same_loss", "fewer_bytes"]
@@ -98,6 +100,7 @@ class Run:
         rate: of the links.
         number: the seed of a run for the loss, the round from 1 of one for the speed.
         fields: of the trainer, all that are not at their defaults.
+        cores: of the hosts, as :class:`Speed` has them.
     """
 
     variant: Variant
@@ -105,6 +108,7 @@ class Run:
     rate: str
     number: int
     fields: Fields
+    cores: str | None = None
 
     @property
     def name(self) -> str:
@@ -200,7 +204,7 @@ class Study:
                         given = {**self.fields, **variant.fields, "eval_batches": 0, **self.speed.fields}
                         if given.get("sync") is not None:
                             given["steps"] = _with_whole_rounds(given)
-                        runs.append(Run(variant, "speed", rate, number, given))
+                        runs.append(Run(variant, "speed", rate, number, given, self.speed.cores))
         return runs
 
     def of(self, part: str) -> tuple[Variant, ...]:

@@ -29,6 +29,7 @@
     rates = ["200mbit", "1gbit"]
     rounds = 3
     steps = 12
+    cores = "0.5,0.5,0.5,0.25"             # if not all of this machine's: what each host may use
     [[expect]]                             # what it is to show
     faster = ["hybrid", "naive"]
     rate = "200mbit"
@@ -45,6 +46,7 @@ from typing import Any, NoReturn, get_args
 
 from hybridcomp.errors import ConfigError, HybridcompError
 from hybridcomp.lab import Rate
+from hybridcomp.lab.hosts import cores_of
 from hybridcomp.policy.load import PRESETS, load_policy
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.study.plan import Expectation, Kind, Loss, Speed, Study, Variant
@@ -223,6 +225,7 @@ class _Reader:
             return None
         given = dict(table)
         rates, rounds = given.pop("rates", ["none"]), given.pop("rounds", 3)
+        cores = given.pop("cores", None)
         if not isinstance(rates, list) or not rates:
             self.fail("rates", f"must be a list of rates, not {rates!r}")
         if type(rounds) is not int or rounds < 1:
@@ -231,7 +234,11 @@ class _Reader:
             parsed = tuple(str(Rate.parse(str(rate))) for rate in rates)
         except ConfigError as error:
             self.fail("rates", str(error))
-        return Speed(parsed, rounds, self._fields(given))
+        if cores is not None and not isinstance(cores, str):
+            self.fail(
+                "cores", f"must be a text such as '0.5,0.5,0.25', a number for each host, not {cores!r}"
+            )
+        return Speed(parsed, rounds, self._fields(given), cores)
 
     def _expectation(self, table: dict[str, Any]) -> Expectation:
         given = dict(table)
@@ -260,6 +267,10 @@ class _Reader:
             self.fail("baseline", f"there is no variant {study.baseline!r}; there are {', '.join(names)}")
         if study.loss is None and study.speed is None:
             self.fail("loss", "there is nothing to measure: give [loss] or [speed]")
+        try:
+            cores_of(None if study.speed is None else study.speed.cores, study.hosts)
+        except ConfigError as error:
+            self.fail("cores", str(error))
         for expectation in study.expectations:
             self._check_expectation(expectation, study)
         for run in study.runs():

@@ -93,8 +93,9 @@ def run_study(
         if done is not None:
             ended[run.folder] = done
             watcher.finish(run, done, kept=True)
-    for rate, group in groupby((run for run in runs if run.folder not in ended), lambda run: run.rate):
-        with Lab(study.hosts, rate, kind=kind) as lab:
+    to_run = (run for run in runs if run.folder not in ended)
+    for (rate, cores), group in groupby(to_run, lambda run: (run.rate, run.cores)):
+        with Lab(study.hosts, rate, kind=kind, cores=cores) as lab:
             for run in group:
                 watcher.begin(run)
                 ended[run.folder] = _run(study, run, lab, out, policies, watcher)
@@ -134,6 +135,7 @@ def _identity(study: Study, run: Run) -> dict[str, Any]:
         "hosts": study.hosts,
         "ppn": study.ppn,
         "version": __version__,
+        **({} if run.cores is None else {"cores": run.cores}),
     }
 
 
@@ -180,6 +182,7 @@ def _run(study: Study, run: Run, lab: Lab, out: Path, policies: Mapping[str, Pat
             str(study.ppn),
             "--rate",
             run.rate,
+            *(() if run.cores is None else ("--cores", run.cores)),
             "--",
             *command,
         ]
