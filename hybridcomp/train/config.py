@@ -61,8 +61,9 @@ class TrainConfig:
 
     sync: str | None = None
     """How replicas synchronise, in the place of a sum of gradients in each step: rarely, by local_sgd:every=16, or
-    diloco:every=32,fragments=4,delay=2,alpha=0,lr=0.7,momentum=0.9, of which every is needed; or with neighbours
-    alone, by gossip:method=powergossip,rank=1,graph=ring, gossip:method=choco, or event. See docs/sync.md."""
+    diloco:every=32,fragments=4,delay=2,alpha=0,lr=0.7,momentum=0.9, of which every is needed; rarely, with
+    micro-batches by their speed, elastic:every=16; or with neighbours alone, by
+    gossip:method=powergossip,rank=1,graph=ring, gossip:method=choco, or event. See docs/sync.md."""
 
     sequence_parallel: bool = False
     """Split the residual stream and its norms along the sequence over tp. tp divides seq_len."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -39,14 +41,22 @@ class Batches:
                 "raise val_fraction or set eval_batches = 0"
             )
 
-    def train(self, step: int, replica: int) -> Batch:
-        """Return the batch of 0-based ``step`` for a replica: micro_batches * micro_batch_size random windows."""
+    def train(self, step: int, replica: int, shares: Sequence[int] | None = None) -> Batch:
+        """Return the batch of 0-based ``step`` for a replica: micro_batches * micro_batch_size random windows.
+
+        Args:
+            step: from 0.
+            replica: from 0.
+            shares: micro-batches of each replica, as many together as the configuration says; None: its own of each.
+        """
         config = self._config
+        each = [config.micro_batches] * config.dp if shares is None else shares
         generator = np.random.default_rng([config.seed, step])
         starts = generator.integers(
             0, self._corpus.train.size - config.seq_len, size=config.dp * config.replica_batch
         )
-        mine = starts[replica * config.replica_batch : (replica + 1) * config.replica_batch]
+        first, own = (config.micro_batch_size * n for n in (sum(each[:replica]), each[replica]))
+        mine = starts[first : first + own]
         return self._windows(self._corpus.train, mine)
 
     def evaluate(self, replica: int) -> list[Batch]:

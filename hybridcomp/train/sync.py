@@ -12,6 +12,7 @@ from hybridcomp.codecs import get_codec
 from hybridcomp.errors import ConfigError
 from hybridcomp.train.config import FLUSHED, TrainConfig
 from hybridcomp.train.gossip.graph import make_graph
+from hybridcomp.train.shares import check_shares, parse_shares, read_shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,30 @@ class LocalSGD(DiLoCo):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Elastic(DiLoCo):
+    """Adaptive elastic SGD: replicas have as many micro-batches of a step as they are fast, :mod:`.optimizer.elastic`.
+
+    Attributes:
+        lr, momentum: of the outer optimizer; with 1 and 0 an outer step gives the weighted mean of the parameters.
+        least: the fewest micro-batches of a replica.
+        gain: the least part of a step that other shares must save before they are taken.
+        shares: micro-batches of each replica, ``6-4-3-3``, for the whole run; empty: decided by measured times.
+        frozen: metrics of an earlier run, whose shares are repeated; empty: none.
+    """
+
+    method = "elastic"
+    fragments: int = field(default=1, init=False)
+    delay: int = field(default=0, init=False)
+    alpha: float = field(default=0.0, init=False)
+    lr: float = 1.0
+    momentum: float = 0.0
+    least: int = 1
+    gain: float = 0.05
+    shares: str = ""
+    frozen: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gossip(Sync):
     """Parameters are mixed with those of neighbours in a graph of the replicas, :mod:`hybridcomp.train.gossip`.
 
@@ -105,7 +130,7 @@ class Event(Sync):
     reads: str = "ordered"
 
 
-METHODS: dict[str, type[Sync]] = {kind.method: kind for kind in (LocalSGD, DiLoCo, Gossip, Event)}
+METHODS: dict[str, type[Sync]] = {kind.method: kind for kind in (LocalSGD, DiLoCo, Elastic, Gossip, Event)}
 """Kinds of synchronisation by name."""
 
 OF_RULE: dict[str, frozenset[str]] = {
@@ -122,7 +147,7 @@ STALE = ("mix", "skip")
 """What replicas do with what they have heard of before."""
 
 _FIELDS = {"method": "rule"}  # keys that are called otherwise here
-_LISTS = ("codec", "graph")  # keys whose values may have commas
+_LISTS = ("codec", "graph", "frozen")  # keys whose values may have commas
 
 
 def parse_sync(text: str) -> Sync:
@@ -196,6 +221,8 @@ def _check_values(text: str, sync: Sync) -> None:
         "stale": (lambda value: value in STALE, f"one of {', '.join(STALE)}"),
         "reads": (lambda value: value in READS, f"one of {', '.join(READS)}"),
         "gamma": (lambda value: 0 < value <= 1, "above 0, and at most 1"),
+        "least": (lambda value: value >= 1, "at least 1"),
+        "gain": (lambda value: 0 <= value < 1, "at least 0, and below 1"),
     }
     for each in dataclasses.fields(sync):
         value = getattr(sync, each.name)
@@ -247,6 +274,8 @@ def check_sync(text: str, config: TrainConfig) -> None:
         raise ConfigError(
             f"sync {text}: fragments ({sync.fragments}) must be at most the layers of a stage ({blocks})"
         )
+    if isinstance(sync, Elastic):
+        _check_elastic(text, sync, config)
     if isinstance(sync, Gossip | Event):
         if config.backend != "hybridcomp":
             raise ConfigError(
@@ -254,3 +283,25 @@ def check_sync(text: str, config: TrainConfig) -> None:
                 f"not {config.backend}"
             )
         make_graph(sync.graph, config.dp)
+
+
+def _check_elastic(text: str, sync: Elastic, config: TrainConfig) -> None:
+    if config.pp > 1:
+        raise ConfigError(
+            f"sync {text} gives replicas different numbers of micro-batches, which a pipeline's schedule is made for: "
+            f"pp must be 1, not {config.pp}"
+        )
+    if not sync.least <= config.micro_batches or config.micro_batches < 2:
+        raise ConfigError(
+            f"sync {text} moves micro-batches from one replica to another: micro_batches must be at least 2, and at "
+            f"least least ({sync.least}), not {config.micro_batches}"
+        )
+    if sync.shares and sync.frozen:
+        raise ConfigError(f"sync {text}: shares and frozen both say what replicas have: leave one out")
+    try:
+        if sync.shares:
+            check_shares(parse_shares(sync.shares), config.dp, config.micro_batches)
+        if sync.frozen:
+            read_shares(sync.frozen, config.dp, config.micro_batches)
+    except ValueError as error:
+        raise ConfigError(f"sync {text}: {error}") from error

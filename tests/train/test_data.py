@@ -171,3 +171,11 @@ def test_a_token_outside_the_vocabulary_is_refused():
     batches = Batches(dataclasses.replace(counting(), vocab_size=10), CONFIG)
     with pytest.raises(ConfigError, match="outside a vocabulary of 10"):
         batches.train(0, 0)
+
+
+def test_replicas_share_a_steps_sequences_as_they_are_told():
+    batches = Batches(counting(), CONFIG)
+    even = np.concatenate([batches.train(5, replica) for replica in (0, 1)])
+    uneven = [batches.train(5, replica, (3, 1)) for replica in (0, 1)]
+    assert [len(batch) for batch in uneven] == [9, 3]
+    assert np.array_equal(np.concatenate(uneven), even)

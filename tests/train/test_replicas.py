@@ -42,6 +42,7 @@ CASES = {
     f"{MESH} --sync diloco:every=2,fragments=1,delay=1": "int8:block=32",  # under way in the pause
     "--dp 2 --tp 2 --layers 2 --optimizer lans --sync diloco:every=2,fragments=2,alpha=0.5": "int8:block=32",
     "--dp 4 --layers 2 --micro-batches 1 --sync local_sgd:every=3": "int8:block=32",
+    "--dp 4 --layers 2 --micro-batches 2 --sync elastic:every=2,shares=4-2-1-1": "int8:block=32",  # in a round's middle
     f"{CYCLIC} cdp-v1 --shard stages": "int8:block=32",
     f"{CYCLIC} cdp-v2 --clip 0 --shard stages": "int8:block=32",
     f"{CYCLIC} cdp-v1 --clip 0 --shard stages": "lossless",  # weights of any length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hybridcomp.train.data import Batches
 from hybridcomp.train.generate import load_model
 from hybridcomp.train.model.gpt import loss_of
 from hybridcomp.train.reading import parse
+from hybridcomp.train.shares import decide, divide, read_shares
 from hybridcomp.train.sync import parse_sync
 from hybridcomp.train.text import load_corpus
 from tests.train.harness import TINY, metrics, run_ranks
@@ -31,12 +33,20 @@ CASES = [
     "--dp 2 --pp 2 --layers 2 --micro-batches 2 --sync gossip:method=powergossip,rank=2",
     "--dp 4 --layers 1 --micro-batches 1 --sync gossip:method=choco,codec=topk:ratio=0.1,gamma=0.3",
     "--dp 4 --layers 1 --micro-batches 1 --sync event:warmup=2,horizon=0.9,reach=1.5",
+    "--dp 4 --layers 1 --micro-batches 3 --sync elastic:every=3",
+    "--dp 2 --tp 2 --layers 2 --micro-batches 3 --sync elastic:every=2,least=2,lr=0.9,momentum=0.5",
+    "--dp 4 --layers 1 --micro-batches 2 --sync elastic:every=4,shares=4-2-1-1",
+    "--dp 4 --layers 1 --micro-batches 2 --sync elastic:every=2,frozen=FROZEN",
 ]
+FROZEN = [(2, [3, 2, 2, 1]), (4, [1, 1, 1, 5])]
 
 
 @pytest.mark.timeout(100)
-def test_replicas_train_as_the_rule_says():
-    done = run_ranks(4, SCRIPT, json.dumps(CASES))
+def test_replicas_train_as_the_rule_says(tmp_path):
+    frozen = tmp_path / "metrics.jsonl"
+    rows = [{"kind": "train", "step": step, "replicas": {"shares": shares}} for step, shares in FROZEN]
+    frozen.write_text("".join(json.dumps(row) + "\n" for row in [{"kind": "start"}, *rows]))
+    done = run_ranks(4, SCRIPT, json.dumps([case.replace("FROZEN", str(frozen)) for case in CASES]))
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{len(CASES)} cases, 0 problems" in done.stdout
 
@@ -108,7 +118,7 @@ def test_bytes_are_counted_where_they_are_sent(run):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("often:every=2", "the method must be one of local_sgd, diloco, gossip, event, not 'often'"),
+        ("often:every=2", "the method must be one of local_sgd, diloco, elastic, gossip, event, not 'often'"),
         ("diloco", "lacks every, as in diloco:every=32"),
         (
             "diloco:every=2,each=3",
@@ -124,6 +134,12 @@ def test_bytes_are_counted_where_they_are_sent(run):
         ("diloco:every=4,alpha=1.5", "alpha must be from 0 to 1, not 1.5"),
         ("diloco:every=4,lr=0", "lr must be positive and finite, not 0.0"),
         ("diloco:every=4,momentum=1", "momentum must be at least 0, and below 1, not 1.0"),
+        ("elastic:every=4,least=0", "least must be at least 1, not 0"),
+        ("elastic:every=4,gain=1", "gain must be at least 0, and below 1, not 1.0"),
+        (
+            "elastic:every=4,delay=1",
+            "'delay=1' must be KEY=VALUE; keys: every, lr, momentum, least, gain, shares",
+        ),
     ],
 )
 def test_a_wrong_sync_is_named(text, words):
@@ -149,3 +165,49 @@ def test_a_wrong_sync_is_named(text, words):
 def test_what_does_not_go_with_it_is_named(arguments, words):
     with pytest.raises(ConfigError, match=words):
         parse(["--sync", "diloco:every=8,fragments=4", *arguments.split()])
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "words"),
+    [
+        ("", "--micro-batches 1", "micro_batches must be at least 2"),
+        ("least=5", "", r"at least least \(5\), not 4"),
+        ("", "--pp 2", "pp must be 1, not 2"),
+        ("shares=4-4-8", "", r"shares must be of 2 replicas, each at least 1, and 8 together .*, not 4-4-8"),
+        ("shares=8-0", "", "each at least 1"),
+        ("shares=4-5", "", "not 4-5"),
+        ("shares=4+4", "", r"shares must be numbers such as 6-4-3-3, not '4\+4'"),
+        ("frozen=nowhere", "", "frozen: cannot read shares from 'nowhere'"),
+        ("shares=4-4,frozen=x", "", "leave one out"),
+    ],
+)
+def test_wrong_shares_are_named(options, arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        parse(["--sync", f"elastic:every=8,{options}", "--dp", "2", *arguments.split()])
+
+
+@pytest.mark.parametrize("text", ["", '{"kind": "train", "step": 3}\n', '{"kind": "train"', "[1]\n"])
+def test_metrics_without_shares_are_named(tmp_path, text):
+    (tmp_path / "metrics.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=r"frozen: .*metrics\.jsonl"):
+        read_shares(str(tmp_path / "metrics.jsonl"), 2, 4)
+
+
+@pytest.mark.parametrize("speeds", [(1, 1, 1), (4, 1, 1), (1, 2.5, 7), (0.1, 30, 0.1)])
+@pytest.mark.parametrize(("total", "least"), [(3, 1), (12, 1), (13, 2)])
+def test_no_other_shares_end_earlier(speeds, total, least):
+    shares = divide(total, speeds, least)
+
+    def seconds(each):
+        return max(n / speed for n, speed in zip(each, speeds, strict=True))
+
+    ways = [w for w in itertools.product(range(least, total + 1), repeat=3) if sum(w) == total]
+    assert shares in ways
+    assert seconds(shares) == min(map(seconds, ways))
+
+
+def test_shares_stay_where_others_save_little():
+    assert decide((4, 4), (1.0, 1.2), 1, 0.05) == (4, 4)  # 3 and 5 would take longer
+    assert decide((4, 4), (1.0, 2.0), 1, 0.05) == (3, 5)
+    assert decide((4, 4), (1.0, 2.0), 1, 0.3) == (4, 4)
+    assert decide((1, 7), (1.0, 1.0), 1, 0.05) == (4, 4)

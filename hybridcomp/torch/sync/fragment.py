@@ -74,14 +74,17 @@ class Fragment:
             value.copy_(local_of(self.parameters[name]))
 
     @torch.no_grad()
-    def start(self, step: int) -> None:
+    def start(self, step: int, weight: float = 1.0) -> None:
         """Start to average how the parameters have changed since the last update, over the replicas.
 
         Args:
             step: of the fragment's outer steps, for a policy's warm-up.
+            weight: of this replica in the average; those of all replicas have the mean 1.
         """
         for name, difference in self.differences.items():
             difference.copy_(self.globals[name]).sub_(local_of(self.parameters[name]))
+        if weight != 1:
+            self._buffer *= weight
         self.under_way = True
         self._averaging = self._averager.average(self._buffer, lambda: self._shapes, self.number, step)
         self._averager.flush()

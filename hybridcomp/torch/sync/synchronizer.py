@@ -29,6 +29,7 @@ class Synchronizer:
         fragments: in order.
         globals: what all replicas have the same bits of, by parameters' names.
         outer: the optimizer of the global values.
+        weight: of this replica in outer steps that start; those of all replicas have the mean 1.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Synchronizer:
         """
         check_schedule(every, len(fragments), delay, alpha)
         self.step = 0
+        self.weight = 1.0
         self.fragments = [Fragment(i, parameters, averager) for i, parameters in enumerate(fragments)]
         self.globals = {name: p for fragment in self.fragments for name, p in fragment.globals.items()}
         self.outer = make_outer(self.globals)
@@ -73,7 +75,7 @@ class Synchronizer:
         self.step += 1
         for fragment in self.fragments:
             if self._since_start(fragment) == 0:
-                fragment.start(self._rounds(fragment))
+                fragment.start(self._rounds(fragment), self.weight)
         for fragment in self.fragments:
             if fragment.under_way and self._since_start(fragment) == self._delay:
                 fragment.update(self.outer, self._alpha)
@@ -104,7 +106,7 @@ class Synchronizer:
         self.finish()
         apart = [fragment for fragment, same in zip(self.fragments, alike, strict=True) if not same]
         for fragment in apart:
-            fragment.start(self._rounds(fragment))
+            fragment.start(self._rounds(fragment), self.weight)
         for fragment in apart:
             fragment.replace()
 

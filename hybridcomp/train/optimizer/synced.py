@@ -71,6 +71,10 @@ class SyncedUpdater(ApartUpdater):
         for parameter in self.whole.values() if how.momentum else ():  # a checkpoint is loaded into it
             self._sync.outer.state[parameter][_MOMENTUM] = torch.zeros_like(parameter)
 
+    def weigh(self, weight: float) -> None:
+        """Have this replica count so many times as much as the mean replica in the next outer steps."""
+        self._sync.weight = weight
+
     def synchronise(self, step: int, *, last: bool) -> bool:
         """See :class:`ApartUpdater`: start and end the outer steps that are due."""
         self._sync.advance()

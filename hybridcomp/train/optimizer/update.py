@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -28,23 +28,31 @@ from hybridcomp.train.topology import Topology
 
 @dataclass(frozen=True)
 class Replicas:
-    """The state of replicas that gossip, when ranks reported it.
+    """The state of replicas that train apart, when ranks reported it.
 
     Attributes:
         spread: RMS distance of their parameters from the mean of all, over the RMS of the parameters; an estimate
-            (:mod:`.spread`), before any average of all.
+            (:mod:`.spread`), before any average of all. None where they do not gossip.
         suppressed: share of all tensors up to then that were not sent, as they had not changed by enough; None where
             all are.
+        shares: micro-batches of each replica from then on; None where all have the same.
     """
 
-    spread: float
+    spread: float | None = None
     suppressed: float | None = None
+    shares: tuple[int, ...] | None = None
 
     @property
     def text(self) -> str:
         """Return it for people."""
-        kept = "" if self.suppressed is None else f", {100 * self.suppressed:.1f} % of messages suppressed"
-        return f"replicas apart by {100 * self.spread:.3g} %{kept}"
+        told = []
+        if self.spread is not None:
+            told.append(f"replicas apart by {100 * self.spread:.3g} %")
+        if self.suppressed is not None:
+            told.append(f"{100 * self.suppressed:.1f} % of messages suppressed")
+        if self.shares is not None:
+            told.append(f"micro-batches {' '.join(map(str, self.shares))}")
+        return ", ".join(told)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Result:
         norm: of the whole gradient, before clipping.
         traffic: int64 [2, axes], bytes of all ranks up to the step: on the wire, and uncompressed.
         stop: whether a rank had been asked to stop when it reported the step.
-        replicas: of those that gossip, after the newest step of a report; else None.
+        replicas: of those that gossip or have shares, after the newest step of a report; else None.
     """
 
     step: int
@@ -135,6 +143,14 @@ class Updater:
             p for name, p in parameters.items() if name in apart and (name in split or topology.tp == 0)
         ]
 
+    def begin(self) -> Sequence[int] | None:
+        """Begin a step, before its passes; return the micro-batches of each replica, None: as configured."""
+        return None
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, from 0."""
+        return learning_rate(self._config, step)
+
     def complete_gradients(self) -> None:
         """Sum the gradients of which ranks have parts; collective, once a step, before all else."""
         if self._partial:
@@ -184,7 +200,7 @@ class Updater:
         parameters = list(self.parameters.values())
         self.gradient_bytes = max(self.gradient_bytes, self.held_bytes())
         if math.isfinite(norm):
-            set_learning_rate(self.optimizer, learning_rate(self._config, step))
+            set_learning_rate(self.optimizer, self.rate(step))
             clip_gradients(parameters, norm, self._config.clip)
             self.optimizer.step()
         for parameter in parameters:

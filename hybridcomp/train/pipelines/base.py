@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,18 @@ from hybridcomp.train.parallel.neurons import find_thresholds
 from hybridcomp.train.parallel.residual_stream import stream_of
 from hybridcomp.train.parallel.stages import RankModel, build_model, rehearse
 from hybridcomp.train.pipelines.evaluation import evaluate
-from hybridcomp.train.sync import DiLoCo, Event, Gossip, parse_sync
+from hybridcomp.train.sync import DiLoCo, Elastic, Event, Gossip, parse_sync
 from hybridcomp.train.topology import Topology
 
 if TYPE_CHECKING:
     from hybridcomp.train.start import Job
+
+
+class BatchOf(Protocol):
+    """A function that gives this replica's batch of a step."""
+
+    def __call__(self, step: int, shares: Sequence[int] | None = None, /) -> Tensor:
+        """Return it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,8 @@ class Run:
         policy: what to compress.
         topology: the mesh.
         batch: gives this replica's batch of a step (from 0): int64
-            [micro_batches * micro_batch_size, seq_len + 1].
+            [micro_batches * micro_batch_size, seq_len + 1]; with as many micro-batches as it has of a second argument,
+            those of each replica, if that is given and not None.
         traffic: gives this rank's byte counters, int64 [2, axes].
         stop_requested: tells whether this rank has been asked to stop.
     """
@@ -47,7 +55,7 @@ class Run:
     config: TrainConfig
     policy: Policy
     topology: Topology
-    batch: Callable[[int], Tensor]
+    batch: BatchOf
     traffic: Callable[[], Tensor]
     stop_requested: Callable[[], bool]
 
@@ -73,8 +81,8 @@ class Run:
         find_thresholds(model, config, topology)
         nothing = torch.zeros(2, len(config.axes), dtype=torch.int64)
 
-        def batch(step: int) -> Tensor:
-            return torch.from_numpy(job.batches.train(step, topology.dp))
+        def batch(step: int, shares: Sequence[int] | None = None) -> Tensor:
+            return torch.from_numpy(job.batches.train(step, topology.dp, shares))
 
         return cls(
             model, shape, config, job.policy, topology, batch, traffic or (lambda: nothing), stop_requested
@@ -89,6 +97,7 @@ class Run:
         about = self.config, self.topology, self.traffic, self.stop_requested
         if self.config.sync is not None:
             # They import this floor.
+            from hybridcomp.train.optimizer.elastic import ElasticUpdater  # noqa: PLC0415
             from hybridcomp.train.optimizer.gossiping import GossipUpdater  # noqa: PLC0415
             from hybridcomp.train.optimizer.synced import SyncedUpdater  # noqa: PLC0415
 
@@ -96,6 +105,8 @@ class Run:
             if isinstance(how, Gossip | Event):
                 return GossipUpdater(how, model, *about)
             assert isinstance(how, DiLoCo)
+            if isinstance(how, Elastic):
+                return ElasticUpdater(how, model, self.policy, *about)
             return SyncedUpdater(how, model, self.policy, *about)
         if model.streamed is not None:
             return StreamedUpdater(model.streamed, mine, *about)

@@ -23,10 +23,11 @@ class Loop(Schedule):
 
     def train(self, step: int, *, last: bool) -> list[Result]:
         """See :class:`Schedule`; behind where replicas synchronise rarely."""
-        count = self.run.config.micro_batches
+        batch = self.run.batch(step, self.updater.begin())
+        count = len(batch) // self.run.config.micro_batch_size
         total = 0.0
         ddp = self._module if isinstance(self._module, DistributedDataParallel) else None
-        for i, micro in enumerate(self.run.batch(step).chunk(count)):
+        for i, micro in enumerate(batch.chunk(count)):
             with contextlib.nullcontext() if i == count - 1 or ddp is None else ddp.no_sync():
                 loss = loss_of(self._module(micro[:, :-1]), micro[:, 1:]) / count
                 loss.backward()  # type: ignore[no-untyped-call]

@@ -7,6 +7,8 @@ losses, norms, evaluations.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import sys
 import warnings
@@ -18,6 +20,7 @@ import torch.distributed as dist
 
 from hybridcomp.train.gossip.graph import make_graph
 from hybridcomp.train.model.gpt import ModelShape, loss_of
+from hybridcomp.train.optimizer.elastic import ElasticUpdater
 from hybridcomp.train.pipelines import Run, make_schedule
 from hybridcomp.train.sync import Event, parse_sync
 from hybridcomp.train.topology import Topology
@@ -52,8 +55,7 @@ class Replicas:
         self.step = 0
 
     def train(self, batches: list[torch.Tensor]) -> None:
-        for model, batch in zip(self.models, batches, strict=True):
-            model.step([batch])
+        train_each(self.models, batches)
         self.step += 1
         for name, fragment in self.fragment_of.items():
             since = self.step - self.sync.every * (fragment + 1) // self.sync.fragments
@@ -94,6 +96,68 @@ class Replicas:
             self.take(name, self.mean(name), 0.0)
 
 
+class ElasticReplicas(Replicas):
+    """The same, where replicas have different numbers of micro-batches and count in a mean by what they trained on."""
+
+    def __init__(self, config, shape, fragment_of: dict[str, int]) -> None:
+        super().__init__(config, shape, fragment_of)
+        self.config = config
+        self.trained = [0] * config.dp
+        self.shares = shares_of(config, 0)
+
+    def train(self, batches: list[torch.Tensor]) -> None:
+        for replica, (model, share) in enumerate(zip(self.models, self.shares, strict=True)):
+            part = share / self.config.micro_batches
+            rates = {"lr": part * self.config.lr, "min_lr": part * self.config.min_lr}
+            model.config = dataclasses.replace(self.config, micro_batches=share, **rates)
+            self.trained[replica] += share
+        super().train(batches)
+        if self.step % self.sync.every == 0:
+            self.trained = [0] * len(self.trained)
+            self.shares = shares_of(self.config, self.step)
+
+    def mean(self, name: str) -> torch.Tensor:
+        values = torch.stack([model.parameters[name].detach() for model in self.models])
+        weights = torch.tensor(self.trained if any(self.trained) else self.shares, dtype=values.dtype)
+        return torch.tensordot(weights / weights.sum(), values, 1)
+
+
+def shares_of(config, step: int) -> tuple[int, ...]:
+    """The micro-batches of each replica from a step on, by its definition."""
+    sync = parse_sync(config.sync)
+    if sync.shares:
+        return tuple(map(int, sync.shares.split("-")))
+    if sync.frozen:
+        rows = [json.loads(line) for line in Path(sync.frozen).read_text().splitlines()]
+        found = [(0, (config.micro_batches,) * config.dp)]
+        found += [(row["step"], tuple(row["replicas"]["shares"])) for row in rows if row.get("replicas")]
+        return max((at, shares) for at, shares in found if at <= step)[1]
+    if step < sync.every:
+        return (config.micro_batches,) * config.dp
+    total = config.dp * config.micro_batches
+    ways = itertools.product(range(sync.least, total), repeat=config.dp)
+    # FakeClock: replica r takes r + 1 seconds for a micro-batch.
+    seconds = {way: max(n * (r + 1) for r, n in enumerate(way)) for way in ways if sum(way) == total}
+    return min(seconds, key=lambda way: (seconds[way], sorted(n * (r + 1) for r, n in enumerate(way))[::-1]))
+
+
+class FakeClock:
+    """A clock of a rank that goes by the micro-batches of its replica: a second more each for a later one."""
+
+    def __init__(self, updater, replica: int) -> None:
+        self.updater, self.replica, self.now, self.runs = updater, replica, 0.0, False
+
+    def __call__(self) -> float:
+        self.now += (self.replica + 1) * self.updater.shares[self.replica] if self.runs else 0.0
+        self.runs = not self.runs
+        return self.now
+
+
+def train_each(models, batches: list[torch.Tensor]) -> None:
+    for model, batch in zip(models, batches, strict=True):
+        model.step([batch])
+
+
 class Gossiping:
     """Gossip by its formulas (:mod:`tests.train.mixing`), on the whole models of all replicas.
 
@@ -120,8 +184,7 @@ class Gossiping:
         return [{n: p.detach().numpy().copy() for n, p in m.parameters.items()} for m in self.models]
 
     def train(self, batches: list[torch.Tensor]) -> None:
-        for model, batch in zip(self.models, batches, strict=True):
-            model.step([batch])
+        train_each(self.models, batches)
         self.step += 1
         if self.step % self.sync.every == 0:
             for model, mixed in zip(self.models, self.rule.mix(self.tensors(), self.step - 1), strict=True):
@@ -143,7 +206,8 @@ def make_rule(job, schedule):
     if not config.sync.startswith(("gossip", "event")):
         mine = {name: fragment.number for fragment in updater._sync.fragments for name in fragment.globals}
         dist.all_gather_object(told, mine)
-        return Replicas(config, shape, {name: n for each in told for name, n in each.items()})
+        kind = ElasticReplicas if config.sync.startswith("elastic") else Replicas
+        return kind(config, shape, {name: n for each in told for name, n in each.items()})
     has_factors = "powergossip" in config.sync
     dist.all_gather_object(told, mixing.first_factors(updater.rule) if has_factors else {})
     return Gossiping(config, shape, {key: factor for each in told for key, factor in each.items()})
@@ -158,10 +222,14 @@ def check(job, topology: Topology) -> list[str]:
     config, problems = job.config, []
     schedule = make_schedule(Run.of(job, topology))
     rule = make_rule(job, schedule)
+    if isinstance(schedule.updater, ElasticUpdater):
+        schedule.updater.clock = FakeClock(schedule.updater, topology.dp)
     held_out = [torch.from_numpy(m) for m in job.batches.evaluate(topology.dp)]
     results, apart = [], 0.0
     for step in range(config.steps):
-        rule.train([torch.from_numpy(job.batches.train(step, replica)) for replica in range(config.dp)])
+        shares = getattr(rule, "shares", None)
+        each = [job.batches.train(step, replica, shares) for replica in range(config.dp)]
+        rule.train([torch.from_numpy(batch) for batch in each])
         last = step in PAUSES or step + 1 == config.steps
         results += schedule.train(step, last=last)
         if last and len(results) != step + 1:
@@ -169,6 +237,8 @@ def check(job, topology: Topology) -> list[str]:
         if last:
             evaluate(problems, schedule, rule, step, held_out, topology)
         compare(problems, schedule, rule, step, topology, last)
+        if getattr(rule, "shares", None) != getattr(schedule.updater, "shares", None):
+            problems.append(f"shares {schedule.updater.shares} instead of {rule.shares} after step {step}")
         one, other = (model.parameters["head.weight"] for model in rule.models[:2])
         apart = max(apart, (one - other).abs().max().item())
     if apart < 1e4 * CLOSE:

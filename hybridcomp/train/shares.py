@@ -1,0 +1,104 @@
+"""Divide a step's micro-batches among replicas by their speed. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+Shares = tuple[int, ...]
+"""Micro-batches of each replica in a step."""
+
+
+def divide(total: int, speeds: Sequence[float], least: int) -> Shares:
+    """Divide micro-batches so that the last replica to end its own ends as early as it can.
+
+    Args:
+        total: micro-batches of a step; at least ``least`` for each replica.
+        speeds: micro-batches per second of each replica, above 0.
+        least: the fewest of a replica.
+
+    Returns:
+        Those of each replica. Where two would end the next one at the same time, the first has it.
+    """
+    shares = [least] * len(speeds)
+    for _ in range(total - sum(shares)):
+        ends = [(share + 1) / speed for share, speed in zip(shares, speeds, strict=True)]
+        shares[ends.index(min(ends))] += 1
+    return tuple(shares)
+
+
+def decide(shares: Shares, speeds: Sequence[float], least: int, gain: float) -> Shares:
+    """Return the shares to have from now on: others only where they save that part of a step's time.
+
+    Args:
+        shares: those of now.
+        speeds, least: see :func:`divide`.
+        gain: of the time that the slowest replica takes with the shares of now.
+    """
+    better = divide(sum(shares), speeds, least)
+
+    def seconds(each: Shares) -> float:
+        return max(share / speed for share, speed in zip(each, speeds, strict=True))
+
+    return better if seconds(better) < (1 - gain) * seconds(shares) else shares
+
+
+def parse_shares(text: str) -> Shares:
+    """Parse ``6-4-3-3``.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return tuple(int(part) for part in text.split("-"))
+    except ValueError:
+        raise ValueError(f"shares must be numbers such as 6-4-3-3, not {text!r}") from None
+
+
+def check_shares(shares: Shares, replicas: int, micro_batches: int) -> None:
+    """Check shares of a run.
+
+    Args:
+        shares: of each replica.
+        replicas: how many there are.
+        micro_batches: of a replica, where all have the same.
+
+    Raises:
+        ValueError: they are not of so many replicas, one has none, or they are not as many together.
+    """
+    if len(shares) != replicas or min(shares) < 1 or sum(shares) != replicas * micro_batches:
+        raise ValueError(
+            f"shares must be of {replicas} replicas, each at least 1, and {replicas * micro_batches} together "
+            f"(dp * micro_batches), not {'-'.join(map(str, shares))}"
+        )
+
+
+def read_shares(path: str, replicas: int, micro_batches: int) -> list[tuple[int, Shares]]:
+    """Read the shares that a run had, from its ``metrics.jsonl``.
+
+    Returns:
+        Pairs of a step, from 0, and the shares from that step on; in the order of steps.
+
+    Raises:
+        ValueError: the file cannot be read, has no shares, or those of another run (:func:`check_shares`).
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        rows = [
+            entry for entry in map(json.loads, lines) if entry["kind"] == "train" and entry.get("replicas")
+        ]
+        found = [
+            (int(row["step"]), tuple(map(int, row["replicas"]["shares"])))
+            for row in rows
+            if row["replicas"].get("shares")
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"frozen: cannot read shares from {path!r}: {error!r}") from error
+    if not found:
+        raise ValueError(
+            f"frozen: {path!r} has no shares: give the metrics.jsonl of a run with --sync elastic"
+        )
+    for _, shares in found:
+        check_shares(shares, replicas, micro_batches)
+    return sorted(found)
