@@ -16,6 +16,7 @@ from hybridcomp.errors import NativeUnavailableError
 from tests.codecs import common
 
 kernels = native.kernels()
+SIDCO = {"numerator": 1, "denominator": 2, "plain": 0}
 INT8 = {"block": 8, "symmetric": True, "hadamard": False, "rounding": "nearest", "seed": 0}
 
 
@@ -101,7 +102,10 @@ def test_arguments_are_checked():
         (lambda: k.encoder(13, 0, lag=33), "lag must be from 1 to 32"),
         (lambda: k.encoder(16, 0, numerator=3, denominator=2, plain=0), "at most 1"),
         (lambda: k.encoder(16, 0, numerator=0, denominator=0, plain=0), "denominator"),
-        (lambda: k.encoder(18, 0, numerator=1, denominator=2, plain=0, stages=9), "stages"),
+        (lambda: k.encoder(18, 0, **SIDCO, stages=17, distribution=0), "stages must be"),
+        (lambda: k.encoder(18, 0, **SIDCO, stages=1, distribution=2), "distribution must be"),
+        (lambda: k.encoder(11, 0, abs=1.0, coder="zip"), "coder must be planes, lz or huffman"),
+        (lambda: k.encoder(11, 0, abs=1.0, coder="lz", vector=1025), "vector must be"),
         (lambda: k.encoder(17, 0, rel=-1.0, plain=0), "negative"),
         (lambda: k.encoder(33, 0, bits=9, ranks=1, rounding="nearest", seed=0), "bits"),
         (lambda: k.encoder(33, 0, bits=8, ranks=128, rounding="nearest", seed=0), "ranks"),
