@@ -48,8 +48,8 @@ def test_stages_move_as_in_the_paper_until_the_share_is_right(kind, ratio):
     for pareto, first in ((False, 1), (False, 4), (True, 1)):
         fit = f"stages={first},fit={'pareto' if pareto else 'exponential'}"
         rule_text = SIDCO.replace(":OPTIONS", "").replace("ratio=0.01", f"ratio={ratio:g},{fit}")
-        assert rule(rule_text)[1].adapt.options == {"every": 5, "drift": 0.2}
-        job = Job(*rule(rule_text.replace('"sidco"', '"sidco:every=2"')), values)
+        assert rule(rule_text)[1].adapt.options == {"every": 5, "drift": 0.2, "scope": "tensor"}
+        job = Job(*rule(rule_text.replace('"sidco"', '"sidco:every=2,scope=all"')), values)
         job.run(0, 12)
         stages, wanted = first, []
         for step in range(12):
@@ -76,6 +76,25 @@ def test_stages_move_as_in_the_paper_until_the_share_is_right(kind, ratio):
         history = job.each[0].history()
         assert [one.history() for one in job.each] == [history] * 3
         assert len(history) == 1 + sum(a != b for a, b in itertools.pairwise(wanted))
+
+
+def test_each_tensor_has_its_own_number():
+    def values(step: int, rank: int, name: str) -> np.ndarray:
+        rng = np.random.default_rng([step, rank])
+        draw = DISTRIBUTIONS["gaussian" if name == NAMES[0] else "student"]
+        return (draw(rng, 30_000) * (1 if name == NAMES[0] else 100)).astype(np.float32)
+
+    def sent(options: str) -> list[float]:
+        job = Job(*rule(SIDCO, options), values)
+        job.run(0, 30)
+        history = job.each[0].history()
+        assert [one.history() for one in job.each] == [history] * 3
+        last = {decision.name: hc.get_codec(decision.codec) for decision in history}
+        counts = [last.get(name, last[""]).select(flatten(values(30, 0, name))).count for name in NAMES]
+        return [count / 300 for count in counts]  # of a hundredth
+
+    assert sent("every=2,scope=all")[0] < 0.75  # one number is not right for both
+    assert sent("every=2") == pytest.approx([1, 1], abs=0.25)
 
 
 def test_stages_of_what_has_no_tail():

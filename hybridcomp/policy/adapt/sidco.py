@@ -7,9 +7,10 @@ measured step, one of ``every``, the elements are counted that reach the limit. 
 times the share, one stage fewer is made from then on; where they are less than 1 - ``drift`` times it, one more: from 1
 to ceil(ln(ratio) / ln(1/2)) stages.
 
-Elements are those of a sample, whose fit is the codec's own. They are counted over all tensors and ranks, each as many
-times as there are elements for one of the sample, so that large tensors count most. Zeros are never sent: a tensor with
-fewer others than its share is expected to send those.
+Elements are those of a sample, whose fit is the codec's own, each as many times as there are elements for one of the
+sample. By default every tensor has a number of its own: of one that is right for what is normally distributed too many
+reach the limit where tails are heavy. Zeros are never sent: a tensor with fewer others than its share is expected to
+send those.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from hybridcomp.codecs import Codec
 from hybridcomp.codecs.sparse.sidco import MOST_STAGES, SIDCoCodec
 from hybridcomp.policy.adapt.controller import Array, Controller
 
+_ALL = ""
+
 
 class SidcoController(Controller):
-    """The number of stages in use.
+    """The numbers of stages in use.
 
     Args:
         codec: ``sidco``; its stages are those of the first steps, or one where it counts itself.
@@ -41,58 +44,68 @@ class SidcoController(Controller):
         assert isinstance(codec, SIDCoCodec)
         self._every: int = options["every"]
         self._drift: float = options["drift"]
+        self._all = options["scope"] == "all"
         self._most = most_stages(codec.ratio_kept)
-        self._found = np.zeros(2)  # elements that reach the limit, and that should
-        self._use(min(codec.stages or 1, self._most))
-        self._note(0, self._current, "first")
+        self._first = self._with(min(codec.stages or 1, self._most))
+        self._found: dict[str, Array] = {}  # elements that reach the limit, and that should
+        self._names: list[str] = []  # that the last figures were about
+        self._codecs: dict[str, SIDCoCodec] = {}
+        self._note(0, self._first, "first")
 
-    def _use(self, stages: int) -> None:
-        current = self._variant(stages=stages)
-        assert isinstance(current, SIDCoCodec)
-        self._current = current
+    def _with(self, stages: int) -> SIDCoCodec:
+        codec = self._variant(stages=stages)
+        assert isinstance(codec, SIDCoCodec)
+        return codec
 
     @property
-    def stages(self) -> int:
-        """Return their number."""
-        return self._current.stages
+    def stages(self) -> dict[str, int]:
+        """Return their numbers by tensor, by ``""`` where all have one; without those that are as at first."""
+        return {name: codec.stages for name, codec in self._codecs.items()}
 
     def measures(self, step: int) -> bool:
         return step % self._every == 0
 
     def add(self, name: str, values: Array, share: float) -> None:
-        wanted = min(self._current.k(values.size), np.count_nonzero(values))
+        key = _ALL if self._all else name
+        codec = self._codecs.get(key, self._first)
+        found = self._found.setdefault(key, np.zeros(2))
+        wanted = min(codec.k(values.size), np.count_nonzero(values))
         if wanted:
             magnitudes = np.abs(values)
-            reached = np.count_nonzero(
-                (magnitudes >= self._current.limit(flatten(values))) & (magnitudes > 0)
-            )
-            self._found += np.array([reached, wanted]) / share
+            reached = np.count_nonzero((magnitudes >= codec.limit(flatten(values))) & (magnitudes > 0))
+            found += np.array([reached, wanted]) / share
 
     def figures(self, seconds: float) -> Array:
-        found, self._found = self._found, np.zeros(2)
+        self._names = sorted(self._found)
+        found = np.array([self._found[name] for name in self._names]).ravel()
+        self._found.clear()
         return found
 
     def decide(self, everyone: Array, step: int) -> bool:
-        reached, wanted = everyone.sum(axis=0).tolist()
-        if not wanted:
+        if not self._names:
             return False
-        part = reached / wanted
-        move = -1 if part > 1 + self._drift else 1 if part < 1 - self._drift else 0
-        stages = min(max(self.stages + move, 1), self._most)
-        if stages == self.stages:
-            return False
-        self._use(stages)
-        self._note(step, self._current, f"{part:.3g} of the share")
-        return True
+        changed = False
+        for name, (reached, wanted) in zip(
+            self._names, everyone.sum(axis=0).reshape(-1, 2).tolist(), strict=True
+        ):
+            stages = self._codecs.get(name, self._first).stages
+            part = reached / wanted if wanted else 1.0
+            move = -1 if part > 1 + self._drift else 1 if part < 1 - self._drift else 0
+            if min(max(stages + move, 1), self._most) != stages:
+                changed = True
+                self._codecs[name] = self._with(stages + move)
+                self._note(step, self._codecs[name], f"{part:.3g} of the share", name)
+        return changed
 
     def current(self, name: str) -> tuple[Codec, str]:
-        return self._current, "sidco"
+        return self._codecs.get(_ALL if self._all else name, self._first), "sidco"
 
     def state(self) -> dict[str, Any]:
-        return {"stages": self.stages}
+        return {"stages": self.stages, "names": self._names}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._use(int(state["stages"]))
+        self._names = state["names"]
+        self._codecs = {name: self._with(int(stages)) for name, stages in state["stages"].items()}
 
 
 def most_stages(ratio: float) -> int:

@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "window": 30,
     },
     DCT: {"density": 0.005, "every": 1000, "check": 50, "drift": DRIFT, "scope": "all"},
-    SIDCO: {"every": 5, "drift": 0.2},
+    SIDCO: {"every": 5, "drift": 0.2, "scope": "tensor"},
 }
 _CODECS = {GRAVAC: ("topk", "sidco"), DCT: ("threshold",), SIDCO: ("sidco",)}
 _WHOLE = ("every", "window", "check")
