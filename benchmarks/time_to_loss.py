@@ -51,7 +51,7 @@ class CheckError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """What one training came to.
+    """Figures of one training.
 
     Attributes:
         variant, rate, seed: of the run.

@@ -74,7 +74,7 @@ def mlp(*widths: int) -> nn.Sequential:
 
 
 class Interaction(nn.Module):
-    """What all ranks share: the MLPs, and the products between them."""
+    """Compute logits by the MLPs that all ranks share, and the products between them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Tables(nn.Module):
         return t % self.ranks
 
     def lookups(self, ids: torch.Tensor) -> torch.Tensor:
-        """What all ranks ask of this rank's tables: ids [n, TABLES] of its samples to [ranks, own tables, n]."""
+        """Exchange ids: int64 [n, TABLES] that this rank asks for to [ranks, own tables, n] asked of its tables."""
         n = len(ids)
         sends = [n * sum(self.holder(t) == r for t in self.order) for r in range(self.ranks)]
         asked = ids.new_empty(self.ranks * len(self.own) * n)

@@ -29,7 +29,7 @@ The last block's planes count missing elements as equal to the last one.
 Two other coders take the same integers one by one, and keep single elements bit for bit, after "Accelerating
 Communication in Deep Learning Recommendation Model Training with Dual-Level Adaptive Lossy Compression" (Feng et al.,
 SC'24, arXiv:2407.04272). In their payloads the two uint32 are the elements of a row and 1 (``lz``), or 32,768 and 2
-(``huffman``); what follows, :file:`kernels/codecs/bounded/rows.cpp` and :file:`huffman.cpp` say.
+(``huffman``); what follows, :file:`kernels/codecs/bounded/rows.cpp` and :file:`huffman.hpp` say.
 
 *   ``coder=lz``: a row of ``vector`` elements, an embedding, that equals one of the last 255 distinct rows is sent as
     one byte; others as integers of as many bits as the row needs.

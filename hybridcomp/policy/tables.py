@@ -33,7 +33,7 @@ _REPEATS = 3  # of which the fastest counts
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """What was found of a table, and how its rows are sent.
+    """Plan of a table: what was found of it, and how its rows are sent.
 
     Attributes:
         index: its homogenization index.
@@ -176,10 +176,9 @@ def _distinct(values: npt.NDArray[Any], shape: tuple[int, int]) -> int:
 
 def _seconds(codec: Codec, rows: Any, dtype: DType, rate: float) -> float:
     """Return the seconds of the rows on a link, and in the codec."""
-    size = arrays.flatten(rows).size
-    buffer = np.empty(codec.bound(size, dtype), np.uint8)
-    out = np.empty(size, dtype.accumulator.storage)
     flat = arrays.flatten(rows)
+    buffer = np.empty(codec.bound(flat.size, dtype), np.uint8)
+    out = np.empty(flat.size, dtype.accumulator.storage)
 
     def fastest(work: Callable[[], Any]) -> float:
         taken = []

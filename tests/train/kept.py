@@ -46,7 +46,7 @@ class Kept:
 
 
 class _Hook:
-    """What is done after a block."""
+    """Keep the largest values of what a block returns."""
 
     def __init__(self, kept: Kept, border: int) -> None:
         self.kept, self.border = kept, border

@@ -107,9 +107,9 @@ class ElasticUpdater(SyncedUpdater):
     def heard(self, everyone: Tensor) -> Replicas:
         """See :class:`ApartUpdater`: decide about the next round's shares, where one has ended."""
         if self._met and self._frozen:
-            done = self._sync.step
-            passed = [shares for step, shares in self._frozen if step <= done]
-            self._shares.copy_(torch.tensor(passed[-1] if passed else self.shares))
+            for step, shares in self._frozen:
+                if step <= self._sync.step:
+                    self._shares.copy_(torch.tensor(shares))
         elif self._met and self._adapts:
             slowest = (
                 (everyone[:, 1] / everyone[:, 0]).view(-1, self._config.dp, self._config.tp).amin((0, 2))

@@ -168,7 +168,7 @@ def test_two_values():
 
 
 def test_a_pareto_fit_knows_tails():
-    """Where an exponential's single stage is far off: two stages find heavy tails and light ones."""
+    """Check that two stages find heavy tails and light ones, where a single stage is far off."""
     for kind in ("gaussian", "student", "laplace"):
         for ratio in (0.01, 0.001):
             codec = hc.get_codec("sidco", ratio=ratio, stages=2, fit="pareto")
