@@ -136,6 +136,22 @@ def test_density_stays_near_its_target_as_gradients_shrink():
     assert abs(reached / 0.005 - 1) < 0.35  # the drift of up to two checks beyond
 
 
+def test_a_young_threshold_follows_residuals_that_grow():
+    """What error feedback adds in the first steps is seen long before the first check of 50."""
+
+    def values(step: int, rank: int, name: str) -> np.ndarray:
+        return drawn(step, rank, name, 40_000) * np.float32(min(1 + step, 16))
+
+    job = Job(*rule(DCT, "density=0.01,check=50,every=1000"), values)
+    job.run(0, 25)
+    refreshed = [decision.step for decision in job.each[0].history()]
+    # Steps 0, 2, 4, 8 and 16 are measured, and decided about two steps later.
+    assert refreshed == [2, 4, 6, 10, 18]
+    tau = job.each[0]._controller.thresholds[""]
+    reached = np.mean([np.mean(np.abs(values(24, rank, name)) >= tau) for rank in range(3) for name in NAMES])
+    assert abs(reached / 0.01 - 1) < 0.25
+
+
 def test_zeros_have_no_threshold():
     job = Job(*rule(DCT, "density=0.01,check=2"), lambda *_: np.zeros(100, np.float32))
     job.run(0, 10)

@@ -4,7 +4,8 @@ Gupta et al., "Training Recommender Models at Scale: Communication-Efficient Mod
 arXiv:2010.08899): of a gradient with the residual added, c, the elements of at least a magnitude tau are sent, and tau
 is the (1 - ``density``) quantile of abs(c), found anew every ``every`` steps only. Quantiles are those of a sample, the
 mean of all ranks'. Every ``check`` steps the share of elements that reach tau is estimated as well: where it has left
-``density`` by more than ``drift`` of it, tau is refreshed early.
+``density`` by more than ``drift`` of it, tau is refreshed early. Before the first ``check``, steps 2, 4, 8 and so on
+estimate it too: residuals of error feedback begin at nothing, and grow fastest in the first steps.
 
 ``scope=all`` has one tau for all tensors of an axis and operation, ``scope=tensor`` one for each.
 """
@@ -51,7 +52,8 @@ class DctController(Controller):
         return dict(self._taus)
 
     def measures(self, step: int) -> bool:
-        return step % self._check == 0
+        doubled = step & (step - 1) == 0
+        return step % self._check == 0 or (step < self._check and doubled)
 
     def add(self, name: str, values: Array, share: float) -> None:
         key = _ALL if self._all else name
