@@ -91,20 +91,40 @@ class Interaction(nn.Module):
 
 
 class Exchange(torch.autograd.Function):
-    """Send rows to the ranks whose samples asked for them; gradients go back over a group of their own."""
+    """Send rows to the ranks whose samples asked for them, in an all-to-all of each group; gradients go back in one.
+
+    Rows are [ranks, tables that this rank has in the group, n, width], in the order of groups; `receives` says for each
+    group how many of its tables each rank holds, and what arrives is [their sum, n, width].
+    """
 
     @staticmethod
-    def forward(ctx, rows, sends, receives, there, back):  # type: ignore[no-untyped-def]
-        ctx.sends, ctx.receives, ctx.back = sends, receives, back
-        arrived = rows.new_empty(sum(receives), rows.shape[1])
-        dist.all_to_all_single(arrived, rows.contiguous(), receives, sends, group=there)  # [1]
-        return arrived
+    def forward(ctx, receives, groups, back, *rows):  # type: ignore[no-untyped-def]
+        ctx.receives, ctx.back, ctx.own = receives, back, [mine.shape[1] for mine in rows]
+        arrived = [
+            mine.new_empty(sum(each), *mine.shape[2:]) for mine, each in zip(rows, receives, strict=True)
+        ]
+        under_way = [
+            dist.all_to_all_single(  # [1]
+                to, mine.flatten(0, 1), each, [mine.shape[1]] * len(each), group=group, async_op=True
+            )
+            for to, mine, each, group in zip(arrived, rows, receives, groups, strict=True)
+        ]
+        for work in under_way:
+            work.wait()
+        return tuple(arrived)
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        home = grad.new_empty(sum(ctx.sends), grad.shape[1])
-        dist.all_to_all_single(home, grad.contiguous(), ctx.sends, ctx.receives, group=ctx.back)  # [3]
-        return home / dist.get_world_size(), None, None, None, None  # the mean over ranks, as DDP's
+    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
+        ranks, own = dist.get_world_size(), sum(ctx.own)
+        by_rank = zip(
+            *(grad.split(each) for grad, each in zip(grads, ctx.receives, strict=True)), strict=True
+        )
+        grad = torch.cat([part for parts in by_rank for part in parts])
+        home = grad.new_empty(ranks * own, *grad.shape[1:])
+        sends = [sum(each) for each in zip(*ctx.receives, strict=True)]
+        dist.all_to_all_single(home, grad, [own] * ranks, sends, group=ctx.back)  # [3]
+        mean = home.view(ranks, own, *grad.shape[1:]) / ranks  # over ranks, as DDP's
+        return None, None, None, *mean.split(ctx.own, dim=1)
 
 
 class Tables(nn.Module):
@@ -120,7 +140,7 @@ class Tables(nn.Module):
         ]  # by the rank that holds it
         self.own = [t for t in self.order if self.holder(t) == self.rank]
         self.tables = nn.ModuleList(table(t, clicks.rows[t], width, seed, dtype) for t in self.own)
-        self.register_buffer("none", torch.empty(0, width, dtype=dtype), persistent=False)
+        self.register_buffer("none", torch.empty(0, dtype=dtype), persistent=False)
         self.groups = [back] * TABLES  # by table
 
     def holder(self, t: int) -> int:
@@ -136,17 +156,19 @@ class Tables(nn.Module):
 
     def forward(self, ids: torch.Tensor, *, exact: bool = False) -> torch.Tensor:
         """Ids int64 [n, TABLES] to rows [n, TABLES, width]; uncompressed if ``exact``."""
-        n, asked, found = len(ids), self.lookups(ids), {}
-        groups = [self.back] * TABLES if exact else self.groups
-        for group in dict.fromkeys(groups):  # an all-to-all for the tables of each
-            mine = [j for j, t in enumerate(self.own) if groups[t] is group]
-            tables = [t for t in self.order if groups[t] is group]
-            rows = [self.tables[j](asked[:, j]) for j in mine]
+        n, asked = len(ids), self.lookups(ids)
+        of_tables = [self.back] * TABLES if exact else self.groups
+        groups = list(dict.fromkeys(of_tables))
+        rows, tables = [], []
+        for group in groups:
+            mine = [self.tables[j](asked[:, j]) for j, t in enumerate(self.own) if of_tables[t] is group]
             # Of a rank that has none of them, too: its backward pass must go on to the all-to-all.
-            flat = torch.stack(rows, 1).flatten(0, 2) if rows else self.none.clone().requires_grad_()
-            receives = [n * sum(self.holder(t) == r for t in tables) for r in range(self.ranks)]
-            arrived = Exchange.apply(flat, [n * len(mine)] * self.ranks, receives, group, self.back)
-            found.update(zip(tables, arrived.view(len(tables), n, self.width), strict=True))
+            empty = self.none.new_empty(self.ranks, 0, n, self.width, requires_grad=True)
+            rows.append(torch.stack(mine, 1) if mine else empty)
+            tables.append([t for t in self.order if of_tables[t] is group])
+        receives = [[sum(self.holder(t) == r for t in some) for r in range(self.ranks)] for some in tables]
+        arrived = Exchange.apply(receives, groups, self.back, *rows)
+        found = dict(zip(itertools.chain(*tables), itertools.chain(*arrived), strict=True))
         return torch.stack([found[t] for t in range(TABLES)], dim=1)
 
     @torch.no_grad()
