@@ -2,18 +2,21 @@
 
 python benchmarks/time_to_loss.py --json results.json --plot results.png
 python benchmarks/time_to_loss.py --rates 200mbit --seeds 1 --steps 100 --policy mine.toml
+python benchmarks/time_to_loss.py --rates 100mbit --seeds 1 --only gloo --json results.json    # one more into that file
 
 Every variant trains a GPT on four hosts of the lab, one replica each, with links of each rate and with each seed. The
 loss on held-out text is taken every some steps; its seconds are those of training alone, and between two evaluations it
 is taken as straight. The loss to reach is for each rate and seed the lowest that both GraVAC and some static ratio end
 at, unless ``--loss`` gives one. What GraVAC decides depends on time: so losses are taken with shaped links, and not
-once for all rates as studies do. All losses must be finite. Takes root, as ``hybridcomp lab`` does.
+once for all rates as studies do. All losses must be finite. The file of ``--json`` is written after each run; the runs
+that it has, of the same model, are kept and not run again. Takes root, as ``hybridcomp lab`` does.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import subprocess
 import sys
@@ -28,6 +31,7 @@ from collbench import output
 from tqdm import tqdm
 
 from hybridcomp import style
+from hybridcomp.demo.machine import facts
 from hybridcomp.demo.record import RunRecord, read_run
 from hybridcomp.lab import Lab
 
@@ -84,12 +88,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--eval-every", type=int, default=25)
+    parser.add_argument("--only", nargs="+", metavar="VARIANT", help=f"run these alone, such as {GRAVAC}")
     parser.add_argument("--eps", type=float, default=0.75, help="of gravac (default 0.75, the paper's)")
     parser.add_argument("--policy", type=Path, nargs="*", default=[], help="further policies, by their files")
     parser.add_argument("--loss", type=float, help="to reach")
     parser.add_argument("--kind", default="auto", help="of lab, see hybridcomp lab")
     parser.add_argument("--flags", default="", help="of hybridcomp train, for all runs")
-    parser.add_argument("--json", type=Path, help="write all runs there")
+    parser.add_argument("--json", type=Path, help="write all runs there, beside those that it has")
     parser.add_argument("--plot", type=Path, help="draw losses over seconds there")
     args = parser.parse_args()
     if args.steps < args.eval_every:
@@ -146,12 +151,16 @@ def seconds_to(run: Run, loss: float) -> float | None:
 
 
 def targets(runs: Sequence[Run], given: float | None) -> dict[tuple[str, int], float]:
-    """Return the loss to reach by rate and seed: the lowest that both GraVAC and a static ratio end at."""
+    """Return the loss to reach by rate and seed: the lowest that both GraVAC and a static ratio end at.
+
+    Without both it is one that no run reaches.
+    """
     found: dict[tuple[str, int], float] = {}
     for key in dict.fromkeys((run.rate, run.seed) for run in runs):
         ends = {run.variant: run.losses[-1] for run in runs if (run.rate, run.seed) == key}
-        static = min(loss for name, loss in ends.items() if name.startswith(STATIC))
-        found[key] = given or max(static, ends[GRAVAC])
+        static = [loss for name, loss in ends.items() if name.startswith(STATIC)]
+        both = static and GRAVAC in ends
+        found[key] = given or (max(min(static), ends[GRAVAC]) if both else -math.inf)
     return found
 
 
@@ -219,36 +228,68 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
+def kept(file: Path | None, about: dict[str, Any]) -> list[Run]:
+    """Return the runs that a file of results has; none if it is not there.
+
+    Raises:
+        CheckError: it has no runs, or runs of other settings than ``about``.
+    """
+    if file is None or not file.exists():
+        return []
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        runs = [
+            Run(**run | {"decided": [(step, codec) for step, codec in run["decided"]]})
+            for run in found["runs"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckError(f"{file} has no runs that could be kept: {error!r}") from error
+    other = {name: found.get(name) for name in about if found.get(name) != about[name]}
+    if other:
+        raise CheckError(f"{file} has runs of other settings: {other} there, not {about}")
+    return runs
+
+
 def main() -> None:
     args = arguments()
     every = {GLOO: "", **variants(args.eps), **{path.stem: path.read_text() for path in args.policy}}
-    runs: list[Run] = []
-    bar = tqdm(total=len(args.rates) * len(args.seeds) * len(every), unit="run")
-    kind = ""
-    for rate in args.rates:
+    names = args.only or list(every)
+    if unknown := set(names) - set(every):
+        raise CheckError(f"--only {', '.join(sorted(unknown))}: the variants are {', '.join(every)}")
+    about: dict[str, Any] = {
+        "hosts": HOSTS,
+        "steps": args.steps,
+        "model": MODEL,
+        "flags": args.flags,
+        "eps": args.eps,
+    }
+    runs = kept(args.json, about)
+    done = {(run.rate, run.seed, run.variant) for run in runs}
+    todo = [key for key in itertools.product(args.rates, args.seeds, names) if key not in done]
+    bar = tqdm(total=len(todo), unit="run")
+    for rate in dict.fromkeys(rate for rate, _, _ in todo):
         with Lab(HOSTS, rate, kind=args.kind) as lab:
-            kind = lab.kind
-            for seed, (name, policy) in itertools.product(args.seeds, every.items()):
+            about["machine"] = facts(lab.kind)
+            for _, seed, name in (key for key in todo if key[0] == rate):
                 bar.set_description(f"{name}, {rate}, seed {seed}")
                 with tempfile.TemporaryDirectory() as folder:
-                    runs.append(run_of(train(lab, name, policy, seed, args, Path(folder)), rate, seed))
+                    runs.append(run_of(train(lab, name, every[name], seed, args, Path(folder)), rate, seed))
                 bar.update()
+                write(args.json, about, runs, args.loss)
     bar.close()
-    rows = table(runs, args.loss)
-    print(f"{HOSTS} hosts ({kind}), {args.steps} steps, seeds {', '.join(map(str, args.seeds))}")
-    show(rows)
-    if args.json is not None:
-        about = {
-            "hosts": HOSTS,
-            "lab": kind,
-            "steps": args.steps,
-            "model": MODEL,
-            "flags": args.flags,
-            "eps": args.eps,
-        }
-        output.write(args.json, about | {"rows": rows, "runs": [asdict(run) for run in runs]})
+    runs.sort(key=lambda run: (args.rates.index(run.rate) if run.rate in args.rates else -1, run.seed))
+    print(
+        f"{HOSTS} hosts, {args.steps} steps, seeds {', '.join(map(str, sorted({run.seed for run in runs})))}"
+    )
+    show(table(runs, args.loss))
     if args.plot is not None:
         draw(runs, args.plot)
+
+
+def write(file: Path | None, about: dict[str, Any], runs: Sequence[Run], loss: float | None) -> None:
+    """Write the runs so far, and the table of those that can be compared."""
+    if file is not None:
+        output.write(file, about | {"rows": table(runs, loss), "runs": [asdict(run) for run in runs]})
 
 
 if __name__ == "__main__":

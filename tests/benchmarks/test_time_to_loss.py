@@ -42,3 +42,21 @@ def test_a_loss_that_is_not_finite_is_refused():
     record.add('{"kind": "eval", "step": 1, "loss": NaN, "elapsed": 1.0}')
     with pytest.raises(time_to_loss.CheckError, match="gravac, 1gbit, seed 3"):
         time_to_loss.run_of(record, "1gbit", 3)
+
+
+def test_runs_that_a_file_has_are_kept(tmp_path: Path):
+    file, about = tmp_path / "found.json", {"steps": 3, "model": "--dp 4"}
+    assert time_to_loss.kept(file, about) == []
+    runs = [
+        run("top-k 0.1", [2.5]),
+        time_to_loss.Run("gravac", "1gbit", 2, [1], [1.0], [2.0], 5, [(3, "topk")]),
+    ]
+    time_to_loss.write(file, about, runs, None)
+    assert time_to_loss.kept(file, about) == runs
+    rows = {row["variant"]: row["seconds"] for row in time_to_loss.table(runs, None)}
+    assert rows == {"top-k 0.1": None, "gravac": None}  # of two seeds: there is nothing to compare
+    with pytest.raises(time_to_loss.CheckError, match=r"other settings: \{'steps': 3\} there"):
+        time_to_loss.kept(file, about | {"steps": 4})
+    file.write_text('{"runs": [{}], "steps": 3, "model": "--dp 4"}')
+    with pytest.raises(time_to_loss.CheckError, match="no runs that could be kept"):
+        time_to_loss.kept(file, about)
