@@ -75,11 +75,12 @@ def train(blocks: int) -> None:
     """Train a few steps and print the memory that they took."""
     import torch  # noqa: PLC0415
 
+    from hybridcomp.train.checkpoints.resume import run_identity  # noqa: PLC0415
     from hybridcomp.train.model.gpt import ModelShape, build_gpt, loss_of  # noqa: PLC0415
     from hybridcomp.train.model.recompute import recompute_blocks  # noqa: PLC0415
 
     def run(config: TrainConfig, again: int) -> None:
-        model = build_gpt(ModelShape.of(dataclasses.asdict(config)), config.seed)
+        model = build_gpt(ModelShape.of(run_identity(config, config.vocab_size, "")), config.seed)
         recompute_blocks(model, again)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         batch = torch.randint(256, (config.micro_batches, config.micro_batch_size, config.seq_len + 1))
