@@ -15,6 +15,7 @@ out is what a core does for each byte to or from another host: it counts as comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from hybridcomp.perfmodel.case import Case
 from hybridcomp.perfmodel.terms import Phase
@@ -73,15 +74,15 @@ def allreduce_halving(c: Case) -> float:
     return _halving(c, rested=0.5) + _doubling(c, rested=0.5)
 
 
-def allreduce_hierarchical(c: Case) -> float:
+def allreduce_hierarchical(c: Case, *, twice: bool = False) -> float:
     """Return 2 a + [2 C(n) + h E(x) + (h - 1) A(x) + D(n) + m o || 2 l (h - 1) W(x)], x = n / l h, m messages.
 
     Each rank hands its parts to those of its host that lead their shards across, and reads as much; m are h (l - 1)
-    such parts, as many results handed on, and 2 (h - 1) messages across.
+    such parts, as many results handed on, and 2 (h - 1) messages across. ``twice``: as :func:`_hand_over` says.
     """
     phase, x = c.phase(), c.n / c.l / c.h
     phase.depth = _DEPTH
-    phase.copy(2 * c.n)
+    _hand_over(c, phase, twice=twice)
     phase.encode(x, c.h)
     phase.add(x, c.h - 1)
     phase.decode(c.n / c.p, c.p)
@@ -135,10 +136,10 @@ def scatter_halving(c: Case) -> float:
     return _halving(c)
 
 
-def scatter_hierarchical(c: Case) -> float:
+def scatter_hierarchical(c: Case, *, twice: bool = False) -> float:
     """Return a + [2 C(n) + (h - 1) (E(x) + A(x)) + (h (l - 1) + h - 1) o || l (h - 1) W(x)], x = n / l h."""
     phase, x = c.phase(), c.n / c.l / c.h
-    phase.copy(2 * c.n)
+    _hand_over(c, phase, twice=twice)
     phase.encode(x, c.h - 1)
     phase.add(x, c.h - 1)
     phase.chain(1, network=c.network)
@@ -236,6 +237,7 @@ FORMULAS: dict[str, dict[str, Formula]] = {
         "ring": allreduce_ring,
         "halving": allreduce_halving,
         "hierarchical": allreduce_hierarchical,
+        "two_level": partial(allreduce_hierarchical, twice=True),
         "sparse": allreduce_sparse,
         "oktopk": allreduce_oktopk,
     },
@@ -244,6 +246,7 @@ FORMULAS: dict[str, dict[str, Formula]] = {
         "ring": scatter_ring,
         "halving": scatter_halving,
         "hierarchical": scatter_hierarchical,
+        "two_level": partial(scatter_hierarchical, twice=True),
     },
     "all_gather": {
         "direct": gather_direct,
@@ -257,6 +260,15 @@ FORMULAS: dict[str, dict[str, Formula]] = {
 
 
 # -- what they share ---------------------------------------------------------------------------------------------
+
+
+def _hand_over(c: Case, phase: Phase, *, twice: bool) -> None:
+    """Add 2 C(n): parts are handed over inside a host, and read; or, ``twice``, (l - 1) (E(n / l) + A(n / l))."""
+    if not twice:
+        phase.copy(2 * c.n)
+        return
+    phase.encode(c.n / c.l, c.l - 1)
+    phase.add(c.n / c.l, c.l - 1)
 
 
 def _log2(n: int) -> int:

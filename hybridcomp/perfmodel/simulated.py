@@ -23,7 +23,7 @@ _PATIENCE = 200e-6  # seconds: kernels/engine/waiting gives way for so long, the
 _MOST_LOOKS = 1000  # before a rank sleeps: each is simulated
 _MOST_RANKS = 64  # that are simulated one by one where hosts are alike
 #: Algorithms whose hosts do alike, turned round.
-_ALIKE = ("direct", "one_shot", "ring", "hierarchical", "doubling")
+_ALIKE = ("direct", "one_shot", "ring", "hierarchical", "two_level", "doubling")
 _TURNED = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 

@@ -80,12 +80,14 @@ class Choice:
         feedback: spec of a form of error feedback (``"ef"``, ``"loco:beta=0.9"``) or None.
         reason: why this codec, in a few words, for ``stats()``.
         once: it is for one message: the next one of the kind is to be asked about again.
+        algorithm: what carries it, wherever that can be used; None to choose.
     """
 
     codec: Codec
     feedback: str | None
     reason: str
     once: bool = False
+    algorithm: str | None = None
 
     @property
     def compresses(self) -> bool:

@@ -37,6 +37,7 @@ class Rule:
         between_hosts: among ranks of one host everything is sent uncompressed: memory is faster than codecs.
         min_bytes: smaller messages are sent uncompressed.
         exclude: ``fnmatch`` patterns of message names that are sent uncompressed.
+        algorithm: of what is compressed, wherever it can be used; None to choose.
         steps: codecs from a step of training on, ascending; before the first, ``codecs`` are tried.
         adapt: decides about the first codec as training goes on (:mod:`hybridcomp.policy.adapt`).
     """
@@ -50,6 +51,7 @@ class Rule:
     stages: int | None = None
     from_layer: int = 0
     between_hosts: bool = False
+    algorithm: str | None = None
     steps: tuple[tuple[int, tuple[Codec, ...]], ...] = ()
     adapt: Adapt | None = None
 
@@ -66,6 +68,7 @@ class Rule:
             stages=source.stages,
             from_layer=source.from_layer,
             between_hosts=source.between_hosts,
+            algorithm=source.algorithm,
             steps=source.steps,
             adapt=source.adapt,
         )
@@ -196,7 +199,7 @@ class Policy:
             reason = codec.can_carry(message.dtype, shape) or ""
             if not reason:
                 feedback = rule.feedback if codec.name != "none" else None
-                return Choice(codec, feedback, f"policy {self.name}")
+                return Choice(codec, feedback, f"policy {self.name}", algorithm=rule.algorithm)
         return Choice(NONE, None, reason)
 
     def _unnamed(self, message: Message) -> str:
@@ -365,6 +368,8 @@ def _canonical(key: str, rule: Rule) -> str:
     text = f"{key}: {codecs} {rule.feedback} {rule.warmup_steps} {rule.min_bytes} {rule.exclude}"
     if rule.places:
         text = f"{text} {rule.only} {rule.stages} {rule.from_layer}"
+    if rule.algorithm is not None:
+        text = f"{text} by {rule.algorithm}"
     for first, codecs_then in rule.steps:
         text = f"{text} from {first} {','.join(c.spec for c in codecs_then)}"
     if rule.adapt is not None:

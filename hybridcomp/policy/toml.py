@@ -20,6 +20,7 @@
     fused = true
     [fsdp]
     reduce_scatter = { codec = "int4", feedback = "loco:beta=0.9" } # or ef, ef-sgdm, dgc (momentum=), ef21 (all_reduce)
+    all_gather = { codec = "int8", algorithm = "ring" }             # of docs/algorithms.md, wherever it can be used
 
     [ddp]                                  # an axis of a program's own: its first 100 steps have another codec
     all_reduce = { codec = "int4", feedback = "ef", steps = { 100 = "powersgd:rank=4" } }
@@ -51,8 +52,19 @@ from hybridcomp.policy.auto.spec import NAME as AUTO
 from hybridcomp.policy.auto.spec import Auto
 from hybridcomp.policy.message import OPS, PHASES
 from hybridcomp.policy.rules import Policy, Rule, check_feedback
+from hybridcomp.schedules.registry import ALGORITHMS
 
-_OF_CODEC = ("feedback", "warmup_steps", "only", "stages", "from_layer", "between_hosts", "steps", "adapt")
+_OF_CODEC = (
+    "feedback",
+    "warmup_steps",
+    "only",
+    "stages",
+    "from_layer",
+    "between_hosts",
+    "algorithm",
+    "steps",
+    "adapt",
+)
 _RULE_KEYS = ("codec", *_OF_CODEC, "min_bytes", "exclude")
 _EMBEDDING = "embedding"  # the section that may say `fused`
 _ENTRY_OF = {
@@ -207,9 +219,19 @@ class _Reader:
             stages=table.get("stages"),
             from_layer=table.get("from_layer", 0),
             between_hosts=self._flag(table, "between_hosts", section, entry),
+            algorithm=self._algorithm(table.get("algorithm"), section, entry),
             steps=steps,
             adapt=self._adapt(table, codecs, feedback, section, entry),
         )
+
+    def _algorithm(self, value: Any, section: str | None, entry: str | None) -> str | None:
+        """Return the name of an algorithm of the entry's operation; outside of one, of any operation."""
+        operations = [entry] if entry in ALGORITHMS else list(ALGORITHMS)
+        known = list(dict.fromkeys(name for op in operations for name in ALGORITHMS[op]))
+        if value is not None and value not in known:
+            what = f"algorithm must be one of {', '.join(known)}, not {_shown(value)}"
+            self._fail(section, entry or "algorithm", what)
+        return None if value is None else str(value)
 
     def _steps(self, table: Any, section: str | None, entry: str | None) -> tuple[tuple[int, Codecs], ...]:
         """Return the codecs from a step on, ascending."""

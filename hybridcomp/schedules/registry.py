@@ -23,6 +23,8 @@ from hybridcomp.schedules.proofs.values import Promise, any_order, host_order, o
 from hybridcomp.schedules.schedule import Operation, Schedule
 from hybridcomp.schedules.topology import Topology
 
+Build = Callable[[Operation, Topology, int], Schedule]
+
 _KEPT = 1024  # schedules that are not built again
 _MOST_TIMES = 64  # a part is encoded again, at most: once for each bit of the number of ranks
 
@@ -32,6 +34,11 @@ _TREE = Promise(any_order, parts=_MOST_TIMES)
 _HOSTS = Promise(host_order)
 _GATHERED = Promise(rank_order, sums=0)
 _BALANCED = Promise(rank_order)
+_TWICE = Promise(host_order, parts=2)
+
+# Forms of error feedback whose messages are differences from what receivers hold, and those that sum up gradients.
+_ESTIMATES = ("ef21",)
+_VELOCITIES = ("dgc", "ef-sgdm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +51,17 @@ class Algorithm:
         promise: what :func:`~hybridcomp.schedules.verify.verify` holds it to.
         reencodes: it encodes sums of sums, so that a lossy codec loses more; then it must be asked for.
         feedback: it takes a memory of error feedback.
-        estimates: that may be of ``ef21``, whose messages are differences from what receivers hold.
+        without: forms of error feedback that it does not take.
         sparse: it is for sparse codecs alone.
         refuses: why it cannot be used by these ranks; None if it can.
     """
 
     name: str
-    build: Callable[[Operation, Topology, int], Schedule]
+    build: Build
     promise: Promise = _DIRECT
     reencodes: bool = False
     feedback: bool = False
-    estimates: bool = True
+    without: tuple[str, ...] = ()
     sparse: bool = False
     refuses: Callable[[Topology], str | None] = lambda topology: None
 
@@ -62,6 +69,19 @@ class Algorithm:
 def _only_two(topology: Topology) -> str | None:
     ranks = len(topology.hosts)
     return None if ranks == 2 else f"there are {ranks} ranks, not 2"
+
+
+def _two_level(build: Build) -> Algorithm:
+    without = _ESTIMATES + _VELOCITIES  # leaders would do once more what a form does to each rank's own
+    return Algorithm(
+        "two_level",
+        build,
+        _TWICE,
+        reencodes=True,
+        feedback=True,
+        without=without,
+        refuses=hierarchical.refuses,
+    )
 
 
 def _named(*algorithms: Algorithm) -> dict[str, Algorithm]:
@@ -72,14 +92,15 @@ def _named(*algorithms: Algorithm) -> dict[str, Algorithm]:
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_reduce": _named(
         Algorithm("direct", direct.all_reduce, feedback=True),
-        Algorithm("one_shot", one_shot.all_reduce, _GATHERED, feedback=True, estimates=False),
+        Algorithm("one_shot", one_shot.all_reduce, _GATHERED, feedback=True, without=_ESTIMATES),
         Algorithm(
             "hierarchical", hierarchical.all_reduce, _HOSTS, feedback=True, refuses=hierarchical.refuses
         ),
         Algorithm("ring", ring.all_reduce, feedback=True),
+        _two_level(hierarchical.all_reduce_twice),
         Algorithm("halving", halving.all_reduce, _TREE, reencodes=True),
-        Algorithm("sparse", sparse.all_reduce, _GATHERED, feedback=True, estimates=False, sparse=True),
-        Algorithm("oktopk", oktopk.all_reduce, _BALANCED, feedback=True, estimates=False, sparse=True),
+        Algorithm("sparse", sparse.all_reduce, _GATHERED, feedback=True, without=_ESTIMATES, sparse=True),
+        Algorithm("oktopk", oktopk.all_reduce, _BALANCED, feedback=True, without=_ESTIMATES, sparse=True),
     ),
     "reduce_scatter": _named(
         Algorithm("direct", direct.reduce_scatter, feedback=True),
@@ -87,6 +108,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
             "hierarchical", hierarchical.reduce_scatter, _HOSTS, feedback=True, refuses=hierarchical.refuses
         ),
         Algorithm("ring", ring.reduce_scatter, feedback=True),
+        _two_level(hierarchical.reduce_scatter_twice),
         Algorithm("halving", halving.reduce_scatter, _TREE, reencodes=True),
     ),
     "all_gather": _named(

@@ -45,6 +45,9 @@ WRONG = {
     r"not 1",
     "[tp]\nbetween_hosts = true": r"line 2, key tp\.between_hosts: between_hosts stands beside a codec, and here is "
     r"none",
+    '[dp]\nall_reduce = { codec = "int8", algorithm = "doubling" }': r"line 2, key dp\.all_reduce: algorithm must be "
+    r"one of direct, .*, oktopk, not 'doubling'",
+    '[dp]\ncodec = "int8"\nalgorithm = 3': r"line 3, key dp\.algorithm: algorithm must be one of direct, .*, not 3",
     "[embedding]\nfused = 1": r"line 2, key embedding\.fused: fused must be true or false, not 1",
     "[dp]\nfused = true": r"line 2, key dp\.fused: unknown key 'fused'",
     '[dp.all_reduce]\ncodec = "int8"\nx = 1': r"line 1, key dp\.all_reduce: unknown key 'x'",

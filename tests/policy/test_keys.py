@@ -25,6 +25,7 @@ SET = {
     "stages": (3, "stages = 3", "all_reduce"),
     "from_layer": (3, "from_layer = 3", "all_reduce"),
     "between_hosts": (True, "between_hosts = true", "all_reduce"),
+    "algorithm": ("ring", 'algorithm = "ring"', "all_reduce"),
     "steps": (((3, INT8),), 'steps = { 3 = "int8" }', "all_reduce"),
     "adapt": (parse_adapt("gravac", TOPK, None), 'adapt = "gravac"', "all_reduce"),
 }

@@ -39,6 +39,7 @@ MODES = (
     {"exact": True, "mean": True},
     {"feedback": True, "mean": True},
 )
+HOSTS = ("hierarchical", "two_level")
 UNEVEN = (Topology((0, 0, 1)), Topology((0, 1, 1, 0, 2)), Topology((0, 0, 0, 1, 1, 2, 3, 3)))
 
 
@@ -54,7 +55,7 @@ def topologies(kind: str, name: str, ranks: int) -> list[Topology]:
         t for t in UNEVEN if len(t.hosts) == ranks
     ]
     found = [t for t in found if ALGORITHMS[kind][name].refuses(t) is None]
-    return found if name == "hierarchical" else found[:1]
+    return found if name in HOSTS else found[:1]
 
 
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
@@ -91,7 +92,7 @@ def test_many_chunks(kind: str, name: str) -> None:
 @pytest.mark.parametrize(("kind", "name"), [pair for pair in PAIRS if pair[0] != "send"])
 def test_many_ranks(kind: str, name: str) -> None:
     """A sample: one size and mode for each number of ranks, with another one's turn at the next."""
-    few = kind in ("all_to_all", "all_gather") or name in ("one_shot", "sparse", "oktopk", "hierarchical")
+    few = kind in ("all_to_all", "all_gather") or name in ("one_shot", "sparse", "oktopk", *HOSTS)
     for ranks in (6, 7, 8, 11, 16, 17, 33):
         if few and ranks == 33:
             continue
@@ -136,9 +137,7 @@ def test_a_ring_has_the_bits_of_direct(kind: str, how: dict[str, bool]) -> None:
 def spoilable(kind: str, name: str) -> list[tuple[list[Schedule], Promise]]:
     """Schedules with more chunks than there is room for."""
     found = []
-    topology = (
-        Topology((0, 1, 1, 0)) if name == "hierarchical" else Topology.even(2 if kind == "send" else 3, 1)
-    )
+    topology = Topology((0, 1, 1, 0)) if name in HOSTS else Topology.even(2 if kind == "send" else 3, 1)
     ranks = len(topology.hosts)
     for feedback in {False, ALGORITHMS[kind][name].feedback}:
         n = (64 * 6 + 5) * (

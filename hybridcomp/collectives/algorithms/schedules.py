@@ -37,6 +37,7 @@ class OperationKey(NamedTuple):
         root: of operations that have one.
         fold: of an all-reduce of integers as they are, which of
             :data:`~hybridcomp.codecs.linear.base.FOLDS` it is; ``""`` for all else.
+        algorithm: that its policy names, used wherever it can be; None to choose.
         sends, receives: where the parts of the rank's buffers lie, if they are parts of any size: the chunks of such
             operations are not chosen, since ranks may not know each other's sizes.
     """
@@ -50,6 +51,7 @@ class OperationKey(NamedTuple):
     feedback: str | None = None
     root: int = 0
     fold: str = ""
+    algorithm: str | None = None
     sends: Extents | None = None
     receives: Extents | None = None
 
@@ -64,7 +66,8 @@ class OperationKey(NamedTuple):
         **more: Any,
     ) -> OperationKey:
         """Make the key of an operation with a policy's choice."""
-        return cls(kind, choice.codec, choice.encodes, dtype, counts, reduction, **more)
+        named = choice.algorithm
+        return cls(kind, choice.codec, choice.encodes, dtype, counts, reduction, algorithm=named, **more)
 
 
 class Schedules:
@@ -124,6 +127,7 @@ class Schedules:
             key.codec,
             key.feedback,
             algorithm if key.compresses else None,
+            key.algorithm,
             engine=engine,
         )
         return chosen.algorithm.name, chosen.chunk_bytes

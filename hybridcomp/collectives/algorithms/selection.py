@@ -36,8 +36,8 @@ def refusal(
         return f"{codec.name} is not a sparse codec"
     if feedback is not None and not algorithm.feedback:
         return "it has no error feedback"
-    if feedback is not None and not algorithm.estimates and parse_form(feedback).name == "ef21":
-        return "it has no error feedback of the form ef21"
+    if feedback is not None and (form := parse_form(feedback).name) in algorithm.without:
+        return f"it has no error feedback of the form {form}"
     return algorithm.refuses(topology)
 
 
@@ -79,6 +79,7 @@ class Chooser:
         codec: Codec,
         feedback: str | None,
         requested: str | None = None,
+        preferred: str | None = None,
         *,
         engine: bool = False,
     ) -> AlgorithmChoice:
@@ -91,6 +92,7 @@ class Chooser:
             codec: that carries it.
             feedback: the form of its memory; None if it has none.
             requested: the caller's algorithm; None to choose.
+            preferred: the policy's, used wherever it can be; None to choose.
             engine: the compiled engine is to run it, which needs less of a core.
 
         Raises:
@@ -98,7 +100,7 @@ class Chooser:
         """
         # Sizes within an eighth of each other are as one: to ask the model takes a millisecond or more.
         coarse = max(0, nbytes.bit_length() - 4)
-        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, requested, engine)
+        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, requested, preferred, engine)
         chosen = self._choices.get(key)
         if chosen is None:
             if len(self._choices) > 4096:
@@ -114,6 +116,7 @@ class Chooser:
         codec: Codec,
         feedback: str | None,
         requested: str | None,
+        preferred: str | None,
         engine: bool,
     ) -> AlgorithmChoice:
         able: dict[str, Algorithm] = {}
@@ -133,8 +136,9 @@ class Chooser:
         setting = Setting(
             op, nbytes, dtype.itemsize, codec, len(topology.hosts), topology.count, topology.largest, engine
         )
-        name = requested or self._forced.get(op)
-        if name not in able:
+        wanted = (requested, preferred, self._forced.get(op))
+        name = next((name for name in wanted if name in able), "")
+        if not name:
             good = [a.name for a in able.values() if codec.lossless or not a.reencodes]
             name = choose(self._profile, setting, good)
         return AlgorithmChoice(able[name], self._chunk or chunk_bytes(self._profile, setting, name))

@@ -6,6 +6,7 @@ then they have long arrived.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import time
@@ -106,7 +107,7 @@ class Adaptation:
         name = message.name or ""
         self._names.add(name)
         codec, why = self._controller.current(name)
-        return Choice(codec, choice.feedback, why)
+        return dataclasses.replace(choice, codec=codec, reason=why)
 
     def same_as_step(self, step: int) -> int:
         """Return the first step that has the answers of ``step``, as long as :attr:`version` stays."""

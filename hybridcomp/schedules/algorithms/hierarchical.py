@@ -1,4 +1,4 @@
-"""Reductions and all-gather over hosts that have several ranks: exact inside a host, compressed across.
+"""Reductions and all-gather over hosts that have several ranks: compressed across, and inside a host exact or not.
 
 Every rank owns a part of the result. On each other host one rank *leads* that part: the ranks of a host lead about
 equally many, so that they share the crossing.
@@ -12,9 +12,14 @@ equally many, so that they share the crossing.
 
 A host's link carries what one rank's would in a direct all-reduce between the hosts, 2 (h - 1) / h of the encoded
 buffer for h hosts. Error feedback corrects what leaders encode in step 2 and owners in step 3.
+
+In reductions of two levels step 1 is encoded, too, as in LoCo (Xie et al., arXiv 2407.04480), and error feedback also
+corrects that: a rank hands a part over, leads it or owns it, so that one memory has room for all three.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from hybridcomp.schedules.parts import Parts
 from hybridcomp.schedules.recorder import Recorder
@@ -37,11 +42,11 @@ def refuses(topology: Topology) -> str | None:
     return "each rank has a host of its own" if topology.largest == 1 else None
 
 
-def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
-    """Sum ``SEND`` over all ranks into ``RECV``."""
+def all_reduce(operation: Operation, topology: Topology, rank: int, *, twice: bool = False) -> Schedule:
+    """Sum ``SEND`` over all ranks into ``RECV``; with ``twice`` step 1 is encoded, too."""
     r = Recorder(operation, topology, rank)
     parts = Parts.even(operation, r.ranks)
-    crossing = _Crossing(r, parts)
+    crossing = _Crossing(r, parts, twice=twice)
     result = Slots(r, _BEHIND, parts.longest(rank), wide=operation.sum_wide)
     spread = _Spread(r, parts, crossing.roles, (_RESULTS, _PASSED), wide=operation.sum_wide)
 
@@ -68,11 +73,11 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
     return r.finish()
 
 
-def reduce_scatter(operation: Operation, topology: Topology, rank: int) -> Schedule:
+def reduce_scatter(operation: Operation, topology: Topology, rank: int, *, twice: bool = False) -> Schedule:
     """Sum ``SEND`` over all ranks; this one's part goes to ``RECV``: steps 1 and 2. Parts may be of any size."""
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
-    crossing = _Crossing(r, parts)
+    crossing = _Crossing(r, parts, twice=twice)
 
     def reduce(k: int) -> None:
         if parts.size(rank, k):
@@ -83,6 +88,10 @@ def reduce_scatter(operation: Operation, topology: Topology, rank: int) -> Sched
     stages = Stage(_AHEAD, crossing.hand_over), Stage(0, crossing.cross), Stage(-_CROSSING, reduce)
     pipelined(parts.rounds, *stages)
     return r.finish()
+
+
+all_reduce_twice = partial(all_reduce, twice=True)
+reduce_scatter_twice = partial(reduce_scatter, twice=True)
 
 
 def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
@@ -139,13 +148,16 @@ class Roles:
 class _Crossing:
     """Steps 1 and 2 of a reduction over hosts, on one rank, chunk by chunk."""
 
-    def __init__(self, r: Recorder, parts: Parts) -> None:
-        self._r, self._parts = r, parts
+    def __init__(self, r: Recorder, parts: Parts, *, twice: bool) -> None:
+        self._r, self._parts, self._twice = r, parts, twice
         self.roles = roles = Roles(r.topology, r.rank)
         given = [(p, q) for p, led in roles.handed for q in led]
         taken = [(q, p) for q in roles.led for p in roles.local]
-        self._giving = {(p, q): Slots(r, _AHEAD + 1, parts.longest(q), plain=True) for p, q in given}
-        self._taking = {(q, p): Slots(r, _ROOM, parts.longest(q), plain=True) for q, p in taken}
+        plain, wide = (None, r.operation.part_wide) if twice else (True, False)
+        self._giving = {
+            (p, q): Slots(r, _AHEAD + 1, parts.longest(q), wide=wide, plain=plain) for p, q in given
+        }
+        self._taking = {(q, p): Slots(r, _ROOM, parts.longest(q), wide=wide, plain=plain) for q, p in taken}
         self._crossing = {q: Slots(r, _CROSSING, parts.longest(q), wide=True) for q in roles.led}
         self._arriving = {p: Slots(r, _ROOM, parts.longest(r.rank), wide=True) for p in roles.peers}
         # A memory of error feedback corrects the sum of a host, not each rank's part: it needs a place of its own.
@@ -164,7 +176,8 @@ class _Crossing:
             for q in led:
                 if parts.size(q, k):
                     slot = self._giving[p, q][k]
-                    r.encode(slot, parts.whole(Buffer.SEND, q, k))
+                    span = parts.whole(Buffer.SEND, q, k)
+                    r.encode(slot, span, memory=r.operation.memory(span.start) if self._twice else -1)
                     r.send(slot, p, _HANDED)
 
     def cross(self, k: int) -> None:
