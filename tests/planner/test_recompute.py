@@ -1,4 +1,4 @@
-"""How many blocks are computed again under a limit of memory, and that training keeps to it."""
+"""How many blocks are computed again under a limit of memory, that training keeps to it, and what optimizers keep."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.planner.recompute import PLANNED, least_of_all, least_that_fits, needed, with_blocks
+from hybridcomp.planner.step.memory import memory_of
+from hybridcomp.planner.step.stages import stages_of
 from hybridcomp.policy import load_policy
+from hybridcomp.train.checkpoints.resume import run_identity
 from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.model.gpt import ModelShape, build_gpt
+from hybridcomp.train.optimizer.optimizers import make_optimizer, moments
 
 ROOT = Path(__file__).parents[2]
 NONE = load_policy("none")
@@ -58,3 +63,21 @@ def test_what_was_committed_kept_to_its_limits():
     for row in rows:
         assert row["measured"] <= row["limit"]
         assert row["measured"] == pytest.approx(row["predicted"], rel=0.05)
+
+
+@pytest.mark.parametrize("shard", ["none", "zero1"])
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+@pytest.mark.parametrize("optimizer", ["adamw", "lans", "sgd"])
+def test_moments_are_those_that_the_optimizer_keeps(optimizer, momentum, shard):
+    config = TrainConfig(
+        policy="none", dp=2, layers=2, d_model=32, heads=2, seq_len=16, vocab_size=64, optimizer=optimizer
+    )
+    config = dataclasses.replace(config, momentum=momentum, shard=shard)
+    model = build_gpt(ModelShape.of(run_identity(config, 64, "")), 1)
+    parameters = dict(model.named_parameters())
+    made = make_optimizer(parameters, config)
+    kept = sum(
+        state.nbytes for p in parameters.values() for state in moments(made, p).values() if state.dim()
+    )
+    counted = memory_of(config, NONE, stages_of(config)).moments
+    assert counted == kept / (2 if shard == "zero1" else 1)

@@ -21,7 +21,7 @@ class Memory:
     Attributes:
         parameters: weights, in as many versions as the schedule keeps.
         gradients: of the weights.
-        moments: AdamW's.
+        moments: the optimizer's.
         activations: kept for backward passes, when most are.
         residuals: of error feedback.
         buffers: of messages on their way, and what one layer's passes need for a moment.
@@ -63,11 +63,18 @@ def _of(config: TrainConfig, policy: Policy, stages: Sequence[StageShape], pp: i
     return Memory(
         versions * weights,
         weights,
-        2 * weights / shards,
+        _moments(config) * weights / shards,
         _most_kept(config, mine, pp),
         weights if feedback and config.dp > 1 else 0.0,
         buffers,
     )
+
+
+def _moments(config: TrainConfig) -> int:
+    """Return how many values of a weight's size the optimizer keeps."""
+    if config.optimizer == "sgd":
+        return 1 if config.momentum else 0
+    return 2
 
 
 def _most_kept(config: TrainConfig, mine: Sequence[StageShape], pp: int) -> float:
