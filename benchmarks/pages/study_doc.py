@@ -95,11 +95,76 @@ def techniques(_: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def dlrm(_: str) -> str:
+    """Speeds and AUC of a recommendation model by how its rows travel."""
+    values = _load("dlrm.json")
+    lines = [
+        "| links | rows | samples/s | times gloo | ratio | AUC | to uncompressed | farthest |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    gloo = {row["rate"]: row["samples_per_second"] for row in values["rows"] if row["variant"] == "gloo"}
+    for row in values["rows"]:
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        lines.append(
+            f"| {row['rate']} | {row['variant']} | {row['samples_per_second']:,.0f} "
+            f"| {row['samples_per_second'] / gloo[row['rate']]:.2f} | {ratio} | {row['auc']:.5f} "
+            f"| {row['auc_difference']:+.5f} | {row['auc_farthest']:.5f} |"
+        )
+    return "\n".join([*lines, "", f"Measured on: {values['machine']['processor']}.", ""])
+
+
+def time_to_loss(_: str) -> str:
+    """Seconds until a loss, with a rule that adapts and by static ratios."""
+    values = _load("adapt/time_to_loss.json")
+    lines = [
+        "| links | variant | to the loss, s | over the best static ratio's | all steps, s | last loss | MB sent |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in values["rows"]:
+        took = [
+            r["seconds"]
+            for r in values["rows"]
+            if r["rate"] == row["rate"] and r["variant"].startswith("top-k")
+        ]
+        best = min((one for one in took if one is not None), default=None)
+        known = row["seconds"] is not None and best is not None
+        lines.append(
+            f"| {row['rate']} | {row['variant']} | {format(row['seconds'], '.1f') if known else 'never'} "
+            f"| {format(row['seconds'] / best, '.2f') if known else ''} | {row['all_steps']:.1f} "
+            f"| {row['loss']:.4f} | {row['MB']:.1f} |"
+        )
+    picture = "![loss over seconds](../benchmarks/results/adapt/time_to_loss.png)"
+    return "\n".join([picture, "", *lines, "", f"Measured on: {values['machine']['processor']}.", ""])
+
+
+def fsdp_loss(_: str) -> str:
+    """Losses under FSDP2 by the form of error feedback."""
+    values = _load("fsdp_loss.json")
+    lines = [
+        "| gradients under FSDP2 | loss | spread over the seeds | to gloo |",
+        "|---|---:|---:|---|",
+    ]
+    lines += [
+        f"| {row['variant']} | {row['loss']:.4f} | {row['spread']:.4f} "
+        f"| {row['gap']:+.4f} ({row['least_gap']:+.4f} to {row['largest_gap']:+.4f}) |"
+        for row in values["rows"]
+    ]
+    return "\n".join([*lines, "", f"Measured on: {values['machine']['processor']}.", ""])
+
+
 def _load(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-WRITERS = {"policies": losses, "pipelines": pipelines, "cyclic-balance": cyclic, "techniques": techniques}
+WRITERS = {
+    "policies": losses,
+    "pipelines": pipelines,
+    "cyclic-balance": cyclic,
+    "techniques": techniques,
+    "dlrm": dlrm,
+    "time-to-loss": time_to_loss,
+    "fsdp-loss": fsdp_loss,
+}
 
 
 def main() -> None:
