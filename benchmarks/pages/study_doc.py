@@ -79,9 +79,9 @@ def cyclic(_: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def techniques(_: str) -> str:
+def techniques(name: str) -> str:
     """Steps with each technique of Optimus-CC, and without it."""
-    values = _load("techniques.json")
+    values = _load(f"{name}.json")
     lines = [
         "| technique | variant | step (ms) | exposed (ms) | MB a step | last loss |",
         "|---|---|---:|---:|---|---:|",
@@ -161,6 +161,7 @@ WRITERS = {
     "pipelines": pipelines,
     "cyclic-balance": cyclic,
     "techniques": techniques,
+    "techniques_20mbit": techniques,
     "dlrm": dlrm,
     "time-to-loss": time_to_loss,
     "fsdp-loss": fsdp_loss,
