@@ -1,6 +1,6 @@
 """Train under FSDP2 with gradients in 4 bits, by the form of their error feedback: losses over seeds.
 
-python benchmarks/fsdp_loss.py --json benchmarks/results/fsdp_loss.json
+python benchmarks/fsdp_loss.py --steps 200 --json benchmarks/results/fsdp_loss.json
 python benchmarks/fsdp_loss.py --seeds 1 --steps 20                        # a short look
 
 Each variant trains the GPT of studies/loco.toml with each seed on two hosts of the lab, two ranks each, links
