@@ -76,7 +76,7 @@ def arguments() -> argparse.Namespace:
 
 
 def train(config: TrainConfig, policy: Path, file: Path) -> None:
-    """Train on this rank; the first one writes its loss and bytes to ``file``."""
+    """Train on this rank; the first one writes all ranks' loss, and whether they agree, to ``file``."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415

@@ -110,7 +110,7 @@ def dlrm(_: str) -> str:
             f"| {row['samples_per_second'] / gloo[row['rate']]:.2f} | {ratio} | {row['auc']:.5f} "
             f"| {row['auc_difference']:+.5f} | {row['auc_farthest']:.5f} |"
         )
-    return "\n".join([*lines, "", f"Measured on: {values['machine']['processor']}.", ""])
+    return _with_machine(lines, values)
 
 
 def time_to_loss(_: str) -> str:
@@ -134,7 +134,7 @@ def time_to_loss(_: str) -> str:
             f"| {row['loss']:.4f} | {row['MB']:.1f} |"
         )
     picture = "![loss over seconds](../benchmarks/results/adapt/time_to_loss.png)"
-    return "\n".join([picture, "", *lines, "", f"Measured on: {values['machine']['processor']}.", ""])
+    return _with_machine([picture, "", *lines], values)
 
 
 def fsdp_loss(_: str) -> str:
@@ -149,6 +149,10 @@ def fsdp_loss(_: str) -> str:
         f"| {row['gap']:+.4f} ({row['least_gap']:+.4f} to {row['largest_gap']:+.4f}) |"
         for row in values["rows"]
     ]
+    return _with_machine(lines, values)
+
+
+def _with_machine(lines: list[str], values: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"Measured on: {values['machine']['processor']}.", ""])
 
 

@@ -15,7 +15,8 @@ from hybridcomp.schedules.topology import Topology
 
 from .conftest import WORLD, gaussian, identical, relative_error, total, verdict
 
-TWICE = ("ef", "loco")  # forms that two levels take
+TWICE = ("ef", "loco")  # forms that two levels take, and those that they refuse
+ONCE = ("dgc", "ef21", "ef-sgdm")
 SIZES = [0, 1, 2, 1001, 20_001]
 LAYOUTS = {
     "blocks": lambda size: tuple(r * 2 // size for r in range(size)),
@@ -26,7 +27,7 @@ LAYOUTS = {
 
 @pytest.fixture(params=list(LAYOUTS))
 def topology(request) -> Topology:
-    """Two hosts."""
+    """Lay the ranks out on two hosts."""
     return Topology(LAYOUTS[request.param](WORLD.size) if WORLD.size > 2 else (0,) * WORLD.size)
 
 
@@ -89,10 +90,12 @@ def test_reduce_scatter_and_allgather(on_hosts, algorithm):
         verdict(identical(whole) and relative_error(whole, want) < 0.03, f"gather of {n}")
 
 
-@pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef21", "ef-sgdm"])
+@pytest.mark.parametrize(
+    ("algorithm", "form"),
+    [*(("hierarchical", form) for form in (*TWICE, *ONCE)), *(("two_level", form) for form in TWICE)],
+    indirect=["algorithm"],
+)
 def test_feedback_does_what_it_does_in_a_direct_allreduce(on_hosts, algorithm, form):
-    if algorithm == "two_level" and form not in TWICE:
-        return  # refused: see below
     n, steps = 5_000, 15
     comm = on_hosts(
         parse_policy(f'min_bytes = 0\n[dp]\nall_reduce = {{ codec = "int8", feedback = "{form}" }}\n', "test")
@@ -106,7 +109,7 @@ def test_feedback_does_what_it_does_in_a_direct_allreduce(on_hosts, algorithm, f
             verdict(identical(y))
             np.add(so_far, y, out=so_far)
     verdict(relative_error(sent[algorithm], sent["direct"]) < 0.02)
-    if form in ("ef", "loco"):  # what is missing does not grow
+    if form in TWICE:  # what is missing does not grow
         verdict(relative_error(sent[algorithm] / steps, want) < 0.03)
 
 
@@ -155,7 +158,7 @@ def test_two_levels_with_feedback_have_the_bits_of_numpy(on_hosts, topology, ope
 
 
 @pytest.mark.ranks(least=3)
-@pytest.mark.parametrize("form", ["dgc", "ef-sgdm", "ef21"])
+@pytest.mark.parametrize("form", ONCE)
 def test_two_levels_refuse_forms_that_sum_up(on_hosts, form):
     rule = f'min_bytes = 0\n[dp]\nall_reduce = {{ codec = "int8", feedback = "{form}" }}\n'
     comm, x = on_hosts(parse_policy(rule, "test")), gaussian(5_000)

@@ -1,4 +1,4 @@
-"""How many blocks are computed again under a limit of memory, that training keeps to it, and what optimizers keep."""
+"""Check how many blocks a limit of memory has computed again, that training keeps to it, and what optimizers keep."""
 
 from __future__ import annotations
 
