@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from statistics import mean
 from typing import Any
 
 from collbench import output
+from programs import CheckError, found_by
 from tqdm import tqdm
 
 from hybridcomp.demo.machine import facts
@@ -42,10 +41,6 @@ VARIANTS = {
     DUAL: ("--compress", "dual"),
 }
 ALLOWED = 1e-3  # of the AUC
-
-
-class CheckError(RuntimeError):
-    """A result is wrong."""
 
 
 @dataclass(frozen=True)
@@ -95,20 +90,8 @@ def train(lab: Lab, variant: str, rate: str, seed: int, flags: str) -> Run:
     Raises:
         CheckError: it failed, a loss is not finite, or replicas differ.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        command = [
-            "python",
-            str(PROGRAM),
-            *f"{MODEL} --seed {seed}".split(),
-            *VARIANTS[variant],
-            *flags.split(),
-        ]
-        launched = ["hybridcomp", "run", "--", *command, "--json", str(file)]
-        done = lab.mpirun(launched, 1, timeout=TIMEOUT, env={"HYBRIDCOMP_SUMMARY": "0"})
-        if done.returncode:
-            raise CheckError(f"{variant}: exit code {done.returncode}\n{done.stdout}\n{done.stderr[-2000:]}")
-        found = json.loads(file.read_text(encoding="utf-8"))
+    command = ["python", str(PROGRAM), *f"{MODEL} --seed {seed}".split(), *VARIANTS[variant], *flags.split()]
+    found = found_by(lab, command, 1, TIMEOUT)
     if not found["agree"] or not all(map(math.isfinite, found["losses"])):
         raise CheckError(
             f"{variant}, {rate}, seed {seed}: replicas agree: {found['agree']}, losses {found['losses']}"

@@ -24,6 +24,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from collbench import output
+from programs import CheckError, found_by
 from tqdm import tqdm
 
 from hybridcomp.demo.machine import facts
@@ -59,10 +60,6 @@ VARIANTS = {
 }
 
 
-class CheckError(RuntimeError):
-    """A result is wrong."""
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -71,7 +68,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--kind", default="auto", help="of lab, see hybridcomp lab")
     parser.add_argument("--json", type=Path, help="write all runs there")
-    parser.add_argument("--train", nargs=3, metavar=("POLICY", "SEED", "FILE"), help=argparse.SUPPRESS)
+    parser.add_argument("--train", nargs=2, metavar=("POLICY", "SEED"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -135,16 +132,11 @@ def run(lab: Lab, variant: str, seed: int, steps: int) -> dict[str, Any]:
     Raises:
         CheckError: it failed, its loss is not finite, or its ranks differ.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        policy, file = Path(folder) / "policy.toml", Path(folder) / "found.json"
-        policy.write_text(VARIANTS[variant], encoding="utf-8")
-        program = ["python", __file__, "--steps", str(steps), "--train", str(policy), str(seed), str(file)]
-        done = lab.mpirun(
-            ["hybridcomp", "run", "--", *program], PPN, timeout=TIMEOUT, env={"HYBRIDCOMP_SUMMARY": "0"}
-        )
-        if done.returncode:
-            raise CheckError(f"{variant}: exit code {done.returncode}\n{done.stdout}\n{done.stderr[-2000:]}")
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as policy:
+        policy.write(VARIANTS[variant])
+        policy.flush()
+        program = ["python", __file__, "--steps", str(steps), "--train", policy.name, str(seed)]
+        found = found_by(lab, program, PPN, TIMEOUT)
     if not found["agree"] or not math.isfinite(found["loss"]):
         raise CheckError(f"{variant}, seed {seed}: ranks agree: {found['agree']}, loss {found['loss']}")
     return {"variant": variant, "seed": seed} | found
@@ -174,8 +166,8 @@ def main() -> None:
     args = arguments()
     config = replace(CONFIG, steps=args.steps)
     if args.train is not None:
-        policy, seed, file = args.train
-        train(replace(config, seed=int(seed)), Path(policy), Path(file))
+        policy, seed = args.train
+        train(replace(config, seed=int(seed)), Path(policy), args.json)
         return
     runs = []
     with Lab(HOSTS, None, kind=args.kind) as lab:

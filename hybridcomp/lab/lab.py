@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import secrets
-import select
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import weakref
@@ -23,6 +20,7 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.lab import keeper, launch
 from hybridcomp.lab.hosts import cores_of, rates_of, slowest
 from hybridcomp.lab.launch import LabError
+from hybridcomp.lab.process import KeeperProcess
 from hybridcomp.lab.rate import Rate
 from hybridcomp.launcher import SHARED_BYTES, SHARED_BYTES_TCP, check_room, find_mpiexec
 
@@ -30,7 +28,6 @@ KINDS = ("auto", "namespaces", "loopback", "shared-memory")
 SUBNET = "10.9.0"
 MAX_HOSTS = 128
 UP_SECONDS = 60.0
-DOWN_SECONDS = 30.0
 END_SECONDS = 5.0  # how long mpiexec may take to end its ranks itself
 
 # Bytes/s between hosts of this machine, in about: what bounds it is the cores.
@@ -91,7 +88,7 @@ class Lab:
         self._token = ""
         self._runs = itertools.count(1)
         self._marks: weakref.WeakKeyDictionary[subprocess.Popen[Any], str] = weakref.WeakKeyDictionary()
-        self._keeper: subprocess.Popen[str] | None = None
+        self._keeper: KeeperProcess | None = None
         self._directory = Path()
         self._networks: list[str] = []
         self._groups: list[str | None] = []
@@ -143,15 +140,9 @@ class Lab:
             "directory": str(self._directory),
             "parent": os.getpid(),
         }
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, json.dumps(config)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self._keeper = KeeperProcess(config)
         try:
-            answer = self._answer(UP_SECONDS)
+            answer = self._keeper.answer(UP_SECONDS)
             if "error" in answer:
                 raise LabError(answer["error"] + launch.hint(answer["error"]))
             self._networks, self._user = answer["networks"], answer["user"]
@@ -175,32 +166,11 @@ class Lab:
             if done.returncode != 0:
                 raise LabError(f"the namespace cannot be entered: {done.stderr.strip()}")
 
-    def _answer(self, seconds: float) -> Any:
-        assert self._keeper is not None
-        assert self._keeper.stdout is not None
-        if not select.select([self._keeper.stdout], [], [], seconds)[0]:
-            raise LabError(
-                f"the lab's keeper (process {self._keeper.pid}) did not answer within {seconds:g} s"
-            )
-        line = self._keeper.stdout.readline()
-        if not line:
-            raise LabError(f"the lab's keeper (process {self._keeper.pid}) has ended")
-        return json.loads(line)
-
     def _down(self) -> None:
-        process, self._keeper = self._keeper, None
-        if process is None:
+        running, self._keeper = self._keeper, None
+        if running is None:
             return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(DOWN_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        running.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _note(self, refusals: str) -> None:
@@ -340,10 +310,8 @@ class Lab:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
         process.kill()
-        if self._keeper is not None and self._keeper.stdin is not None:
-            self._keeper.stdin.write(f"end {self._marks[process]}\n")
-            self._keeper.stdin.flush()
-            self._answer(DOWN_SECONDS)
+        if self._keeper is not None:
+            self._keeper.end_run(self._marks[process])
         process.wait()
 
     def host_command(self, host: int, argv: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 import hybridcomp as hc
 from tests.codecs import common
-from tests.codecs.test_bounded import forged, model_step, width
+from tests.codecs.bounded_model import forged, model_step, width
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 

@@ -11,7 +11,7 @@ import hybridcomp as hc
 from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat, as_dtype, flatten
 from hybridcomp.codecs import LinearCodec
-from hybridcomp.codecs.device import linear
+from hybridcomp.codecs.device.linear import base
 from hybridcomp.codecs.linear.base import Reduced, Round, reduce_all
 from hybridcomp.codecs.linear.powersgd_start import initial_q
 from hybridcomp.device import DeviceArray, Queue
@@ -297,14 +297,14 @@ def test_error_feedback(dtype: str) -> None:
     residual = flatten(common.to_device(host), device=True).data
     for step, name in enumerate(("gaussian", "mixed", "not finite", "gaussian")):
         x = common.values(name, 300, dtype, seed=step)
-        given = linear.corrected(queue, flatten(common.to_device(x, kind), device=True), residual)
+        given = base.corrected(queue, flatten(common.to_device(x, kind), device=True), residual)
         wide = flatten(common.host_array(x, dtype))
         corrected = np.zeros(300, kind.accumulator.storage)
         wire.native.kernels().convert(wide.data, kind, corrected, kind.accumulator, False)
         corrected += host
         want = reduce_all(codec, [corrected])[0]
         got = _run(codec.reduction(given, ranks=1))
-        linear.keep_lost(queue, given, got.own, residual)
+        base.keep_lost(queue, given, got.own, residual)
         with np.errstate(invalid="ignore"):
             lost = corrected - want.own
         if np.isfinite(lost).all():
@@ -328,5 +328,5 @@ def test_widened_and_flat() -> None:
     x = flatten(common.to_device(common.values("gaussian", 77, "float16")), device=True)
     assert isinstance(x, Flat)
     np.testing.assert_array_equal(
-        queue.read(linear.widened(queue, x)), common.values("gaussian", 77, "float16").astype(np.float32)
+        queue.read(base.widened(queue, x)), common.values("gaussian", 77, "float16").astype(np.float32)
     )

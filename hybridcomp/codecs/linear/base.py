@@ -161,7 +161,7 @@ class LinearCodec(Codec):
         """
         terms = Terms(ranks, rank, mean, own, step, warm, name, residual)
         if isinstance(x.data, DeviceArray):
-            result: Reduction = device_codecs("linear").reduce(
+            result: Reduction = device_codecs("linear.base").reduce(
                 self, x, terms, queue or Queue(x.data.runtime, 0)
             )
             return result

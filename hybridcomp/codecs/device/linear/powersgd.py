@@ -11,8 +11,8 @@ import numpy as np
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.device import linear
 from hybridcomp.codecs.device.driver import suffix
+from hybridcomp.codecs.device.linear import base
 from hybridcomp.codecs.device.messages import convert
 from hybridcomp.codecs.linear.base import Reduced, Reduction, Round, Terms
 from hybridcomp.codecs.linear.powersgd import (
@@ -32,7 +32,7 @@ _GRAM_THREADS = 512
 _ROWS = 16  # that a thread of `reconstruct` has
 
 
-class PowerSGDDriver(linear.LinearDriver):
+class PowerSGDDriver(base.LinearDriver):
     """The driver of ``powersgd``."""
 
     def modules(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class PowerSGDDriver(linear.LinearDriver):
         p, q = factors[: rows * rank], factors[rows * rank :]
         _reconstruct(queue, p, q, (rows, cols, rank), out, dtype, add=add)
 
-    def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
+    def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: base.Staging) -> Reduction:
         """Reduce as on the CPU, in two rounds: P, and Q.
 
         ``warm`` is host memory, so that either side goes on from the other's.
@@ -128,7 +128,7 @@ class PowerSGDDriver(linear.LinearDriver):
             own = queue.array(x.size, kind.storage)
             queue.copy(own, total)
         if not terms.mean:
-            linear.multiply(queue, total, kind, terms.ranks)
+            base.multiply(queue, total, kind, terms.ranks)
         return Reduced(total, own)
 
 
@@ -139,7 +139,7 @@ def _matrix(queue: Queue, src: DeviceArray, dtype: DType, shape: tuple[int, int]
         return src
     matrix = queue.array(elements, np.float32)
     convert(queue, src, dtype, matrix, DType.FLOAT32, src.size)
-    linear.fill(queue, matrix[src.size :])
+    base.fill(queue, matrix[src.size :])
     return matrix
 
 

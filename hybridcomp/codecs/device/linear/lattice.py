@@ -7,8 +7,8 @@ import numpy as np
 from hybridcomp import native
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.device import linear
 from hybridcomp.codecs.device.driver import suffix
+from hybridcomp.codecs.device.linear import base
 from hybridcomp.codecs.linear.base import Reduced, Reduction, Round, Terms, derived_seed
 from hybridcomp.codecs.linear.lattice import INTEGERS, PREFIX, LatticeCodec
 from hybridcomp.device import DeviceArray, Queue
@@ -18,7 +18,7 @@ _THREADS = 256
 _EACH = 16  # elements of a thread at a time
 
 
-class LatticeDriver(linear.LinearDriver):
+class LatticeDriver(base.LinearDriver):
     """The driver of ``lattice``."""
 
     def modules(self) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ class LatticeDriver(linear.LinearDriver):
         self, codec: Codec, src: DeviceArray, dtype: DType, payload: DeviceArray, queue: Queue
     ) -> int | DeviceArray:
         assert isinstance(codec, LatticeCodec)
-        peak = linear.peak(queue, src, dtype)
+        peak = base.peak(queue, src, dtype)
         _quantize(queue, codec, src, dtype, peak, codec.ranks, codec.seed, payload, payload[PREFIX.size :])
         return PREFIX.size + src.size * (codec.bits // 8)
 
@@ -45,12 +45,12 @@ class LatticeDriver(linear.LinearDriver):
         bits, *_, scale = PREFIX.unpack_from(head)
         _dequantize(queue, payload[PREFIX.size :], bits, header.dtype, scale, out, dtype, add=add)
 
-    def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
+    def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: base.Staging) -> Reduction:
         """Reduce as on the CPU, in two rounds: the largest magnitude, and the integers."""
         assert isinstance(codec, LatticeCodec)
         codec.check_ranks(terms.ranks)
         queue, kind, bits = staging.queue, x.dtype.accumulator, codec.bits
-        peak = linear.peak(queue, x.data, x.dtype)
+        peak = base.peak(queue, x.data, x.dtype)
         word = peak.view(f"u{kind.itemsize}")[:1]
         most, ready = staging.fetch(word)
         yield Round(most, "max", ready)

@@ -13,8 +13,8 @@ import numpy as np
 from hybridcomp import native
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.device import linear
 from hybridcomp.codecs.device.driver import suffix
+from hybridcomp.codecs.device.linear import base
 from hybridcomp.codecs.device.messages import convert
 from hybridcomp.codecs.linear.base import Array, Reduced, Reduction, Round, Terms
 from hybridcomp.codecs.linear.bloom import PART, Run, words_of
@@ -30,7 +30,7 @@ _TILE = 16384  # elements of a block
 _ANY = 2**64 - 1
 
 
-class SketchDriver(linear.LinearDriver):
+class SketchDriver(base.LinearDriver):
     """The driver of ``sketch``."""
 
     def modules(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class SketchDriver(linear.LinearDriver):
     def finds_faults(self) -> bool:
         return True
 
-    def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
+    def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: base.Staging) -> Reduction:
         """Reduce as on the CPU."""
         assert isinstance(codec, SketchCodec)
         if codec.index == "bloom":
@@ -79,7 +79,7 @@ class SketchDriver(linear.LinearDriver):
         return _reduce_bitmaps(codec, x, terms, staging)
 
 
-def _reduce_bitmaps(codec: SketchCodec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
+def _reduce_bitmaps(codec: SketchCodec, x: Flat, terms: Terms, staging: base.Staging) -> Reduction:
     """Sum the bitmaps, and the parts that are planned from their union."""
     bitmap, _ = _mask(staging.queue, x.data)
     mine, _ = staging.fetch(bitmap)
@@ -91,7 +91,7 @@ def _reduce_bitmaps(codec: SketchCodec, x: Flat, terms: Terms, staging: linear.S
     return _result(x, terms, staging, parts, words, sums.array)
 
 
-def _reduce_filters(codec: SketchCodec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
+def _reduce_filters(codec: SketchCodec, x: Flat, terms: Terms, staging: base.Staging) -> Reduction:
     """Sum the filters, and the parts that are planned from the size."""
     queue, n = staging.queue, x.size
     parts = codec.expect(n, x.dtype.accumulator)
@@ -107,7 +107,7 @@ def _reduce_filters(codec: SketchCodec, x: Flat, terms: Terms, staging: linear.S
     return _result(x, terms, staging, parts, words, sums.array)
 
 
-def _own(parts: list[Part], mine: Array, union: Array, x: Flat, staging: linear.Staging) -> Round:
+def _own(parts: list[Part], mine: Array, union: Array, x: Flat, staging: base.Staging) -> Round:
     """Return the round of the numbers that this rank gives."""
     kind = x.dtype.accumulator
     packed, ready = staging.fetch(_gather(staging.queue, staging, _travelling(parts, mine, union), x))
@@ -120,7 +120,7 @@ def _own(parts: list[Part], mine: Array, union: Array, x: Flat, staging: linear.
 
 
 def _result(
-    x: Flat, terms: Terms, staging: linear.Staging, parts: list[Part], words: Array, sums: Array
+    x: Flat, terms: Terms, staging: base.Staging, parts: list[Part], words: Array, sums: Array
 ) -> Reduced:
     """Return what the sums of all ranks stand for.
 
@@ -139,7 +139,7 @@ def _result(
     count = kernels.sketch_count(words, n)
     there = staging.send_copy(result).view(np.uint8)
     _scatter(queue, there, staging.send(values).view(np.uint8), values.size, kind, total, kind)
-    own = linear.widened(queue, x) if terms.own else None
+    own = base.widened(queue, x) if terms.own else None
     return Reduced(total, own, 1 - remained / count if count else 1.0)
 
 
@@ -182,7 +182,7 @@ def _scan(queue: Queue, counts: DeviceArray, n: int, expected: int = _ANY) -> De
     return total
 
 
-def _gather(queue: Queue, staging: linear.Staging, words: Array, x: Flat) -> DeviceArray:
+def _gather(queue: Queue, staging: base.Staging, words: Array, x: Flat) -> DeviceArray:
     """Pack the elements of a bitmap, in the accumulator's type."""
     n, kind = x.size, x.dtype.accumulator
     k = native.kernels().sketch_count(words, n)

@@ -6,8 +6,8 @@ import numpy as np
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.device import linear
 from hybridcomp.codecs.device.driver import driver_of, suffix
+from hybridcomp.codecs.device.linear import base
 from hybridcomp.codecs.device.messages import convert, encode_into, open_message
 from hybridcomp.codecs.linear.base import Reduced, Reduction, Round, Terms
 from hybridcomp.codecs.linear.randomblock import PREFIX, RandomBlockCodec, open_prefix, parts
@@ -22,7 +22,7 @@ _NAN = {
 }
 
 
-class RandomBlockDriver(linear.LinearDriver):
+class RandomBlockDriver(base.LinearDriver):
     """The driver of ``randomblock``."""
 
     def modules(self) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ class RandomBlockDriver(linear.LinearDriver):
         start, k = codec.start(src.size), codec.k(src.size)
         most = _outside(queue, src, dtype, start, k)
         ratio = int(np.float64(codec.ratio_kept).view(np.uint64))
-        prefix = (payload, start, ratio, most, linear.infinity(dtype))
+        prefix = (payload, start, ratio, most, base.infinity(dtype))
         queue.launch("linear", "randomblock_prefix", 1, 32, *prefix)
         block = Flat(_block(queue, src, start, k), dtype, (k,), True, False)
         values = encode_into(codec.values, block, payload[PREFIX.size :], queue)
@@ -61,12 +61,12 @@ class RandomBlockDriver(linear.LinearDriver):
         queue.copy(message, payload[PREFIX.size :])
         open_message(queue, message)  # its CRC: sets the status
         if poisoned:
-            linear.fill(queue, out, _NAN[dtype])
+            base.fill(queue, out, _NAN[dtype])
             return
         first, last = parts(start, inner.count, header.count)
         if not add:
             for rest in (out[last.stop : first.start], out[first.stop :]):
-                linear.fill(queue, rest)
+                base.fill(queue, rest)
         driver, body, inner_head = driver_of(inner.codec), message[HEADER_BYTES:], _inner_head(head, inner)
         if not last.stop:
             driver.decode(inner, inner_head, body, out[first], dtype, add, queue)
@@ -80,7 +80,7 @@ class RandomBlockDriver(linear.LinearDriver):
     def finds_faults(self) -> bool:
         return True
 
-    def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: linear.Staging) -> Reduction:
+    def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: base.Staging) -> Reduction:
         """Reduce as on the CPU, in one round: the block, and a number, NaN if an element outside is not finite."""
         assert isinstance(codec, RandomBlockCodec)
         queue, kind = staging.queue, x.dtype.accumulator
@@ -98,7 +98,7 @@ class RandomBlockDriver(linear.LinearDriver):
         if np.isfinite(sums[k]):
             return Reduced(_spread(queue, staging.send(sums[:k]), start, x.size), mine)
         total = queue.array(x.size, kind.storage)
-        linear.fill(queue, total, _NAN[kind])
+        base.fill(queue, total, _NAN[kind])
         return Reduced(total, mine)
 
 
@@ -125,8 +125,8 @@ def _spread(queue: Queue, block: DeviceArray, start: int, n: int) -> DeviceArray
 def _outside(queue: Queue, data: DeviceArray, dtype: DType, start: int, k: int) -> DeviceArray:
     """Find the largest magnitude outside of the block."""
     first, last = parts(start, k, data.size)
-    most = linear.peak(queue, data[last.stop : first.start], dtype)
-    return linear.peak(queue, data[first.stop :], dtype, most)
+    most = base.peak(queue, data[last.stop : first.start], dtype)
+    return base.peak(queue, data[first.stop :], dtype, most)
 
 
 def _inner_head(head: bytes, inner: Header) -> bytes:

@@ -1,0 +1,1 @@
+"""Linear codecs on devices: the kernels, and the rounds of their reductions."""

@@ -1,0 +1,75 @@
+"""The keeper of a lab as its parent sees it: a process that answers on a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from hybridcomp.lab import keeper
+from hybridcomp.lab.launch import LabError
+
+DOWN_SECONDS = 30.0
+
+
+class KeeperProcess:
+    """Start the keeper of a lab (:mod:`hybridcomp.lab.keeper`), and talk to it.
+
+    Args:
+        config: what the keeper makes, in JSON's types.
+
+    Attributes:
+        pid: of its process.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, json.dumps(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def answer(self, seconds: float) -> Any:
+        """Return its next answer.
+
+        Raises:
+            LabError: none came within ``seconds``, or the keeper has ended.
+        """
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise LabError(f"the lab's keeper (process {self.pid}) did not answer within {seconds:g} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise LabError(f"the lab's keeper (process {self.pid}) has ended")
+        return json.loads(line)
+
+    def end_run(self, mark: str) -> None:
+        """End every process of the run that carries ``mark``.
+
+        Raises:
+            LabError: no answer.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"end {mark}\n")
+        self._process.stdin.flush()
+        self.answer(DOWN_SECONDS)
+
+    def close(self) -> None:
+        """Let it end all processes of the lab and itself, and wait until it has."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(DOWN_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
