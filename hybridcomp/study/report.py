@@ -79,6 +79,9 @@ def as_json(results: Results) -> dict[str, Any]:
                 "by_seed": dict(losses.by_seed),
                 "gaps": dict(losses.gaps),
                 "curve": dict(losses.curve),
+                "wire_bytes": dict(losses.wire_bytes),
+                "plain_bytes": dict(losses.plain_bytes),
+                "suppressed": losses.suppressed,
             }
             for name, losses in results.losses.items()
         },

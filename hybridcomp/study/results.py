@@ -22,12 +22,18 @@ class Losses:
         gap: mean over the seeds of the loss above the baseline's with the same seed; NaN if one diverged.
         gaps: the same, seed by seed.
         curve: mean over the seeds at each evaluation, by step.
+        wire_bytes: of all ranks, per step and axis, the mean over the seeds.
+        plain_bytes: the same uncompressed.
+        suppressed: share of messages that replicas which synchronise by events did not send; None without events.
     """
 
     by_seed: Mapping[int, float]
     gap: float
     gaps: Mapping[int, float]
     curve: Mapping[int, float]
+    wire_bytes: Mapping[str, float] = field(default_factory=dict)
+    plain_bytes: Mapping[str, float] = field(default_factory=dict)
+    suppressed: float | None = None
 
     @property
     def mean(self) -> float:
@@ -135,8 +141,28 @@ def _losses(study: Study, runs: Sequence[Done]) -> dict[str, Losses]:
             seed: value - _loss(done) for seed, value in by_seed.items() if (done := base[seed]) is not None
         }
         gap = statistics.fmean(gaps.values()) if gaps else math.nan
-        result[variant.name] = Losses(by_seed, gap, gaps, _curve(list(ended.values())))
+        runs_of_it = list(ended.values())
+        result[variant.name] = Losses(
+            by_seed,
+            gap,
+            gaps,
+            _curve(runs_of_it),
+            _mean_bytes(runs_of_it, "wire_bytes"),
+            _mean_bytes(runs_of_it, "plain_bytes"),
+            _suppressed(runs_of_it),
+        )
     return result
+
+
+def _mean_bytes(runs: Sequence[Done], kind: str) -> dict[str, float]:
+    each = [_bytes(done, kind) for done in runs if not done.diverged]
+    return {axis: statistics.fmean(one[axis] for one in each) for axis in (each[0] if each else ())}
+
+
+def _suppressed(runs: Sequence[Done]) -> float | None:
+    shares = [done.record.summary.get("replicas", {}).get("suppressed") for done in runs if not done.diverged]
+    known = [float(share) for share in shares if share is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _loss(done: Done) -> float:

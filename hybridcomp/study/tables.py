@@ -46,7 +46,9 @@ def tables(results: Results) -> list[Table]:
 def _loss(results: Results) -> Table:
     seeds = results.study.loss.seeds if results.study.loss else ()
     rows = []
+    by_events = any(losses.suppressed is not None for losses in results.losses.values())
     for name, losses in results.losses.items():
+        sent = sum(losses.wire_bytes.values())
         rows.append(
             [
                 name,
@@ -54,6 +56,9 @@ def _loss(results: Results) -> Table:
                 f"{losses.spread:.4f}" if math.isfinite(losses.spread) else "",
                 "" if name == results.study.baseline else _gap(losses),
                 *(_nats(losses.by_seed[seed]) for seed in seeds),
+                _megabytes(sent) if sent else "",
+                _times(losses),
+                *([_share(losses.suppressed)] if by_events else []),
             ]
         )
     steps = (
@@ -61,10 +66,21 @@ def _loss(results: Results) -> Table:
     )
     return Table(
         f"Validation loss after {steps} steps",
-        ("variant", "mean", "spread", f"above {results.study.baseline}", *(f"seed {seed}" for seed in seeds)),
+        (
+            "variant",
+            "mean",
+            "spread",
+            f"above {results.study.baseline}",
+            *(f"seed {seed}" for seed in seeds),
+            "MB",
+            "ratio",
+            *(["suppressed"] if by_events else []),
+        ),
         rows,
         "Nats per token on held-out text. Spread: standard deviation over the seeds. Above: mean of the differences "
-        "to the baseline's run of the same seed, and their smallest and largest.",
+        "to the baseline's run of the same seed, and their smallest and largest. MB: 10^6 bytes that all ranks send in "
+        "a step, the mean over all steps. Ratio: uncompressed bytes over those."
+        + (" Suppressed: share of messages that were not sent." if by_events else ""),
     )
 
 
@@ -127,6 +143,10 @@ def _megabytes(count: float) -> str:
     return f"{count / 1e6:,.3g}"
 
 
-def _times(speeds: Speeds) -> str:
-    sent = sum(speeds.wire_bytes.values())
-    return f"{sum(speeds.plain_bytes.values()) / sent:.2f}" if sent else ""
+def _times(sent_by: Speeds | Losses) -> str:
+    sent = sum(sent_by.wire_bytes.values())
+    return f"{sum(sent_by.plain_bytes.values()) / sent:.2f}" if sent else ""
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"

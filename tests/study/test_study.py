@@ -57,6 +57,8 @@ def test_losses_and_speeds_are_compared_pair_by_pair(tmp_path: Path) -> None:
     assert results.losses["mine"].spread == pytest.approx(0.01 / math.sqrt(2))
     assert math.isnan(results.losses["naive"].gap)
     assert results.losses["mine"].curve == {10: pytest.approx(2.009), 20: pytest.approx(2.009)}
+    assert results.losses["mine"].wire_bytes["dp"] == pytest.approx(2.5e5)
+    assert results.losses["naive"].wire_bytes == {}  # both of its runs diverged
     slow, fast = results.speeds["20mbit"], results.speeds["1gbit"]
     assert slow["mine"].ratios == [2.0, 2.0, 2.0]
     assert slow["none"].samples_per_s == pytest.approx(1024 / 128)
@@ -123,6 +125,29 @@ def test_what_gradients_take_is_told_where_variants_differ(tmp_path: Path) -> No
     assert (table.headings[-1], "Gradients: " in table.note) == ("gradients MB", True)
     (same,) = tables(results_of(study, done[:1]))
     assert (same.headings[-1], "Gradients: " in same.note) == ("ratio", False)
+
+
+def test_messages_that_events_suppress_are_told_beside_losses(tmp_path: Path) -> None:
+    study = read_study(fake.write(tmp_path))
+    done = []
+    for variant, replicas in (("none", None), ("mine", 0.6)):
+        for run in study.runs("loss"):
+            if run.variant.name == variant:
+                record = RunRecord(variant, {"config": {}}, [], [{"step": 1, "loss": 2.0}])
+                record.summary = {
+                    "steps": 2,
+                    "val_loss": 2.0,
+                    "wire_bytes": {"dp": 3e6},
+                    "plain_bytes": {"dp": 6e6},
+                }
+                if replicas is not None:
+                    record.summary["replicas"] = {"spread": 0.1, "suppressed": replicas + 0.1 * run.number}
+                done.append(Done(run, record, "", "shared-memory"))
+    (table,) = tables(results_of(study, done))
+    assert table.headings[-3:] == ("MB", "ratio", "suppressed")
+    assert [tuple(row[-3:]) for row in table.rows] == [("1.5", "2.00", ""), ("1.5", "2.00", "75.0 %")]
+    (without,) = tables(results_of(study, done[:2]))
+    assert without.headings[-1] == "ratio"
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
