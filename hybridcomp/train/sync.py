@@ -115,7 +115,8 @@ class Event(Sync):
         horizon: factor of a tensor's threshold in each step.
         warmup: steps in which all tensors are sent.
         reach: how many steps' change a tensor is sent after.
-        stale: ``mix``: with what was heard of before, too; ``skip``: with what is new.
+        stale: ``mix``: with what was heard of before, too; ``skip``: with what is new; ``pair``: with what is new, or
+            where this replica's own is.
         graph: as of :class:`Gossip`.
         reads: ``ordered``: of what neighbours have put up to the same step; ``free``: of what is there.
     """
@@ -143,7 +144,7 @@ OF_RULE: dict[str, frozenset[str]] = {
 READS = ("ordered", "free")
 """When replicas read what neighbours have put into their memory."""
 
-STALE = ("mix", "skip")
+STALE = ("mix", "skip", "pair")
 """What replicas do with what they have heard of before."""
 
 _FIELDS = {"method": "rule"}  # keys that are called otherwise here

@@ -65,7 +65,7 @@ def stepped(rule: EventGossip, step: int) -> None:
     rule.mix(step)
 
 
-@pytest.mark.parametrize(("graph", "stale"), [("ring", "skip"), ("complete", "mix")])
+@pytest.mark.parametrize(("graph", "stale"), [("ring", "skip"), ("complete", "mix"), ("ring", "pair")])
 def test_tensors_go_when_they_have_moved(comm: Any, graph: str, stale: str) -> None:
     with gossip(comm, graph, stale=stale) as rule:
         starts = [start() for _ in range(RANKS)]
@@ -89,6 +89,21 @@ def test_tensors_go_when_they_have_moved(comm: Any, graph: str, stale: str) -> N
             STEPS * degree * sum(t.nbytes for t in rule.tensors.values()),
         )
         assert everywhere(RANKS == 1 or row.wire_bytes > 0)
+
+
+def test_pairs_keep_the_mean_of_all(comm: Any) -> None:
+    with gossip(comm, stale="pair") as rule:
+        for step in range(STEPS):
+            for name, change in trained(step, WORLD.rank).items():
+                rule.tensors[name][...] += change
+            mean = {name: WORLD.allreduce(tensor) / RANKS for name, tensor in rule.tensors.items()}
+            rule.mix(step)
+            off = max(
+                np.abs(WORLD.allreduce(tensor) / RANKS - mean[name]).max()
+                for name, tensor in rule.tensors.items()
+            )
+            assert everywhere(off < 1e-12)
+        assert everywhere(RANKS == 1 or rule.messages[1] < rule.messages[0])
 
 
 def test_a_horizon_of_zero_sends_always(comm: Any) -> None:

@@ -128,9 +128,10 @@ class Event:
         """A tensor of a rank after it has moved towards what it has heard of."""
         moved = value
         for other in self.graph.neighbours(rank):
-            new = self.states[other][name][2] == self.mixings - 1
-            if new or self.stale == "mix":
-                moved = moved + self.graph.matrix[rank, other] * (self.sent[other][name] - value)
+            new, mine = (self.states[r][name][2] == self.mixings - 1 for r in (other, rank))
+            if new or self.stale == "mix" or (mine and self.stale == "pair"):
+                own = self.sent[rank][name] if self.stale == "pair" else value
+                moved = moved + self.graph.matrix[rank, other] * (self.sent[other][name] - own)
         return moved
 
 

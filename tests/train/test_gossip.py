@@ -93,7 +93,7 @@ def test_values_with_commas_are_read() -> None:
         ("event:horizon=1.5", "horizon must be from 0 to 1, not 1.5"),
         ("event:warmup=-1", "warmup must be at least 0, not -1"),
         ("event:reach=0", "reach must be positive and finite, not 0.0"),
-        ("event:stale=drop", "stale must be one of mix, skip, not drop"),
+        ("event:stale=drop", "stale must be one of mix, skip, pair, not drop"),
         ("event:reads=late", "reads must be one of ordered, free, not late"),
         ("gossip:2-3", "'2-3' must be KEY=VALUE; keys: every, method, rank, codec, gamma, graph"),
     ],

@@ -10,6 +10,8 @@ from hybridcomp.train.gossip.neighbours import HEADER, Neighbours
 from hybridcomp.train.gossip.rules import Array, Rule, Tensors, differences
 from hybridcomp.train.gossip.window import Window
 
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
 
 class EventGossip(Rule):
     """Event-triggered gossip.
@@ -22,7 +24,10 @@ class EventGossip(Rule):
         slope is that norm over the mixings since the last put, and the threshold becomes ``reach`` times the mean
         of the last two slopes.
     3.  w += sum over neighbours j of W_ij (w_j - w), with w_j as last heard of; with ``stale="skip"`` only over those
-        of whom w_j was heard in this mixing.
+        of whom w_j was heard in this mixing. With ``stale="pair"`` w += sum of W_ij (w_j - w_sent) over those pairs of
+        which one has put w in this mixing: both ends move by the same, so that the mean of all stays where it is.
+        Differences of what was sent are from SPARQ-SGD (Singh, Data, George, Diggavi, arXiv 1910.14280), which adds
+        them in every mixing, times a factor that is to be tuned.
 
     The authors' code compares norms, | ||w|| - ||w_sent|| |, which does not see a tensor that turns, and reads memory
     that is being written to. Here the norm is of the difference, and a record that is not whole is not taken: see
@@ -53,14 +58,15 @@ class EventGossip(Rule):
             warmup: mixings in which all tensors are sent.
             reach: slopes that a tensor changes by before it is sent.
             stale: ``mix``: what was heard of before is mixed with again, which pulls this rank back to where others
-                were; ``skip``: it is not.
+                were; ``skip``: it is not; ``pair``: it is where this rank's own tensor is new, and what this rank has
+                sent last is what it is compared with.
             ordered: neighbours tell each other in each mixing what they have put, and wait for that: results do not
                 depend on who is faster. Else a rank waits for nobody, and takes what is there.
         """
         super().__init__(tensors, neighbours)
         self._window = window
         self._stale = stale
-        self._new: dict[int, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
+        self._new: dict[int, Flags] = {}
         self._horizon, self._warmup, self._reach, self._ordered = horizon, warmup, reach, ordered
         self._sent = np.zeros(self.size, self.dtype)
         self._known = {other: np.zeros(self.size, self.dtype) for other in neighbours.weights}
@@ -104,14 +110,22 @@ class EventGossip(Rule):
         own = np.concatenate([tensor.reshape(-1) for tensor in self.tensors.values()])
         heard = self._known
         if self._stale == "skip":  # what is not new is taken to be as this rank's
-            heard = {other: np.where(self._fresh(other), flat, own) for other, flat in heard.items()}
+            heard = {
+                other: np.where(self._each(self._new[other]), flat, own) for other, flat in heard.items()
+            }
+        elif self._stale == "pair":
+            own = self._sent
+            heard = {
+                other: np.where(self._each(self._new[other] | chosen), flat, own)
+                for other, flat in heard.items()
+            }
         self.add(differences(own, heard, self.neighbours))
 
-    def _fresh(self, other: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Tell of each element whether the neighbour's tensor was heard of in this mixing."""
-        return np.repeat(self._new[other], [tensor.size for tensor in self.tensors.values()])
+    def _each(self, of_tensors: Flags) -> Flags:
+        """Return what is said of each tensor for each of its elements."""
+        return np.repeat(of_tensors, [tensor.size for tensor in self.tensors.values()])
 
-    def _choose(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _choose(self) -> Flags:
         """Decide which tensors are sent, and set the thresholds of those anew."""
         now = int(self._round[0])
         self._thresholds *= self._horizon
@@ -127,7 +141,7 @@ class EventGossip(Rule):
         self._last[chosen] = now
         return np.asarray(chosen)
 
-    def _read(self, step: int, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], call: Call) -> None:
+    def _read(self, step: int, chosen: Flags, call: Call) -> None:
         """Copy what neighbours have put."""
         if not self._ordered:
             self._window.puts_done(step)
