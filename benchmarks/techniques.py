@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from collbench import output
+from programs import CheckError
 from tqdm import tqdm
 
 from hybridcomp.lab import Lab
@@ -41,10 +42,6 @@ DEEP = "--pp 4 --micro-batches 8"
 WIDE = "--pp 2 --dp 2 --micro-batches 4"
 TIED = f"{WIDE} --tie-embeddings --vocab-size 8192"
 REPLICAS = 2
-
-
-class CheckError(RuntimeError):
-    """A result is wrong."""
 
 
 @dataclass

@@ -28,6 +28,7 @@ from statistics import mean
 from typing import Any
 
 from collbench import output
+from programs import CheckError
 from tqdm import tqdm
 
 from hybridcomp import style
@@ -47,10 +48,6 @@ exclude = ["*.bias", "*norm*"]
 dp.all_reduce = {{ codec = "topk:ratio={ratio},values=(int8:block=64)", feedback = "ef"{more} }}
 """
 GLOO, GRAVAC, STATIC = "gloo", "gravac", "top-k"  # the last begins the names of the static ratios
-
-
-class CheckError(RuntimeError):
-    """A result is wrong."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ class EventGossip(Rule):
         of the last two slopes.
     3.  w += sum over neighbours j of W_ij (w_j - w), with w_j as last heard of; with ``stale="skip"`` only over those
         of whom w_j was heard in this mixing. With ``stale="pair"`` w += sum of W_ij (w_j - w_sent) over those pairs of
-        which one has put w in this mixing: both ends move by the same, so that the mean of all stays where it is.
+        which one has put w in this mixing: both ends move as far towards each other, so that the mean of all stays
+        where it is, unless ``ordered`` is false.
         Differences of what was sent are from SPARQ-SGD (Singh, Data, George, Diggavi, arXiv 1910.14280), which adds
         them in every mixing, times a factor that is to be tuned.
 
@@ -107,18 +108,12 @@ class EventGossip(Rule):
         self.neighbours.end(call)
         self.messages += [degree * chosen.size, degree * chosen.sum()]
         self._round += 1
-        own = np.concatenate([tensor.reshape(-1) for tensor in self.tensors.values()])
+        pair = self._stale == "pair"
+        own = self._sent if pair else np.concatenate([tensor.reshape(-1) for tensor in self.tensors.values()])
         heard = self._known
-        if self._stale == "skip":  # what is not new is taken to be as this rank's
-            heard = {
-                other: np.where(self._each(self._new[other]), flat, own) for other, flat in heard.items()
-            }
-        elif self._stale == "pair":
-            own = self._sent
-            heard = {
-                other: np.where(self._each(self._new[other] | chosen), flat, own)
-                for other, flat in heard.items()
-            }
+        if self._stale != "mix":  # what is not mixed is taken to be as this rank's
+            mixed = {other: new | chosen if pair else new for other, new in self._new.items()}
+            heard = {other: np.where(self._each(mixed[other]), flat, own) for other, flat in heard.items()}
         self.add(differences(own, heard, self.neighbours))
 
     def _each(self, of_tensors: Flags) -> Flags:
